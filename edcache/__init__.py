@@ -1,0 +1,80 @@
+"""edcache: a crash-safe, filterable, single-file cache for PyTorch datasets.
+
+    cachable        decorate a dataset factory: the first call fills, later calls open
+    CachedDataset   the dataset over an archive; from_cache() opens one without its source
+    CacheWriter     write an archive without a Dataset
+    register        let the codec store an enum or a dataclass
+    errors          every exception, one tree under EdcacheError
+
+The rooms, lowest floor first; imports go down only (tests/test_layers.py):
+
+    0  errors                                   the exception tree
+    1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
+       fingerprint, progress                    what identifies a call; what a person sees
+    2  contents                                 the tables of an archive merged into one
+    3  reader, writer                           they meet only in the file
+    4  fill                                     which samples are missing, who computes them
+    5  dataset                                  CachedDataset and its views
+    6  decorator, maintain                      @cachable; verify
+    7  cli                                      parse, call one function, print, exit code
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edcache import errors
+    from edcache.codec import register
+    from edcache.dataset import CachedDataset, View
+    from edcache.decorator import cachable
+    from edcache.errors import EdcacheError
+    from edcache.labels.view import Labels
+    from edcache.maintain import verify
+    from edcache.reader import Reader
+    from edcache.writer import CacheWriter
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "CacheWriter",
+    "CachedDataset",
+    "EdcacheError",
+    "Labels",
+    "Reader",
+    "View",
+    "__version__",
+    "cachable",
+    "errors",
+    "register",
+    "verify",
+]
+
+_HOMES = {
+    "CacheWriter": "edcache.writer",
+    "CachedDataset": "edcache.dataset",
+    "EdcacheError": "edcache.errors",
+    "Labels": "edcache.labels.view",
+    "Reader": "edcache.reader",
+    "View": "edcache.dataset",
+    "cachable": "edcache.decorator",
+    "register": "edcache.codec",
+    "verify": "edcache.maintain",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Names load their rooms on first use, so that `edcache --help` need not wait for torch.
+    home = _HOMES.get(name)
+    if name == "errors":
+        return import_module("edcache.errors")
+    if home is None:
+        raise AttributeError(f"module 'edcache' has no attribute {name!r}")
+    value = getattr(import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

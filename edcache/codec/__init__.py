@@ -1,0 +1,33 @@
+"""The codec: a sample to a record and back, for a closed list of types.
+
+    errors <- dtypes, registry, images, pickled, compression      each alone
+    schema        text <-> tree of nodes; where leaves lie in a record. Its docstring is the byte layout
+    leaves        one value <-> its schema node and wire value
+    containers    dict, list, tuple, namedtuple, dataclass, image: taken apart, put together
+    matchers      the fast way of encoding, compiled from a schema
+    encode        Encoder: the general way, and which schemas to make
+    decode        Decoder: a schema compiled into closures
+    compression   bytes <-> fewer bytes, after the codec and apart from it
+
+Imports go down the list's other way: encode and decode never meet, they share the schema's text. The room
+opens no file.
+"""
+
+from edcache.codec.compression import Compression, decompress, train_dictionary
+from edcache.codec.decode import Decoder, Field
+from edcache.codec.encode import Encoded, Encoder, encoded_bytes
+from edcache.codec.registry import register
+from edcache.codec.schema import Node
+
+__all__ = [
+    "Compression",
+    "Decoder",
+    "Encoded",
+    "Encoder",
+    "Field",
+    "Node",
+    "decompress",
+    "encoded_bytes",
+    "register",
+    "train_dictionary",
+]

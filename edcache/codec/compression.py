@@ -1,0 +1,184 @@
+"""Compression of records: one zstd frame each, with its content size and without a checksum of its own.
+
+Records carry a crc32 outside, so a frame needs none. A frame is never trusted about its size: the reader
+knows the record's length from the index, and a header that says otherwise is refused before any allocation.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zstandard
+
+from edcache.errors import CorruptRecordError, OptionError
+
+Buffer = Any
+
+DEFAULT_LEVEL = 3
+MAX_LEVEL = 22
+
+_MAX_WINDOW = 1 << 27
+# A zstd block of 4 bytes (header, repeated byte) gives at most 128 KiB.
+_BLOCK_NBYTES = 4
+_BLOCK_CONTENT = 1 << 17
+_KEPT_CONTEXTS = 8
+_MIN_SAMPLES = 8
+_DICTIONARY_MAGIC = b"\x37\xa4\x30\xec"
+_TEXT = re.compile(r"zstd(?P<dictionary>\+dict)?(?::(?P<level>[0-9]{1,2}))?")
+
+# "compress" or "decompress", level, dictionary.
+_Key = tuple[str, int, bytes | None]
+
+
+_local = threading.local()
+
+
+@dataclass(frozen=True)
+class Compression:
+    """How records are compressed: a value without handles, so threads, fork, spawn and pickle may share it.
+
+    Attributes:
+        level: of zstd, 1 to 22.
+        dictionary: a dictionary is trained on the first records and shared by all.
+    """
+
+    level: int = DEFAULT_LEVEL
+    dictionary: bool = False
+
+    @classmethod
+    def parse(cls, text: str | None) -> Compression | None:
+        """Parse "zstd", "zstd:19", "zstd+dict", "zstd+dict:19", or None for no compression.
+
+        Raises:
+            OptionError: anything else.
+        """
+        if text is None:
+            return None
+        match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+        level = int(match["level"] or DEFAULT_LEVEL) if match else 0
+        if match is None or not 1 <= level <= MAX_LEVEL:
+            raise OptionError(
+                f'compression={text!r}: choose None, "zstd", "zstd:LEVEL", "zstd+dict" or '
+                f'"zstd+dict:LEVEL", with LEVEL from 1 to {MAX_LEVEL}'
+            )
+        return cls(level, match["dictionary"] is not None)
+
+    def __str__(self) -> str:
+        return f"zstd{'+dict' if self.dictionary else ''}:{self.level}"
+
+    def compress(self, data: Buffer, dictionary: bytes | None = None) -> bytes:
+        """Return one frame that holds the bytes of a C-contiguous buffer.
+
+        Args:
+            data: the bytes.
+            dictionary: as train_dictionary() returned it.
+        Cost: the first call of a thread makes its context, which holds a few MiB at high levels.
+        """
+        context = _context(("compress", self.level, dictionary), self._make)
+        frame: bytes = context.compress(data)
+        return frame
+
+    def _make(self, key: _Key) -> Any:
+        return zstandard.ZstdCompressor(
+            level=self.level,
+            dict_data=_dictionary(key[2]),
+            write_content_size=True,
+            write_checksum=False,
+            write_dict_id=True,
+        )
+
+
+def _context(key: _Key, make: Callable[[_Key], Any]) -> Any:
+    """Return this thread's context: zstd contexts are not shared between threads, and are costly to make."""
+    contexts: dict[_Key, Any] | None = getattr(_local, "contexts", None)
+    if contexts is None:
+        contexts = _local.contexts = {}
+    context = contexts.get(key)
+    if context is None:
+        if len(contexts) >= _KEPT_CONTEXTS:
+            contexts.clear()
+        context = contexts[key] = make(key)
+    return context
+
+
+def _dictionary(data: bytes | None) -> Any:
+    return None if data is None else zstandard.ZstdCompressionDict(data)
+
+
+def decompress(frame: Buffer, raw_nbytes: int, dictionaries: bytes | Sequence[bytes] | None = None) -> bytes:
+    """Return the content of a frame that must hold exactly raw_nbytes bytes.
+
+    Args:
+        frame: one whole zstd frame, nothing after it.
+        raw_nbytes: the length that the index states.
+        dictionaries: the archive's dictionary or dictionaries; the frame says by id which it needs.
+    Raises:
+        CorruptRecordError: as "zstd frame says 9 bytes, the index 10".
+    Cost: allocates raw_nbytes, after a check that the frame could hold them.
+    """
+    view = memoryview(frame).cast("B")
+    dictionary_id = _check_header(view, raw_nbytes)
+    known = (dictionaries,) if isinstance(dictionaries, bytes) else dictionaries or ()
+    dictionary = _choose(dictionary_id, known) if dictionary_id else None
+    context = _context(("decompress", 0, dictionary), _make_decompressor)
+    try:
+        raw: bytes = context.decompress(view, max_output_size=raw_nbytes, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CorruptRecordError(f"zstd frame does not decompress: {error}") from error
+    if len(raw) != raw_nbytes:
+        raise CorruptRecordError(f"zstd frame holds {len(raw)} bytes, the index says {raw_nbytes}")
+    return raw
+
+
+def _make_decompressor(key: _Key) -> Any:
+    return zstandard.ZstdDecompressor(dict_data=_dictionary(key[2]))
+
+
+def _check_header(frame: memoryview, raw_nbytes: int) -> int:
+    """Check a frame's header against the index; return the id of its dictionary, 0 for none."""
+    try:
+        header = zstandard.get_frame_parameters(frame)
+    except zstandard.ZstdError as error:
+        raise CorruptRecordError(f"no zstd frame: {error}") from error
+    if header.content_size != raw_nbytes:
+        unknown = header.content_size == zstandard.CONTENTSIZE_UNKNOWN
+        said = "nothing of its size" if unknown else f"{header.content_size} bytes"
+        raise CorruptRecordError(f"zstd frame says {said}, the index {raw_nbytes}")
+    if raw_nbytes > (len(frame) // _BLOCK_NBYTES + 1) * _BLOCK_CONTENT:
+        raise CorruptRecordError(f"zstd frame of {len(frame)} bytes cannot hold {raw_nbytes}")
+    if header.window_size > max(_MAX_WINDOW, raw_nbytes):
+        raise CorruptRecordError(f"zstd frame asks for a window of {header.window_size} bytes")
+    return int(header.dict_id)
+
+
+def _choose(dictionary_id: int, dictionaries: Sequence[bytes]) -> bytes:
+    for dictionary in dictionaries:
+        if _dictionary_id(dictionary) == dictionary_id:
+            return dictionary
+    raise CorruptRecordError(
+        f"zstd frame needs dictionary {dictionary_id}, the archive has "
+        f"{', '.join(str(_dictionary_id(known)) for known in dictionaries) or 'none'}"
+    )
+
+
+def _dictionary_id(dictionary: bytes) -> int:
+    # zstd's dictionary head: magic, then the id. Without the magic it is raw content, which has none.
+    return int.from_bytes(dictionary[4:8], "little") if dictionary[:4] == _DICTIONARY_MAGIC else 0
+
+
+def train_dictionary(samples: Sequence[bytes], max_nbytes: int = 112_640) -> bytes | None:
+    """Train a dictionary on records; None if they are too few or too small for one.
+
+    The same samples give the same dictionary.
+    """
+    if len(samples) < _MIN_SAMPLES or max_nbytes < 256:
+        return None
+    try:
+        trained: bytes = zstandard.train_dictionary(max_nbytes, list(samples)).as_bytes()
+    except zstandard.ZstdError:
+        return None
+    return trained

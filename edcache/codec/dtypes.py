@@ -1,0 +1,247 @@
+"""dtype <-> its text in a schema, for numpy and torch.
+
+numpy: the text is `dtype.str` ("<f4", "|b1", ">M8[ns]", "<U12"). C's second 32 or 64 bit integer keeps its
+letter ("<q"), because its scalars are of another class. Compound dtypes are lists:
+
+    ["struct" | "record", [[name, title | null, offset, dtype], ...], itemsize, aligned]
+    ["sub", dtype, shape]
+
+torch: the text is the attribute's name ("uint8", "bfloat16"). numpy has no twin for some of them; those
+travel as an integer array of the same item size, called their bits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from edcache.errors import CorruptRecordError
+
+Dtype = np.dtype[Any]
+Array = npt.NDArray[Any]
+
+MAX_DEPTH = 16
+MAX_NBYTES = 1 << 62
+MAX_NDIM = 64
+
+U1: Dtype = np.dtype("u1")
+
+_UNIT = r"\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\]"
+_TEXT = re.compile(
+    rf"[<>|](?:b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[lLqQiI]|[SUV]\d{{1,10}}|[mM]8(?:{_UNIT})?)"
+)
+_TWIN_INTEGERS = frozenset("lLqQiI")
+
+_NUMPY_TWIN = (
+    *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+    *("float16", "float32", "float64", "complex64", "complex128"),
+)
+_BITS = {
+    "bfloat16": "int16",
+    "complex32": "int32",
+    "float8_e4m3fn": "uint8",
+    "float8_e4m3fnuz": "uint8",
+    "float8_e5m2": "uint8",
+    "float8_e5m2fnuz": "uint8",
+    "float8_e8m0fnu": "uint8",
+    "float4_e2m1fn_x2": "uint8",
+    "bits8": "uint8",
+    "bits16": "int16",
+    "bits1x8": "uint8",
+    "bits2x4": "uint8",
+    "bits4x2": "uint8",
+    **{f"{sign}{n}": "uint8" for sign in ("int", "uint") for n in range(1, 8)},
+}
+
+
+class TorchDtype:
+    """One torch dtype: its name in a schema and how its memory shows as a numpy array.
+
+    Attributes:
+        name: the text in a schema.
+        dtype: the torch dtype.
+        bits: torch dtype of the same item size that numpy knows, or None where numpy knows `dtype` itself.
+        array: the little-endian numpy dtype of the memory.
+    """
+
+    __slots__ = ("array", "bits", "dtype", "name")
+
+    def __init__(self, name: str, dtype: torch.dtype, bits: str | None) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.bits: torch.dtype | None = getattr(torch, bits) if bits else None
+        self.array: Dtype = np.dtype(bits or name)
+
+
+def _torch_dtypes() -> list[TorchDtype]:
+    # An older torch lacks the newer names; a record that uses one is refused when its schema is parsed.
+    table = [(name, None) for name in _NUMPY_TWIN] + list(_BITS.items())
+    return [TorchDtype(name, getattr(torch, name), bits) for name, bits in table if hasattr(torch, name)]
+
+
+TORCH_BY_NAME = {known.name: known for known in _torch_dtypes()}
+TORCH_BY_DTYPE = {known.dtype: known for known in TORCH_BY_NAME.values()}
+
+
+def describe(dtype: Dtype) -> Any:
+    """Return the JSON value that stands for a numpy dtype, or None if the codec does not store it."""
+    description = _describe(dtype, 0)
+    if description is None:
+        return None
+    try:
+        parsed = parse(description)
+    except CorruptRecordError:
+        return None
+    # A dtype that another library added to numpy shows itself as plain void: refuse what does not come back.
+    if parsed != dtype or parsed.type is not dtype.type:
+        return None
+    return description
+
+
+def _describe(dtype: Dtype, depth: int) -> Any:
+    if depth > MAX_DEPTH or dtype.hasobject:
+        return None
+    if dtype.names is not None:
+        return _describe_struct(dtype, depth)
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        inner = _describe(base, depth + 1)
+        return None if inner is None else ["sub", inner, list(shape)]
+    if dtype.kind not in "biufcmMSUV":
+        return None
+    if dtype.char in _TWIN_INTEGERS and np.dtype(dtype.str).char != dtype.char:
+        return dtype.str[0] + dtype.char
+    return dtype.str
+
+
+def _describe_struct(dtype: Dtype, depth: int) -> Any:
+    rows = []
+    fields: Any = dtype.fields
+    for name in dtype.names or ():
+        field, offset, title = (*fields[name], None)[:3]
+        inner = _describe(field, depth + 1)
+        if inner is None or not (title is None or type(title) is str):
+            return None
+        rows.append([name, title, offset, inner])
+    kind = "record" if dtype.type is np.record else "struct"
+    return [kind, rows, dtype.itemsize, bool(dtype.isalignedstruct)]
+
+
+def parse(description: Any) -> Dtype:
+    """Return the numpy dtype of a description.
+
+    Raises:
+        CorruptRecordError: no writer of ours describes a dtype so, or this platform lacks it.
+    """
+    try:
+        dtype = _parse(description, 0)
+    except (TypeError, ValueError, OverflowError, SyntaxError) as error:
+        raise CorruptRecordError(f"schema: not a dtype here: {str(description)[:80]} ({error})") from None
+    if dtype.hasobject:
+        raise CorruptRecordError(f"schema: dtype {str(description)[:80]} holds objects")
+    return dtype
+
+
+def _parse(description: Any, depth: int) -> Dtype:
+    if type(description) is str:
+        if not _TEXT.fullmatch(description):
+            raise ValueError("unknown text")
+        return np.dtype(description)
+    if type(description) is not list or depth > MAX_DEPTH:
+        raise ValueError("neither text nor list, or nested too deep")
+    if description[:1] == ["sub"] and len(description) == 3:
+        return np.dtype((_parse(description[1], depth + 1), check_shape(description[2])))
+    if description[:1] in (["struct"], ["record"]) and len(description) == 4:
+        return _parse_struct(description, depth)
+    raise ValueError("unknown list")
+
+
+def _parse_struct(description: list[Any], depth: int) -> Dtype:
+    kind, rows, itemsize, aligned = description
+    if type(rows) is not list or type(itemsize) is not int or type(aligned) is not bool:
+        raise ValueError("malformed struct")
+    names, titles, offsets, formats = [], [], [], []
+    for name, title, offset, inner in rows:
+        if type(name) is not str or type(offset) is not int or not (title is None or type(title) is str):
+            raise ValueError("malformed field")
+        names.append(name)
+        titles.append(title)
+        offsets.append(offset)
+        formats.append(_parse(inner, depth + 1))
+    spec: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
+    if any(title is not None for title in titles):
+        spec["titles"] = titles
+    dtype: Dtype = np.dtype(spec, align=aligned)
+    return np.dtype((np.record, dtype)) if kind == "record" else dtype
+
+
+def check_shape(shape: Any) -> tuple[int, ...]:
+    """Return a JSON shape as a tuple, or raise ValueError."""
+    if type(shape) is not list or len(shape) > MAX_NDIM:
+        raise ValueError("malformed shape")
+    if any(type(n) is not int or n < 0 for n in shape):
+        raise ValueError("malformed shape")
+    return tuple(shape)
+
+
+def array_nbytes(shape: Sequence[int], itemsize: int) -> int:
+    """Return the bytes of an array, refusing a shape whose strides would not fit an address.
+
+    Raises:
+        CorruptRecordError: a dimension is negative, or the product (a 0 counts as 1) passes 2**62 bytes.
+    """
+    nbytes, span = itemsize, max(itemsize, 1)
+    for n in shape:
+        if n < 0:
+            raise CorruptRecordError(f"array dimension {n} is negative")
+        nbytes *= n
+        span *= max(n, 1)
+    if span > MAX_NBYTES:
+        raise CorruptRecordError(f"array of shape {tuple(shape)} does not fit an address space")
+    return nbytes
+
+
+def alignment(dtype: Dtype) -> int:
+    """Return the alignment of an array's bytes inside a record, 1 to 8."""
+    if dtype.names is not None:
+        return 8
+    return min(8, dtype.itemsize & -dtype.itemsize) or 1
+
+
+def own_bytes(array: Array) -> Array:
+    """Return a C-ordered array whose bytes depend on its values alone: padding inside items is zero."""
+    if _has_padding(array.dtype):
+        clean = np.zeros(array.shape, array.dtype)
+        _copy_values(array, clean)
+        return clean
+    return array if array.flags.c_contiguous else array.copy("C")
+
+
+def _has_padding(dtype: Dtype) -> bool:
+    return dtype.names is not None or (dtype.char in "gG" and np.finfo(dtype).nmant == 63)
+
+
+def _copy_values(source: Array, target: Array) -> None:
+    if source.dtype.names is not None:
+        for name in source.dtype.names:
+            _copy_values(source[name], target[name])
+    elif _has_padding(source.dtype) and source.size:
+        # x87 extended precision: 10 bytes of value in 12 or 16, the rest is whatever was in the register.
+        item = np.finfo(source.dtype).dtype.itemsize
+        value = slice(0, 10) if source.dtype.isnative else slice(item - 10, item)
+        raw = np.ascontiguousarray(source).reshape(-1).view(U1).reshape(-1, item)
+        clean = np.zeros_like(raw)
+        clean[:, value] = raw[:, value]
+        target[...] = clean.reshape(-1).view(source.dtype).reshape(source.shape)
+    else:
+        target[...] = source
+
+
+def as_buffer(array: Array) -> Array:
+    """Return a view of a C-ordered array that Python's buffer protocol can export."""
+    return array if array.dtype.kind in "biufc" else array.reshape(-1).view(U1)

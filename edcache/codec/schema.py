@@ -1,0 +1,485 @@
+"""The schema of a sample, and where its leaves lie in a record. Pure functions of the schema text.
+
+Text: compact ASCII JSON. A node is a string (a leaf without parameters) or a list that begins with its kind.
+
+    leaf of fixed size                bytes        content, all integers little-endian
+    "none"                            0            None: the schema says it all
+    "bool"                            1            0 or 1
+    "int"                             8            int64
+    "float"                           8            IEEE double
+    "complex"                         16           two doubles
+    "uuid"                            16           UUID.bytes
+    "date"                            8            proleptic ordinal
+    "timedelta"                       12           int32 days, seconds, microseconds
+    ["time", TZ]                      8            2 * microseconds since midnight + fold
+    ["datetime", TZ]                  8            2 * microseconds since 0001-01-01 + fold, local
+    ["scalar", DTYPE]                 itemsize     a numpy scalar
+    ["array", DTYPE, SHAPE]           all items    numpy.ndarray in C order
+    ["tensor", NAME, SHAPE]           all items    torch.Tensor in C order
+
+    leaf of variable size             slots        data
+    ["array" | "tensor", DTYPE, NDIM] NDIM         slots: the dimensions; data: the items in C order
+    "str", "numpy.str"                1            UTF-8, lone surrogates as three bytes each
+    "bytes", "bytearray"              1            the bytes
+    "numpy.bytes", "numpy.void"       1            the bytes
+    "bigint"                          1            two's complement, an int outside int64
+    ["path", CLASS]                   1            text, as "str"
+    ["enum", MODULE, QUALNAME]        1            name of the member
+    ["flag", MODULE, QUALNAME]        1            value, as "bigint": a combination without a name
+    ["ints" | "floats", "list" | "tuple"]   1      int64 or double each
+    ["bools", "list" | "tuple"]       1            one byte each
+    ["strs", "list" | "tuple"]        1            int64 count, int64 nbytes of each, the texts
+
+    container                         children
+    ["list" | "tuple", NODES]         its items
+    ["dict" | "OrderedDict", KEYS, NODES]              its values
+    ["namedtuple" | "dataclass", MODULE, QUALNAME, FIELDS, NODES]   its fields
+    ["image", MODE, PALETTE MODE | null, NODES]        width, height, pixels, palette if any, info
+
+    KEYS: text, or ["none"], ["bool", b], ["int", n], ["float", hex of its 8 bytes], ["bytes", hex], and
+    ["str", hex of its UTF-8] for a key with surrogates. TZ: null, [microseconds, name | null], or the key
+    of a zone. The slot of a leaf that is not an array is the length of its data in bytes.
+
+Two texts are objects. {"pickle":5}: the record is a pickle. {"self":1}: the record carries its own schema,
+
+    offset        type          field
+    0             u64           n, nbytes of the schema's text
+    8             n bytes       the text
+    8 + n         0 to 7 zeros  up to a multiple of 8
+    align8(8+n)   ...           the record in that schema's layout
+
+Layout of a record, offsets counted from its start, which lies at a multiple of 8 in the file:
+
+    part     content                                                        alignment
+    fixed    leaves of fixed size, largest first, equal sizes in tree       the power of two in the item size,
+             order: so the largest array lies at offset 0                   at most 8; 8 for structured dtypes
+    slots    int64 slots of the variable leaves, in tree order              8 (absent without such a leaf)
+    data     data of the variable leaves, in tree order                     8 each
+
+A record ends where its last leaf ends. Padding is zero. Hosts are little-endian.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from edcache.codec import dtypes
+from edcache.codec.images import MODES, PALETTE_MODES, image_keys
+from edcache.codec.registry import valid_fields
+from edcache.errors import CorruptRecordError
+
+SELF_SCHEMA = '{"self":1}'
+
+MAX_DEPTH = 64
+MAX_NODES = 1 << 18
+MAX_TEXT = 1 << 24
+
+Path = tuple[Any, ...]
+
+# struct code of each leaf of fixed size that is not an array.
+_CODES = {
+    "bool": "B",
+    "int": "q",
+    "float": "d",
+    "complex": "16s",
+    "uuid": "16s",
+    "date": "q",
+    "timedelta": "12s",
+    "time": "q",
+    "datetime": "q",
+}
+_DTYPES = {"bool": "|b1", "int": "<i8", "float": "<f8", "complex": "<c16"}
+_VARIABLE = frozenset({"str", "bytes", "bytearray", "bigint", "numpy.str", "numpy.bytes", "numpy.void"})
+_PLAIN = _VARIABLE | {"none", "bool", "int", "float", "complex", "uuid", "date", "timedelta"}
+_SEQUENCES = frozenset({"list", "tuple"})
+_PATHS = frozenset({"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"})
+_ZONE = re.compile(r"[A-Za-z0-9_+\-]{1,64}(?:/[A-Za-z0-9_+\-]{1,64}){0,3}")
+_DAY_US = 86_400_000_000
+
+
+@dataclass(frozen=True)
+class Node:
+    """One node of a parsed schema.
+
+    Attributes:
+        kind: the kind, as in the module's table.
+        path: keys, indices and field names that lead to it from the sample.
+        const: what the kind carries: a TZ, a class name pair, an image's modes, "list" or "tuple".
+        keys: of a container: dict keys, indices or field names, one for each child.
+        children: of a container.
+        dtype: torch.dtype of a tensor; numpy dtype of an array, scalar, bool, int, float or complex.
+        memory: numpy dtype of an array's or a tensor's bytes.
+        shape: of an array or tensor whose shape the schema fixes.
+        ndim: of an array or tensor.
+        nbytes: of a leaf of fixed size, else None.
+        align: of the leaf's bytes in the record.
+        code: struct code of a leaf of fixed size that is not an array.
+        slots: int64 slots of a leaf of variable size.
+    """
+
+    kind: str
+    path: Path
+    const: Any = None
+    keys: tuple[Any, ...] = ()
+    children: tuple[Node, ...] = ()
+    dtype: torch.dtype | np.dtype[Any] | None = None
+    memory: np.dtype[Any] | None = None
+    shape: tuple[int, ...] | None = None
+    ndim: int = 0
+    nbytes: int | None = None
+    align: int = 8
+    code: str | None = None
+    slots: int = 0
+
+    @property
+    def is_container(self) -> bool:
+        """Tell whether the node has children rather than bytes."""
+        return self.kind in _CONTAINERS
+
+    def leaves(self) -> Iterator[Node]:
+        """Yield the leaves that have bytes in a record, in tree order."""
+        if self.is_container:
+            for child in self.children:
+                yield from child.leaves()
+        elif self.kind != "none":
+            yield self
+
+
+def dump(node: Any) -> str:
+    """Return the canonical text of a JSON node."""
+    return json.dumps(node, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
+
+
+def parse(text: str) -> Node:
+    """Parse and check the text of a native schema.
+
+    Raises:
+        CorruptRecordError: no writer of ours leaves such a text, or this platform lacks a dtype in it.
+    """
+    if len(text) > MAX_TEXT:
+        raise CorruptRecordError(f"schema: {len(text)} characters, more than {MAX_TEXT}")
+    try:
+        tree = json.loads(text)
+        return _Parser().node(tree, (), 0)
+    except RecursionError:
+        raise CorruptRecordError("schema: nested too deep") from None
+    except (ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, CorruptRecordError):
+            raise
+        raise CorruptRecordError(f"schema: {error}: {text[:80]}") from None
+
+
+class _Parser:
+    """One walk over the JSON of a schema, with a budget of nodes."""
+
+    def __init__(self) -> None:
+        self._left = MAX_NODES
+
+    def node(self, tree: Any, path: Path, depth: int) -> Node:
+        self._left -= 1
+        if self._left < 0 or depth > MAX_DEPTH:
+            raise ValueError(f"more than {MAX_NODES} nodes, or deeper than {MAX_DEPTH}")
+        if type(tree) is str:
+            if tree not in _PLAIN:
+                raise ValueError(f"unknown kind {tree[:40]!r}")
+            return _value_node(tree, path)
+        if type(tree) is not list or not tree or type(tree[0]) is not str:
+            raise ValueError("a node is neither a text nor a list")
+        kind, *rest = tree
+        if kind in _LEAVES:
+            return _LEAVES[kind](path, *rest)
+        if kind in _CONTAINERS:
+            return self._container(kind, rest, path, depth)
+        raise ValueError(f"unknown kind {kind[:40]!r}")
+
+    def _container(self, kind: str, rest: list[Any], path: Path, depth: int) -> Node:
+        *header, children = rest
+        if type(children) is not list:
+            raise ValueError("children are not a list")
+        keys, const = _CONTAINERS[kind](header, len(children))
+        if len(keys) != len(children):
+            raise ValueError(f"{len(keys)} keys for {len(children)} children")
+        nodes = tuple(
+            self.node(child, (*path, key), depth + 1) for key, child in zip(keys, children, strict=True)
+        )
+        if kind == "image":
+            _check_image(nodes)
+        return Node(kind, path, const=const, keys=keys, children=nodes)
+
+
+def _value_node(kind: str, path: Path, const: Any = None) -> Node:
+    code = _CODES.get(kind)
+    if code is None:
+        return Node(kind, path, const, slots=0 if kind == "none" else 1, nbytes=0 if kind == "none" else None)
+    nbytes = struct.calcsize("<" + code)
+    dtype = np.dtype(_DTYPES[kind]) if kind in _DTYPES else None
+    return Node(kind, path, const, dtype=dtype, nbytes=nbytes, align=min(8, nbytes & -nbytes), code=code)
+
+
+def _array_node(path: Path, description: Any, shape: Any) -> Node:
+    dtype = dtypes.parse(description)
+    return _shaped("array", path, dtype, dtype, shape)
+
+
+def _tensor_node(path: Path, name: Any, shape: Any) -> Node:
+    known = dtypes.TORCH_BY_NAME.get(name) if type(name) is str else None
+    if known is None:
+        raise ValueError(f"this torch has no dtype {name!r}")
+    return _shaped("tensor", path, known.dtype, known.array, shape)
+
+
+def _shaped(kind: str, path: Path, dtype: Any, memory: np.dtype[Any], shape: Any) -> Node:
+    align = dtypes.alignment(memory)
+    if type(shape) is int:
+        if not 0 < shape <= dtypes.MAX_NDIM:
+            raise ValueError(f"ndim {shape}")
+        return Node(kind, path, dtype=dtype, memory=memory, ndim=shape, slots=shape, align=align)
+    dims = dtypes.check_shape(shape)
+    nbytes = dtypes.array_nbytes(dims, memory.itemsize)
+    return Node(
+        kind, path, dtype=dtype, memory=memory, shape=dims, ndim=len(dims), nbytes=nbytes, align=align
+    )
+
+
+def _scalar_node(path: Path, description: Any) -> Node:
+    dtype = dtypes.parse(description)
+    align, code = dtypes.alignment(dtype), f"{dtype.itemsize}s"
+    return Node("scalar", path, dtype=dtype, memory=dtype, nbytes=dtype.itemsize, align=align, code=code)
+
+
+def _zoned(kind: str) -> Callable[..., Node]:
+    def node(path: Path, tz: Any) -> Node:
+        if type(tz) is str:
+            if not _ZONE.fullmatch(tz):
+                raise ValueError("malformed zone key")
+        elif tz is not None:
+            offset, name = tz
+            if type(offset) is not int or not -_DAY_US < offset < _DAY_US:
+                raise ValueError("malformed zone offset")
+            if not (name is None or type(name) is str):
+                raise ValueError("malformed zone name")
+            tz = (offset, name)
+        return _value_node(kind, path, tz)
+
+    return node
+
+
+def _choice(kind: str, choices: frozenset[str]) -> Callable[..., Node]:
+    def node(path: Path, choice: Any) -> Node:
+        if type(choice) is not str or choice not in choices:
+            raise ValueError(f"{kind} of {choice!r}")
+        return _value_node(kind, path, choice)
+
+    return node
+
+
+def _member(kind: str) -> Callable[..., Node]:
+    def node(path: Path, *name: Any) -> Node:
+        return _value_node(kind, path, _class(name))
+
+    return node
+
+
+def _class(name: Sequence[Any]) -> tuple[str, str]:
+    module, qualname = name
+    if type(module) is not str or type(qualname) is not str:
+        raise ValueError("malformed class name")
+    return module, qualname
+
+
+_LEAVES: dict[str, Callable[..., Node]] = {
+    "array": _array_node,
+    "tensor": _tensor_node,
+    "scalar": _scalar_node,
+    "time": _zoned("time"),
+    "datetime": _zoned("datetime"),
+    "path": _choice("path", _PATHS),
+    "ints": _choice("ints", _SEQUENCES),
+    "floats": _choice("floats", _SEQUENCES),
+    "bools": _choice("bools", _SEQUENCES),
+    "strs": _choice("strs", _SEQUENCES),
+    "enum": _member("enum"),
+    "flag": _member("flag"),
+}
+
+_Parts = tuple[tuple[Any, ...], Any]
+
+
+def _sequence(header: list[Any], count: int) -> _Parts:
+    if header:
+        raise ValueError("malformed sequence")
+    return tuple(range(count)), None
+
+
+def _mapping(header: list[Any], count: int) -> _Parts:
+    (keys,) = header
+    parsed = tuple(parse_key(key) for key in keys)
+    if len(set(parsed)) != len(parsed):
+        raise ValueError("a key comes twice")
+    return parsed, None
+
+
+def _namedtuple(header: list[Any], count: int) -> _Parts:
+    *name, fields = header
+    if type(fields) is not list or not valid_fields(tuple(fields)):
+        raise ValueError("malformed fields")
+    return tuple(fields), _class(name)
+
+
+def _dataclass(header: list[Any], count: int) -> _Parts:
+    *name, fields = header
+    if not all(type(field) is str for field in fields) or len(set(fields)) != len(fields):
+        raise ValueError("malformed fields")
+    return tuple(fields), _class(name)
+
+
+def _image(header: list[Any], count: int) -> _Parts:
+    mode, palette_mode = header
+    if mode not in MODES or not (palette_mode is None or palette_mode in PALETTE_MODES):
+        raise ValueError(f"image of mode {mode!r}")
+    return image_keys(palette_mode), (mode, palette_mode)
+
+
+def _check_image(nodes: tuple[Node, ...]) -> None:
+    kinds = [node.kind for node in nodes]
+    if kinds not in (["int", "int", "bytes", "dict"], ["int", "int", "bytes", "bytes", "dict"]):
+        raise ValueError(f"image made of {kinds}")
+
+
+_CONTAINERS: dict[str, Callable[[list[Any], int], _Parts]] = {
+    "list": _sequence,
+    "tuple": _sequence,
+    "dict": _mapping,
+    "OrderedDict": _mapping,
+    "namedtuple": _namedtuple,
+    "dataclass": _dataclass,
+    "image": _image,
+}
+
+
+def dump_key(key: Any) -> Any:
+    """Return the JSON of a dict key, or None if a key of that type is not stored."""
+    kind = type(key)
+    if kind is str:
+        return key if key.isascii() or _is_utf8(key) else ["str", key.encode("utf-8", "surrogatepass").hex()]
+    if kind is int:
+        return ["int", key] if -(1 << 63) <= key < 1 << 63 else None
+    if kind is bool:
+        return ["bool", key]
+    if kind is float:
+        return ["float", struct.pack("<d", key).hex()]
+    if kind is bytes:
+        return ["bytes", key.hex()]
+    return ["none"] if key is None else None
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def parse_key(tree: Any) -> Hashable:
+    """Return the dict key of its JSON, or raise ValueError or TypeError."""
+    if type(tree) is str:
+        return tree
+    if tree == ["none"]:
+        return None
+    kind, value = tree
+    if (kind == "int" and type(value) is int) or (kind == "bool" and type(value) is bool):
+        return bool(value) if kind == "bool" else int(value)
+    if kind == "bytes":
+        return bytes.fromhex(value)
+    if kind == "str":
+        return bytes.fromhex(value).decode("utf-8", "surrogatepass")
+    if kind == "float" and len(value) == 16:
+        return float(struct.unpack("<d", bytes.fromhex(value))[0])
+    raise ValueError("malformed key")
+
+
+class Span(NamedTuple):
+    """Where one variable leaf lies in a record: [start, end), and its shape if it is an array."""
+
+    start: int
+    end: int
+    shape: tuple[int, ...] | None
+
+
+class Layout:
+    """Where the leaves of a schema lie in a record.
+
+    Attributes:
+        leaves: in tree order, without the constant ones.
+        offsets: of each leaf in the record, None for a variable one.
+        fixed: places in `leaves` of the fixed leaves, by rising offset.
+        variable: places in `leaves` of the variable leaves, in tree order.
+        slots_offset: where the slots begin.
+        slots: struct of all slots.
+        data_offset: where the data of variable leaves begins.
+        nbytes: of the whole record, None if a leaf is variable.
+    """
+
+    def __init__(self, root: Node) -> None:
+        self.leaves = tuple(root.leaves())
+        places = range(len(self.leaves))
+        self.variable = [i for i in places if self.leaves[i].nbytes is None]
+        self.fixed = sorted(
+            (i for i in places if self.leaves[i].nbytes is not None),
+            key=lambda i: -(self.leaves[i].nbytes or 0),
+        )
+        self.offsets: list[int | None] = [None] * len(self.leaves)
+        end = 0
+        for i in self.fixed:
+            leaf = self.leaves[i]
+            start = align(end, leaf.align)
+            self.offsets[i] = start
+            end = start + (leaf.nbytes or 0)
+        self.slots = struct.Struct(f"<{sum(self.leaves[i].slots for i in self.variable)}q")
+        self.slots_offset = align(end, 8) if self.variable else end
+        self.data_offset = self.slots_offset + self.slots.size
+        self.nbytes = None if self.variable else end
+
+    def locate(self, record: memoryview) -> list[Span]:
+        """Return the spans of the variable leaves, having checked that they fill the record exactly.
+
+        Raises:
+            CorruptRecordError: a length is negative, or they do not.
+        """
+        total = record.nbytes
+        if total < self.data_offset:
+            raise CorruptRecordError(f"record of {total} bytes, its schema needs at least {self.data_offset}")
+        slots = self.slots.unpack_from(record, self.slots_offset)
+        spans, at, end = [], 0, self.data_offset
+        for i in self.variable:
+            leaf = self.leaves[i]
+            dims = slots[at : at + leaf.slots]
+            at += leaf.slots
+            if leaf.memory is not None:
+                nbytes = dtypes.array_nbytes(dims, leaf.memory.itemsize)
+            else:
+                nbytes = dims[0]
+            start = align(end, 8)
+            end = start + nbytes
+            if nbytes < 0 or end > total:
+                raise CorruptRecordError(
+                    f"record of {total} bytes, its leaf {list(leaf.path)} takes {nbytes}"
+                )
+            spans.append(Span(start, end, dims))
+        if end != total:
+            raise CorruptRecordError(f"record of {total} bytes, its leaves end at {end}")
+        return spans
+
+
+def align(offset: int, alignment: int) -> int:
+    """Return the least multiple of a power of two that is not below offset."""
+    return (offset + alignment - 1) & -alignment

@@ -1,0 +1,217 @@
+"""@cachable: fingerprint a call of a dataset factory, fill its archive if needed, open it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, Generic, ParamSpec, overload
+
+from edcache.dataset import CachedDataset, stale_message
+from edcache.errors import ArchiveNotFoundError, NotAnArchiveError, OptionError, StaleCacheError
+from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed
+from edcache.labels.columns import LabelSpec
+from edcache.reader import Reader
+
+STALE_CHOICES: Final = ("error", "warn", "rebuild", "ignore")
+_READ_OPTIONS: Final = ("allow_pickle", "zero_copy", "verify")
+_warned: set[tuple[str, str]] = set()
+
+P = ParamSpec("P")
+
+
+class CachedFactory(Generic[P]):
+    """A dataset factory whose datasets are cached; what `@cachable` returns.
+
+    Calling it returns a CachedDataset. `uncached` is the function itself. `cache_path(*args,
+    **kwargs)` says which archive a call uses, without touching it.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[P, Any],
+        path: str | os.PathLike[str] | None,
+        version: object,
+        on_stale: str,
+        options: dict[str, Any],
+    ) -> None:
+        if on_stale not in STALE_CHOICES:
+            raise OptionError(f"on_stale={on_stale!r}; choose one of {', '.join(map(repr, STALE_CHOICES))}")
+        functools.update_wrapper(self, factory)
+        self.uncached = factory
+        self._path = None if path is None else os.fspath(path)
+        self._version = version
+        self._on_stale = on_stale
+        self._options = options
+        self._signature = inspect.signature(factory)
+
+    def __repr__(self) -> str:
+        return f"<cachable {qualified_name(self.uncached)}>"
+
+    def __reduce__(self) -> str:
+        # By name, as functions are: the name leads to this object, not to the bare factory.
+        return self.uncached.__qualname__
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """Bind as a function would, so that methods can be decorated."""
+        return self if instance is None else functools.partial(self.__call__, instance)  # type: ignore[arg-type]
+
+    def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Where the archive of this call is, or would be."""
+        return self._locate(self._arguments(args, kwargs))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset:
+        """Open the archive of this call, after filling what it lacks.
+
+        Raises:
+            StaleCacheError: the archive at the path was made by a call with other arguments.
+            FingerprintError: an argument has no stable description.
+        """
+        arguments = self._arguments(args, kwargs)
+        path = self._locate(arguments)
+        fingerprint = call_fingerprint(self.uncached, arguments, self._version)
+        found = _archive_at(path)
+        rebuild = found is not None and self._is_stale(found, fingerprint)
+        if found is not None and found.complete and not rebuild:
+            read_only = {name: value for name, value in self._options.items() if name in _READ_OPTIONS}
+            return CachedDataset(None, path, **read_only)
+        if found is not None and not rebuild:
+            # The archive's own fingerprint was judged above; on_stale may have let it pass.
+            fingerprint = found.head.fingerprint or fingerprint
+        source = self.uncached(*args, **kwargs)
+        options: dict[str, Any] = {"keep_existing": not rebuild} | self._options
+        return CachedDataset(source, path, fingerprint=fingerprint, **options)
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def _locate(self, arguments: Mapping[str, Any]) -> str:
+        if self._path is None:
+            return _default_path(self.uncached, arguments)
+        try:
+            return self._path.format(**{name: _slug(value) for name, value in arguments.items()})
+        except (KeyError, IndexError) as error:
+            raise OptionError(
+                f'the path "{self._path}" names {{{error.args[0]}}}, {qualified_name(self.uncached)} has the '
+                f"parameters {', '.join(arguments) or 'none'}"
+            ) from None
+
+    def _is_stale(self, found: Reader, fingerprint: dict[str, Any]) -> bool:
+        """Whether to build anew; raises or warns as on_stale says."""
+        changed = differences(found.head.fingerprint, fingerprint) + self._label_differences(found)
+        if not changed:
+            if source_changed(found.head.fingerprint, fingerprint):
+                self._warn_once(found, fingerprint)
+            return False
+        if self._on_stale == "rebuild":
+            return True
+        remedy = (
+            'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
+        )
+        message = stale_message(found.path, changed, remedy)
+        if self._on_stale == "error" or (self._on_stale == "warn" and not found.complete):
+            raise StaleCacheError(message)
+        if self._on_stale == "warn":
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+        return False
+
+    def _warn_once(self, found: Reader, fingerprint: dict[str, Any]) -> None:
+        key = found.path, fingerprint["source"]
+        if self._on_stale == "ignore" or key in _warned:
+            return
+        _warned.add(key)
+        warnings.warn(
+            f"{found.path}: the source of {fingerprint['factory']} changed since this cache was made; if it "
+            "makes other samples now, raise version= or delete the file",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+    def _label_differences(self, found: Reader) -> list[str]:
+        asked = self._options.get("in_memory_keys")
+        if asked is None:
+            return []
+        names = [name for name, _ in found.head.labels]
+        absent = [name for name in LabelSpec.parse(asked).names if name not in names]
+        return [f"labels: {names} in the archive, in_memory_keys asks for {absent} too"] if absent else []
+
+
+@overload
+def cachable(path: Callable[P, Any], /) -> CachedFactory[P]: ...
+@overload
+def cachable(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    version: object = None,
+    on_stale: str = "error",
+    **options: Any,
+) -> Callable[[Callable[P, Any]], CachedFactory[P]]: ...
+def cachable(path: Any = None, *, version: object = None, on_stale: str = "error", **options: Any) -> Any:
+    """Cache the datasets that a function makes: the first call fills an archive, later ones open it.
+
+    Args:
+        path: the archive; it may name parameters: "cache/{split}.zip". Without one it lives in
+            `$EDCACHE_DIR` (default `~/.cache/edcache`) under a readable name.
+        version: change it when the function starts to make other samples.
+        on_stale: what to do when the archive was made with other arguments or another version:
+            "error" raises StaleCacheError, which shows the difference; "warn" uses it with a
+            warning; "rebuild" builds it anew; "ignore" uses it.
+        options: as for CachedDataset: in_memory_keys, compression, chunk_size, lazy, ...
+    Returns:
+        A decorator; the decorated function has `.uncached` and `.cache_path(*args, **kwargs)`.
+
+    A call that finds a complete archive does not run the function. One that finds an interrupted
+    archive computes only what is missing. Calls in several processes share the work.
+
+    >>> @cachable("cache/digits-{split}.zip", in_memory_keys=["label"])
+    ... def digits(split="train"):
+    ...     return SlowDigits(split)
+    """
+    if callable(path):
+        return CachedFactory(path, None, None, "error", {})
+
+    def decorate(factory: Callable[P, Any]) -> CachedFactory[P]:
+        return CachedFactory(factory, path, version, on_stale, options)
+
+    return decorate
+
+
+def default_directory() -> Path:
+    """Where caches without a path live: `$EDCACHE_DIR`, else `~/.cache/edcache`."""
+    return Path(os.environ.get("EDCACHE_DIR") or Path.home() / ".cache" / "edcache")
+
+
+def _archive_at(path: str) -> Reader | None:
+    """The archive that is there, if one is and its creator lived to write its head."""
+    reader = Reader(path)
+    try:
+        reader.head  # noqa: B018
+    except ArchiveNotFoundError:
+        return None
+    except NotAnArchiveError:
+        if os.path.getsize(path) == 0:
+            return None
+        raise
+    return reader
+
+
+def _default_path(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    described = call_fingerprint(factory, arguments)
+    text = json.dumps([described["factory"], described["arguments"]])
+    digest = hashlib.sha256(text.encode("ascii")).hexdigest()[:8]
+    shown = ",".join(f"{name}={_slug(value)}" for name, value in arguments.items())[:80]
+    name = _slug(described["factory"].replace(":", "."))
+    return str(default_directory() / f"{name}({shown})-{digest}.zip")
+
+
+def _slug(value: object) -> str:
+    """The value as part of a file name: no separators, nothing that a shell or a disk dislikes."""
+    return re.sub(r"[^\w.,=+@-]+", "_", str(value)).lstrip(".") or "_"

@@ -1,0 +1,359 @@
+"""Bytes that survive: open, read, write, sync, lock and replace files, and nothing else.
+
+Every file operation of the package goes through `File` and the functions below, and every one of
+those through `system`, so that a test can record the operations or fail the n-th one
+(`replace_system`). What the operating system does *not* promise:
+
+- A write is in the page cache when it returns, not on the disk; after a power loss any part of it
+  may be absent. Only `sync` promises more, and only for what was written before it began.
+- A failed sync leaves the pages marked clean: trying again proves nothing (fsyncgate, 2018).
+- A new name is on the disk only after `sync_directory` of its folder.
+- On Linux a pwrite to a descriptor opened with O_APPEND ignores its offset, so none is.
+- A POSIX record lock vanishes when *any* descriptor of the file is closed in the process. Locks
+  here are open-file-description locks, which end with the description that took them: at its last
+  close, however the process dies. A fork shares them, so a child must not unlock its parent's.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from edcache.errors import (
+    ArchiveExistsError,
+    ArchiveLockedError,
+    ArchiveNotFoundError,
+    StorageError,
+)
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
+
+_FLOCK = struct.Struct("hhqqi0q")  # struct flock on 64-bit Linux: type, whence, start, len, pid
+# Where a lock is on the whole file (macOS), the one on this byte is taken and the others are not:
+# fills that overlap then compute some samples twice, and the newer record wins.
+WHOLE_FILE_LOCK = 1 << 62
+_MAX_WRITE = 1 << 30  # Linux moves at most 0x7ffff000 bytes a call
+
+
+class System:
+    """The calls that reach the operating system, one method each; a test puts its own in place."""
+
+    def open(self, path: str, flags: int) -> int:
+        """A descriptor, not inherited by programs that this process starts."""
+        return os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0), 0o666)
+
+    def close(self, fd: int) -> None:
+        """Close a descriptor."""
+        os.close(fd)
+
+    def stat(self, fd: int) -> os.stat_result:
+        """Size, device and inode."""
+        return os.fstat(fd)
+
+    def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
+        """Read at an offset; the descriptor's own position is neither used nor moved."""
+        return os.pread(fd, nbytes, offset)
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        """Write at an offset; returns how many bytes went."""
+        return os.pwrite(fd, data, offset)
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Cut the file to `size` bytes."""
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        """Bring the file's data and size to the disk."""
+        if sys.platform == "darwin":
+            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync there does not flush the drive's cache
+        elif hasattr(os, "fdatasync"):
+            os.fdatasync(fd)
+        else:
+            os.fsync(fd)
+
+    def sync_directory(self, path: str) -> None:
+        """Bring a folder's names to the disk, where folders can be opened (not on Windows)."""
+        if sys.platform == "win32":
+            return
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def replace(self, source: str, target: str) -> None:
+        """Give `source` the name `target` in one step."""
+        os.replace(source, target)
+
+    def remove(self, path: str) -> None:
+        """Remove a name."""
+        os.remove(path)
+
+    def boot_time(self) -> float | None:
+        """When this machine started, in seconds of the clock that stamps files; None if unknown."""
+        if not hasattr(time, "CLOCK_BOOTTIME"):
+            return None
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+
+    def lock(self, fd: int, start: int, length: int, wait: bool) -> None:
+        """Lock bytes exclusively; without `wait`, BlockingIOError when another holds them."""
+        if sys.platform == "win32":
+            _windows_lock(fd, start, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK)
+        elif hasattr(fcntl, "F_OFD_SETLK"):
+            request = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+            fcntl.fcntl(fd, request, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
+        else:
+            if start == WHOLE_FILE_LOCK:
+                fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+    def unlock(self, fd: int, start: int, length: int) -> None:
+        """Release what `lock` took."""
+        if sys.platform == "win32":
+            _windows_lock(fd, start, msvcrt.LK_UNLCK)
+        elif hasattr(fcntl, "F_OFD_SETLK"):
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, start, length, 0))
+        elif start == WHOLE_FILE_LOCK:
+            fcntl.flock(fd, fcntl.LOCK_UN)
+
+
+if sys.platform == "win32":
+
+    def _windows_lock(fd: int, start: int, request: int) -> None:
+        # msvcrt locks at the descriptor's position; nothing else here uses that position.
+        os.lseek(fd, start, os.SEEK_SET)
+        msvcrt.locking(fd, request, 1)
+
+
+system: System = System()
+
+
+@contextmanager
+def replace_system(other: System) -> Iterator[System]:
+    """Route every file operation of the package through `other` inside the block (for tests)."""
+    global system
+    before, system = system, other
+    try:
+        yield other
+    finally:
+        system = before
+
+
+class File:
+    """One open regular file, read and written at offsets.
+
+    path: as given. writable: whether writes and locks are allowed.
+
+    Raises StorageError, with the errno kept, wherever the operating system refuses; a full disk
+    reads "train.zip: writing 4,096 bytes at offset 8,192: No space left on device".
+    Safety: positions are never shared, so reads are safe from any thread and after a fork. A lock
+    belongs to the open description: only the process that took it may release it.
+    """
+
+    def __init__(self, path: str, fd: int, writable: bool) -> None:
+        self.path = path
+        self.writable = writable
+        self._fd = fd
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], mode: str) -> File:
+        """Open a file.
+
+        Args:
+            mode: "r" existing, read only; "a" read and write, made if absent; "x" read and write,
+                must not exist.
+        Raises:
+            ArchiveNotFoundError, ArchiveExistsError, StorageError.
+        """
+        name = os.fspath(path)
+        flags = {"r": os.O_RDONLY, "a": os.O_RDWR | os.O_CREAT, "x": os.O_RDWR | os.O_CREAT | os.O_EXCL}[mode]
+        try:
+            # O_NONBLOCK: opening a FIFO must not wait for its other end.
+            fd = system.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+        except FileNotFoundError as error:
+            raise _with_errno(
+                ArchiveNotFoundError(f"{name}: no such file; check the path, or build the cache first"), error
+            ) from None
+        except FileExistsError as error:
+            raise _with_errno(
+                ArchiveExistsError(
+                    f'{name}: exists already; use mode="a" to continue or grow it, mode="w" to replace it'
+                ),
+                error,
+            ) from None
+        except OSError as error:
+            _refused(name, "opening it", error)
+        file = cls(name, fd, mode != "r")
+        if not stat.S_ISREG(file._stat().st_mode):
+            file.close()
+            raise StorageError(f"{name}: not a regular file; an archive is an ordinary file")
+        return file
+
+    @property
+    def fd(self) -> int:
+        """The descriptor, for mmap; negative once closed."""
+        return self._fd
+
+    def size(self) -> int:
+        """Bytes of the file now."""
+        return self._stat().st_size
+
+    def identity(self) -> tuple[int, int]:
+        """(device, inode): equal for two names of one file."""
+        found = self._stat()
+        return found.st_dev, found.st_ino
+
+    def modified(self) -> float:
+        """When the file was last written, in seconds since 1970."""
+        return self._stat().st_mtime
+
+    def _stat(self) -> os.stat_result:
+        try:
+            return system.stat(self._fd)
+        except OSError as error:
+            _refused(self.path, "asking for its size", error)
+
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        """Read `nbytes` at `offset`; fewer only at the end of the file."""
+        parts: list[bytes] = []
+        missing = nbytes
+        try:
+            while missing > 0:
+                part = system.pread(self._fd, min(missing, _MAX_WRITE), offset + nbytes - missing)
+                if not part:
+                    break
+                parts.append(part)
+                missing -= len(part)
+        except OSError as error:
+            _refused(self.path, f"reading {nbytes:,} bytes at offset {offset:,}", error)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def pwrite(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write all of `data` at `offset`, however many calls it takes."""
+        view = memoryview(data).cast("B")
+        done = 0
+        try:
+            while done < len(view):
+                done += system.pwrite(self._fd, view[done : done + _MAX_WRITE], offset + done)
+        except OSError as error:
+            _refused(self.path, f"writing {len(view):,} bytes at offset {offset:,}", error)
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes."""
+        try:
+            system.truncate(self._fd, size)
+        except OSError as error:
+            _refused(self.path, f"cutting it to {size:,} bytes", error)
+
+    def sync(self) -> None:
+        """Bring everything written so far to the disk; a failure is final for this file."""
+        try:
+            system.sync(self._fd)
+        except OSError as error:
+            _refused(self.path, "syncing it; what was written since the last sync is in doubt", error)
+
+    @contextmanager
+    def locked(self, start: int) -> Iterator[None]:
+        """Hold the lock on byte `start` for the block, waiting for it as long as it takes."""
+        self.lock(start)
+        try:
+            yield
+        finally:
+            self.unlock(start)
+
+    def lock(self, start: int, length: int = 1) -> None:
+        """Lock bytes for this open file, waiting for whoever holds them (signals interrupt)."""
+        try:
+            system.lock(self._fd, start, length, True)
+        except OSError as error:
+            _refused(self.path, _LOCKING, error)
+
+    def try_lock(self, start: int, length: int = 1) -> bool:
+        """Lock bytes if nobody else holds them; says whether it did."""
+        try:
+            system.lock(self._fd, start, length, False)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            _refused(self.path, _LOCKING, error)
+        return True
+
+    def unlock(self, start: int, length: int = 1) -> None:
+        """Release bytes that this open file locked."""
+        try:
+            system.unlock(self._fd, start, length)
+        except OSError as error:
+            _refused(self.path, "releasing a lock", error)
+
+    def close(self) -> None:
+        """Close the descriptor, and with it every lock that only it held; idempotent."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            system.close(fd)
+
+
+_LOCKING = "locking it; if the file system has no byte locks, build the archive on a local one and copy it"
+
+
+def written_since_boot(file: File) -> bool:
+    """Whether the last write happened under the running kernel, so that no power cut came after it."""
+    boot_time = system.boot_time()
+    return boot_time is not None and file.modified() > boot_time + 1
+
+
+def replace(source: str, target: str) -> None:
+    """Give the file `source` the name `target` in one step, then sync the folder."""
+    try:
+        system.replace(source, target)
+    except OSError as error:
+        _refused(target, f"giving {source} its name", error)
+    sync_directory(os.path.dirname(target))
+
+
+def remove(path: str) -> None:
+    """Remove a file."""
+    try:
+        system.remove(path)
+    except OSError as error:
+        _refused(path, "removing it", error)
+
+
+def sync_directory(path: str) -> None:
+    """Bring the names in a folder to the disk; "" is the working folder."""
+    try:
+        system.sync_directory(path or os.curdir)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EPERM):
+            _refused(path or os.curdir, "syncing the folder", error)
+
+
+def make_parent(path: str) -> None:
+    """Make the folder of `path` and those above it, where they are absent."""
+    parent = os.path.dirname(path)
+    try:
+        if parent:
+            os.makedirs(parent, exist_ok=True)
+    except OSError as error:
+        _refused(parent, "making the folder", error)
+
+
+def _refused(path: str, doing: str, error: OSError) -> NoReturn:
+    if error.errno in (errno.EDEADLK, errno.ETIMEDOUT):
+        raise _with_errno(ArchiveLockedError(f"{path}: {doing}: {error.strerror}"), error) from error
+    reason = error.strerror or str(error)
+    raise _with_errno(StorageError(f"{path}: {doing}: {reason}"), error) from error
+
+
+def _with_errno(raised: Any, cause: OSError) -> Any:
+    raised.errno = cause.errno
+    raised.filename = cause.filename
+    return raised

@@ -1,0 +1,150 @@
+"""Every exception that edcache raises on purpose: one tree, each also a builtin where one fits.
+
+    EdcacheError
+    ├── OptionError (ValueError)               an argument that edcache does not accept
+    ├── MissingDependencyError (ImportError)   an optional library that this call needs
+    ├── ArchiveError
+    │   ├── ArchiveNotFoundError (FileNotFoundError)
+    │   ├── ArchiveExistsError (FileExistsError)
+    │   ├── ArchiveLockedError (TimeoutError)  another process holds a lock that this call needs
+    │   ├── ArchiveClosedError (ValueError)    used after close(), or by a process that did not open it
+    │   ├── NotAnArchiveError (ValueError)     a file, but not one of edcache's
+    │   ├── FormatVersionError (ValueError)    written by a newer format than this release reads
+    │   ├── StaleArchiveError (RuntimeError)   the file at the path is no longer the one that was opened
+    │   ├── StorageError (OSError)             the operating system refused: full disk, I/O error, no locks
+    │   └── CorruptArchiveError (ValueError)   bytes that no writer of ours left
+    │       └── CorruptRecordError             one record; the others still read
+    ├── SampleIndexError (IndexError)          an index outside [-n, n)
+    ├── MissingSampleError (LookupError)       an index in range that has no record yet
+    ├── SourceError (RuntimeError)             the source dataset raised while a sample was computed
+    ├── CodecError
+    │   ├── UnsupportedTypeError (TypeError)   a leaf that the native codec does not store
+    │   ├── UnregisteredTypeError (TypeError)  an enum or dataclass that this process has not registered
+    │   └── PickleRefusedError (ValueError)    pickle bytes without allow_pickle=True
+    ├── LabelError
+    │   ├── UnknownLabelError (KeyError)       a column that the archive does not hold
+    │   ├── LabelTypeError (TypeError)         values that do not make one column
+    │   └── WhereError (ValueError)            a where-expression that does not parse
+    ├── FingerprintError (TypeError)           an argument that has no stable description
+    └── StaleCacheError (RuntimeError)         the archive was made by another call
+
+Each class is constructed from one message, so that an exception survives the trip out of a
+DataLoader worker (torch rebuilds it as `type(message)`).
+"""
+
+from __future__ import annotations
+
+
+class EdcacheError(Exception):
+    """Base of every error that edcache raises on purpose."""
+
+    def __str__(self) -> str:
+        # KeyError would show its message quoted, OSError would look for an errno.
+        return str(self.args[0]) if self.args else ""
+
+
+class OptionError(EdcacheError, ValueError):
+    """An argument, or a combination of arguments, that edcache does not accept."""
+
+
+class MissingDependencyError(EdcacheError, ImportError):
+    """A library that only this call needs is not installed."""
+
+
+class ArchiveError(EdcacheError):
+    """Something about the archive file as a whole."""
+
+
+class ArchiveNotFoundError(ArchiveError, FileNotFoundError):
+    """No file at the path."""
+
+
+class ArchiveExistsError(ArchiveError, FileExistsError):
+    """A file is in the way of a new archive."""
+
+
+class ArchiveLockedError(ArchiveError, TimeoutError):
+    """Another process holds a lock that this call needs."""
+
+
+class ArchiveClosedError(ArchiveError, ValueError):
+    """Used after close(), or by a process that inherited it and may not write."""
+
+
+class NotAnArchiveError(ArchiveError, ValueError):
+    """The file does not begin with edcache's head."""
+
+
+class FormatVersionError(ArchiveError, ValueError):
+    """The file says that it is of a newer format."""
+
+
+class StaleArchiveError(ArchiveError, RuntimeError):
+    """The path leads to another archive than the one that was opened."""
+
+
+class StorageError(ArchiveError, OSError):
+    """The operating system refused a read, a write, a sync or a lock; errno is kept."""
+
+
+class CorruptArchiveError(ArchiveError, ValueError):
+    """Bytes of the archive fail their checksum or contradict each other."""
+
+
+class CorruptRecordError(CorruptArchiveError):
+    """The bytes of one record fail their checksum or do not decode; other records still read."""
+
+
+class SampleIndexError(EdcacheError, IndexError):
+    """An index outside [-n, n)."""
+
+
+class MissingSampleError(EdcacheError, LookupError):
+    """An index in range that has no record yet.
+
+    Not an IndexError: iteration over a half-filled cache must stop loudly, not early.
+    """
+
+
+class SourceError(EdcacheError, RuntimeError):
+    """The source dataset raised while a sample was computed; `__cause__` is its exception."""
+
+
+class CodecError(EdcacheError):
+    """A sample that cannot become a record, or the reverse."""
+
+
+class UnsupportedTypeError(CodecError, TypeError):
+    """A leaf of a type that the native codec does not store."""
+
+
+class UnregisteredTypeError(CodecError, TypeError):
+    """A record names an enum or dataclass that this process has not registered."""
+
+
+class PickleRefusedError(CodecError, ValueError):
+    """The archive holds pickles and nobody said allow_pickle=True."""
+
+
+class LabelError(EdcacheError):
+    """Something about label columns."""
+
+
+class UnknownLabelError(LabelError, KeyError):
+    """A label column that the archive does not hold."""
+
+
+class LabelTypeError(LabelError, TypeError):
+    """Label values that do not make one column."""
+
+
+class WhereError(LabelError, ValueError):
+    """A where-expression that does not parse, or asks for more than comparisons."""
+
+
+class FingerprintError(EdcacheError, TypeError):
+    """An argument of a cached call that has no stable description."""
+
+
+class StaleCacheError(EdcacheError, RuntimeError):
+    """The archive was made by another call than the one that wants to read it."""

@@ -1,0 +1,226 @@
+"""What identifies a cached call, so that another call's cache is noticed.
+
+A fingerprint is JSON in the archive's head: the factory's qualified name, its arguments with
+defaults applied, the user's `version`, and a digest of the factory's source. Nothing in it depends
+on where a file lies, when it was changed, on line numbers, on the number of workers or on the order
+in which samples were computed. A value that cannot be described the same way in every process is
+an error, never a random key.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import datetime
+import enum
+import hashlib
+import inspect
+import os
+import pathlib
+import sys
+import textwrap
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from edcache.errors import FingerprintError
+
+_LONG: Final = 300
+_SHOWN: Final = 80
+_REPR_IS_VALUE: Final = (
+    float,
+    complex,
+    bytes,
+    range,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    uuid.UUID,
+)
+
+
+def call_fingerprint(
+    factory: Callable[..., Any], arguments: Mapping[str, Any], version: object = None
+) -> dict[str, Any]:
+    """Describe a call of a dataset factory.
+
+    Args:
+        arguments: every parameter by name, defaults applied.
+        version: the user's own word for "this makes other data now".
+    Raises:
+        FingerprintError: 'argument "transform" of data:train, a Resize at 0x..., has no stable
+            description; ...'.
+    """
+    name = qualified_name(factory)
+    return {
+        "factory": name,
+        "arguments": {key: _argument(name, key, value) for key, value in arguments.items()},
+        "version": None if version is None else _argument(name, "version", version),
+        "source": source_digest(factory),
+    }
+
+
+def type_fingerprint(source: object) -> dict[str, Any]:
+    """Describe a source dataset of which only the object is known: by its class."""
+    return {"type": qualified_name(type(source))}
+
+
+def differences(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> list[str]:
+    """What makes two fingerprints those of different data, one line each; the source digest is not in it."""
+    if found is None:
+        return ["the archive says nothing about where its samples come from"]
+    if ("type" in found) != ("type" in expected):
+        return [] if "type" in expected else [f"made from an object of type {found['type']}"]
+    lines = [
+        f"{key}: {found.get(key)!r} in the archive, {expected.get(key)!r} now"
+        for key in ("type", "factory", "version")
+        if found.get(key) != expected.get(key)
+    ]
+    old, new = found.get("arguments", {}), expected.get("arguments", {})
+    for key in [*old, *(key for key in new if key not in old)]:
+        if key not in new or key not in old or old[key] != new[key]:
+            before, now = (_shown(side[key]) if key in side else "absent" for side in (old, new))
+            lines.append(f"argument {key}: {before} in the archive, {now} now")
+    return lines
+
+
+def source_changed(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> bool:
+    """Whether both fingerprints know the factory's source, and it differs."""
+    digests = (found or {}).get("source"), expected.get("source")
+    return None not in digests and digests[0] != digests[1]
+
+
+def qualified_name(thing: Any) -> str:
+    """ "module:qualname", where a script run as __main__ counts as the module of its file."""
+    module = getattr(thing, "__module__", None) or "?"
+    if module == "__main__":
+        main = sys.modules["__main__"]
+        spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+        module = spec.name if spec else pathlib.Path(file).stem if file else module
+    return f"{module}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+
+
+def source_digest(factory: Callable[..., Any]) -> str | None:
+    """A digest of what the factory's code says, without comments, layout, docstring and decorators.
+
+    None where there is no source to read, as in an interactive session.
+    """
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(factory)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    node = tree.body[0]
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        node.decorator_list.clear()
+        first = node.body[0]
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
+    return _digest(ast.unparse(tree).encode())
+
+
+def _argument(factory: str, key: str, value: object) -> Any:
+    try:
+        return describe(value)
+    except _NoDescription as error:
+        raise FingerprintError(
+            f'argument "{key}" of {factory}: {error} has no description that is the same in every process; '
+            "give its class a __repr__ without an address or a method __edcache_fingerprint__() that "
+            "returns a plain value, or build it inside the factory and name its state with version="
+        ) from None
+
+
+class _NoDescription(Exception):
+    pass
+
+
+def describe(value: Any) -> Any:
+    """A JSON value that stands for `value` in every process; long ones end in a digest."""
+    text = _describe(value, 0)
+    if isinstance(text, str) and len(text) > _LONG:
+        return f"{text[:_SHOWN]}... sha256:{_digest(text.encode('utf-8', 'surrogatepass'))}"
+    return text
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def _describe(value: Any, depth: int) -> Any:
+    if depth > 20:
+        raise _NoDescription("a structure nested more than 20 deep")
+    if value is None or type(value) in (bool, int, str):
+        return value
+    custom = getattr(type(value), "__edcache_fingerprint__", None)
+    if custom is not None:
+        return {type(value).__qualname__: _describe(custom(value), depth + 1)}
+    return _rendered(value, depth)
+
+
+def _rendered(value: Any, depth: int) -> str:
+    """The text for everything that is not plain JSON; nested values are rendered within it."""
+
+    def inner(part: Any) -> str:
+        described = _describe(part, depth + 1)
+        return described if isinstance(described, str) and type(part) is not str else repr(described)
+
+    if type(value) in (list, tuple):
+        opening, closing = "[]" if type(value) is list else "()"
+        return opening + ", ".join(map(inner, value)) + closing
+    if type(value) is dict:
+        return "{" + ", ".join(f"{inner(k)}: {inner(v)}" for k, v in value.items()) + "}"
+    if type(value) in (set, frozenset):
+        return f"{type(value).__name__}({', '.join(sorted(map(inner, value)))})"
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = ", ".join(f"{f.name}={inner(getattr(value, f.name))}" for f in dataclasses.fields(value))
+        return f"{type(value).__qualname__}({fields})"
+    if isinstance(
+        value, (float, complex, bytes, datetime.date, datetime.time, datetime.timedelta, uuid.UUID, range)
+    ):
+        return repr(value)
+    if isinstance(value, os.PathLike):
+        return f"Path({os.fspath(value)!r})"
+    array = _as_array(value)
+    if array is not None:
+        digest = _digest(np.ascontiguousarray(array).tobytes())
+        return f"{type(value).__name__}({array.dtype}{list(array.shape)}, sha256:{digest})"
+    if inspect.isroutine(value) or isinstance(value, type):
+        return _function(value)
+    return _by_repr(value)
+
+
+def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
+    if isinstance(value, (np.ndarray, np.generic)):
+        array = np.asarray(value)
+        return None if array.dtype.hasobject else array
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.Tensor):
+        raw: np.ndarray[Any, Any] = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        header = np.frombuffer(f"{value.dtype}{tuple(value.shape)}".encode(), np.uint8)
+        return np.concatenate([header, raw])
+    return None
+
+
+def _function(value: Any) -> str:
+    name = qualified_name(value)
+    if "<lambda>" not in name and "<locals>" not in name:
+        return name
+    digest = source_digest(value)
+    if digest is None or getattr(value, "__closure__", None):
+        raise _NoDescription(f"{name}, a function made at run time,")
+    return f"{name} source:{digest}"
+
+
+def _by_repr(value: Any) -> str:
+    text = repr(value)
+    if (text.startswith("<") and " object at " in text) or " at 0x" in text:
+        raise _NoDescription(text)
+    return text
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONG else text[:_SHOWN] + "..."

@@ -1,0 +1,217 @@
+"""Which rows fulfil conditions on their labels, found without touching a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from operator import and_
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import acero
+
+from edcache.errors import LabelTypeError, OptionError
+from edcache.labels.view import Labels, Rows, checked_indices, unknown_label
+from edcache.labels.where import Column, parse_where
+
+Mask: TypeAlias = "npt.NDArray[np.bool_]"
+
+
+def matching_rows(labels: Labels, conditions: Mapping[str, object], where: object = None) -> Rows:
+    """The rows of `labels` that fulfil every condition, and `where`.
+
+    Args:
+        labels: the columns; of a `take`, the rows counted are its own.
+        conditions: column name -> a value to equal (None: is missing); a list, tuple, set or array of
+            values of which one must fit; a range; or a callable that gets the numpy column and returns a
+            bool mask.
+        where: a where-string (see `parse_where`); a pyarrow expression; a bool mask over the rows; an
+            array of rows, negative ones counted from the end; or a callable that gets the pyarrow Table and
+            returns a bool mask.
+    Returns:
+        int64 positions in [0, labels.num_rows), ascending; for an array of rows in its order, with its
+        repeats. A missing value fulfils no condition but None.
+    Raises:
+        UnknownLabelError: a column that is not there.
+        LabelTypeError: a value of another kind than its column.
+        OptionError: a mask of another length, `mask has 5 entries, the dataset 7`, or no mask at all.
+        SampleIndexError: a row outside [-n, n).
+        WhereError: a where-string that does not parse.
+    Cost: of 10 million rows, some 20 ms for one int column and 60 ms for one string column.
+    """
+    masks = _array_masks(labels, conditions)
+    expressions = _expressions(labels, conditions)
+    chosen: Rows | None = None
+    if isinstance(where, str):
+        expressions.append(parse_where(where, labels.whole_table.schema))
+    elif isinstance(where, pc.Expression):
+        expressions.append(where)
+    elif callable(where):
+        masks.append(_as_mask(where(labels.table), "where", labels.num_rows))
+    elif where is not None:
+        chosen = _mask_or_rows(where, labels, masks)
+    if expressions:
+        masks.append(_evaluate(labels, reduce(and_, expressions)))
+    return _rows(masks, chosen, labels.num_rows)
+
+
+def _rows(masks: list[Mask], chosen: Rows | None, num_rows: int) -> Rows:
+    if not masks:
+        return np.arange(num_rows, dtype=np.int64) if chosen is None else chosen
+    mask = reduce(and_, masks)
+    return np.flatnonzero(mask).astype(np.int64, copy=False) if chosen is None else chosen[mask[chosen]]
+
+
+def _expressions(labels: Labels, conditions: Mapping[str, object]) -> list[pc.Expression]:
+    schema = labels.whole_table.schema
+    columns = {name: Column(name, schema) for name in conditions}
+    return [
+        _expression(columns[name], value)
+        for name, value in conditions.items()
+        if not _needs_array(columns[name], value)
+    ]
+
+
+def _expression(column: Column, value: object) -> pc.Expression:
+    if isinstance(value, slice):
+        raise LabelTypeError(
+            f'label "{column.name}": a slice is no condition; give a value, a list of values, or '
+            f"range({value.start}, {value.stop})"
+        )
+    if isinstance(value, range):
+        return column.between(value[0], value[-1]) if value else column.one_of(())
+    value = _detached(value)
+    if isinstance(value, np.ndarray) and value.ndim > 0:
+        return column.one_of(value)
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return column.one_of(value)
+    return column.compare("==", value)
+
+
+# ------------------------------------------------------------- conditions that need the numpy column
+
+
+def _needs_array(column: Column, value: object) -> bool:
+    if not isinstance(value, range):
+        return callable(value)
+    # No float between two integers is in a range.
+    return len(value) > 1 and (value.step != 1 or bool(pa.types.is_floating(column.type)))
+
+
+def _array_masks(labels: Labels, conditions: Mapping[str, object]) -> list[Mask]:
+    masks = []
+    for name, value in conditions.items():
+        column = Column(name, labels.whole_table.schema)
+        if not _needs_array(column, value):
+            continue
+        if isinstance(value, range):
+            masks.append(_in_stepped_range(labels, column, value))
+        elif callable(value):
+            masks.append(_as_mask(value(labels[name]), f'the condition on label "{name}"', labels.num_rows))
+    return masks
+
+
+def _in_stepped_range(labels: Labels, column: Column, wanted: range) -> Mask:
+    if wanted.step < 0:
+        wanted = wanted[::-1]
+    mask = _evaluate(labels, column.between(wanted[0], wanted[-1]))
+    rows = np.flatnonzero(mask)
+    mask[rows] = _on_step(labels[column.name][rows], wanted)
+    return mask
+
+
+def _on_step(values: npt.NDArray[Any], wanted: range) -> npt.NDArray[Any]:
+    """Which of the values, all between the first and the last of `wanted`, are in it."""
+    small = wanted[0] > -(2**31) and wanted[-1] < 2**31
+    if small and values.dtype.kind in "iuf":
+        return np.asarray((values.astype(np.float64) - wanted[0]) % wanted.step == 0)
+    found = (value == int(value) and int(value) in wanted for value in values.tolist())
+    return np.fromiter(found, dtype=bool, count=len(values))
+
+
+# --------------------------------------------------------------------------------- masks and rows
+
+
+def _mask_or_rows(where: object, labels: Labels, masks: list[Mask]) -> Rows | None:
+    """Append the mask that `where` is, or return the rows that it lists."""
+    array = _as_array(where)
+    if array.ndim == 1 and array.dtype.kind in "iu":
+        return checked_indices(array, labels.num_rows)
+    if array.ndim == 1 and not array.size and array.dtype.kind == "f":
+        return array.astype(np.int64)  # numpy's dtype for an empty list
+    masks.append(_as_mask(where, "where", labels.num_rows))
+    return None
+
+
+def _as_mask(value: object, what: str, num_rows: int) -> Mask:
+    mask = _as_array(value)
+    if mask.dtype.kind != "b" or mask.ndim != 1:
+        raise OptionError(
+            f"{what} gave a {type(value).__name__} of {mask.dtype} with {mask.ndim} dimensions; it takes or "
+            f"returns a 1-dim bool mask with one entry per sample" + _WHERE_FORMS * (what == "where")
+        )
+    if len(mask) != num_rows:
+        raise OptionError(f"mask has {len(mask)} entries, the dataset {num_rows}")
+    return mask
+
+
+_WHERE_FORMS = ", an array of indices, a where-string, a pyarrow expression or a callable over the Table"
+
+
+def _as_array(value: Any) -> npt.NDArray[Any]:
+    value = _detached(value)
+    if isinstance(value, (pa.Array, pa.ChunkedArray)):
+        if pa.types.is_boolean(value.type) and value.null_count:
+            value = value.fill_null(False)
+        return np.asarray(
+            value.to_numpy() if isinstance(value, pa.ChunkedArray) else value.to_numpy(zero_copy_only=False)
+        )
+    return np.asarray(value)
+
+
+def _detached(value: Any) -> Any:
+    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+
+
+# -------------------------------------------------------------------------------------- expressions
+
+
+def _evaluate(labels: Labels, expression: pc.Expression) -> Mask:
+    """The rows of `labels` for which the expression is true, as a mask of its own memory."""
+    rows = labels.rows
+    whole = labels.whole_table
+    if rows is None:
+        return _evaluate_table(whole, expression)
+    # To take the rows of every column costs more than to compare all rows of one.
+    if 4 * len(rows) >= whole.num_rows:
+        return _evaluate_table(whole, expression)[rows]
+    return _evaluate_table(labels.table, expression)
+
+
+def _evaluate_table(table: pa.Table, expression: pc.Expression) -> Mask:
+    plan = acero.Declaration.from_sequence(
+        [
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
+            acero.Declaration("project", acero.ProjectNodeOptions([expression], ["mask"])),
+        ]
+    )
+    try:
+        # One thread: several would return the rows in another order.
+        mask = plan.to_table(use_threads=False).column("mask")
+    except pa.ArrowInvalid as error:
+        raise _refused(error, table) from error
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        raise LabelTypeError(f"pyarrow cannot evaluate this expression over the labels: {error}") from error
+    if not pa.types.is_boolean(mask.type):
+        raise LabelTypeError(f"the expression gives {mask.type}, not true or false; compare it with a value")
+    return np.array(pc.fill_null(mask, False).to_numpy(), dtype=bool)
+
+
+def _refused(error: pa.ArrowInvalid, table: pa.Table) -> Exception:
+    found = str(error).partition("No match for FieldRef.Name(")[2]
+    if found:
+        return unknown_label(found.partition(")")[0], table.column_names)
+    return LabelTypeError(f"pyarrow cannot evaluate this expression over the labels: {error}")

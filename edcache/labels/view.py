@@ -1,0 +1,302 @@
+"""The label columns of a dataset as numpy arrays, one value per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from edcache.errors import (
+    LabelTypeError,
+    MissingDependencyError,
+    OptionError,
+    SampleIndexError,
+    UnknownLabelError,
+)
+
+Rows: TypeAlias = "npt.NDArray[np.int64]"
+
+
+class Labels(Mapping[str, npt.NDArray[Any]]):
+    """Label columns by name: `labels["label"]` is a numpy array, one value per sample.
+
+    Args:
+        table: the label table, row i = sample i; or a callable that returns it, called once, at the
+            first question that needs it.
+        indices: the rows that this view consists of, in its order; all rows if None.
+        num_rows: the samples of the whole dataset, for an archive without labels, whose table cannot say.
+
+    Arrays are read-only and shared: a zero-copy view of the table where Arrow's layout is numpy's (ints,
+    floats, date-times; equally long lists as 2-D), otherwise a copy made once per column.
+    A missing value is nan among floats, NaT among times, and None in an object array elsewhere.
+    """
+
+    def __init__(
+        self,
+        table: pa.Table | Callable[[], pa.Table] | _Whole,
+        indices: npt.ArrayLike | None = None,
+        *,
+        num_rows: int | None = None,
+    ) -> None:
+        self._whole = table if isinstance(table, _Whole) else _Whole(table, num_rows)
+        self._rows: Rows | None = None
+        self._pending: tuple[npt.NDArray[Any], ...] = () if indices is None else (_as_indices(indices),)
+        self._columns: dict[str, npt.NDArray[Any]] = {}
+        self._table: pa.Table | None = None
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """The column `name`, read-only.
+
+        Raises:
+            UnknownLabelError: `no label "lable"; this archive has: label, split`.
+        """
+        if name not in self._columns:
+            self._columns[name] = self._column(name)
+        return self._columns[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole.table.column_names)
+
+    def __len__(self) -> int:
+        """The number of columns; `num_rows` counts the samples."""
+        return len(self._whole.table.column_names)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._whole.table.column_names
+
+    # A Mapping would compare arrays and be unhashable.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        columns = ", ".join(f"{field.name}: {field.type}" for field in self._whole.table.schema)
+        return f"Labels({columns or 'no columns'}; {self.num_rows} rows)"
+
+    @property
+    def num_rows(self) -> int:
+        """The number of samples in this view."""
+        if self._pending:
+            return len(self._pending[-1])
+        return self._whole.num_rows if self._rows is None else len(self._rows)
+
+    @property
+    def table(self) -> pa.Table:
+        """The columns as a pyarrow Table; for a `take` a copy of its rows, made once."""
+        if self._table is None:
+            rows = self.rows
+            self._table = self._whole.table if rows is None else _taken(self._whole.table, rows)
+        return self._table
+
+    @property
+    def whole_table(self) -> pa.Table:
+        """The table of the whole dataset, whatever was taken."""
+        return self._whole.table
+
+    @property
+    def rows(self) -> Rows | None:
+        """int64 [num_rows]: the row of `whole_table` for each row of this view; None if it is all of them.
+
+        Raises:
+            SampleIndexError: an index outside [-n, n), found at the first use of a lazy `take`.
+        """
+        for step in self._pending:
+            self._rows = _composed(self._rows, step, self._whole.num_rows)
+        self._pending = ()
+        return self._rows
+
+    def take(self, indices: npt.ArrayLike) -> Labels:
+        """The view of the given rows of this view, in their order, repeats allowed; nothing is read yet.
+
+        Args:
+            indices: integers in [-num_rows, num_rows). Not copied: do not change them afterwards.
+        """
+        taken = Labels(self._whole)
+        taken._rows = self._rows
+        taken._pending = (*self._pending, _as_indices(indices))
+        return taken
+
+    def to_pandas(self) -> Any:
+        """The columns as a pandas DataFrame, row i = sample i of this view."""
+        try:
+            import pandas  # noqa: F401
+        except ImportError:
+            raise MissingDependencyError(
+                "labels.to_pandas() needs pandas; install it with: pip install edcache[pandas]"
+            ) from None
+        return self.table.to_pandas()
+
+    def counts(self, name: str) -> dict[Any, int]:
+        """How often each value of the column occurs, most frequent first; None counts missing values."""
+        column = self.column(name)
+        if pa.types.is_nested(column.type):
+            raise LabelTypeError(f'label "{name}" is {column.type}; counts() needs a column of single values')
+        counted = pc.value_counts(column)
+        values = to_numpy(counted.field("values"), nullable=column.null_count > 0)
+        numbers = counted.field("counts").to_pylist()
+        # Of times, numpy keeps what Python's types would round.
+        keys = list(values) if values.dtype.kind in "mM" else values.tolist()
+        if column.null_count:
+            keys = _with_none(keys, counted.field("values"))
+        return dict(sorted(zip(keys, numbers, strict=True), key=lambda pair: -pair[1]))
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """The column as Arrow has it."""
+        column = self._whole.column(name)
+        rows = self.rows
+        return column if rows is None else column.take(pa.array(rows))
+
+    def _column(self, name: str) -> npt.NDArray[Any]:
+        rows = self.rows
+        if rows is None:
+            return self._whole.array(name)
+        if _is_text(self._whole.column(name).type):
+            # Objects for the taken rows alone: the whole column would be millions of str.
+            return _read_only(to_numpy(_one_chunk(self.column(name)), nullable=False))
+        return _read_only(self._whole.array(name)[rows])
+
+
+class _Whole:
+    """The table of the whole dataset and its columns as numpy, shared by every view of it."""
+
+    def __init__(self, table: pa.Table | Callable[[], pa.Table], num_rows: int | None) -> None:
+        self._source = table
+        self._num_rows = num_rows
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+
+    @property
+    def table(self) -> pa.Table:
+        if callable(self._source):
+            self._source = self._source()
+        return self._source
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.table.num_rows) if self._num_rows is None else self._num_rows
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        if name not in self.table.column_names:
+            raise unknown_label(name, self.table.column_names)
+        column = self.table.column(name)
+        return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+    def array(self, name: str) -> npt.NDArray[Any]:
+        if name not in self._arrays:
+            column = self.column(name)
+            self._arrays[name] = _read_only(to_numpy(_one_chunk(column), nullable=column.null_count > 0))
+        return self._arrays[name]
+
+
+def unknown_label(name: object, known: Sequence[str]) -> UnknownLabelError:
+    """The error for a column that is not there, with those that are."""
+    if known:
+        return UnknownLabelError(f'no label "{name}"; this archive has: {", ".join(known)}')
+    return UnknownLabelError(
+        f'no label "{name}"; this archive has no labels; build it with in_memory_keys=["{name}"]'
+    )
+
+
+def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:
+    """One Arrow array as numpy, a view of the same memory where the layouts agree.
+
+    Args:
+        array: any type; a list column becomes 2-D if its lists are equally long numbers, else objects.
+        nullable: whether the column as a whole has missing values, which decides the dtype.
+    """
+    kind = array.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _lists_to_numpy(array, nullable)
+    if nullable and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        return _objects_with_none(array)
+    if pa.types.is_null(kind):
+        return np.full(len(array), None, dtype=object)
+    result: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
+    return result
+
+
+def _objects_with_none(array: pa.Array) -> npt.NDArray[Any]:
+    filler = pa.scalar(False) if pa.types.is_boolean(array.type) else pa.scalar(0, array.type)
+    values: npt.NDArray[Any] = array.fill_null(filler).to_numpy(zero_copy_only=False).astype(object)
+    values[array.is_null().to_numpy(zero_copy_only=False)] = None
+    return values
+
+
+def _lists_to_numpy(array: pa.Array, nullable: bool) -> npt.NDArray[Any]:
+    flat = array.flatten()
+    kind = flat.type
+    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
+    values = to_numpy(flat, nullable=flat.null_count > 0)
+    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    if numeric and not nullable and not flat.null_count and (not len(array) or np.all(lengths == lengths[0])):
+        return np.reshape(values, (len(array), int(lengths[0]) if len(array) else 0))
+    return _ragged(values, lengths, array.is_null().to_numpy(zero_copy_only=False))
+
+
+def _ragged(
+    values: npt.NDArray[Any], lengths: npt.NDArray[Any], missing: npt.NDArray[np.bool_]
+) -> npt.NDArray[Any]:
+    values.flags.writeable = False
+    ends = np.cumsum(lengths, dtype=np.int64).tolist()
+    rows = np.empty(len(lengths), dtype=object)
+    for i, (end, length) in enumerate(zip(ends, lengths.tolist(), strict=True)):
+        rows[i] = None if missing[i] else values[end - length : end]
+    return rows
+
+
+def _with_none(keys: list[Any], values: pa.Array) -> list[Any]:
+    missing = values.is_null().to_pylist()
+    return [None if gone else key for key, gone in zip(keys, missing, strict=True)]
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
+    return bool(large or pa.types.is_string(kind) or pa.types.is_binary(kind))
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.flags.writeable = False
+    return array
+
+
+def _taken(table: pa.Table, rows: Rows) -> pa.Table:
+    return table.take(pa.array(rows)) if table.num_columns else table
+
+
+def _as_indices(indices: npt.ArrayLike) -> npt.NDArray[Any]:
+    array = np.asarray(indices)
+    if array.ndim == 1 and (array.dtype.kind in "iu" or not array.size):
+        return array if array.size else array.astype(np.int64)
+    raise OptionError(
+        f"labels.take() got an array of {array.dtype} with {array.ndim} dimensions; give a 1-dim array of "
+        f"integers, for a bool mask numpy.flatnonzero(mask)"
+    )
+
+
+def _composed(rows: Rows | None, step: npt.NDArray[Any], whole: int) -> Rows:
+    positions = checked_indices(step, whole if rows is None else len(rows))
+    return positions if rows is None else rows[positions]
+
+
+def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
+    """Indices as int64 in [0, length), negative ones counted from the end.
+
+    Raises:
+        SampleIndexError: the first bad entry, as `indices[3] = 12 not in [-10, 10)`.
+    """
+    if not indices.size:
+        return indices.astype(np.int64)
+    low, high = int(indices.min()), int(indices.max())
+    if low < -length or high >= length:
+        at = int(np.flatnonzero((indices < -length) | (indices >= length))[0])
+        raise SampleIndexError(f"indices[{at}] = {indices[at]} not in [-{length}, {length})")
+    rows = indices.astype(np.int64, copy=False)
+    return np.where(rows < 0, rows + length, rows) if low < 0 else rows

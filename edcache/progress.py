@@ -1,0 +1,72 @@
+"""Progress as a person sees it: one bar, live, on a terminal; silence where nobody looks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from types import TracebackType
+from typing import Any
+
+from tqdm.auto import tqdm
+
+logger = logging.getLogger("edcache")
+
+
+class Progress:
+    """A bar over the samples that are missing, with what was kept from before.
+
+    Args:
+        what: what is being filled, such as the archive's name.
+        kept, total: samples present at the start, samples of the dataset.
+        show: True always, False never, None on a terminal. EDCACHE_PROGRESS=0 or 1 decides where
+            show is None. On ranks other than 0 nothing shows unless asked for.
+    """
+
+    def __init__(self, what: str, kept: int, total: int, show: bool | None) -> None:
+        self.samples = 0
+        if kept and show is not False and os.environ.get("EDCACHE_PROGRESS") != "0" and _is_first_rank():
+            print(f"{what}: {kept:,} of {total:,} already cached", file=sys.stderr, flush=True)
+        elif kept:
+            logger.info("%s: %s of %s already cached", what, f"{kept:,}", f"{total:,}")
+        self._bar: Any = tqdm(
+            total=total - kept,
+            desc=f"caching {what}",
+            unit=" samples",
+            disable=not _shown(show),
+            dynamic_ncols=True,
+            smoothing=0.1,
+        )
+
+    def advance(self, samples: int, nbytes: int) -> None:
+        """Some more samples were computed, of so many bytes in all of this process so far."""
+        self.samples += samples
+        self._bar.update(samples)
+        if not self._bar.disable and self._bar.format_dict["elapsed"] > 0:
+            rate = nbytes / self._bar.format_dict["elapsed"] / 1e6
+            self._bar.set_postfix_str(f"{rate:,.1f} MB/s", refresh=False)
+
+    def found(self, samples: int) -> None:
+        """Some samples turned out to be there already, published by somebody else."""
+        self._bar.update(samples)
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+
+def _shown(show: bool | None) -> bool:
+    if show is not None:
+        return show
+    said = os.environ.get("EDCACHE_PROGRESS")
+    if said is not None:
+        return said != "0"
+    return _is_first_rank() and sys.stderr.isatty()
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"

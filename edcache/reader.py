@@ -1,0 +1,388 @@
+"""Read an archive: map it, locate records, check and decode them. No lock, no write, no thread.
+
+A reader is a path, a uuid and a few options. Its mapping and index exist per process, made at the
+first use; a fork inherits them, which is safe because nothing here has a file position, and a
+pickle leaves them behind.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache import format
+from edcache.codec import Decoder
+from edcache.codec.compression import decompress
+from edcache.contents import Contents, merge, read_amendment, read_table
+from edcache.durable import File
+from edcache.errors import (
+    ArchiveClosedError,
+    CodecError,
+    CorruptArchiveError,
+    CorruptRecordError,
+    MissingSampleError,
+    OptionError,
+    SampleIndexError,
+    StaleArchiveError,
+)
+from edcache.format import Head, Header
+from edcache.labels.tables import Dictionary, IndexTable, Records, parse_index, parse_labels, spread
+
+VERIFY_CHOICES: Final = ("touch", "always", "never")
+
+
+class Reader:
+    """Random access to the samples of one archive, sealed or still growing.
+
+    Args:
+        path: the archive. Nothing is opened before the first use.
+        verify: when a record's crc32 is checked: "touch" at its first read in this process,
+            "always" at every read, "never".
+        allow_pickle: read records that are pickles, which run whatever code their author chose.
+    Raises, at the first use:
+        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
+        StaleArchiveError: unpickled in a process where the path leads to another archive.
+
+    Cost: a sealed archive opens in the time to checksum its index (26 bytes a sample), whatever
+    its size; an unsealed one reads the table of every chunk. No object per sample is made.
+    Safety: threads, fork, spawn, forkserver. A pickle has under 2 kB whatever the archive's size.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, verify: str = "touch", allow_pickle: bool = False
+    ) -> None:
+        if verify not in VERIFY_CHOICES:
+            raise OptionError(f"verify={verify!r}; choose one of {', '.join(map(repr, VERIFY_CHOICES))}")
+        self.path = os.fspath(path)
+        self.verify = verify
+        self.allow_pickle = allow_pickle
+        self._uuid: bytes | None = None
+        self._attached: _Attached | None = None
+        self._closed = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_attached": None, "_uuid": self.head.uuid}
+
+    def __repr__(self) -> str:
+        return f"Reader({self.path!r})"
+
+    def __len__(self) -> int:
+        return self._here.contents.index.length
+
+    @property
+    def head(self) -> Head:
+        """What the archive says about itself."""
+        return self._here.head
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the archive was sealed when it was opened or last refreshed."""
+        return self._here.sealed
+
+    @property
+    def chunks(self) -> int | None:
+        """Number of chunks, where the chain was walked; None for a sealed archive."""
+        return self._here.chunks
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file, as mapped."""
+        return len(self._here.view)
+
+    @property
+    def records(self) -> Records:
+        """Where each record lies: arrays over mapped memory where the archive is sealed, read only."""
+        return self._here.contents.index.records
+
+    @property
+    def schemas(self) -> Sequence[str]:
+        """The schema texts that `records.schema` numbers."""
+        return self._here.contents.index.schemas
+
+    def missing(self) -> npt.NDArray[np.int64]:
+        """The indices without a record, sorted: int64 [k], a copy."""
+        index = self.records.index
+        if index is None:
+            return np.empty(0, np.int64)
+        absent = np.ones(len(self), bool)
+        absent[index] = False
+        return np.flatnonzero(absent)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every index has a record."""
+        return self.records.index is None
+
+    def read(self, index: int, copy: bool = True) -> Any:
+        """Decode one sample.
+
+        Args:
+            index: in [0, len(self)).
+            copy: True returns memory that the caller owns. False returns arrays over the mapped
+                file where nothing is compressed; writing to them is an error or undefined.
+        Raises:
+            SampleIndexError: out of range. MissingSampleError: no record yet.
+            CorruptRecordError: "train.zip: record 17 at offset 4,096: crc32 0x1c291ca3, the index
+                says 0x9ae0daf0; ...".
+            PickleRefusedError, UnregisteredTypeError: the record needs what was not allowed.
+        """
+        here = self._here
+        row = here.row(index)
+        data = here.record(row, self.verify)
+        try:
+            return here.decoder(row, self.allow_pickle).decode(data, copy=copy)
+        except CodecError as error:
+            raise type(error)(f"{self.path}: sample {index}: {error}") from error
+        except CorruptRecordError as error:
+            raise CorruptRecordError(f"{here.place(row)}: {error}") from error
+
+    def labels(self) -> Any:
+        """The label table: row i is sample i, null where it has no record yet. A pyarrow Table.
+
+        Cost: the first call in a process checksums labels.arrow; columns alias the mapped file.
+        """
+        return self._here.labels()
+
+    def refresh(self) -> bool:
+        """Look again at a file that may have grown; says whether anything changed.
+
+        Arrays and samples handed out before stay what they were.
+
+        Raises:
+            StaleArchiveError: the path now leads to another file.
+        """
+        before = self._here
+        found = before.look_again()
+        if found is None:
+            return False
+        self._attached = found
+        return True
+
+    def close(self) -> None:
+        """Let go of the file; memory that was handed out stays valid. Idempotent."""
+        self._closed = True
+        attached, self._attached = self._attached, None
+        if attached is not None:
+            attached.file.close()
+
+    @property
+    def _here(self) -> _Attached:
+        # Two threads may both attach; either result serves, so no lock that a fork could freeze.
+        attached = self._attached
+        if attached is None:
+            attached = self._attach()
+            self._attached = attached
+        return attached
+
+    def _attach(self) -> _Attached:
+        if self._closed:
+            raise ArchiveClosedError(f"{self.path}: closed; open it again to read")
+        file = File.open(self.path, "r")
+        try:
+            attached = _Attached(file)
+            if self._uuid not in (None, attached.head.uuid):
+                raise StaleArchiveError(
+                    f"{self.path}: another archive is here now than the one that was opened; open it again"
+                )
+        except BaseException:
+            file.close()
+            raise
+        self._uuid = attached.head.uuid
+        return attached
+
+
+class _Attached:
+    """A reader's hold on the file in one process: mapping, index, decoders, what was verified."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.path = file.path
+        size = file.size()
+        self.head, self._first = format.read_head(file.pread, self.path)
+        # access= works on every platform; the mapping outlives the descriptor.
+        self.view = memoryview(mmap.mmap(file.fd, size, access=mmap.ACCESS_READ))
+        self._seal = format.read_seal(self._pread, size, self.head.uuid)
+        self.chunks: int | None = None
+        self.damaged: list[str] = []
+        self.contents = self._sealed_contents() if self._seal else self._walked_contents()
+        self._prepare()
+
+    @property
+    def sealed(self) -> bool:
+        return self._seal is not None
+
+    def _pread(self, offset: int, nbytes: int) -> bytes:
+        return bytes(self.view[offset : offset + nbytes])
+
+    def _sealed_contents(self) -> Contents:
+        assert self._seal is not None
+        header = self._seal[0]
+        index = parse_index(self._checked(header, "index.arrow"), header.samples)
+        return Contents(index, None)
+
+    def _checked(self, header: Header, name: str) -> memoryview:
+        data = self.view[header.payload_offset : header.payload_end]
+        if format.crc32(data) != header.payload_crc:
+            raise CorruptArchiveError(
+                f"{self.path}: {name} at offset {header.offset:,} fails its crc32; the samples are not "
+                f'lost: open the archive with CacheWriter(..., mode="a") after "edcache verify {self.path}"'
+            )
+        return data
+
+    def _walked_contents(self) -> Contents:
+        length = self.head.length
+        chunks, dictionaries = [], []
+        self._end = self._first
+        for header in format.walk(self._pread, len(self.view), self.head.uuid, self._first):
+            self._end = format.after(header)
+            if header.kind == format.KIND_CHUNK:
+                chunks.append(header)
+            elif header.kind == format.KIND_DICTIONARY:
+                dictionaries.append(header)
+            elif header.kind == format.KIND_AMENDMENT:
+                length = read_amendment(self._pread, header, self.path).get("length", length)
+        self.chunks = len(chunks)
+        return merge(self._sound_tables(chunks), dictionaries, length, self.path)
+
+    def _sound_tables(self, chunks: list[Header]) -> Any:
+        for header in chunks:
+            try:
+                yield header, read_table(self._pread, header, self.path)
+            except CorruptArchiveError as error:
+                # A power cut may leave a header without its payload: those samples are missing.
+                self.damaged.append(str(error))
+
+    def _prepare(self) -> None:
+        index: IndexTable = self.contents.index
+        records = index.records
+        self._rows = len(records.offset)
+        # Reading one element of a memoryview costs half of what numpy takes.
+        self._offset, self._nbytes = records.offset.data, records.nbytes.data
+        self._crc32, self._schema = records.crc32.data, records.schema.data
+        self._raw_nbytes = None if records.raw_nbytes is None else records.raw_nbytes.data
+        self._index = records.index
+        self._touched = bytearray(self._rows + 7 >> 3)
+        self._decoders: dict[tuple[int, bool], Decoder] = {}
+        self._labels: Any = None
+        self._dictionaries: list[bytes] | None = None
+
+    def row(self, index: int) -> int:
+        """The row of the index table that holds a sample."""
+        length = self.contents.index.length
+        if not 0 <= index < length:
+            raise SampleIndexError(f"{self.path}: index {index} not in [0, {length:,})")
+        if self._index is None:
+            return index
+        row = int(np.searchsorted(self._index, index))
+        if row == len(self._index) or self._index[row] != index:
+            raise MissingSampleError(
+                f"{self.path}: sample {index} has no record yet ({self._rows:,} of {length:,} have); "
+                "fill it with warmup() on a dataset that has its source"
+            )
+        return row
+
+    def place(self, row: int) -> str:
+        """Names a record in messages."""
+        index = row if self._index is None else int(self._index[row])
+        return f"{self.path}: record {index} at offset {self._offset[row]:,}"
+
+    def record(self, row: int, verify: str) -> memoryview:
+        """The bytes of a record before compression, checked as `verify` says."""
+        offset, nbytes = self._offset[row], self._nbytes[row]
+        end = offset + nbytes
+        if end > len(self.view):
+            raise CorruptRecordError(
+                f"{self.place(row)}: it ends at {end:,}, the file at {len(self.view):,}; "
+                f'run "edcache verify {self.path}"'
+            )
+        data = self.view[offset:end]
+        if verify != "never":
+            self._verify(row, data, verify == "always")
+        if self._raw_nbytes is None:
+            return data
+        return self._decompressed(row, data)
+
+    def _verify(self, row: int, data: memoryview, always: bool) -> None:
+        bit = 1 << (row & 7)
+        if self._touched[row >> 3] & bit and not always:
+            return
+        found = format.crc32(data)
+        if found != self._crc32[row]:
+            raise CorruptRecordError(
+                f"{self.place(row)}: crc32 {found:#010x}, the index says {self._crc32[row]:#010x}; "
+                f'run "edcache verify {self.path}"'
+            )
+        self._touched[row >> 3] |= bit
+
+    def _decompressed(self, row: int, data: memoryview) -> memoryview:
+        assert self._raw_nbytes is not None
+        try:
+            return memoryview(decompress(data, self._raw_nbytes[row], self.dictionaries()))
+        except CorruptRecordError as error:
+            raise CorruptRecordError(f"{self.place(row)}: {error}") from error
+
+    def dictionaries(self) -> list[bytes]:
+        """The compression dictionaries, read and checked once per process."""
+        if self._dictionaries is None:
+            self._dictionaries = [self._dictionary(entry) for entry in self.contents.index.dictionaries]
+        return self._dictionaries
+
+    def _dictionary(self, entry: Dictionary) -> bytes:
+        data = self._pread(entry.offset, entry.nbytes)
+        if len(data) != entry.nbytes or format.crc32(data) != entry.crc32:
+            raise CorruptArchiveError(
+                f"{self.path}: the compression dictionary at offset {entry.offset:,} fails its crc32"
+            )
+        return data
+
+    def decoder(self, row: int, allow_pickle: bool) -> Decoder:
+        """The decoder for a record's schema, compiled once per process."""
+        key = self._schema[row], allow_pickle
+        decoder = self._decoders.get(key)
+        if decoder is None:
+            schemas = self.contents.index.schemas
+            if key[0] >= len(schemas):
+                raise CorruptRecordError(f"{self.place(row)}: schema {key[0]} of {len(schemas)}")
+            decoder = self._decoders[key] = Decoder(schemas[key[0]], allow_pickle=allow_pickle)
+        return decoder
+
+    def labels(self) -> Any:
+        """The label table with one row per sample."""
+        if self._labels is None:
+            index = self.contents.index
+            table = self.contents.labels if self._seal is None else self._sealed_labels(self._seal[1])
+            self._labels = spread(table, index.records.index, index.length)
+        return self._labels
+
+    def _sealed_labels(self, header: Header) -> Any:
+        try:
+            return parse_labels(self._checked(header, "labels.arrow"), header.samples)
+        except CorruptArchiveError as error:
+            raise CorruptArchiveError(f"{self.path}: {error}") from error
+
+    def _has_changed(self, size: int) -> bool:
+        # The size alone does not tell: a torn tail may have been cut and the bytes used for a chunk.
+        if size != len(self.view) or self.sealed:
+            return size != len(self.view)
+        return next(format.walk(self._pread, size, self.head.uuid, self._end), None) is not None
+
+    def look_again(self) -> _Attached | None:
+        """A new hold on the file if it changed, else None."""
+        file = File.open(self.path, "r")
+        try:
+            if file.identity() != self.file.identity():
+                raise StaleArchiveError(
+                    f"{self.path}: the file was replaced since it was opened; open it again"
+                )
+            if not self._has_changed(file.size()):
+                file.close()
+                return None
+            return _Attached(file)
+        except BaseException:
+            file.close()
+            raise

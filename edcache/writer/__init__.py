@@ -1,0 +1,15 @@
+"""Append samples to an archive, and seal it (format.py section 5).
+
+    chunk.py     ChunkBuilder: samples -> one chunk in memory; takes no lock
+    appender.py  Appender: the archive open for appending: lock, catch up, publish, seal
+    batcher.py   ChunkWriter: the two together, with compression and the size of a chunk
+    cache.py     CacheWriter: for anyone who has samples
+
+Imports run upwards in this list only.
+"""
+
+from edcache.writer.appender import Appender
+from edcache.writer.batcher import ChunkWriter
+from edcache.writer.cache import CacheWriter, adopt_labels, new_head, start_replacing
+
+__all__ = ["Appender", "CacheWriter", "ChunkWriter", "adopt_labels", "new_head", "start_replacing"]

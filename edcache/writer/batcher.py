@@ -1,0 +1,87 @@
+"""Samples in, chunks of the wanted size published: builder, compression and appender together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from edcache.codec import Encoder
+from edcache.codec.compression import Compression, train_dictionary
+from edcache.errors import OptionError
+from edcache.labels.columns import LabelSpec
+from edcache.writer.appender import Appender
+from edcache.writer.chunk import CHUNK_NBYTES, ChunkBuilder
+
+
+class ChunkWriter:
+    """Encodes samples, and publishes them as chunks of the size that was asked for.
+
+    chunk_size: most samples in a chunk, or None. chunk_nbytes: a chunk is published when its
+    records have this many bytes before compression.
+    """
+
+    def __init__(
+        self, appender: Appender, spec: LabelSpec, chunk_size: int | None, chunk_nbytes: int = CHUNK_NBYTES
+    ) -> None:
+        for name, value in (("chunk_size", chunk_size), ("chunk_nbytes", chunk_nbytes)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise OptionError(f"{name}={value!r}; give a positive integer")
+        self.appender = appender
+        self._most = chunk_size
+        self._most_nbytes = chunk_nbytes
+        expected_nbytes = min(chunk_nbytes, CHUNK_NBYTES) + (CHUNK_NBYTES >> 3)
+        self._builder = ChunkBuilder(Encoder(appender.head.codec), spec, expected_nbytes)
+        self._compression = Compression.parse(appender.head.compression)
+        self._dictionary: bytes | None = None
+
+    @property
+    def pending(self) -> int:
+        """Samples added and not yet published."""
+        return len(self._builder)
+
+    @property
+    def pending_nbytes(self) -> int:
+        """Bytes of their records before compression."""
+        return self._builder.nbytes
+
+    @property
+    def full(self) -> bool:
+        """Whether the pending samples make a whole chunk."""
+        pending = len(self._builder)
+        return self._builder.nbytes >= self._most_nbytes or (self._most is not None and pending >= self._most)
+
+    def add(self, index: int, sample: object) -> None:
+        """Encode a sample; the caller publishes when `full` says so, or earlier."""
+        self._builder.add(index, sample)
+
+    def publish(self, appended: bool = False) -> None:
+        """Publish the pending samples as one chunk; does nothing when there are none.
+
+        Args:
+            appended: their indices continue whatever the archive holds at that moment.
+        """
+        if not self.pending:
+            return
+        compress = self._compress()
+        self.appender.append(self._builder.take(compress, appended))
+
+    def _compress(self) -> Callable[[Any], bytes] | None:
+        compression = self._compression
+        if compression is None:
+            return None
+        if compression.dictionary and self._dictionary is None:
+            # Too few records to train on leave it None, and the next chunk tries again.
+            self._dictionary = self._shared_dictionary()
+        return partial(compression.compress, dictionary=self._dictionary)
+
+    def _shared_dictionary(self) -> bytes | None:
+        """The archive's dictionary; where there is none, train one on the pending records."""
+        self.appender.catch_up()
+        known = self.appender.dictionaries()
+        if known:
+            return known[0]
+        trained = train_dictionary(self._builder.raw_records())
+        if trained is not None:
+            self.appender.append_dictionary(trained)
+        return trained

@@ -1,0 +1,277 @@
+"""CacheWriter: an archive written sample by sample."""
+
+from __future__ import annotations
+
+import operator
+import os
+import time
+import uuid as uuid_module
+import warnings
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any
+
+from edcache import durable, format
+from edcache.codec import Encoder
+from edcache.codec.compression import Compression
+from edcache.durable import File
+from edcache.errors import (
+    ArchiveClosedError,
+    ArchiveLockedError,
+    CodecError,
+    EdcacheError,
+    LabelError,
+    OptionError,
+    SampleIndexError,
+)
+from edcache.format import Head
+from edcache.labels.columns import LabelSpec
+from edcache.writer.appender import Appender
+from edcache.writer.batcher import ChunkWriter
+from edcache.writer.chunk import CHUNK_NBYTES
+
+
+def new_head(
+    spec: LabelSpec,
+    *,
+    length: int | None = None,
+    codec: str = "native",
+    compression: str | None = None,
+    fingerprint: dict[str, Any] | None = None,
+    claim_size: int = 64,
+    uuid: bytes | None = None,
+) -> Head:
+    """The head of a new archive, its options checked."""
+    Encoder(codec)
+    Compression.parse(compression)
+    return Head(
+        uuid=uuid or uuid_module.uuid4().bytes,
+        length=length,
+        codec=codec,
+        compression=compression,
+        labels=tuple(spec.to_json().items()),
+        fingerprint=fingerprint,
+        claim_size=claim_size,
+    )
+
+
+class CacheWriter:
+    """Write an archive sample by sample, without a Dataset.
+
+    Args:
+        path: the archive.
+        mode: "x" a new archive, the path must not exist. "a" continue or grow any archive, sealed
+            or not, or make it. "w" write beside the path, under `path + ".new"`, and put it in the
+            place of what is there when it is sealed; until then readers see the old one.
+        in_memory_keys: the label columns: a list of keys, or a mapping from name to field path or
+            callable. With mode="a" they are taken from the archive, except callables.
+        codec: "native" (exact, safe), or "pickle" (any object; readers must allow it).
+        compression: None, "zstd", "zstd:19" or "zstd+dict", per record.
+        chunk_size: publish after this many samples, at the latest.
+        chunk_nbytes: publish when the records have this many bytes.
+        publish_seconds: publish at the first append after this long, so that little is lost in a
+            crash; None leaves it to the sizes, which makes the file's bytes independent of speed.
+        sync: "seal" syncs the file when it is sealed, "chunk" after every chunk, "never" not at all.
+        uuid: 16 bytes that identify the archive; random by default.
+    Raises:
+        ArchiveExistsError: mode="x" and the path exists.
+        ArchiveLockedError: another process is replacing the same path with mode="w".
+        OptionError: an option contradicts the archive that mode="a" found.
+
+    Leaving the block seals. An exception in it publishes what was appended and leaves an unsealed
+    archive, which opens as it is and which mode="a" continues. (After mode="w" that is `path +
+    ".new"`; the file at the path is untouched.)
+    Safety: one thread of one process; any number of writers may hold the same archive open.
+
+    >>> with CacheWriter("digits.zip", in_memory_keys=["label"]) as w:
+    ...     w.append({"image": image, "label": 3})
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        mode: str = "x",
+        *,
+        in_memory_keys: Any = None,
+        codec: str | None = None,
+        compression: str | None = None,
+        chunk_size: int | None = None,
+        chunk_nbytes: int = CHUNK_NBYTES,
+        publish_seconds: float | None = 2.0,
+        sync: str = "seal",
+        uuid: bytes | None = None,
+    ) -> None:
+        if mode not in ("x", "a", "w"):
+            raise OptionError(f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)")
+        self.path = os.fspath(path)
+        self._replaces = mode == "w"
+        spec = LabelSpec.parse(in_memory_keys)
+        head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
+        work = self.path + ".new" if self._replaces else self.path
+        if self._replaces:
+            self._session = start_replacing(work)
+        self._appender = Appender.open(work, head, create=mode == "x", sync=sync)
+        try:
+            spec = adopt_labels(self._appender.head, spec, work)
+            _check_option(work, "codec", codec, self._appender.head.codec)
+            _check_option(work, "compression", compression, self._appender.head.compression)
+            self._chunks = ChunkWriter(self._appender, spec, chunk_size, chunk_nbytes)
+        except BaseException:
+            self._close_files()
+            raise
+        self._publish_seconds = publish_seconds
+        self._published_at = time.monotonic()
+        self._appending = True
+
+    @property
+    def next_index(self) -> int:
+        """The index that the next `append` gets, if no other process appends meanwhile."""
+        return self._appender.end_index + (self._chunks.pending if self._appending else 0)
+
+    def append(self, sample: object) -> None:
+        """Add a sample behind the last one.
+
+        Raises:
+            UnsupportedTypeError: 'out.zip: sample 7: sample["boxes"]: cannot store set; ...'.
+            LabelError, LabelTypeError: its labels do not go with the others'.
+            StorageError: the disk is full or failing; everything published stays.
+        """
+        self._switch(appending=True)
+        self._add(self.next_index, sample)
+
+    def extend(self, samples: Iterable[object]) -> None:
+        """Append every sample of an iterable."""
+        for sample in samples:
+            self.append(sample)
+
+    def write(self, index: int, sample: object) -> None:
+        """Store a sample at an index; of two samples for one index the later is read.
+
+        Raises: as `append`, and SampleIndexError for a negative index.
+        """
+        index = operator.index(index)
+        if index < 0:
+            raise SampleIndexError(f"{self.path}: index {index}; write() takes 0 and up")
+        self._switch(appending=False)
+        self._add(index, sample)
+
+    def flush(self) -> None:
+        """Publish what was appended so far: it survives this process, and readers see it."""
+        self._chunks.publish(self._appending)
+        self._published_at = time.monotonic()
+
+    def seal(self) -> None:
+        """Publish, write index, labels and zip directory, and (mode="w") take the path's place."""
+        self.flush()
+        length = self._appender.length
+        if length is not None and self._appender.end_index > length:
+            self._appender.amend(length=self._appender.end_index)
+        self._appender.seal()
+        if self._replaces:
+            durable.replace(self._appender.path, self.path)
+
+    def close(self) -> None:
+        """Seal and let go of the file; idempotent."""
+        if self._appender.closed:
+            return
+        try:
+            self.seal()
+        finally:
+            self._close_files()
+
+    def abort(self) -> None:
+        """Publish what was appended and let go of the file without sealing it; idempotent."""
+        if self._appender.closed:
+            return
+        try:
+            self.flush()
+        finally:
+            self._close_files()
+
+    def __enter__(self) -> CacheWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+            return
+        try:
+            self.abort()
+        except EdcacheError as second:
+            warnings.warn(f"the last samples were not published: {second}", RuntimeWarning, stacklevel=2)
+
+    def _switch(self, appending: bool) -> None:
+        # A chunk holds either given indices or ones that continue the archive, never both.
+        if appending != self._appending:
+            self.flush()
+            self._appending = appending
+
+    def _add(self, index: int, sample: object) -> None:
+        if self._appender.closed:
+            raise ArchiveClosedError(f'{self.path}: this writer is closed; open the archive with mode="a"')
+        try:
+            self._chunks.add(index, sample)
+        except (CodecError, LabelError) as error:
+            raise type(error)(f"{self.path}: {error}") from error
+        if self._chunks.full or self._overdue():
+            self.flush()
+
+    def _overdue(self) -> bool:
+        limit = self._publish_seconds
+        return limit is not None and time.monotonic() - self._published_at > limit
+
+    def _close_files(self) -> None:
+        self._appender.close()
+        if self._replaces:
+            self._session.close()
+
+
+def start_replacing(work: str) -> File:
+    """Lock and empty the file that is to replace another; hold the result until it has.
+
+    Raises:
+        ArchiveLockedError: another process is at it.
+    """
+    durable.make_parent(work)
+    session = File.open(work, "a")
+    if not session.try_lock(format.LOCK_SESSION):
+        session.close()
+        raise ArchiveLockedError(f"{work}: another process is writing it; wait for it to end")
+    session.truncate(0)
+    return session
+
+
+def adopt_labels(head: Head, asked: LabelSpec, where: str) -> LabelSpec:
+    """The label columns for continuing an archive: those asked for, or those that it has.
+
+    Raises:
+        OptionError: they differ, or the archive's were made by callables and none were given.
+    """
+    names = [name for name, _ in head.labels]
+    if asked.names:
+        if list(asked.names) != names:
+            raise OptionError(
+                f"{where}: in_memory_keys={list(asked.names)}, the archive was begun with {names}; "
+                "give the same, or build a new archive"
+            )
+        return asked
+    callables = [name for name, path in head.labels if path is None]
+    if callables:
+        raise OptionError(
+            f"{where}: its labels {callables} were made by functions; pass the same in_memory_keys= again"
+        )
+    return LabelSpec.parse({name: _as_path(path) for name, path in head.labels})
+
+
+def _as_path(path: Any) -> Any:
+    return tuple(path) if isinstance(path, list) else path
+
+
+def _check_option(where: str, name: str, asked: str | None, found: str | None) -> None:
+    if asked is not None and asked != found:
+        raise OptionError(
+            f"{where}: {name}={asked!r}, the archive was begun with {found!r}; leave {name} out, "
+            "or build a new archive"
+        )

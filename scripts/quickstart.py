@@ -1,0 +1,192 @@
+"""The main job on real images: cache, be killed, resume, open, filter, read in batches."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import edcache
+
+DEBIAN = Path("/usr/share/datasets/fashion-mnist")
+CACHE = Path(os.environ.get("EDCACHE_QUICKSTART_DIR", "cache"))
+
+
+class Enlarged(Dataset):
+    """Small images, enlarged and sharpened: the part of a __getitem__ that is worth caching."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
+        self.images, self.labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, index: int) -> dict:
+        image = torch.from_numpy(self.images[index].astype(np.float32))[None, None]
+        large = torch.nn.functional.interpolate(image, scale_factor=4, mode="bicubic")
+        soft = torch.nn.functional.avg_pool2d(large, 5, stride=1, padding=2)
+        sharp = (2 * large - soft).clamp(0, 255).to(torch.uint8)
+        return {"image": sharp[0], "label": int(self.labels[index])}
+
+
+class Pictures(Dataset):
+    """A folder of image files; the class is the name of the folder that a file lies in."""
+
+    SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files = sorted(p for p in root.rglob("*") if p.suffix.lower() in self.SUFFIXES)
+        if not self.files:
+            raise SystemExit(f"{root}: no image files ({', '.join(self.SUFFIXES)}) in it")
+        self.classes = sorted({p.parent.name for p in self.files})
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> dict:
+        from PIL import Image
+
+        file = self.files[index]
+        with Image.open(file) as picture:
+            pixels = np.asarray(picture.convert("RGB").resize((224, 224)))
+        return {
+            "image": torch.from_numpy(pixels.transpose(2, 0, 1).copy()),
+            "label": self.classes.index(file.parent.name),
+            "file": str(file.relative_to(self.root)),
+        }
+
+
+@edcache.cachable(CACHE / "{data}.zip", in_memory_keys=["label"])
+def images(data: str, root: str | None = None) -> Dataset:
+    if data == "digits":
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        return Enlarged(digits.images * 16, digits.target)
+    if data == "fashion-mnist":
+        return Enlarged(*fashion_mnist(root))
+    return Pictures(Path(data))
+
+
+def fashion_mnist(root: str | None) -> tuple[np.ndarray, np.ndarray]:
+    folder = Path(root) if root else DEBIAN
+    if not root and not DEBIAN.is_dir():
+        folder = downloaded()
+    parts = [
+        (idx(folder, f"{part}-images-idx3-ubyte"), idx(folder, f"{part}-labels-idx1-ubyte"))
+        for part in ("train", "t10k")
+    ]
+    return np.concatenate([images for images, _ in parts]), np.concatenate([labels for _, labels in parts])
+
+
+def downloaded() -> Path:
+    try:
+        from torchvision.datasets import FashionMNIST
+    except ImportError:
+        raise SystemExit(
+            "Fashion-MNIST is not here: give its folder with --root, or install Debian's package "
+            "dataset-fashion-mnist, or torchvision, which downloads it"
+        ) from None
+    FashionMNIST(CACHE, download=True)
+    return CACHE / "FashionMNIST" / "raw"
+
+
+def idx(folder: Path, name: str) -> np.ndarray:
+    """An IDX file, gzipped or not: two zero bytes, type 8, the number of dimensions, big-endian sizes."""
+    file = folder / f"{name}.gz"
+    data = gzip.decompress(file.read_bytes()) if file.exists() else (folder / name).read_bytes()
+    shape = np.frombuffer(data, ">i4", data[3], 4)
+    return np.frombuffer(data, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+
+
+def fill_and_be_killed(arguments: list[str], path: str) -> float:
+    """Start the same fill in another process and SIGKILL it half-way; returns the seconds it had."""
+    began = time.perf_counter()
+    child = subprocess.Popen([sys.executable, __file__, *arguments, "--only-fill"])
+    while child.poll() is None and share_cached(path) < 0.5:
+        time.sleep(0.02)
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    return time.perf_counter() - began
+
+
+def share_cached(path: str) -> float:
+    try:
+        ds = edcache.CachedDataset.from_cache(path)
+    except edcache.EdcacheError:
+        return 0.0  # not created yet
+    return 1 - len(ds.missing) / len(ds)
+
+
+def epoch(ds: Dataset) -> tuple[int, float]:
+    began = time.perf_counter()
+    seen = sum(len(batch["label"]) for batch in DataLoader(ds, batch_size=256, shuffle=True))
+    return seen, time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--data", default="digits", help="digits, fashion-mnist, or a folder of images")
+    parser.add_argument("--root", help="the folder of Fashion-MNIST's four files")
+    parser.add_argument("--only-fill", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    call = {"data": options.data, "root": options.root}
+    if options.only_fill:
+        images(**call)
+        return
+
+    path = images.cache_path(**call)
+    Path(path).unlink(missing_ok=True)
+    print(f"1. Caching {options.data} into {path}, and killing the fill half-way with SIGKILL")
+    killed_after = fill_and_be_killed(sys.argv[1:], path)
+    left = edcache.CachedDataset.from_cache(path)
+    kept, total = len(left) - len(left.missing), len(left)
+    print(
+        f"   killed after {killed_after:.1f} s; the archive opens: {kept:,} of {total:,} samples are there\n"
+    )
+
+    print("2. The same call again")
+    began = time.perf_counter()
+    images(**call)
+    resumed = time.perf_counter() - began
+    print(f"   {kept:,} samples kept, {total - kept:,} computed, {resumed:.1f} s\n")
+
+    print("3. Opening the result without its source")
+    began = time.perf_counter()
+    ds = edcache.CachedDataset.from_cache(path)
+    opened = time.perf_counter() - began
+    print(f"   {ds!r}\n   opened in {opened * 1e3:.1f} ms, {os.path.getsize(path) / 1e6:.1f} MB\n")
+
+    chosen = int(ds.labels["label"][0])
+    began = time.perf_counter()
+    view = ds.filter(label=chosen)
+    filtered = time.perf_counter() - began
+    print(f"4. Filtering label == {chosen} without reading a sample")
+    print(f"   {len(view):,} samples in {filtered * 1e3:.1f} ms\n")
+
+    print("5. Reading it through DataLoader(ds, batch_size=256, shuffle=True)")
+    source = images.uncached(**call)
+    some = min(len(source), 500)
+    began = time.perf_counter()
+    for index in range(some):
+        source[index]
+    computing = (time.perf_counter() - began) / some * len(source)
+    for name in ("first", "second"):
+        seen, seconds = epoch(ds)
+        print(f"   {name} epoch: {seen:,} samples in {seconds:.2f} s")
+    print(f"   (without the cache an epoch takes about {computing:.1f} s)\n")
+    print(f'Look inside: .venv/bin/edcache info "{path}"; unzip -l "{path}"')
+
+
+if __name__ == "__main__":
+    main()

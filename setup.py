@@ -1,0 +1,49 @@
+from pathlib import Path
+
+from setuptools import setup
+
+setup(
+    name="edcache",
+    version="0.1.0",
+    description="A crash-safe, filterable, single-file cache for PyTorch datasets",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    packages=["edcache", "edcache.codec", "edcache.labels", "edcache.writer"],
+    package_data={"edcache": ["py.typed"]},
+    python_requires=">=3.10",
+    install_requires=[
+        "torch>=2.2",
+        "numpy>=1.24",
+        "pyarrow>=14.0.1",
+        "zstandard>=0.22",
+        "tqdm>=4.60",
+        "click>=8.1",
+        # zlib's own crc32 is the fallback where isal has no wheel.
+        'isal>=1.6; platform_machine in "x86_64 AMD64 aarch64 arm64"',
+    ],
+    extras_require={
+        "image": ["Pillow>=9"],
+        "pandas": ["pandas>=1.5"],
+        "xla": ["torch_xla>=2.2"],
+        "quickstart": ["scikit-learn>=1.3", "Pillow>=9"],
+        "test": [
+            "pytest>=8",
+            "pytest-xdist>=3.5",
+            "hypothesis>=6.100",
+            "ruff>=0.6",
+            "mypy>=1.11",
+            "Pillow>=9",
+            "pandas>=1.5",
+            "scikit-learn>=1.3",
+        ],
+    },
+    entry_points={"console_scripts": ["edcache = edcache.cli:main"]},
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+)

@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import datetime as dt
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edcache.errors import LabelTypeError, OptionError, SampleIndexError, UnknownLabelError, WhereError
+from edcache.labels.query import matching_rows
+from edcache.labels.view import Labels
+
+TABLE = pa.table(
+    {
+        "label": [3, 1, 2, 1, None, 7, 5],
+        "id": pa.array([0, 1, 2, 3, 4, 5, 2**64 - 1], pa.uint64()),
+        "split": ["train", "test", None, "test", "train", "val", "é"],
+        "score": pa.array([0.1, None, 1.5, 2.5, float("nan"), 3, 4], pa.float32()),
+        "half": pa.array(np.arange(7, dtype=np.float16)),
+        "flag": [True, False, True, None, True, False, False],
+        "raw": [b"a", b"b", None, b"a", b"", b"a", b"c"],
+        "box": [[1, 2]] * 6 + [None],
+        "day": pa.array([dt.date(2024, 1, d) for d in range(1, 8)]),
+        "when": pa.array([dt.datetime(2024, 1, d, 12) for d in range(1, 8)], pa.timestamp("s")),
+        "utc": pa.array([dt.datetime(2024, 1, d, 12) for d in range(1, 8)], pa.timestamp("us", "UTC")),
+        "took": pa.array([dt.timedelta(seconds=d) for d in range(7)], pa.duration("ms")),
+        "nothing": pa.nulls(7),
+        "coded": pa.array(["a", "b", "a", "b", "a", None, "c"]).dictionary_encode(),
+    }
+)
+LABELS = Labels(TABLE)
+
+
+def rows(where=None, **conditions):
+    found = matching_rows(LABELS, conditions, where)
+    assert found.dtype == np.int64
+    return found.tolist()
+
+
+@pytest.mark.parametrize(
+    ("conditions", "expected"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5, 6]),
+        ({"label": 1}, [1, 3]),
+        ({"label": np.int8(1)}, [1, 3]),
+        ({"label": 1.0}, [1, 3]),
+        ({"label": 1.5}, []),
+        ({"label": 10**30}, []),
+        ({"label": torch.tensor(1)}, [1, 3]),
+        ({"label": np.array(1)}, [1, 3]),
+        ({"label": None}, [4]),
+        ({"label": [1, 2]}, [1, 2, 3]),
+        ({"label": (1, None)}, [1, 3, 4]),
+        ({"label": [None]}, [4]),
+        ({"label": {1, 7}}, [1, 3, 5]),
+        ({"label": []}, []),
+        ({"label": np.array([1, 7, -1], np.int8)}, [1, 3, 5]),
+        ({"label": np.array([2**64 - 1, 1], np.uint64)}, [1, 3]),
+        ({"label": np.array([1.0, 2.5])}, [1, 3]),
+        ({"label": torch.tensor([1, 7])}, [1, 3, 5]),
+        ({"label": [1, 10**30, float("nan")]}, [1, 3]),
+        ({"label": range(1, 3)}, [1, 2, 3]),
+        ({"label": range(1, 8, 2)}, [0, 1, 3, 5, 6]),
+        ({"label": range(7, 0, -2)}, [0, 1, 3, 5, 6]),
+        ({"label": range(-(2**70), 2**70, 2**70)}, []),
+        ({"label": range(3, 3)}, []),
+        ({"label": range(3, 4)}, [0]),
+        ({"label": lambda c: np.array([v == 7 for v in c])}, [5]),
+        ({"id": 2**64 - 1}, [6]),
+        ({"id": -1}, []),
+        ({"id": range(1, 2**65, 2)}, [1, 3, 5, 6]),
+        ({"id": [-1, 2**64 - 1]}, [6]),
+        ({"split": "test"}, [1, 3]),
+        ({"split": np.str_("test")}, [1, 3]),
+        ({"split": "é"}, [6]),
+        ({"split": "\ud800"}, []),
+        ({"split": ["val", None]}, [2, 5]),
+        ({"split": np.array(["val", "é"])}, [5, 6]),
+        ({"score": 0.1}, [0]),
+        ({"score": float("nan")}, []),
+        ({"score": [float("nan"), 3]}, [5]),
+        ({"score": range(0, 5)}, [5, 6]),
+        ({"score": range(0, 5, 3)}, [5]),
+        ({"score": 10**400}, []),
+        ({"score": None}, [1]),
+        ({"half": 3}, [3]),
+        ({"half": [1, 2.0]}, [1, 2]),
+        ({"flag": True}, [0, 2, 4]),
+        ({"flag": np.False_}, [1, 5, 6]),
+        ({"flag": [True, None]}, [0, 2, 3, 4]),
+        ({"raw": b"a"}, [0, 3, 5]),
+        ({"box": None}, [6]),
+        ({"day": dt.date(2024, 1, 2)}, [1]),
+        ({"day": "2024-01-02"}, [1]),
+        ({"day": [np.datetime64("2024-01-03"), "2024-01-01"]}, [0, 2]),
+        ({"day": np.array(["2024-01-03", "NaT"], "M8[D]")}, [2]),
+        ({"day": np.datetime64("NaT")}, []),
+        ({"day": dt.datetime(2024, 1, 2, 1)}, []),
+        ({"when": "2024-01-02T12:00"}, [1]),
+        ({"when": dt.datetime(2024, 1, 2, 12, 0, 0, 5)}, []),
+        ({"when": np.datetime64("2024-01-02T12", "ns")}, [1]),
+        ({"utc": "2024-01-02T14:00:00+02:00"}, [1]),
+        ({"utc": "2024-01-02T12:00:00Z"}, [1]),
+        ({"utc": "2024-01-02T12:00:00"}, [1]),
+        ({"took": dt.timedelta(seconds=3)}, [3]),
+        ({"took": np.timedelta64(4, "s")}, [4]),
+        ({"nothing": 1}, []),
+        ({"nothing": "a"}, []),
+        ({"nothing": [1, 2]}, []),
+        ({"nothing": None}, [0, 1, 2, 3, 4, 5, 6]),
+        ({"coded": "a"}, [0, 2, 4]),
+        ({"coded": ["c", None]}, [5, 6]),
+        ({"split": "test", "label": 1, "flag": False}, [1]),
+    ],
+)
+def test_conditions(conditions, expected):
+    assert rows(**conditions) == expected
+
+
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        ({"split": 1}, r'label "split" is string; 1 is an int; compare it with a str'),
+        ({"split": [1, "a"]}, r'label "split" is string; 1 is an int'),
+        ({"split": True}, r"True is a bool"),
+        ({"label": "1"}, r"label \"label\" is int64; '1' is a str; compare it with a number"),
+        ({"label": True}, r"label \"label\" is int64; True is a bool"),
+        ({"flag": 1}, r"label \"flag\" is bool; 1 is an int; compare it with True or False"),
+        ({"raw": "a"}, r"label \"raw\" is binary; 'a' is a str; compare it with bytes"),
+        ({"box": 1}, r"label \"box\" is list<.*>; 1 is an int; such a column compares with None alone"),
+        ({"day": 3}, r"label \"day\" is date32.*; 3 is an int; compare it with a date"),
+        ({"day": "today"}, "'today' is a str"),
+        ({"day": "2024-13-45"}, "'2024-13-45' is a str"),
+        ({"when": dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)}, "the datetime is a datetime"),
+        ({"took": "2024-01-01"}, "duration"),
+        ({"label": object()}, "the object is an object"),
+        ({"label": slice(1, 3)}, r"a slice is no condition; .* range\(1, 3\)"),
+        ({"split": range(1, 3)}, "1 is an int"),
+        ({"split": range(1, 9, 2)}, "1 is an int"),
+        ({"flag": range(0, 2)}, "bool, which has no order"),
+    ],
+)
+def test_conditions_of_another_kind(conditions, message):
+    with pytest.raises(LabelTypeError, match=message):
+        rows(**conditions)
+
+
+def test_unknown_columns():
+    for value in (1, lambda c: c, range(1, 9, 2)):
+        with pytest.raises(UnknownLabelError, match='no label "lable"; this archive has: label, id'):
+            rows(lable=value)
+    with pytest.raises(UnknownLabelError, match='no label "lable"'):
+        rows(pc.field("lable") == 1)
+    with pytest.raises(UnknownLabelError, match="has no labels"):
+        matching_rows(Labels(pa.table({}), num_rows=3), {"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (None, [0, 3, 5]),
+        ("label == 1", [3]),
+        (pc.field("label") == 1, [3]),
+        (np.arange(7) < 4, [0, 3]),
+        ([True] * 4 + [False] * 3, [0, 3]),
+        (torch.arange(7) < 4, [0, 3]),
+        (pa.array([True, None, None, True, False, None, False]), [0, 3]),
+        (pa.chunked_array([[True, None], [None, True, False, None, False]]), [0, 3]),
+        (lambda table: pc.equal(table["label"], 1), [3]),
+        (lambda table: (np.arange(table.num_rows) > 3).tolist(), [5]),
+        ([5, 0, -2, 1, 5], [5, 0, 5, 5]),
+        (torch.tensor([5, 0]), [5, 0]),
+        (np.array([3], np.uint8), [3]),
+        ([], []),
+        (range(4), [0, 3]),
+    ],
+)
+def test_where_forms(where, expected):
+    assert rows(where, raw=b"a") == expected
+
+
+def test_rows_alone_keep_order_and_repeats():
+    assert rows([5, -1, 5]) == [5, 6, 5]
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "message"),
+    [
+        ([True] * 5, OptionError, "mask has 5 entries, the dataset 7"),
+        (lambda t: np.ones(5, bool), OptionError, "mask has 5 entries, the dataset 7"),
+        (lambda t: 3, OptionError, "where gave a int of int64 with 0 dimensions"),
+        ([0, 7], SampleIndexError, r"indices\[1\] = 7 not in \[-7, 7\)"),
+        ([0.5], OptionError, "where gave a list of float64 with 1 dimensions; .* a where-string"),
+        (np.ones((7, 1), bool), OptionError, "of bool with 2 dimensions"),
+        (3, OptionError, "where gave a int"),
+        (pc.field("label"), LabelTypeError, "the expression gives int64, not true or false"),
+        (pc.field("label") == "a", LabelTypeError, "pyarrow cannot evaluate this expression"),
+        ("label ==", WhereError, "expected a column or a literal"),
+    ],
+)
+def test_where_errors(where, error, message):
+    with pytest.raises(error, match=message):
+        rows(where)
+
+
+def test_a_condition_mask_is_checked():
+    with pytest.raises(OptionError, match="mask has 2 entries, the dataset 7"):
+        rows(label=lambda c: np.ones(2, bool))
+    with pytest.raises(OptionError, match='the condition on label "label" gave a ndarray of int64'):
+        rows(label=lambda c: np.ones(7, np.int64))
+
+
+def test_no_labels_still_take_a_mask():
+    labels = Labels(pa.table({}), num_rows=3)
+    assert matching_rows(labels, {}, [True, False, True]).tolist() == [0, 2]
+    assert matching_rows(labels, {}).tolist() == [0, 1, 2]
+    assert matching_rows(labels, {}, [-1]).tolist() == [2]
+
+
+# ---- against plain Python
+
+RECORDS = st.fixed_dictionaries(
+    {
+        "i": st.none() | st.integers(-3, 3),
+        "u": st.integers(0, 4),
+        "f": st.none() | st.sampled_from([-1.0, 0.0, 0.5, 2.0]),
+        "s": st.none() | st.sampled_from(["a", "b", "ab", ""]),
+        "b": st.none() | st.booleans(),
+    }
+)
+TYPES = {"i": pa.int64(), "u": pa.uint8(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_()}
+NUMBERS = st.integers(-4, 4) | st.sampled_from([-1.0, 0.5, 2.0])
+VALUES = {
+    "i": NUMBERS,
+    "u": NUMBERS,
+    "f": NUMBERS,
+    "s": st.sampled_from(["a", "b", "c", ""]),
+    "b": st.booleans(),
+}
+
+
+def as_labels(records):
+    return Labels(
+        pa.table({name: pa.array([r[name] for r in records], kind) for name, kind in TYPES.items()})
+    )
+
+
+@st.composite
+def condition(draw):
+    name = draw(st.sampled_from(list(TYPES)))
+    value = st.none() | VALUES[name]
+    many = st.lists(value, max_size=4)
+    if name in "iuf":
+        many = many | st.builds(
+            range, st.integers(-4, 4), st.integers(-4, 4), st.sampled_from([1, 2, -1, -3])
+        )
+    return name, draw(value | many)
+
+
+def fulfils(value, wanted):
+    return value in wanted if isinstance(wanted, (list, range)) else value == wanted
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(RECORDS, max_size=12), st.lists(condition(), max_size=3), st.data())
+def test_matching_rows_equals_plain_python(records, conditions, data):
+    conditions = dict(conditions)
+    # From views that are larger and smaller than the share where the whole column is compared.
+    taken = (
+        data.draw(st.none() | st.lists(st.integers(0, len(records) - 1), max_size=12)) if records else None
+    )
+    labels = as_labels(records)
+    if taken is not None:
+        labels, records = labels.take(taken), [records[i] for i in taken]
+    expected = [i for i, r in enumerate(records) if all(fulfils(r[k], v) for k, v in conditions.items())]
+    assert matching_rows(labels, conditions).tolist() == expected
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 400), st.integers(0, 5))
+def test_a_view_gives_the_same_rows_whichever_side_is_compared(size, label):
+    column = np.arange(400) % 5
+    labels = Labels(pa.table({"a": column, "s": [f"v{v}" for v in column]}))
+    picks = np.random.default_rng(size).integers(0, 400, size)
+    expected = np.flatnonzero(column[picks] == label)
+    taken = labels.take(picks)
+    for where, conditions in [(None, {"a": label}), (None, {"s": f"v{label}"}), (f"a == {label}", {})]:
+        assert np.array_equal(matching_rows(taken, conditions, where), expected)

@@ -1,0 +1,378 @@
+from __future__ import annotations
+
+import datetime as dt
+import operator
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edcache.errors import LabelTypeError, UnknownLabelError, WhereError
+from edcache.labels.query import matching_rows
+from edcache.labels.view import Labels
+from edcache.labels.where import parse_where
+
+TABLE = pa.table(
+    {
+        "label": [3, 1, 2, None, 5],
+        "small": pa.array([1, 2, 3, 4, 255], pa.uint8()),
+        "split": ["train", "test", None, "val", "tes"],
+        "score": [0.5, None, 1.5, -2.0, float("nan")],
+        "flag": [True, False, None, True, False],
+        "box": [[1]] * 5,
+        "target.size": [1, 2, 3, 4, 5],
+        "odd name": [1, 1, 2, 2, 2],
+        "in": [1, 2, 2, 2, 2],
+        "0": [9, 8, 7, 6, 5],
+        "other": [3, 3, 3, 3, 3],
+        "day": [dt.date(2024, 1, d) for d in range(1, 6)],
+        "when": pa.array([dt.datetime(2024, 1, d, 12) for d in range(1, 6)], pa.timestamp("s")),
+        "nothing": pa.nulls(5),
+        "große": [1, 2, 3, 4, 5],
+    }
+)
+
+
+def rows(text):
+    return matching_rows(Labels(TABLE), {}, text).tolist()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("label == 1", [1]),
+        ("label = 1", [1]),
+        (" label==1 ", [1]),
+        ("1 == label", [1]),
+        ("label != 1", [0, 2, 4]),
+        ("label < 3", [1, 2]),
+        ("3 > label", [1, 2]),
+        ("label >= 3", [0, 4]),
+        ("1 < label <= 3", [0, 2]),
+        ("5 > label > 1", [0, 2]),
+        ("label < 2.5", [1, 2]),
+        ("label >= 2.5", [0, 4]),
+        ("label == 2.5", []),
+        ("label != 2.5", [0, 1, 2, 4]),
+        ("label > -1", [0, 1, 2, 4]),
+        ("small < 256", [0, 1, 2, 3, 4]),
+        ("small <= 1000.5", [0, 1, 2, 3, 4]),
+        ("small > 256", []),
+        ("small > -1", [0, 1, 2, 3, 4]),
+        ("small < -0.5", []),
+        ("small != 256", [0, 1, 2, 3, 4]),
+        ("label in (1, 2)", [1, 2]),
+        ("label in [1, 2,]", [1, 2]),
+        ("label in (1)", [1]),
+        ("label in ()", []),
+        ("label in (1, None)", [1, 3]),
+        ("label in (None,)", [3]),
+        ("label not in (1, 2)", [0, 4]),
+        ("label not in (1, None)", [0, 2, 4]),
+        ("label not in ()", [0, 1, 2, 4]),
+        ("not label in (1, 2)", [0, 4]),
+        ("label is None", [3]),
+        ("label is not None", [0, 1, 2, 4]),
+        ("label == None", [3]),
+        ("None != label", [0, 1, 2, 4]),
+        ("not label == 1", [0, 2, 4]),
+        ("not not label == 1", [1]),
+        ("label == 1 or split == 'train'", [0, 1]),
+        ("label == 1 and split == 'train' or label == 2", [1 + 1]),
+        ("label == 1 OR label == 3 AND NOT split == 'test'", [0, 1]),
+        ("label IN (1) or label IS None or label NOT IN (1, 2, 3)", [1, 3, 4]),
+        ("(label == 1 or label == 2) and split == 'test'", [1]),
+        ("((label)) == (1)", [1]),
+        ("(label) in (1, 2)", [1, 2]),
+        ('(col("odd name")) == 1', [0, 1]),
+        ("(-1) < label", [0, 1, 2, 4]),
+        ("flag", [0, 3]),
+        ("not flag", [1, 4]),
+        ("(flag) and label == 3", [0]),
+        ("flag == True", [0, 3]),
+        ("flag != True", [1, 4]),
+        ("flag in (True, None)", [0, 2, 3]),
+        ("score > 0", [0, 2]),
+        ("score != 0.5", [2, 3, 4]),
+        ("score == -2", [3]),
+        ("score < 1e3", [0, 2, 3]),
+        ("score > .25", [0, 2]),
+        ("split < 'tf'", [1, 4]),
+        ('split == "te" or split == "val"', [3]),
+        (r'split == "v\"\\\n"', []),
+        ('startswith(split, "te")', [1, 4]),
+        ("startswith(split, 'te') and contains(split, 'st')", [1]),
+        ("not contains(split, 't')", [3]),
+        ('col("odd name") == 1', [0, 1]),
+        ('col("in") == 1', [0]),
+        ('col("0") > 7', [0, 1]),
+        ("target.size == 2", [1]),
+        ('startswith(col("split"), "v")', [3]),
+        ("große == 2", [1]),
+        ("label == other", [0]),
+        ("label < other", [1, 2]),
+        ("label < small", [1, 2, 4]),
+        ("day > '2024-01-02'", [2, 3, 4]),
+        ("day in ('2024-01-02', '2024-01-05')", [1, 4]),
+        ("'2024-01-02' <= day < '2024-01-04'", [1, 2]),
+        ("day < '2024-01-02T12:00'", [0, 1]),
+        ("when == '2024-01-02T12:00:00'", [1]),
+        ("when >= '2024-01-02T12:00:00.5'", [2, 3, 4]),
+        ("when < '2024-01-03'", [0, 1]),
+        ("nothing == 1", []),
+        ("nothing != 1", []),
+        ("nothing is None", [0, 1, 2, 3, 4]),
+        ("nothing in (1, 2)", []),
+    ],
+)
+def test_where(text, expected):
+    assert rows(text) == expected
+
+
+HOSTILE = [
+    "__import__('os')",
+    "__import__('os').system('true')",
+    "().__class__",
+    "label.__class__",
+    "label.__class__ == 1",
+    "label == label.real",
+    "lambda: 1",
+    "lambda x: x == 1",
+    "[x for x in (1, 2)]",
+    "{1: 2}",
+    'f"{label}" == "1"',
+    "(label := 1)",
+    "label := 1",
+    "label == 1; label == 2",
+    "label == 1 # comment",
+    "label == " + "9" * 5000,
+    "label == 18446744073709551616",
+    "label == -18446744073709551616",
+    "score == 1e400",
+    "score == -1e400",
+    "label == 0x10",
+    "label == 1_000",
+    "label == 1j",
+    "label == 1.5.2",
+    "label == 12or label == 3",
+    "(" * 51 + "label == 1" + ")" * 51,
+    "(" * 5000,
+    "not " * 2499,
+    "label == 1\0",
+    "\0",
+    "label == '\n'",
+    'label == "unclosed',
+    r'split == "\x41"',
+    "",
+    "   ",
+    "label",
+    "1",
+    "True",
+    "None is None",
+    "1 == 1",
+    "1 < 2",
+    "label ==",
+    "== 1",
+    "label = = 1",
+    "label == 1 label",
+    "label 1",
+    "label not 1",
+    "label is 1",
+    "label is not",
+    "label in 1",
+    "label in other",
+    "label in (other)",
+    "label in ((1, 2))",
+    "label in (1 2)",
+    "label in (1, 2",
+    "1 in (1, 2)",
+    "label < None",
+    "label + 1 == 2",
+    "label ** 2 == 2",
+    "-label == 2",
+    "--1 == label",
+    "label if label == 1 else flag",
+    "label == 1 if 1 else 2",
+    "(label == 1) == flag",
+    "(label == 1) is None",
+    "(label == 1",
+    "label == 1)",
+    "col(label) == 1",
+    "col('label', 'x') == 1",
+    "col('label'",
+    "startswith('a', split)",
+    "startswith(split, 1)",
+    "startswith(split)",
+    "endswith(split, 'a')",
+    "eval('1')",
+    "and",
+    "label == 1 and",
+    "label == 1 And flag",
+    "label == 1 && flag",
+    "label <> 1",
+    "`label` == 1",
+    "x" * 10_001,
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_everything_else_is_a_where_error(text):
+    # The bare int column is a condition of the wrong type, which has an error of its own.
+    with pytest.raises(LabelTypeError if text == "label" else WhereError, match=r"where|no condition"):
+        parse_where(text, TABLE.schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("label = = 3", 'where "label = = 3": column 9: found "=", expected a column or a literal; allowed are column names'),
+        ("label == ", 'column 9: found the end, expected a column or a literal'),
+        ("label == 3 $", r"column 12: cannot read '$'"),
+        ("os('x')", 'column 1: "os" is no function here'),
+        ("label.real == 1", 'column 1: "label.real" is no column, and columns have no attributes'),
+        ("label == 99999999999999999999999", "column 10: an integer beyond 64 bits"),
+        ("score < 1e400", "column 9: 1e400 is beyond float64"),
+        ("label < None", "column 7: < orders no None"),
+        ("label is 1", 'column 10: found "1", expected None (with any other value use ==)'),
+        ("1 in (1, 2)", 'column 1: "in" has no column on its left'),
+        ("flag and 1", "column 10: a literal alone is no condition"),
+        ("1 == 2", 'column 3: "==" compares no column'),
+        (r"split == 'a\d'", r"column 10: the string holds the unknown escape \d"),
+        ("flag flag", 'column 6: found "flag", expected the end, and, or'),
+        ("(" * 60, "column 51: nested deeper than 50"),
+        ("x" * 10_001, "where-string of 10001 characters; at most 10000 are read"),
+        ("label in 3", 'column 10: found "3", expected a list of literals'),
+    ],
+)  # fmt: skip
+def test_where_error_texts(text, message):
+    with pytest.raises(WhereError, match=re.escape(message)):
+        parse_where(text, TABLE.schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "message"),
+    [
+        ("lable == 1", UnknownLabelError, 'no label "lable"; this archive has: label, small'),
+        ("col('x y') == 1", UnknownLabelError, 'no label "x y"'),
+        ("target.boxes == 1", UnknownLabelError, 'no label "target.boxes"'),
+        ("split == 1", LabelTypeError, 'label "split" is string; 1 is an int; compare it with a str'),
+        ("label == 'a'", LabelTypeError, "'a' is a str; compare it with a number"),
+        ("label in (1, 'a')", LabelTypeError, "'a' is a str"),
+        ("label == True", LabelTypeError, "True is a bool"),
+        ("flag < True", LabelTypeError, 'label "flag" is bool, which has no order'),
+        ("box == 1", LabelTypeError, 'label "box" is list'),
+        ("day == 1", LabelTypeError, "1 is an int; compare it with a date"),
+        ("day == 'yesterday'", LabelTypeError, "'yesterday' is a str"),
+        (
+            "label == split",
+            LabelTypeError,
+            '"label" is int64 and "split" is string; only columns of one kind',
+        ),
+        ("contains(label, 'a')", LabelTypeError, r"needs a string column"),
+        ("not label", LabelTypeError, 'label "label" is int64, no condition; compare it'),
+    ],
+)
+def test_names_and_types(text, error, message):
+    with pytest.raises(error, match=message):
+        parse_where(text, TABLE.schema)
+
+
+def test_long_chains_do_not_nest():
+    text = " or ".join(["label == 1"] * 700)
+    assert rows(text) == [1]
+    assert rows("label" + "<=label" * 1400) == [0, 1, 2, 4]
+    assert rows("(" * 50 + "label == 1" + ")" * 50) == [1]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet="label split()'\"=<>!.,-0129e\\[]andornotinis ", max_size=60) | st.text(max_size=20))
+def test_any_text_parses_or_raises_our_errors(text):
+    try:
+        parse_where(text, TABLE.schema)
+    except (WhereError, UnknownLabelError, LabelTypeError):
+        pass
+
+
+# ---- against plain Python with SQL's three truth values
+
+OPS = {
+    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+DATA = {"i": pa.int8(), "f": pa.float64(), "s": pa.string()}
+RECORD = st.fixed_dictionaries(
+    {
+        "i": st.none() | st.integers(-3, 3) | st.sampled_from([-128, 127]),
+        "f": st.none() | st.sampled_from([-1.0, 0.0, 0.5, 2.0]),
+        "s": st.none() | st.sampled_from(["a", "b", "it's", 'q"\\']),
+    }
+)
+NUMBER = st.integers(-4, 4) | st.sampled_from([0.5, -1.5, 2.0, 127, 128, -128, -129, 128.5, 1e300, -1e300])
+VALUE = {"i": NUMBER, "f": NUMBER, "s": st.sampled_from(["a", "b", "c", "it's", 'q"\\'])}
+
+
+@st.composite
+def leaf(draw):
+    name = draw(st.sampled_from(list(DATA)))
+    form = draw(st.sampled_from(["compare", "flipped", "in", "not in", "is"]))
+    if form == "is":
+        negate = draw(st.booleans())
+        return f"{name} is {'not ' * negate}None", lambda r: (r[name] is None) != negate
+    if form in ("in", "not in"):
+        values = draw(st.lists(st.none() | VALUE[name], max_size=3))
+        text = f"{name} {form} ({', '.join(map(repr, values))})"
+        return text, lambda r: _member(r[name], values, form == "not in")
+    op, value = draw(st.sampled_from(list(OPS))), draw(VALUE[name])
+    if form == "flipped":
+        return f"{value!r} {op} {name}", lambda r: None if r[name] is None else OPS[op](value, r[name])
+    return f"{name} {op} {value!r}", lambda r: None if r[name] is None else OPS[op](r[name], value)
+
+
+def _member(value, values, negate):
+    if value is None and None not in values:
+        return None
+    return (value in values) != negate
+
+
+def _and(left, right):
+    if left is False or right is False:
+        return False
+    return None if left is None or right is None else True
+
+
+def _not(value):
+    return None if value is None else not value
+
+
+def _combined(children):
+    both = st.tuples(children, children)
+    return st.one_of(
+        both.map(lambda p: (f"({p[0][0]}) and ({p[1][0]})", lambda r: _and(p[0][1](r), p[1][1](r)))),
+        both.map(
+            lambda p: (
+                f"({p[0][0]}) or ({p[1][0]})",
+                lambda r: _not(_and(_not(p[0][1](r)), _not(p[1][1](r)))),
+            )
+        ),
+        children.map(lambda c: (f"not ({c[0]})", lambda r: _not(c[1](r)))),
+    )
+
+
+@settings(max_examples=250, deadline=None)
+@given(st.lists(RECORD, max_size=10), st.recursive(leaf(), _combined, max_leaves=5))
+def test_where_equals_plain_python(records, condition):
+    text, oracle = condition
+    table = pa.table({name: pa.array([r[name] for r in records], kind) for name, kind in DATA.items()})
+    expected = [i for i, r in enumerate(records) if oracle(r) is True]
+    assert matching_rows(Labels(table), {}, text).tolist() == expected
+
+
+def test_integers_beyond_float_precision_compare_exactly():
+    table = pa.table({"a": pa.array([2**53, 2**53 + 1, 2**63 - 1])})
+    labels = Labels(table)
+    assert matching_rows(labels, {}, f"a == {2**53 + 1}").tolist() == [1]
+    assert matching_rows(labels, {}, "a > 9007199254740992.0").tolist() == [1, 2]
+    assert matching_rows(labels, {}, "a < 9223372036854775808.0").tolist() == [0, 1, 2]
+    assert matching_rows(labels, {"a": np.float64(2**53)}).tolist() == [0]

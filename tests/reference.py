@@ -1,0 +1,244 @@
+"""A second reader of the archive format, made from its specification and sharing no code with edcache.
+
+    walk(path)        any archive, by the chain of headers
+    read_zip(path)    a sealed archive, by its zip directory and index.arrow
+    decode(text, record)   the common schemas, into plain numpy and Python values
+
+Slow and strict: everything that the specification says is asserted, a torn tail excepted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import zstandard
+
+HEAD, CHUNK, DICTIONARY, AMENDMENT, INDEX, LABELS = range(6)
+NAMES = ["edcache.json", "chunks/{:08d}", "zstd/{:08d}", "notes/{:08d}", "index.arrow", "labels.arrow"]
+PRIVATE = "<HHI16sQQQQQQQQII"
+FIELDS = "version kind nbytes uuid seq offset next link samples end_index table_nbytes durable table_crc crc"
+CODES = {"bool": "?", "int": "<q", "float": "<d"}
+
+
+class Archive(NamedTuple):
+    """length: of the dataset. records, schemas: by sample index. labels: values by name and index."""
+
+    length: int
+    records: dict[int, bytes]
+    schemas: dict[int, str]
+    labels: dict[str, dict[int, Any]]
+
+
+class Entry(NamedTuple):
+    """One header of the chain and the payload behind it."""
+
+    fields: dict[str, Any]
+    payload: bytes
+    packed: bytes
+
+
+def entries(path: str | Path) -> list[Entry]:
+    """The head and every entry of the chain that is whole."""
+    data = Path(path).read_bytes()
+    found = [_entry(data, 0, 0, 0, None)]
+    assert found[0] is not None, "no head"
+    while True:
+        last = found[-1]
+        link = int.from_bytes(hashlib.blake2b(last.packed, digest_size=8).digest(), "little")
+        seq = last.fields["seq"] + 1 if len(found) > 1 else 0
+        entry = _entry(data, last.fields["next"], seq, link, found[0].fields["uuid"])
+        if entry is None:
+            while found[-1].fields["kind"] == INDEX:  # an index without its labels is no seal
+                found.pop()
+            return found
+        found.append(entry)
+
+
+def _entry(data: bytes, offset: int, seq: int, link: int, uuid: bytes | None) -> Entry | None:
+    local = data[offset : offset + 30]
+    if len(local) < 30 or local[:4] != b"PK\x03\x04":
+        return None
+    need, flags, method, time, date, crc, nbytes, again, name, extra = struct.unpack("<HHHHHIIIHH", local[4:])
+    packed = data[offset : offset + 30 + name + extra]
+    place = 30 + name + (20 if nbytes == 0xFFFFFFFF else 0)
+    if len(packed) < max(192, place + 100):
+        return None
+    if nbytes == 0xFFFFFFFF:
+        nbytes = again = struct.unpack_from("<Q", packed, place - 16)[0]
+    f = dict(zip(FIELDS.split(), struct.unpack_from(PRIVATE, packed, place + 4), strict=True))
+    unsigned = packed[: place + 96] + bytes(4) + packed[place + 100 :]
+    if zlib.crc32(unsigned) != f["crc"] or (f["offset"], f["seq"], f["link"]) != (offset, seq, link):
+        return None
+    if uuid is not None and f["uuid"] != uuid or offset + len(packed) + nbytes > len(data):
+        return None
+    assert (need in (20, 45), flags, method, time, date) == (True, 0, 0, 0, 0x21)
+    assert f["version"] == 1 and f["nbytes"] == len(packed) and nbytes == again
+    assert packed[30 : 30 + name] == NAMES[f["kind"]].format(seq).encode()
+    assert packed[place : place + 4] == struct.pack("<HH", 0x6465, 96 + len(packed) - place - 100)
+    assert not any(packed[place + 100 :]) and (offset + len(packed)) % 64 == 0
+    payload = data[offset + len(packed) : offset + len(packed) + nbytes]
+    assert zlib.crc32(payload) == crc, f"payload of {packed[30 : 30 + name]!r}"
+    assert zlib.crc32(payload[: f["table_nbytes"]]) == f["table_crc"]
+    return Entry(f, payload, packed)
+
+
+def walk(path: str | Path) -> Archive:
+    """Read any archive by its chain alone; of two records of one index the later wins."""
+    head, *rest = entries(path)
+    length = json.loads(head.payload)["length"] or 0
+    dictionaries = [e.payload[: e.fields["table_nbytes"]] for e in rest if e.fields["kind"] == DICTIONARY]
+    archive = Archive(0, {}, {}, {})
+    for entry in rest:
+        if entry.fields["kind"] == AMENDMENT:
+            length = json.loads(entry.payload[: entry.fields["table_nbytes"]]).get("length", length)
+        if entry.fields["kind"] == CHUNK:
+            table_nbytes = entry.fields["table_nbytes"]
+            table = pa.ipc.open_stream(entry.payload[:table_nbytes]).read_all()
+            assert table.num_rows == entry.fields["samples"]
+            assert max(table["index"].to_pylist()) + 1 == entry.fields["end_index"]
+            _take(archive, table, entry.payload[-(-table_nbytes // 64) * 64 :], dictionaries)
+            for name in [name for name in table.column_names if name.startswith("label/")]:
+                column = archive.labels.setdefault(name[6:], {})
+                column.update(zip(table["index"].to_pylist(), table[name].to_pylist(), strict=True))
+    return archive._replace(length=max([length, *(index + 1 for index in archive.records)]))
+
+
+def read_zip(path: str | Path) -> Archive:
+    """Read a sealed archive by its zip directory, index.arrow and labels.arrow."""
+    data = Path(path).read_bytes()
+    with zipfile.ZipFile(path) as archive:
+        assert archive.testzip() is None
+        index = pa.ipc.open_file(archive.read("index.arrow")).read_all()
+        labels = pa.ipc.open_file(archive.read("labels.arrow")).read_all()
+    said = json.loads(index.schema.metadata[b"edcache"])
+    if "index" not in index.column_names:
+        assert index.num_rows == said["length"]
+        index = index.append_column("index", pa.array(range(index.num_rows), pa.int64()))
+    dictionaries = [data[offset : offset + nbytes] for offset, nbytes, _ in said["dictionaries"]]
+    result = Archive(said["length"], {}, {}, {})
+    _take(result, index, data, dictionaries)
+    for name in labels.column_names:
+        pairs = zip(index["index"].to_pylist(), labels[name].to_pylist(), strict=True)
+        result.labels[name] = dict(pairs)
+    return result
+
+
+def _take(archive: Archive, table: pa.Table, data: bytes, dictionaries: list[bytes]) -> None:
+    schemas = json.loads(table.schema.metadata[b"edcache"])["schemas"]
+    for row in table.to_pylist():
+        record = data[row["offset"] : row["offset"] + row["nbytes"]]
+        assert len(record) == row["nbytes"] and zlib.crc32(record) == row["crc32"], row
+        assert row["offset"] % (64 if len(record) >= 1024 else 8) == 0, row
+        if "raw_nbytes" in row:
+            record = _decompressed(record, row["raw_nbytes"], dictionaries)
+        archive.records[row["index"]] = record
+        archive.schemas[row["index"]] = schemas[row["schema"]]
+
+
+def _decompressed(record: bytes, raw_nbytes: int, dictionaries: list[bytes]) -> bytes:
+    known = {zstandard.ZstdCompressionDict(d).dict_id(): zstandard.ZstdCompressionDict(d) for d in dictionaries}
+    wanted = known.get(zstandard.get_frame_parameters(record).dict_id)
+    raw = zstandard.ZstdDecompressor(dict_data=wanted).decompress(record, max_output_size=raw_nbytes)
+    assert len(raw) == raw_nbytes
+    return raw
+
+
+def decode(text: str, record: bytes) -> Any:
+    """The sample of a record; tensors come back as arrays, leaves of rarer kinds as their bytes."""
+    tree = json.loads(text)
+    if tree == {"self": 1}:
+        nbytes = struct.unpack_from("<Q", record)[0]
+        return decode(record[8 : 8 + nbytes].decode(), record[-(-(8 + nbytes) // 8) * 8 :])
+    leaves: list[Any] = []
+    _collect(tree, leaves)
+    places: dict[int, tuple[int, int, Any]] = {}
+    end = 0
+    fixed = [i for i, leaf in enumerate(leaves) if leaf[1] is not None]
+    for i in sorted(fixed, key=lambda i: -leaves[i][1]):
+        nbytes, alignment = leaves[i][1:3]
+        end = -(-end // alignment) * alignment
+        places[i] = (end, nbytes, None)
+        end += nbytes
+    variable = [i for i in range(len(leaves)) if i not in places]
+    slots = -(-end // 8) * 8
+    end = slots + 8 * sum(leaves[i][3] for i in variable) if variable else end
+    for i in variable:
+        dims = struct.unpack_from(f"<{leaves[i][3]}q", record, slots)
+        slots += 8 * leaves[i][3]
+        dtype = _dtype(leaves[i][0])
+        nbytes = dims[0] if dtype is None else dtype.itemsize * int(np.prod(dims))
+        end = -(-end // 8) * 8
+        places[i] = (end, nbytes, dims)
+        end += nbytes
+    assert end == len(record), f"record of {len(record)} bytes, its leaves end at {end}"
+    values = iter([_value(leaf[0], record[p : p + n], d) for leaf, (p, n, d) in _ordered(leaves, places)])
+    return _rebuilt(tree, values)
+
+
+def _ordered(leaves: list[Any], places: dict[int, Any]) -> list[Any]:
+    return [(leaf, places[i]) for i, leaf in enumerate(leaves)]
+
+
+def _dtype(node: Any) -> np.dtype[Any] | None:
+    if node[0] not in ("array", "tensor", "scalar"):
+        return None
+    name = node[1] if isinstance(node[1], str) else f"V{node[1][2]}"  # a structured dtype as its bytes
+    return np.dtype({"bfloat16": "<i2", "complex32": "<i4"}.get(name, "u1" if name.startswith("float8") else name))
+
+
+def _collect(node: Any, leaves: list[Any]) -> None:
+    """Append (node, nbytes or None, alignment, slots) of each leaf that has bytes."""
+    kind = node if isinstance(node, str) else node[0]
+    sizes = {"bool": 1, "int": 8, "float": 8, "complex": 16, "uuid": 16, "date": 8, "timedelta": 12, "time": 8}
+    if kind in ("dict", "OrderedDict", "list", "tuple", "namedtuple", "dataclass", "image"):
+        for child in node[-1]:
+            _collect(child, leaves)
+    elif kind in ("array", "tensor", "scalar"):
+        dtype, shape = _dtype(node), node[2] if kind != "scalar" else []
+        assert dtype is not None
+        alignment = 8 if not isinstance(node[1], str) else min(8, dtype.itemsize & -dtype.itemsize) or 1
+        nbytes = None if isinstance(shape, int) else dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        leaves.append((node, nbytes, alignment, shape if nbytes is None else 0))
+    elif kind in sizes or kind == "datetime":
+        nbytes = sizes.get(kind, 8)
+        leaves.append((node, nbytes, min(8, nbytes & -nbytes), 0))
+    elif kind != "none":
+        leaves.append((node, None, 8, 1))
+
+
+def _value(node: Any, data: bytes, dims: Any) -> Any:
+    kind = node if isinstance(node, str) else node[0]
+    if kind in CODES:
+        return struct.unpack(CODES[kind], data)[0]
+    if kind in ("array", "tensor"):
+        return np.frombuffer(data, _dtype(node)).reshape(node[2] if dims is None else dims)
+    if kind == "scalar" and isinstance(node[1], str):
+        return np.frombuffer(data, _dtype(node))[0]
+    if kind in ("str", "numpy.str"):
+        return data.decode("utf-8", "surrogatepass")
+    if kind in ("ints", "floats", "bools"):
+        values = np.frombuffer(data, {"ints": "<i8", "floats": "<f8", "bools": "?"}[kind]).tolist()
+        return values if node[1] == "list" else tuple(values)
+    return data
+
+
+def _rebuilt(node: Any, values: Any) -> Any:
+    kind = node if isinstance(node, str) else node[0]
+    if kind == "none":
+        return None
+    if kind in ("list", "tuple"):
+        items = [_rebuilt(child, values) for child in node[1]]
+        return items if kind == "list" else tuple(items)
+    if kind in ("dict", "OrderedDict", "namedtuple", "dataclass", "image"):
+        keys = range(len(node[-1])) if kind == "image" else node[-2]
+        names = [key if not isinstance(key, list) else tuple(key) for key in keys]
+        return {name: _rebuilt(child, values) for name, child in zip(names, node[-1], strict=True)}
+    return next(values)
