@@ -281,7 +281,7 @@ class CachedDataset(_Samples):
     def labels(self) -> Labels:
         """The label columns of the whole archive; see the base class."""
         if self._labels is None:
-            self._labels = Labels(self._reader.labels)
+            self._labels = Labels(self._reader.labels, num_rows=len(self))
         return self._labels
 
     @property
@@ -382,7 +382,8 @@ class View(_Samples):
         return self._cache._sample(int(self._indices[position]))
 
     def _view(self, positions: npt.NDArray[np.int64]) -> View:
-        return View(self._cache, self._indices[positions])
+        chosen: npt.NDArray[np.int64] = self._indices[positions]
+        return View(self._cache, chosen)
 
 
 def _positions(array: npt.NDArray[Any], length: int) -> npt.NDArray[np.int64]:

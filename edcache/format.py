@@ -638,7 +638,8 @@ def parse_tail(tail: bytes, size: int) -> Tail | None:
     end = tail[-END_NBYTES:]
     fields = _END64.unpack_from(end)
     count, nbytes, offset = fields[6], fields[8], fields[9]
-    if end != _pack_end(count, offset, nbytes) or offset + nbytes + END_NBYTES != size:
+    # In this order: absurd numbers in foreign bytes would not pack.
+    if offset + nbytes + END_NBYTES != size or end != _pack_end(count, offset, nbytes):
         return None
     labels = tail[-END_NBYTES - _LABELS_CENTRAL : -END_NBYTES]
     index = tail[-END_NBYTES - _LABELS_CENTRAL - _INDEX_CENTRAL : -END_NBYTES - _LABELS_CENTRAL]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,7 +69,7 @@ class _Verification:
         assert head_header is not None
         headers = list(format.walk(self._file.pread, self._size, head.uuid, cursor))
         sound = [header for header in headers if self._payload_is_sound(header)]
-        chunks = list(self._tables(sound))
+        chunks = [header for header in sound if header.kind == format.KIND_CHUNK]
         contents = self._contents(head, chunks, sound)
         seal = format.read_seal(self._file.pread, self._size, head.uuid)
         self._report.sealed = seal is not None
@@ -94,17 +94,14 @@ class _Verification:
             )
         return crc == header.payload_crc
 
-    def _tables(self, headers: list[Header]) -> Iterator[tuple[Header, ChunkTable]]:
-        for header in headers:
-            if header.kind != format.KIND_CHUNK:
-                continue
-            try:
-                table = read_table(self._file.pread, header, self._path)
-            except CorruptArchiveError as error:
-                self._report.problems.append(str(error))
-                continue
-            self._check_records(header, table)
-            yield header, table
+    def _table(self, header: Header) -> ChunkTable | None:
+        try:
+            table = read_table(self._file.pread, header, self._path)
+        except CorruptArchiveError as error:
+            self._report.problems.append(str(error))
+            return None
+        self._check_records(header, table)
+        return table
 
     def _check_records(self, header: Header, table: ChunkTable) -> None:
         """Each record's own crc32, its alignment, and that they do not overlap."""
@@ -126,13 +123,13 @@ class _Verification:
         if any(data[end:]):
             self._problem(header.records_offset + end, "bytes after the last record are not zero")
 
-    def _contents(self, head: Head, chunks: list[tuple[Header, ChunkTable]], sound: list[Header]) -> Contents:
+    def _contents(self, head: Head, chunks: list[Header], sound: list[Header]) -> Contents:
         length = head.length
         for header in sound:
             if header.kind == format.KIND_AMENDMENT:
                 length = read_amendment(self._file.pread, header, self._path).get("length", length)
         dictionaries = [header for header in sound if header.kind == format.KIND_DICTIONARY]
-        contents = merge(chunks, dictionaries, length, self._path)
+        contents = merge(chunks, self._table, dictionaries, length, self._path)
         self._report.samples = contents.index.length
         self._report.missing = contents.index.length - len(contents.index.records.offset)
         return contents

@@ -31,7 +31,15 @@ from edcache.errors import (
     StaleArchiveError,
 )
 from edcache.format import Head, Header
-from edcache.labels.tables import Dictionary, IndexTable, Records, parse_index, parse_labels, spread
+from edcache.labels.tables import (
+    ChunkTable,
+    Dictionary,
+    IndexTable,
+    Records,
+    parse_index,
+    parse_labels,
+    spread,
+)
 
 VERIFY_CHOICES: Final = ("touch", "always", "never")
 
@@ -247,15 +255,15 @@ class _Attached:
             elif header.kind == format.KIND_AMENDMENT:
                 length = read_amendment(self._pread, header, self.path).get("length", length)
         self.chunks = len(chunks)
-        return merge(self._sound_tables(chunks), dictionaries, length, self.path)
+        return merge(chunks, self._sound_table, dictionaries, length, self.path)
 
-    def _sound_tables(self, chunks: list[Header]) -> Any:
-        for header in chunks:
-            try:
-                yield header, read_table(self._pread, header, self.path)
-            except CorruptArchiveError as error:
-                # A power cut may leave a header without its payload: those samples are missing.
-                self.damaged.append(str(error))
+    def _sound_table(self, header: Header) -> ChunkTable | None:
+        try:
+            return read_table(self._pread, header, self.path)
+        except CorruptArchiveError as error:
+            # A power cut may leave a header without its payload: those samples are missing.
+            self.damaged.append(str(error))
+            return None
 
     def _prepare(self) -> None:
         index: IndexTable = self.contents.index

@@ -22,20 +22,22 @@ CACHE = Path(os.environ.get("EDCACHE_QUICKSTART_DIR", "cache"))
 
 
 class Enlarged(Dataset):
-    """Small images, enlarged and sharpened: the part of a __getitem__ that is worth caching."""
+    """Small images, enlarged and smoothed along their edges: a __getitem__ that is worth caching."""
 
-    def __init__(self, images: np.ndarray, labels: np.ndarray) -> None:
-        self.images, self.labels = images, labels
+    def __init__(self, images: np.ndarray, labels: np.ndarray, scale: int, steps: int) -> None:
+        self.images, self.labels, self.scale, self.steps = images, labels, scale, steps
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> dict:
         image = torch.from_numpy(self.images[index].astype(np.float32))[None, None]
-        large = torch.nn.functional.interpolate(image, scale_factor=4, mode="bicubic")
-        soft = torch.nn.functional.avg_pool2d(large, 5, stride=1, padding=2)
-        sharp = (2 * large - soft).clamp(0, 255).to(torch.uint8)
-        return {"image": sharp[0], "label": int(self.labels[index])}
+        image = torch.nn.functional.interpolate(image, scale_factor=self.scale, mode="bicubic")
+        for _ in range(self.steps):
+            # Perona and Malik's diffusion: smooth, but not across edges.
+            flows = (torch.roll(image, shift, axis) - image for axis in (2, 3) for shift in (-1, 1))
+            image = image + sum(flow * torch.exp(-((flow / 20) ** 2)) for flow in flows) / 8
+        return {"image": image[0].clamp(0, 255).to(torch.uint8), "label": int(self.labels[index])}
 
 
 class Pictures(Dataset):
@@ -72,9 +74,9 @@ def images(data: str, root: str | None = None) -> Dataset:
         from sklearn.datasets import load_digits
 
         digits = load_digits()
-        return Enlarged(digits.images * 16, digits.target)
+        return Enlarged(digits.images * 16, digits.target, scale=4, steps=20)
     if data == "fashion-mnist":
-        return Enlarged(*fashion_mnist(root))
+        return Enlarged(*fashion_mnist(root), scale=2, steps=1)
     return Pictures(Path(data))
 
 
@@ -114,7 +116,7 @@ def fill_and_be_killed(arguments: list[str], path: str) -> float:
     began = time.perf_counter()
     child = subprocess.Popen([sys.executable, __file__, *arguments, "--only-fill"])
     while child.poll() is None and share_cached(path) < 0.5:
-        time.sleep(0.02)
+        time.sleep(0.1)
     child.send_signal(signal.SIGKILL)
     child.wait()
     return time.perf_counter() - began
@@ -140,6 +142,8 @@ def main() -> None:
     parser.add_argument("--root", help="the folder of Fashion-MNIST's four files")
     parser.add_argument("--only-fill", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    # Two torch threads on a machine whose other core is busy are slower than one.
+    torch.set_num_threads(1)
     call = {"data": options.data, "root": options.root}
     if options.only_fill:
         images(**call)

@@ -175,3 +175,8 @@ def test_a_chunk_of_another_archive_is_no_chunk():
 def test_the_whole_file_lock_is_the_append_lock():
     """Where only whole files can be locked, this is the byte that stands for the file."""
     assert durable.WHOLE_FILE_LOCK == format.LOCK_APPEND
+
+
+def test_foreign_bytes_at_the_end_are_no_tail():
+    for tail in (bytes(format.TAIL_NBYTES), b"\xff" * format.TAIL_NBYTES, b"PK\6\6" * 200):
+        assert format.parse_tail(tail[: format.TAIL_NBYTES], 10_000) is None

@@ -113,5 +113,5 @@ def test_every_error_is_drawn_in_the_tree_and_survives_being_rebuilt_from_its_me
     for kind in classes:
         assert kind.__name__ in drawn
         assert str(kind("train.zip: what happened")) == "train.zip: what happened"
-        for base in kind.__bases__:
+        for base in set(kind.__bases__) - {Exception}:
             assert issubclass(base, errors.EdcacheError) or f"{kind.__name__} ({base.__name__})" in drawn

@@ -27,6 +27,9 @@ _BLOCK_NBYTES = 4
 _BLOCK_CONTENT = 1 << 17
 _KEPT_CONTEXTS = 8
 _MIN_SAMPLES = 8
+_MIN_SAMPLE = 8
+_MIN_TOTAL = 1024
+_MIN_DICTIONARY = 256
 _DICTIONARY_MAGIC = b"\x37\xa4\x30\xec"
 _TEXT = re.compile(r"zstd(?P<dictionary>\+dict)?(?::(?P<level>[0-9]{1,2}))?")
 
@@ -124,8 +127,8 @@ def decompress(frame: Buffer, raw_nbytes: int, dictionaries: bytes | Sequence[by
     dictionary_id = _check_header(view, raw_nbytes)
     known = (dictionaries,) if isinstance(dictionaries, bytes) else dictionaries or ()
     dictionary = _choose(dictionary_id, known) if dictionary_id else None
-    context = _context(("decompress", 0, dictionary), _make_decompressor)
     try:
+        context = _context(("decompress", 0, dictionary), _make_decompressor)
         raw: bytes = context.decompress(view, max_output_size=raw_nbytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptRecordError(f"zstd frame does not decompress: {error}") from error
@@ -175,10 +178,13 @@ def train_dictionary(samples: Sequence[bytes], max_nbytes: int = 112_640) -> byt
 
     The same samples give the same dictionary.
     """
-    if len(samples) < _MIN_SAMPLES or max_nbytes < 256:
+    # zstd's trainer does not survive every set of few or tiny samples: below these bounds it was seen to
+    # crash the process (test_too_little_to_train_on).
+    useful: list[Any] = [sample for sample in samples if len(sample) >= _MIN_SAMPLE]
+    if len(useful) < _MIN_SAMPLES or sum(map(len, useful)) < _MIN_TOTAL or max_nbytes < _MIN_DICTIONARY:
         return None
     try:
-        trained: bytes = zstandard.train_dictionary(max_nbytes, list(samples)).as_bytes()
+        trained: bytes = zstandard.train_dictionary(max_nbytes, useful).as_bytes()
     except zstandard.ZstdError:
         return None
     return trained

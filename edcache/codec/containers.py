@@ -53,7 +53,7 @@ def take(value: Any) -> Parts:
         return make(value)
     if is_namedtuple(value):
         return _take_namedtuple(value)
-    if dataclasses.is_dataclass(value) and is_registered(type(value)):
+    if dataclasses.is_dataclass(type(value)) and is_registered(type(value)):
         return _take_dataclass(value)
     if is_image(value):
         return _take_image(value)
@@ -62,7 +62,7 @@ def take(value: Any) -> Parts:
 
 def _remedy(value: Any) -> str:
     cls = type(value)
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(cls):
         return f"register it with edcache.register({cls.__name__})"
     # Looked up by name, so that the text names a call that the reader's own type has.
     for base, advice in _ADVICE.items():
@@ -74,6 +74,8 @@ def _remedy(value: Any) -> str:
 _ADVICE = {
     "torch.nn.parameter.Parameter": "call .detach() on it",
     "torch.Tensor": "call .as_subclass(torch.Tensor) on it",
+    "numpy.ma.MaskedArray": "store its .data and its .mask",
+    "numpy.ma.core.MaskedArray": "store its .data and its .mask",
     "numpy.ndarray": "call numpy.asarray() on it",
     **{
         f"builtins.{name}": f'convert it to a {target}, or choose codec="pickle"'
@@ -138,7 +140,10 @@ def _take_dataclass(value: Any) -> Parts:
 
 
 def _take_image(value: Any) -> Parts:
-    parts = take_apart(value)
+    try:
+        parts = take_apart(value)
+    except (OSError, ValueError, SyntaxError, RuntimeError) as error:
+        raise Refusal(f"an image that Pillow cannot load ({error}); repair its file or skip it") from error
     if parts is None:
         raise Refusal(
             f"an image of mode {value.mode} and size {value.size}; "

@@ -248,7 +248,8 @@ def _array_maker(dtype: Dtype) -> _Make:
 
     def make(record: memoryview, offset: int, shape: Any, alias: Array | None) -> Any:
         if not itemsize or 0 in shape:
-            array = np.zeros(shape, dtype)
+            # Not np.empty(): it makes one-byte items of "S0".
+            array = ndarray(shape, dtype)
             array.flags.writeable = alias is None
             return array
         array = ndarray(shape, dtype, record, offset)

@@ -198,7 +198,7 @@ def array_nbytes(shape: Sequence[int], itemsize: int) -> int:
     nbytes, span = itemsize, max(itemsize, 1)
     for n in shape:
         if n < 0:
-            raise CorruptRecordError(f"array dimension {n} is negative")
+            raise CorruptRecordError(f"array of shape {tuple(shape)}: {n} is negative")
         nbytes *= n
         span *= max(n, 1)
     if span > MAX_NBYTES:
@@ -244,4 +244,9 @@ def _copy_values(source: Array, target: Array) -> None:
 
 def as_buffer(array: Array) -> Array:
     """Return a view of a C-ordered array that Python's buffer protocol can export."""
-    return array if array.dtype.kind in "biufc" else array.reshape(-1).view(U1)
+    return array if is_exportable(array.dtype) else array.reshape(-1).view(U1)
+
+
+def is_exportable(dtype: Dtype) -> bool:
+    """Tell whether numpy exports arrays of a dtype through Python's buffer protocol."""
+    return dtype.kind in "biufc" and dtype.isnative

@@ -254,7 +254,8 @@ class _Skeleton:
         return text
 
 
-_ArrayPiece = tuple[int, int]
+# Offset in the record, place among the wire values, whether the array exports its buffer itself.
+_ArrayPiece = tuple[int, int, bool]
 _Run = tuple[int, Callable[..., bytes], list[int]]
 
 
@@ -279,9 +280,9 @@ class _Plan:
     def encode(self, values: list[Any]) -> Encoded:
         """Place wire values, one for each leaf of the layout."""
         pieces = self._head.copy()
-        for offset, place in self._arrays:
+        for offset, place, exportable in self._arrays:
             array = values[place]
-            pieces.append((offset, array if array.dtype.kind in "biufc" else dtypes.as_buffer(array)))
+            pieces.append((offset, array if exportable else dtypes.as_buffer(array)))
         for offset, pack, places in self._runs:
             pieces.append((offset, pack(*[values[place] for place in places])))
         if not self._sorted:
@@ -326,7 +327,9 @@ def _fixed_pieces(layout: Layout, base: int) -> tuple[list[_ArrayPiece], list[_R
         leaf, start = layout.leaves[place], layout.offsets[place] or 0
         if leaf.code is None:
             if leaf.nbytes:
-                arrays.append((base + start, place))
+                arrays.append(
+                    (base + start, place, leaf.memory is not None and dtypes.is_exportable(leaf.memory))
+                )
                 end = -1
             continue
         if end < 0:

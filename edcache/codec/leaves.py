@@ -98,10 +98,9 @@ def tensor_array(value: torch.Tensor, known: dtypes.TorchDtype) -> dtypes.Array:
     if known.bits is None:
         plain = value.resolve_conj().resolve_neg()
         return plain.contiguous().numpy()
-    plain = value.contiguous()
-    if plain.is_conj():
-        plain = _conj_half(plain)
-    return plain.view(known.bits).numpy()
+    plain = _conj_half(value) if value.is_conj() else value
+    # Viewed first: torch copies integers, but not every one of its dtypes.
+    return plain.view(known.bits).contiguous().numpy()
 
 
 def _conj_half(value: torch.Tensor) -> torch.Tensor:

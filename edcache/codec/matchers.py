@@ -15,7 +15,8 @@ import torch
 
 from edcache.codec import dtypes
 from edcache.codec.containers import take
-from edcache.codec.leaves import LEAF_TYPES, Refusal, leaf_of, tensor_array, text_bytes
+from edcache.codec.leaves import Refusal, leaf_of, tensor_array, text_bytes
+from edcache.codec.schema import CONTAINERS
 
 Match = Callable[[Any, list[Any]], bool]
 
@@ -32,13 +33,10 @@ def matcher(node: Any) -> Match:
     if kind == "array":
         return _array(*node[1:])
     if kind in ("list", "tuple"):
-        if type(node[1]) is list:
-            return _sequence(list if kind == "list" else tuple, node[1])
-    elif kind == "dict" and all(type(key) is str for key in node[1]):
+        return _sequence(list if kind == "list" else tuple, node[1])
+    if kind == "dict" and all(type(key) is str for key in node[1]):
         return _dict(node[1], node[2])
-    if type(node[-1]) is list and kind != "scalar":
-        return _container(node)
-    return _leaf(node)
+    return _container(node) if kind in CONTAINERS else _leaf(node)
 
 
 def _exactly(cls: type, wire: Callable[[Any], Any] | None = None) -> Match:
@@ -173,7 +171,7 @@ def _container(node: list[Any]) -> Match:
 
     def match(value: Any, out: list[Any]) -> bool:
         try:
-            if type(value) in LEAF_TYPES or leaf_of(value) is not None:
+            if leaf_of(value) is not None:
                 return False
             parts = take(value)
         except Refusal:

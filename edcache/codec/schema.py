@@ -142,7 +142,7 @@ class Node:
     @property
     def is_container(self) -> bool:
         """Tell whether the node has children rather than bytes."""
-        return self.kind in _CONTAINERS
+        return self.kind in CONTAINERS
 
     def leaves(self) -> Iterator[Node]:
         """Yield the leaves that have bytes in a record, in tree order."""
@@ -196,7 +196,7 @@ class _Parser:
         kind, *rest = tree
         if kind in _LEAVES:
             return _LEAVES[kind](path, *rest)
-        if kind in _CONTAINERS:
+        if kind in CONTAINERS:
             return self._container(kind, rest, path, depth)
         raise ValueError(f"unknown kind {kind[:40]!r}")
 
@@ -204,7 +204,7 @@ class _Parser:
         *header, children = rest
         if type(children) is not list:
             raise ValueError("children are not a list")
-        keys, const = _CONTAINERS[kind](header, len(children))
+        keys, const = CONTAINERS[kind](header, len(children))
         if len(keys) != len(children):
             raise ValueError(f"{len(keys)} keys for {len(children)} children")
         nodes = tuple(
@@ -243,7 +243,10 @@ def _shaped(kind: str, path: Path, dtype: Any, memory: np.dtype[Any], shape: Any
             raise ValueError(f"ndim {shape}")
         return Node(kind, path, dtype=dtype, memory=memory, ndim=shape, slots=shape, align=align)
     dims = dtypes.check_shape(shape)
-    nbytes = dtypes.array_nbytes(dims, memory.itemsize)
+    try:
+        nbytes = dtypes.array_nbytes(dims, memory.itemsize)
+    except CorruptRecordError as error:
+        raise CorruptRecordError(f"schema: {error}") from None
     return Node(
         kind, path, dtype=dtype, memory=memory, shape=dims, ndim=len(dims), nbytes=nbytes, align=align
     )
@@ -321,6 +324,8 @@ def _sequence(header: list[Any], count: int) -> _Parts:
 
 def _mapping(header: list[Any], count: int) -> _Parts:
     (keys,) = header
+    if type(keys) is not list:
+        raise ValueError("keys are not a list")
     parsed = tuple(parse_key(key) for key in keys)
     if len(set(parsed)) != len(parsed):
         raise ValueError("a key comes twice")
@@ -336,7 +341,11 @@ def _namedtuple(header: list[Any], count: int) -> _Parts:
 
 def _dataclass(header: list[Any], count: int) -> _Parts:
     *name, fields = header
-    if not all(type(field) is str for field in fields) or len(set(fields)) != len(fields):
+    if (
+        type(fields) is not list
+        or not all(type(field) is str for field in fields)
+        or len(set(fields)) != len(fields)
+    ):
         raise ValueError("malformed fields")
     return tuple(fields), _class(name)
 
@@ -354,7 +363,7 @@ def _check_image(nodes: tuple[Node, ...]) -> None:
         raise ValueError(f"image made of {kinds}")
 
 
-_CONTAINERS: dict[str, Callable[[list[Any], int], _Parts]] = {
+CONTAINERS: dict[str, Callable[[list[Any], int], _Parts]] = {
     "list": _sequence,
     "tuple": _sequence,
     "dict": _mapping,

@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from pyarrow import acero
 
 from edcache.errors import LabelTypeError, OptionError
-from edcache.labels.view import Labels, Rows, checked_indices, unknown_label
+from edcache.labels.columns import unknown_label, widened_float16
+from edcache.labels.view import Labels, Rows, checked_indices
 from edcache.labels.where import Column, parse_where
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
@@ -98,7 +99,10 @@ def _needs_array(column: Column, value: object) -> bool:
     if not isinstance(value, range):
         return callable(value)
     # No float between two integers is in a range.
-    return len(value) > 1 and (value.step != 1 or bool(pa.types.is_floating(column.type)))
+    # (Not len(), which overflows past 2**63.)
+    return (
+        bool(value) and value[0] != value[-1] and (value.step != 1 or bool(pa.types.is_floating(column.type)))
+    )
 
 
 def _array_masks(labels: Labels, conditions: Mapping[str, object]) -> list[Mask]:
@@ -194,7 +198,7 @@ def _evaluate(labels: Labels, expression: pc.Expression) -> Mask:
 def _evaluate_table(table: pa.Table, expression: pc.Expression) -> Mask:
     plan = acero.Declaration.from_sequence(
         [
-            acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(_widened(table))),
             acero.Declaration("project", acero.ProjectNodeOptions([expression], ["mask"])),
         ]
     )
@@ -208,6 +212,14 @@ def _evaluate_table(table: pa.Table, expression: pc.Expression) -> Mask:
     if not pa.types.is_boolean(mask.type):
         raise LabelTypeError(f"the expression gives {mask.type}, not true or false; compare it with a value")
     return np.array(pc.fill_null(mask, False).to_numpy(), dtype=bool)
+
+
+def _widened(table: pa.Table) -> pa.Table:
+    for i, field in enumerate(table.schema):
+        if pa.types.is_float16(field.type):
+            wide = [widened_float16(chunk) for chunk in table.column(i).chunks]
+            table = table.set_column(i, field.name, pa.chunked_array(wide, pa.float32()))
+    return table
 
 
 def _refused(error: pa.ArrowInvalid, table: pa.Table) -> Exception:

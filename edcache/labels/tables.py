@@ -82,7 +82,7 @@ class IndexTable(NamedTuple):
     dictionaries: list[Dictionary]
 
 
-def pack_chunk_table(table: ChunkTable) -> bytes:
+def pack_chunk_table(table: ChunkTable) -> memoryview:
     """The Arrow IPC stream for the start of a chunk's payload."""
     columns = _columns(table.records)
     for name in table.labels.column_names:
@@ -108,7 +108,7 @@ def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
         return ChunkTable(records, labels.replace_schema_metadata(None), _texts(meta["schemas"]))
 
 
-def pack_index(table: IndexTable) -> bytes:
+def pack_index(table: IndexTable) -> memoryview:
     """The Arrow IPC file index.arrow."""
     meta = {"length": table.length, "schemas": table.schemas, "dictionaries": table.dictionaries}
     return _file(_batch(_columns(table.records), meta))
@@ -132,7 +132,7 @@ def parse_index(data: Any, rows: int) -> IndexTable:
         return IndexTable(records, length, _texts(meta["schemas"]), dictionaries)
 
 
-def pack_labels(labels: pa.Table) -> bytes:
+def pack_labels(labels: pa.Table) -> memoryview:
     """The Arrow IPC file labels.arrow: plain columns under their own names."""
     columns = {name: labels.column(name).combine_chunks() for name in labels.column_names}
     return _file(_batch(columns, {"rows": labels.num_rows}))
@@ -180,18 +180,18 @@ def _batch(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
 
 
-def _stream(batch: pa.RecordBatch) -> bytes:
+def _stream(batch: pa.RecordBatch) -> memoryview:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return bytes(sink.getvalue())
+    return memoryview(sink.getvalue())
 
 
-def _file(batch: pa.RecordBatch) -> bytes:
+def _file(batch: pa.RecordBatch) -> memoryview:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
-    return bytes(sink.getvalue())
+    return memoryview(sink.getvalue())
 
 
 def _read_file(data: Any) -> pa.Table:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,8 +15,8 @@ from edcache.errors import (
     MissingDependencyError,
     OptionError,
     SampleIndexError,
-    UnknownLabelError,
 )
+from edcache.labels.columns import unknown_label
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -188,15 +188,6 @@ class _Whole:
             column = self.column(name)
             self._arrays[name] = _read_only(to_numpy(_one_chunk(column), nullable=column.null_count > 0))
         return self._arrays[name]
-
-
-def unknown_label(name: object, known: Sequence[str]) -> UnknownLabelError:
-    """The error for a column that is not there, with those that are."""
-    if known:
-        return UnknownLabelError(f'no label "{name}"; this archive has: {", ".join(known)}')
-    return UnknownLabelError(
-        f'no label "{name}"; this archive has no labels; build it with in_memory_keys=["{name}"]'
-    )
 
 
 def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:

@@ -40,7 +40,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from edcache.errors import LabelTypeError, WhereError
-from edcache.labels.view import unknown_label
+from edcache.labels.columns import numpy_dtype, unknown_label
 
 _MAX_TEXT = 10_000
 _MAX_DEPTH = 50
@@ -260,7 +260,7 @@ def _number_point(value: float, kind: pa.DataType) -> _Point | None:
         return None
     if pa.types.is_floating(kind):
         return _Point(pa.scalar(_rounded(value, kind), kind), exact=True)
-    limits = np.iinfo(kind.to_pandas_dtype())
+    limits = np.iinfo(numpy_dtype(kind))
     low, high = int(limits.min), int(limits.max)
     if value < low:
         return _Point(None, exact=False)
@@ -276,11 +276,11 @@ def _rounded(value: float, kind: pa.DataType) -> float:
     except OverflowError:
         wide = math.inf if value > 0 else -math.inf
     with np.errstate(over="ignore"):
-        return float(np.dtype(kind.to_pandas_dtype()).type(wide))
+        return float(numpy_dtype(kind).type(wide))
 
 
 def _representable(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    dtype = np.dtype(kind.to_pandas_dtype())
+    dtype = numpy_dtype(kind)
     limits = np.iinfo(dtype)
     fits = (values >= int(limits.min)) & (values <= int(limits.max))
     return pa.array(values[fits].astype(dtype), type=kind)
@@ -361,7 +361,7 @@ def _floor_ticks(value: Any, unit: str) -> tuple[int, bool]:
 
 def _tick_point(floor: int, exact: bool, kind: pa.DataType) -> _Point:
     storage = pa.int32() if pa.types.is_date32(kind) else pa.int64()
-    limits = np.iinfo(storage.to_pandas_dtype())
+    limits = np.iinfo(numpy_dtype(storage))
     if floor <= int(limits.min):
         return _Point(None, exact=False)
     exact = exact and floor <= int(limits.max)

@@ -105,12 +105,12 @@ class Appender:
     def contents(self) -> Contents:
         """Where every sample lies, and its labels, as far as taken in. Reads every chunk's table."""
         self._check_usable()
-        return merge(self._tables(), self._dictionaries(), self.length, self.path)
+        return merge(self.chunks, self._table, self._dictionaries(), self.length, self.path)
 
     def indices_of(self, chunks: Iterable[Header]) -> npt.NDArray[np.int64]:
         """The sample indices in these chunks, in their order: int64 [n], a copy; reads their tables."""
-        tables = [read_table(self._file.pread, header, self.path) for header in chunks]
-        found = [t.records.index for t in tables if t.records.index is not None]
+        tables = [self._table(header).records.index for header in chunks]
+        found = [index for index in tables if index is not None]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
     def append(self, chunk: Chunk) -> Header:
@@ -172,8 +172,7 @@ class Appender:
         with self._appending():
             if self._seal is not None:
                 return
-            contents = merge(self._tables(), self._dictionaries(), self.length, self.path)
-            self._write_seal(contents)
+            self._write_seal(self.contents())
 
     def claim(self, number: int) -> bool:
         """Lock claim `number` of a fill if nobody else holds it; says whether it did."""
@@ -229,16 +228,15 @@ class Appender:
             if unsynced and payload_crc(self._file.pread, header) != header.payload_crc:
                 self.damaged.add(header.seq)
 
-    def _tables(self) -> Iterator[tuple[Header, ChunkTable]]:
-        for header in self.chunks:
-            yield header, read_table(self._file.pread, header, self.path)
+    def _table(self, header: Header) -> ChunkTable:
+        return read_table(self._file.pread, header, self.path)
 
     def _dictionaries(self) -> list[Header]:
         return [h for h in self._listed if h.kind == format.KIND_DICTIONARY]
 
     def _labels_with(self, chunk: Chunk) -> Any:
         if self._label_schema is None and self.chunks:
-            last = read_table(self._file.pread, self.chunks[-1], self.path)
+            last = self._table(self.chunks[-1])
             self._label_schema = last.labels.schema
         if self._label_schema is None:
             return chunk.labels.schema
@@ -340,7 +338,7 @@ class Appender:
         rows, length = len(contents.index.records.offset), contents.index.length
         cursor, uuid = self._cursor, self.head.uuid
 
-        def header(kind: int, data: bytes) -> Header:
+        def header(kind: int, data: memoryview) -> Header:
             crc = format.crc32(data)
             return Header(
                 kind,
@@ -364,7 +362,9 @@ class Appender:
         )
         try:
             self._file.pwrite(index.payload_offset, index_bytes)
-            self._file.pwrite(labels.offset, format.pack_header(labels) + labels_bytes + directory)
+            self._file.pwrite(labels.payload_offset, labels_bytes)
+            self._file.pwrite(labels.payload_end, directory)
+            self._file.pwrite(labels.offset, format.pack_header(labels))
             if self._sync != "never":
                 self._synced()
             self._file.pwrite(index.offset, format.pack_header(index))

@@ -122,7 +122,7 @@ def test_extract_walks_the_field_path(path, sample, value):
 @pytest.mark.parametrize(
     ("path", "sample", "message"),
     [
-        ("lable", {"image": 0, "label": 1}, r'label "lable": sample 3 has no field "lable"; it has the keys "image", "label"; name a field'),
+        ("lable", {"image": 0, "label": 1}, r'no field "lable"; it has the keys "image", "label"; name'),
         ("t.b", {"t": {"c": 1}}, r'no field "t.b"; what is at "t" has the keys "c"'),
         ("t.5", {"t": [1, 2]}, r'what is at "t" is a list of length 2'),
         (2, (1, 2), r"no field 2; it is a tuple of length 2"),
@@ -252,7 +252,8 @@ def test_pandas_timestamps_keep_nanoseconds():
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (Path("x"), r'label "y": sample 0 is a (Posix|Windows)Path; a label is a bool, int, .* in_memory_keys=\{"y": lambda s: str\(s\["y"\]\)\}'),
+        (Path("x"), r'label "y": sample 0 is a (Posix|Windows)Path; a label is a bool, int, '),
+        (Path("x"), r'convert it, for example in_memory_keys=\{"y": lambda s: str\(s\["y"\]\)\}'),
         (uuid4(), "is an? UUID; a label is"),
         (2**64, "is an int of 65 bits, which neither int64 nor uint64 holds"),
         (-(2**63) - 1, "neither int64 nor uint64"),
@@ -347,7 +348,7 @@ def test_promotions_keep_every_value(values, kind):
     ],
 )
 def test_mixed_kinds_are_refused_in_a_chunk_and_over_chunks(values):
-    with pytest.raises(LabelTypeError, match='label "y": sample 1 is .*earlier samples are'):
+    with pytest.raises(LabelTypeError, match=r'label "y": sample 1 is .*earlier samples are'):
         collect(*values)
     tables = [pa.table({"y": collect(v)}) for v in values]
     with pytest.raises(LabelTypeError, match=r'a.zip: label "y" is .* in one chunk and .* in another'):
@@ -398,7 +399,7 @@ def test_take_starts_afresh_but_remembers_the_types():
     assert collector.take()["y"].to_pylist() == [1]
     assert len(collector) == 0
     assert collector.take().num_rows == 0
-    with pytest.raises(LabelTypeError, match="sample 5 is a str .* earlier samples are int64"):
+    with pytest.raises(LabelTypeError, match=r"sample 5 is a str .* earlier samples are int64"):
         collector.add(5, {"y": "a"})
     collector.add(5, {"y": None})
     assert collector.take()["y"].type == pa.null()
@@ -482,9 +483,9 @@ def test_check_compatible_answers_without_data():
     assert check_compatible(pa.schema([("a", pa.int64())]), pa.schema([("a", pa.uint64())])).types == [
         pa.uint64()
     ]
-    with pytest.raises(LabelTypeError, match='^label "a" is int64 in one chunk and string in another; '):
+    with pytest.raises(LabelTypeError, match=r'^label "a" is int64 in one chunk and string in another; '):
         check_compatible(pa.schema([("a", pa.int64())]), pa.schema([("a", pa.string())]))
-    with pytest.raises(LabelError, match="x.zip: one chunk has the labels a, another"):
+    with pytest.raises(LabelError, match=r"x\.zip: one chunk has the labels a, another"):
         check_compatible(pa.schema([("a", pa.int64())]), pa.schema([]), "x.zip")
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import operator
 import re
@@ -228,7 +229,7 @@ def test_everything_else_is_a_where_error(text):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("label = = 3", 'where "label = = 3": column 9: found "=", expected a column or a literal; allowed are column names'),
+        ("label = = 3", 'where "label = = 3": column 9: found "=", expected a column or a literal; allowed'),
         ("label == ", 'column 9: found the end, expected a column or a literal'),
         ("label == 3 $", r"column 12: cannot read '$'"),
         ("os('x')", 'column 1: "os" is no function here'),
@@ -290,17 +291,20 @@ def test_long_chains_do_not_nest():
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet="label split()'\"=<>!.,-0129e\\[]andornotinis ", max_size=60) | st.text(max_size=20))
 def test_any_text_parses_or_raises_our_errors(text):
-    try:
+    with contextlib.suppress(WhereError, UnknownLabelError, LabelTypeError):
         parse_where(text, TABLE.schema)
-    except (WhereError, UnknownLabelError, LabelTypeError):
-        pass
 
 
 # ---- against plain Python with SQL's three truth values
 
 OPS = {
-    "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 DATA = {"i": pa.int8(), "f": pa.float64(), "s": pa.string()}
 RECORD = st.fixed_dictionaries(
     {

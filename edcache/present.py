@@ -1,0 +1,349 @@
+"""Values as text for a person, a spreadsheet or a program; pure functions, nothing is printed here.
+
+What comes out of an archive may be anybody's: text meant for a terminal goes through `printable`.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+_WIDEST: Final = 60
+_SHOWN_ITEMS: Final = 8
+_SHOWN_SCHEMAS: Final = 8
+_DEEPEST: Final = 64
+_LAYOUT_ROWS: Final = 1000
+_NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?|nan|[-+]?inf")
+_UNITS: Final = ("kB", "MB", "GB", "TB", "PB", "EB")
+
+
+def human_bytes(nbytes: float) -> str:
+    """A size in decimal units: "812 bytes", "4.1 kB", "38.5 MB"."""
+    if nbytes < 1000:
+        return f"{nbytes:g} bytes"
+    size = nbytes / 1000
+    for unit in _UNITS[:-1]:
+        if size < 999.95:
+            return f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} {_UNITS[-1]}"
+
+
+def plural(number: int, noun: str) -> str:
+    """ "1 sample", "1,000 samples"."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
+def printable(text: str) -> str:
+    """The text with everything that could steer a terminal written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def one_line(message: str) -> str:
+    """A message of several lines as one; a line that ends with a colon runs on into the next."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    joined = "".join(line + (" " if line.endswith(":") else "; ") for line in lines[:-1])
+    return printable(joined + (lines[-1] if lines else ""))
+
+
+def cell(value: object) -> str:
+    """A value as one cell of a table, short and on one line."""
+    text = f"{value:.6g}" if isinstance(value, float) else str(plain(value))
+    text = printable(text)
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."
+
+
+def plain(value: object) -> Any:
+    """A value as JSON has it.
+
+    Times are ISO 8601, bytes are hex, floats that JSON lacks are "nan", "inf", "-inf"; an array is
+    nested lists, and whatever else comes is its str().
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).hex()
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, np.generic):
+        return str(value) if value.dtype.kind in "mMV" else plain(value.item())
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return [plain(item) for item in value] if value.ndim else plain(value[()])
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+# ---------------------------------------------------------------------------------- rows as text
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """Aligned columns, line by line; numbers to the right.
+
+    The widths are those of the first thousand rows, so that millions of rows need no memory.
+    """
+    texts = ([cell(value) for value in row] for row in rows)
+    first = list(islice(texts, _LAYOUT_ROWS))
+    names = [cell(name) for name in header]
+    widths = [max(map(len, column)) for column in zip(names, *first, strict=True)]
+    columns = list(zip(*first, strict=True)) or [()] * len(names)
+    right = [all(_NUMBER.fullmatch(text) for text in column) for column in columns]
+    for row in chain([names], first, texts):
+        padded = (
+            text.rjust(width) if number else text.ljust(width)
+            for text, width, number in zip(row, widths, right, strict=True)
+        )
+        yield "  ".join(padded).rstrip()
+
+
+def _pairs(items: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """Names and values, one pair a line, the values aligned."""
+    listed = list(items)
+    width = max((len(name) for name, _ in listed), default=0)
+    for name, value in listed:
+        yield f"{name.ljust(width)}  {printable(str(value))}".rstrip()
+
+
+def csv_lines(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """Lines of RFC 4180 with a header; a missing value is an empty field, a list its JSON."""
+    for row in chain([header], rows):
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="").writerow([_csv_value(value) for value in row])
+        yield buffer.getvalue()
+
+
+def _csv_value(value: object) -> object:
+    value = plain(value)
+    return json.dumps(value) if isinstance(value, (list, dict)) else value
+
+
+def json_lines(objects: Iterable[object]) -> Iterator[str]:
+    """One JSON array, an element a line."""
+    before = "["
+    for item in objects:
+        yield f"{before}{json.dumps(item)}" if before == "[" else f",{json.dumps(item)}"
+        before = ","
+    yield "]" if before == "," else "[]"
+
+
+# ------------------------------------------------------------------------------- one sample's tree
+
+
+def describe_sample(sample: object) -> list[dict[str, Any]]:
+    """The leaves of a sample in tree order, each a JSON object.
+
+    Keys: path, type, dtype, shape, value (what is short), min, mean, max (of numbers), items (of a
+    long list) and nonfinite (how many are nan or infinite); each only where it applies.
+    """
+    return [{"path": ".".join(map(str, path)), **_leaf(value)} for path, value in _leaves(sample, ())]
+
+
+def leaf_row(leaf: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    """A described leaf as the cells path, type, dtype, shape, value."""
+    shape = "" if "shape" not in leaf else _shape_text(leaf["shape"])
+    return leaf["path"] or ".", leaf["type"], leaf.get("dtype", ""), shape, _value_text(leaf)
+
+
+def _shape_text(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "scalar"
+
+
+def _value_text(leaf: Mapping[str, Any]) -> str:
+    if "value" in leaf:
+        return repr(leaf["value"]) if leaf["type"] == "str" else _short(leaf["value"])
+    said = [f"{name} {cell(leaf[name])}" for name in ("min", "mean", "max") if name in leaf]
+    said += [plural(leaf["items"], "item")] if "items" in leaf else []
+    said += [f"{leaf['nonfinite']:,} not finite"] if "nonfinite" in leaf else []
+    return ", ".join(said)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_short, value))}]"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _leaves(value: Any, path: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], Any]]:
+    children = _children(value) if len(path) < _DEEPEST else None
+    if not children:
+        yield path, value
+        return
+    for key, child in children:
+        yield from _leaves(child, (*path, key))
+
+
+def _children(value: Any) -> list[tuple[object, Any]] | None:
+    """Key and value of each child; None for a leaf, which a long list of plain values is too."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if isinstance(value, (list, tuple)):
+        atoms = all(item is None or isinstance(item, (bool, int, float, str, bytes)) for item in value)
+        return None if atoms and len(value) > _SHOWN_ITEMS else list(enumerate(value))
+    return None
+
+
+def _leaf(value: Any) -> dict[str, Any]:
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return _array_leaf(value)
+    if hasattr(value, "mode") and hasattr(value, "getpixel"):
+        return {"type": "PIL.Image", "dtype": value.mode, "shape": [value.height, value.width]}
+    described: dict[str, Any] = {"type": type(value).__qualname__}
+    if isinstance(value, (bytes, bytearray, list, tuple, Mapping)):
+        return described | {"items": len(value)}
+    if value is None or isinstance(value, (bool, int, float)):
+        return described | {"value": plain(value)}
+    text = value if isinstance(value, str) else str(plain(value))
+    return described | {"value": text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."}
+
+
+def _array_leaf(value: Any) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "type": f"{type(value).__module__}.{type(value).__qualname__}",
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "shape": [int(size) for size in value.shape],
+    }
+    array = _as_array(value)
+    if array is None or not array.size:
+        return described
+    if array.size <= _SHOWN_ITEMS and array.dtype.kind != "O":
+        return described | {"value": plain(array)}
+    return described | _statistics(array)
+
+
+def _as_array(value: Any) -> npt.NDArray[Any] | None:
+    """The numbers as numpy; a float type that numpy lacks becomes float64."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value)
+    try:
+        tensor = value.detach().cpu()
+        if tensor.is_floating_point():
+            tensor = tensor.double()
+        array: npt.NDArray[Any] = tensor.numpy()
+    except (AttributeError, TypeError, RuntimeError, ValueError, NotImplementedError):
+        return None  # sparse, quantized, or no tensor at all
+    return array
+
+
+def _statistics(array: npt.NDArray[Any]) -> dict[str, Any]:
+    if array.dtype.kind not in "biuf":
+        return {}
+    finite = array
+    if array.dtype.kind == "f":
+        finite = array[np.isfinite(array)]
+    lost = {"nonfinite": array.size - finite.size} if finite.size < array.size else {}
+    if not finite.size:
+        return lost
+    with np.errstate(over="ignore"):
+        mean = plain(finite.mean(dtype=np.float64))
+    return {"min": plain(finite.min()), "mean": mean, "max": plain(finite.max()), **lost}
+
+
+# ---------------------------------------------------------------------------------------- schemas
+
+
+def describe_fields(fields: Iterable[Any]) -> list[dict[str, Any]]:
+    """The leaves that a schema promises: path, kind, dtype and shape (null where it varies).
+
+    Args:
+        fields: with the attributes path, kind, dtype and shape, as a decoder lists them.
+    """
+    return [
+        {
+            "path": ".".join(map(str, field.path)),
+            "kind": field.kind,
+            "dtype": None if field.dtype is None else str(field.dtype).removeprefix("torch."),
+            "shape": None if field.shape is None else list(field.shape),
+        }
+        for field in fields
+    ]
+
+
+def _field_row(field: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    sized = field["kind"] in ("tensor", "array", "scalar")
+    shape = "varies" if field["shape"] is None else _shape_text(field["shape"])
+    return field["path"] or ".", field["kind"], field["dtype"] if sized else "", shape if sized else ""
+
+
+# -------------------------------------------------------------------------------------- an archive
+
+
+def info_lines(said: Mapping[str, Any]) -> Iterator[str]:
+    """What `edcache info` says: from its JSON form to lines for a person."""
+    yield from _pairs(_info_pairs(said))
+    for schema in said["schemas"][:_SHOWN_SCHEMAS]:
+        yield f"\nschema of {plural(schema['samples'], 'sample')}"
+        if schema["fields"]:
+            yield from table(("field", "kind", "dtype", "shape"), map(_field_row, schema["fields"]))
+        else:
+            yield "each record says its own, see edcache show" if said["codec"] == "native" else "pickles"
+    if len(said["schemas"]) > _SHOWN_SCHEMAS:
+        yield f"\n{len(said['schemas']) - _SHOWN_SCHEMAS:,} more schemas; --json lists all"
+
+
+def _info_pairs(said: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    yield "archive", said["path"]
+    yield "samples", f"{said['samples']:,}"
+    yield "missing", f"{said['missing']:,}"
+    yield "sealed", "yes" if said["sealed"] else "no"
+    if said["chunks"] is not None:
+        yield "chunks", f"{said['chunks']:,}"
+    yield "file", f"{human_bytes(said['nbytes'])} ({said['nbytes']:,} bytes)"
+    record = said["record_nbytes"]
+    if record["max"] is not None:
+        yield "record", f"median {human_bytes(record['median'])}, max {human_bytes(record['max'])}"
+    yield "codec", said["codec"]
+    yield "compression", _compression_text(said)
+    yield "labels", ", ".join(f"{name}: {kind}" for name, kind in said["labels"].items()) or "none"
+    yield from _fingerprint_pairs(said["fingerprint"] or {})
+    yield "format", said["format_version"]
+    yield "uuid", said["uuid"]
+
+
+def _compression_text(said: Mapping[str, Any]) -> str:
+    record = said["record_nbytes"]
+    if not (record["uncompressed"] and record["total"]):
+        return said["compression"] or "none"
+    return f"{said['compression']}, {record['uncompressed'] / record['total']:.2f} : 1"
+
+
+def _fingerprint_pairs(fingerprint: dict[str, Any]) -> Iterator[tuple[str, object]]:
+    for key in ("type", "factory"):
+        if key in fingerprint:
+            yield key, fingerprint[key]
+    arguments = fingerprint.get("arguments")
+    if isinstance(arguments, dict) and arguments:
+        yield "arguments", ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    if fingerprint.get("version") is not None:
+        yield "version", fingerprint["version"]
+
+
+def report_lines(path: str, report: Any) -> Iterator[str]:
+    """What `edcache verify` says of a maintain.Report: its problems, then the result."""
+    yield from map(printable, report.problems)
+    state = "sealed" if report.sealed else "not sealed"
+    missing = f", {report.missing:,} missing" if report.missing else ""
+    result = "OK" if report.sound else plural(len(report.problems), "problem")
+    yield (
+        f"{printable(path)}: {result}: {plural(report.samples, 'sample')}{missing} in "
+        f"{plural(report.chunks, 'chunk')}, {human_bytes(report.nbytes)}, {state}"
+    )

@@ -1,0 +1,100 @@
+"""Write the golden archives of tests/golden/: python scripts/make_golden.py [FOLDER]
+
+Run it once per format version; files of a released version are never written again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import zstandard
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+import golden_samples as samples  # noqa: E402
+
+import edcache  # noqa: E402
+from edcache import format  # noqa: E402
+
+VERSIONS = {"pyarrow": pyarrow.__version__, "zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}
+
+
+def _writer(path: Path, mode: str = "x", **options: Any) -> edcache.CacheWriter:
+    options = {"uuid": samples.UUID, "publish_seconds": None, "sync": "never", "chunk_size": 8} | options
+    return edcache.CacheWriter(path, mode, **options)
+
+
+def _dense(make: Callable[[int], Any], count: int, **options: Any) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        with _writer(path, **options) as w:
+            w.extend(make(i) for i in range(count))
+
+    return write
+
+
+def _sparse(path: Path) -> None:
+    with _writer(path, in_memory_keys=["label"], chunk_size=3) as w:
+        for i in (5, 3, 9, 100, 3, 20):
+            w.write(i, samples.fixed(i if i != 3 else 33))
+        w.write(3, samples.fixed(3))
+
+
+def _grown(path: Path) -> None:
+    with _writer(path, in_memory_keys=["label"]) as w:
+        w.extend(samples.fixed(i) for i in range(10))
+    with _writer(path, "a") as w:
+        w.extend(samples.fixed(i) for i in range(10, 15))
+        w.write(2, samples.fixed(202))
+
+
+def _torn(path: Path) -> None:
+    """Three chunks, and what a writer leaves that dies before the header of its fourth."""
+    w = _writer(path, in_memory_keys=["label"])
+    w.extend(samples.fixed(i) for i in range(24))
+    w.flush()
+    whole = path.stat().st_size
+    w.extend(samples.fixed(i) for i in range(24, 30))
+    w.abort()
+    data = bytearray(path.read_bytes())
+    data[whole : whole + format.HEADER_NBYTES] = bytes(format.HEADER_NBYTES)
+    path.write_bytes(data[:-1000])
+
+
+ARCHIVES: dict[str, Callable[[Path], None]] = {
+    "fixed": _dense(samples.fixed, 24, in_memory_keys=["label", "score"]),
+    "mixed": _dense(samples.mixed, len(samples.MIXED)),
+    "schemas": _dense(samples.different, 70, in_memory_keys=["i"], chunk_size=40),
+    "zstd": _dense(samples.text, 24, compression="zstd:19", in_memory_keys={"kind": "label"}),
+    "zstd+dict": _dense(samples.text, 60, compression="zstd+dict", chunk_size=30),
+    "sparse": _sparse,
+    "grown": _grown,
+    "torn": _torn,
+    "empty": _dense(samples.fixed, 0),
+}
+
+
+def write(name: str, path: Path) -> None:
+    """Write one golden archive."""
+    for cls in samples.TO_REGISTER:
+        edcache.register(cls)
+    ARCHIVES[name](path)
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ARCHIVES:
+        path = folder / f"v{format.VERSION}-{name}.zip"
+        path.unlink(missing_ok=True)
+        write(name, path)
+        print(f"{path}: {path.stat().st_size:,} bytes")
+    (folder / f"v{format.VERSION}.json").write_text(json.dumps(VERSIONS, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "tests" / "golden")

@@ -1,0 +1,164 @@
+"""Compression: round trips, and frames that lie."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import random
+import threading
+
+import numpy as np
+import pytest
+import zstandard
+
+from edcache.codec import Compression, decompress, train_dictionary
+from edcache.errors import CorruptRecordError, OptionError
+
+DATA = b"an example of a record, " * 40
+
+
+@pytest.mark.parametrize(
+    ("text", "level", "dictionary"),
+    [("zstd", 3, False), ("zstd:19", 19, False), ("zstd+dict", 3, True), ("zstd+dict:22", 22, True)],
+)
+def test_parse(text, level, dictionary):
+    parsed = Compression.parse(text)
+    assert (parsed.level, parsed.dictionary) == (level, dictionary)
+    assert Compression.parse(str(parsed)) == parsed
+
+
+def test_no_compression():
+    assert Compression.parse(None) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "gzip", "zstd:", "zstd:0", "zstd:23", "zstd:-1", "zstd:x", "zstd+", "ZSTD", 3, "zstd:1e", "zstd:٣"],
+)
+def test_parse_refuses(text):
+    with pytest.raises(
+        OptionError,
+        match=r'choose None, "zstd", "zstd:LEVEL", "zstd\+dict" or .* with LEVEL from 1 to 22',
+    ):
+        Compression.parse(text)
+
+
+@pytest.mark.parametrize("data", [b"", b"x", DATA, bytes(1 << 20), bytearray(DATA), np.arange(99)], ids=len)
+def test_round_trip(data):
+    raw = memoryview(data).cast("B")
+    frame = Compression(5).compress(data)
+    assert decompress(frame, raw.nbytes) == raw
+    assert decompress(memoryview(bytearray(frame)), np.int64(raw.nbytes)) == raw
+
+
+def records(count=400):
+    rng = random.Random(1)
+    return [
+        b'{"name": "sample %d", "value": %d}' % (rng.randrange(99), rng.randrange(9999)) * 3
+        for _ in range(count)
+    ]
+
+
+def test_dictionaries():
+    dictionary = train_dictionary(records(), 4096)
+    other = train_dictionary([record[::-1] for record in records()], 4096)
+    assert dictionary == train_dictionary(records(), 4096)
+    compression = Compression(3, True)
+    record = records()[7]
+    frame = compression.compress(record, dictionary)
+    assert len(frame) < len(compression.compress(record))
+    assert decompress(frame, len(record), dictionary) == record
+    assert decompress(frame, len(record), [other, dictionary]) == record
+    assert decompress(compression.compress(record), len(record), dictionary) == record
+    with pytest.raises(CorruptRecordError, match=r"zstd frame needs dictionary \d+, the archive has none"):
+        decompress(frame, len(record))
+    with pytest.raises(CorruptRecordError, match=r"zstd frame needs dictionary \d+, the archive has \d+"):
+        decompress(frame, len(record), other)
+    broken = dictionary[:20] + bytes(len(dictionary) - 20)
+    with pytest.raises(CorruptRecordError, match="does not decompress"):
+        decompress(frame, len(record), broken)
+
+
+@pytest.mark.parametrize("few", [[], [b""] * 100, [b"x"] * 9, [b"ab"] * 3, [DATA], [bytes(5)] * 50])
+def test_too_little_to_train_on(few):
+    assert train_dictionary(few) is None
+
+
+def test_lies_about_the_size():
+    frame = Compression().compress(DATA)
+    for raw_nbytes in (0, len(DATA) - 1, len(DATA) + 1, 1 << 60):
+        with pytest.raises(CorruptRecordError, match=r"zstd frame says 960 bytes, the index \d+"):
+            decompress(frame, raw_nbytes)
+    unsized = zstandard.ZstdCompressor(write_content_size=False).compress(DATA)
+    with pytest.raises(CorruptRecordError, match="says nothing of its size, the index 960"):
+        decompress(unsized, len(DATA))
+
+
+def test_a_bomb_is_refused_before_it_allocates():
+    """A header of single-segment, 8-byte size: 2**50 bytes in a frame of 13."""
+    frame = bytes.fromhex("28b52ffd") + bytes([0xE0]) + (1 << 50).to_bytes(8, "little")
+    with pytest.raises(CorruptRecordError, match="zstd frame of 13 bytes cannot hold"):
+        decompress(frame, 1 << 50)
+
+
+def test_windows_are_bounded():
+    frame = bytearray(zstandard.ZstdCompressor().compress(bytes(1 << 20)))
+    # Descriptor without single segment, 4-byte size; window descriptor of 2**41.
+    lie = (
+        bytes.fromhex("28b52ffd")
+        + bytes([0x80, 31 << 3])
+        + (1 << 20).to_bytes(4, "little")
+        + bytes(frame[9:])
+        + bytes(99)
+    )
+    with pytest.raises(CorruptRecordError):
+        decompress(lie, 1 << 20)
+
+
+def test_a_frame_with_more_than_it_says():
+    frame = bytearray(zstandard.ZstdCompressor().compress(DATA))
+    honest = zstandard.get_frame_parameters(bytes(frame))
+    assert honest.content_size == len(DATA)
+    at = frame.index((len(DATA) - 256).to_bytes(2, "little"))
+    for lie in (len(DATA) - 10, len(DATA) + 10):
+        frame[at : at + 2] = (lie - 256).to_bytes(2, "little")
+        with pytest.raises(CorruptRecordError, match="does not decompress"):
+            decompress(bytes(frame), lie)
+
+
+def test_truncations_trailing_bytes_and_second_frames():
+    frame = Compression().compress(DATA)
+    for cut in range(len(frame)):
+        with pytest.raises(CorruptRecordError):
+            decompress(frame[:cut], len(DATA))
+    for tail in (b"\0", b"x", frame, Compression().compress(b""), bytes.fromhex("502a4d1800000000")):
+        with pytest.raises(CorruptRecordError, match="does not decompress"):
+            decompress(frame + tail, len(DATA))
+
+
+def test_flipped_bytes():
+    frame = Compression().compress(DATA)
+    for place in range(len(frame)):
+        for bit in range(8):
+            broken = bytearray(frame)
+            broken[place] ^= 1 << bit
+            with contextlib.suppress(CorruptRecordError):
+                assert len(decompress(broken, len(DATA))) == len(DATA)
+
+
+def test_threads_and_pickles():
+    compression = pickle.loads(pickle.dumps(Compression(7)))
+    failures = []
+
+    def work():
+        for n in range(200):
+            data = bytes([n]) * (n + 1)
+            if decompress(compression.compress(data), n + 1) != data:
+                failures.append(n)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []

@@ -1,0 +1,141 @@
+"""PIL images: every mode, palettes, info, and what is refused."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from codec_samples import encode, round_trip, run_script
+
+from edcache.codec import Decoder, Encoder
+from edcache.errors import CorruptRecordError, UnsupportedTypeError
+
+Image = pytest.importorskip("PIL.Image")
+
+MODES = [
+    "1",
+    "L",
+    "P",
+    "PA",
+    "LA",
+    "La",
+    "RGB",
+    "RGBA",
+    "RGBa",
+    "RGBX",
+    "CMYK",
+    "YCbCr",
+    "LAB",
+    "HSV",
+    "I",
+    "F",
+]
+MODES += ["I;16", "I;16B", "I;16L"]
+
+
+def alike(a, b):
+    assert type(a) is Image.Image
+    assert (a.mode, a.size, a.info) == (b.mode, b.size, b.info)
+    assert a.getpalette() == b.getpalette()
+    assert a.getpalette(None) == b.getpalette(None)
+    assert a.tobytes() == b.tobytes()
+    assert list(map(type, a.info.values())) == list(map(type, b.info.values()))
+
+
+def noise(mode, size):
+    image = Image.new(mode, size)
+    data = np.random.default_rng(3).integers(0, 255, len(image.tobytes()), np.uint8).tobytes()
+    if not data:
+        return image
+    made = Image.frombytes(mode, size, data)
+    if mode in ("P", "PA"):
+        made.putpalette(bytes(range(256)) * 3)
+    return made
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [(5, 3), (9, 1), (0, 4), (4, 0), (0, 0)], ids=str)
+def test_mode(mode, size):
+    image = noise(mode, size)
+    alike(round_trip({"image": image})["image"], image)
+
+
+@pytest.mark.parametrize("rawmode", ["RGB", "RGBA", "BGR", "RGBX", "CMYK", "RGB;L"])
+def test_palettes(rawmode):
+    image = noise("P", (4, 4))
+    image.putpalette(bytes(range(len(rawmode.rstrip(";L")) * 20)), rawmode)
+    alike(round_trip(image), image)
+    bare = Image.new("P", (3, 3))
+    alike(round_trip(bare), bare)
+    quantized = noise("RGB", (8, 8)).quantize(5)
+    alike(round_trip(quantized), quantized)
+
+
+@pytest.mark.parametrize("transparency", [3, bytes(range(10)), (1, 2, 3)], ids=repr)
+def test_transparency(transparency):
+    image = noise("RGB" if isinstance(transparency, tuple) else "P", (4, 4))
+    image.info["transparency"] = transparency
+    alike(round_trip(image), image)
+    assert round_trip(image).convert("RGBA").tobytes() == image.convert("RGBA").tobytes()
+
+
+@pytest.mark.parametrize("name", ["PNG", "JPEG", "GIF", "TIFF", "BMP", "WEBP"])
+def test_opened_files(name):
+    """An image from a file keeps its info; TIFF leaves rationals there, which become floats."""
+    buffer = io.BytesIO()
+    noise("RGB", (16, 8)).save(buffer, name, dpi=(72, 144))
+    opened = Image.open(buffer)
+    out = round_trip([opened])[0]
+    opened.info = {k: tuple(map(float, v)) if k == "dpi" else v for k, v in opened.info.items()}
+    alike(out, opened)
+
+
+def test_images_of_many_sizes_share_a_schema():
+    encoder = Encoder()
+    for n in range(1, 9):
+        image = noise("L", (n, 2))
+        text, record = encode(image, encoder)
+        alike(Decoder(text).decode(memoryview(record)), image)
+    assert len(encoder.schemas) == 1
+    text, record = encode(noise("RGB", (2, 2)), encoder)
+    assert len(encoder.schemas) == 2
+
+
+def test_refused_info_names_its_place():
+    image = noise("L", (2, 2))
+    image.info["dpi"] = (1, {2})
+    with pytest.raises(
+        UnsupportedTypeError, match=r'^sample\["image"\]\.info\["dpi"\]\[1\]: cannot store set; '
+    ):
+        encode({"image": image})
+
+
+def test_pixels_that_do_not_fit_are_corrupt():
+    text, record = encode(noise("L", (4, 2)))
+    for at, value in ((0, 5), (0, 1 << 40), (8, 0), (8, (1 << 64) - 1)):
+        lie = bytearray(record)
+        lie[at : at + 8] = value.to_bytes(8, "little")
+        with pytest.raises(CorruptRecordError, match=r"image of mode L and size .* has 8 bytes of pixels"):
+            Decoder(text).decode(memoryview(lie))
+
+
+def test_an_image_without_pixels_allocates_nothing():
+    text, record = encode(Image.new("L", (0, 3)))
+    lie = bytearray(record)
+    lie[8:16] = (1 << 30).to_bytes(8, "little")
+    with pytest.raises(CorruptRecordError, match="has 0 bytes of pixels"):
+        Decoder(text).decode(memoryview(lie))
+
+
+def test_pillow_is_imported_only_for_images():
+    text, record = encode(noise("L", (2, 2)))
+    script = (
+        "import sys\nfrom edcache.codec import *\nEncoder().encode({'a': 1})\n"
+        "assert 'PIL' not in sys.modules\nsys.modules['PIL'] = None\n"
+        "from edcache.errors import MissingDependencyError\n"
+        f"try: Decoder({text!r}).decode(memoryview({record!r}))\n"
+        "except MissingDependencyError as error: print(error)\n"
+    )
+    out = run_script(script)
+    assert "pip install edcache[image]" in out

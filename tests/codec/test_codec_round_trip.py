@@ -1,0 +1,127 @@
+"""Every sample that the codec takes comes back exactly, and the fast ways equal the general ones."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import torch
+from codec_samples import encode, round_trip, same, samples
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from edcache.codec import Decoder, Encoder, encoded_bytes
+
+LOOSE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=LOOSE)
+@given(samples)
+def test_a_sample_comes_back_exactly(sample):
+    text, record = encode(sample)
+    decoder = Decoder(text)
+    assert same(decoder.decode(memoryview(record)), sample)
+    assert same(decoder.decode(memoryview(record), copy=False), sample)
+    assert decoder.nbytes in (None, len(record))
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=LOOSE)
+@given(st.lists(samples, min_size=2, max_size=5), st.lists(st.integers(0, 4), min_size=5, max_size=25))
+def test_the_matched_way_equals_the_general_way(pool, order):
+    fast, general = Encoder(), Encoder()
+    for k in order:
+        sample = pool[k % len(pool)]
+        general._recent = []
+        a, b = fast.encode(sample), general.encode(sample)
+        assert (a.schema, a.nbytes) == (b.schema, b.nbytes)
+        assert encoded_bytes(a) == encoded_bytes(b)
+    assert fast.schemas == general.schemas
+    assert len(fast.schemas) <= 64
+
+
+shapes = st.lists(st.integers(0, 3), min_size=1, max_size=2).map(tuple)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(shapes, shapes), min_size=1, max_size=12))
+def test_shapes_choose_the_same_schema_either_way(pairs):
+    fast, general = Encoder(), Encoder()
+    for a, b in pairs:
+        sample = {"t": torch.ones(a), "n": [np.full(b, 7, "u2"), np.float32(1)]}
+        general._recent = []
+        x, y = fast.encode(sample), general.encode(sample)
+        assert x.schema == y.schema
+        assert encoded_bytes(x) == encoded_bytes(y)
+        assert same(Decoder(fast.schemas[x.schema]).decode(memoryview(encoded_bytes(x))), sample)
+    assert fast.schemas == general.schemas
+
+
+NEAR_MISSES = [
+    {"a": 1, "b": 2},
+    {"b": 1, "a": 2},
+    {"a": True, "b": 2},
+    {"a": 1.0, "b": 2},
+    {"a": np.int64(1), "b": 2},
+    {"a": 1 << 63, "b": 2},
+    {"a": -(1 << 63), "b": 2},
+    {"a": 1, "b": 2, "c": 3},
+    {"a": 1},
+    {"a": None, "b": 2},
+    {"a": "1", "b": 2},
+    {"a": b"1", "b": 2},
+    {"a": bytearray(b"1"), "b": 2},
+    {"a": [1], "b": 2},
+    {"a": (1,), "b": 2},
+    {1: 0, "b": 2},
+    {True: 0, "b": 2},
+    {1.0: 0, "b": 2},
+    {0.0: 0},
+    {-0.0: 0},
+    {None: 0},
+    {b"a": 0},
+    {},
+    [],
+    (),
+    [1] * 7,
+    [1] * 8,
+    [True] * 8,
+    [1] * 7 + [True],
+    [1] * 7 + [1 << 64],
+    (1,) * 8,
+    torch.zeros(2),
+    torch.zeros(2, 1),
+    torch.zeros(2, dtype=torch.float64),
+    torch.tensor(0.0),
+    torch.zeros(()).bool(),
+    np.zeros(2, np.float32),
+    np.zeros(2, ">f4"),
+    np.zeros(2, "l"),
+    np.zeros(2, "q"),
+    np.zeros(2, "M8[s]"),
+    np.zeros(2, "M8[ms]"),
+    np.zeros((), "f4"),
+    np.float32(0),
+    np.float64(0),
+    0.0,
+    -0.0,
+    0j,
+]
+
+
+def test_near_misses_never_take_each_others_schema():
+    """Each of two samples in turn, so that the other's matcher is tried first."""
+    for a in NEAR_MISSES:
+        for b in NEAR_MISSES:
+            encoder = Encoder()
+            for sample in (a, b, a, b):
+                text, record = encode(sample, encoder)
+                assert text == encode(sample)[0]
+                assert same(Decoder(text).decode(memoryview(record)), sample)
+
+
+def test_decoded_samples_pickle_and_copy():
+    sample = {"t": torch.arange(3), "n": np.arange(3), "l": list(range(9))}
+    out = round_trip(sample)
+    assert same(pickle.loads(pickle.dumps(out)), sample)
+    assert same(copy.deepcopy(out), sample)

@@ -1,0 +1,177 @@
+"""Schemas: their text, their number, where they put leaves, and what a decoder says about them."""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from codec_samples import Box, Point, encode, run_script, same
+
+from edcache.codec import Decoder, Encoder, encoded_bytes
+from edcache.codec.schema import Layout, parse
+
+
+def test_the_text_and_the_bytes_of_a_small_sample():
+    sample = {"label": 3, "image": torch.arange(5, dtype=torch.uint8), "ok": True, "name": "é", "none": None}
+    text, record = encode(sample)
+    assert text == (
+        '["dict",["label","image","ok","name","none"],["int",["tensor","uint8",[5]],"bool","str","none"]]'
+    )
+    assert record == (
+        b"\x03\0\0\0\0\0\0\0"  # label, at 0: the largest
+        b"\x00\x01\x02\x03\x04"  # image
+        b"\x01"  # ok
+        b"\0\0"  # padding before the slots
+        b"\x02\0\0\0\0\0\0\0"  # nbytes of name
+        b"\xc3\xa9"
+    )
+
+
+def test_the_largest_array_lies_first():
+    sample = (1, np.zeros(3, "u1"), {"image": torch.zeros(3, 4, 4), "box": np.zeros((2, 2))}, 2.0)
+    text, record = encode(sample)
+    fields = Decoder(text).fields
+    assert fields[2, "image"].offset == 0
+    assert fields[2, "box"].offset == 192
+    assert fields[0,].offset == 224
+    assert fields[3,].offset == 232
+    assert fields[1,].offset == 240
+    assert len(record) == 243
+
+
+def test_fields_describe_leaves():
+    sample = {
+        "t": torch.zeros(2, 3, dtype=torch.int16),
+        "k": 1,
+        "s": "a",
+        "p": Point(np.float32(1), None),
+        "b": Box([1.5]),
+    }
+    decoder = Decoder(encode(sample)[0])
+    fields = decoder.fields
+    assert list(fields) == [("t",), ("k",), ("s",), ("p", "x"), ("b", "corner", 0), ("b", "size")]
+    assert fields["t",].dtype is torch.int16
+    assert fields["t",].shape == (2, 3)
+    assert fields["k",].dtype == np.dtype("i8")
+    assert (fields["s",].shape, fields["s",].offset, fields["s",].nbytes) == (None, None, None)
+    assert fields["p", "x"].dtype == np.dtype("f4")
+    assert decoder.nbytes is None
+    assert decoder.build([1, 2, 3, 4, 5, 6]) == {
+        "t": 1,
+        "k": 2,
+        "s": 3,
+        "p": Point(4, None),
+        "b": Box([5], 6),
+    }
+
+
+def test_a_bulk_gather_by_offset_reads_what_decode_reads():
+    samples = [{"x": torch.full((3,), n, dtype=torch.int16), "y": n} for n in range(5)]
+    encoder = Encoder()
+    rows = np.frombuffer(b"".join(encoded_bytes(encoder.encode(sample)) for sample in samples), np.uint8)
+    decoder = Decoder(encoder.schemas[0])
+    table = rows.reshape(5, decoder.nbytes)
+    field = decoder.fields["x",]
+    gathered = table[:, field.offset : field.offset + field.nbytes].copy().view("i2")
+    assert gathered.tolist() == [sample["x"].tolist() for sample in samples]
+
+
+def test_layout_is_a_function_of_the_text_with_aligned_offsets():
+    sample = [
+        np.zeros(3, "c16"),
+        np.float16(1),
+        1,
+        np.zeros((), "u1"),
+        np.zeros(2, "f4"),
+        1j,
+        np.zeros(1, [("a", "u1")]),
+    ]
+    text, record = encode(sample)
+    layout = Layout(parse(text))
+    spans = sorted((layout.offsets[i], layout.leaves[i]) for i in layout.fixed)
+    end = 0
+    for offset, leaf in spans:
+        assert offset % leaf.align == 0
+        assert end <= offset < end + 8
+        end = offset + leaf.nbytes
+    assert end == layout.nbytes == len(record)
+
+
+def test_the_first_four_shapes_are_fixed_and_later_ones_vary():
+    encoder = Encoder()
+    ids = []
+    for n in [1, 2, 3, 4, 5, 6, 2, 5, 1, 7]:
+        ids.append(encoder.encode({"a": np.zeros(n), "b": torch.zeros(())}).schema)
+    assert ids == [0, 1, 2, 3, 4, 4, 1, 4, 0, 4]
+    assert [json.loads(text)[2][0][2] for text in encoder.schemas] == [[1], [2], [3], [4], 1]
+
+
+def test_skeletons_keep_their_shapes_apart():
+    encoder = Encoder()
+    for n in range(6):
+        encoder.encode([np.zeros((2, n))])
+        encoder.encode([np.zeros(n)])
+    assert len(encoder.schemas) == 10
+
+
+def test_never_more_than_64_schemas():
+    encoder = Encoder()
+    for n in range(200):
+        sample = {"kind": [None] * (n % 150), "n": n, "t": torch.full((n % 3,), n)}
+        text, record = encode(sample, encoder)
+        assert same(Decoder(text).decode(memoryview(record)), sample)
+        assert same(Decoder(text).decode(memoryview(record), copy=False), sample)
+    assert len(encoder.schemas) == 64
+    assert encoder.schemas[63] == '{"self":1}'
+    assert encoder.encode({"kind": [], "n": 1, "t": torch.ones(0, dtype=torch.int64)}).schema == 0
+
+
+def test_self_described_records():
+    encoder = Encoder()
+    for n in range(63):
+        encoder.encode([None] * n)
+    sample = {"a": np.arange(4), "b": "text"}
+    text, record = encode(sample, encoder)
+    assert text == '{"self":1}'
+    inner, own = encode(sample)
+    assert record == len(inner).to_bytes(8, "little") + inner.encode() + bytes(-len(inner) % 8) + own
+    for _ in range(6):
+        sample = {"a": np.arange(_), "b": "x"}
+        text, record = encode(sample, encoder)
+        assert same(Decoder(text).decode(memoryview(record)), sample)
+    assert Decoder(text).nbytes is None
+
+
+def test_schema_texts_do_not_depend_on_the_process():
+    script = (
+        "from codec_samples import *\n"
+        "sample = {'a': 1, 'z': Box(Point(1)), 'c': [Color.RED, np.zeros(2, NUMPY_DTYPES[-3])], b'k': 'x'}\\n"
+        "print(encode(sample))"
+    )
+    first = run_script(script, PYTHONHASHSEED="1")
+    assert "Color" in first
+    assert first == run_script(script, PYTHONHASHSEED="2")
+
+
+def test_keys_keep_their_type_and_order():
+    sample = collections.OrderedDict(
+        [(2, 0), (None, 0), ("2", 0), (b"\xff", 0), (math.inf, 0), (True, 0), (-0.0, 0)]
+    )
+    text, record = encode(sample)
+    assert same(Decoder(text).decode(memoryview(record)), sample)
+
+
+@pytest.mark.parametrize("text", ["a\ud83d\ude00", "\U0001f600", "\ud83d"], ids=ascii)
+def test_names_with_surrogates(text):
+    """JSON folds two lone surrogates into one character: names that it would change are refused."""
+    dtype = np.dtype([(text, "u1")])
+    if len(text) == 3:
+        with pytest.raises(TypeError, match="holds surrogates"):
+            encode(np.zeros(2, dtype))
+    else:
+        encoded, record = encode(np.zeros(2, dtype))
+        assert same(Decoder(encoded).decode(memoryview(record)), np.zeros(2, dtype))

@@ -1,0 +1,509 @@
+"""Whatever operation is the last one or the failing one, an archive stays whole up to there.
+
+The operations of a scenario are recorded once, through durable.replace_system. Then every prefix of
+them is replayed into a file, which is what a killed process leaves, and every single one of them is
+made to fail.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edcache
+from edcache import CachedDataset, CacheWriter, EdcacheError, durable
+from edcache.errors import ArchiveNotFoundError, CorruptArchiveError, NotAnArchiveError, StorageError
+
+OPTIONS: dict[str, Any] = {"in_memory_keys": ["y"], "publish_seconds": None, "uuid": bytes(range(16))}
+
+
+def sample(i: int) -> dict[str, Any]:
+    return {"x": np.full(40, i, np.int32), "y": i, "text": f"sample {i}" * (1 + i % 3)}
+
+
+def same(found: Any, i: int) -> bool:
+    expected = sample(i)
+    return (
+        list(found) == list(expected)
+        and np.array_equal(found["x"], expected["x"])
+        and (found["y"], found["text"]) == (i, expected["text"])
+    )
+
+
+class Recorder(durable.System):
+    """Notes what changes the file, and the publications that were complete when a call returned."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[Any, ...]] = []
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        done = super().pwrite(fd, data, offset)
+        self.operations.append(("pwrite", bytes(data[:done]), offset))
+        return done
+
+    def truncate(self, fd: int, size: int) -> None:
+        super().truncate(fd, size)
+        self.operations.append(("truncate", size))
+
+    def sync(self, fd: int) -> None:
+        self.operations.append(("sync",))
+
+
+def create(path: Path, published: Callable[[int], None]) -> None:
+    """Three appends and a seal."""
+    with CacheWriter(path, "a", **OPTIONS) as w:
+        for i in range(9):
+            w.append(sample(i))
+            if i % 3 == 2:
+                w.flush()
+                published(i + 1)
+
+
+def grow(path: Path, published: Callable[[int], None]) -> None:
+    """Two appends to what is there, and a seal."""
+    with CacheWriter(path, "a", publish_seconds=None) as w:
+        begun = w.next_index
+        for i in range(begun, begun + 6):
+            w.append(sample(i))
+            if i % 3 == 2:
+                w.flush()
+                published(i + 1)
+
+
+def compressed(path: Path, published: Callable[[int], None]) -> None:
+    """A dictionary, two chunks and a seal."""
+    with CacheWriter(path, "a", compression="zstd+dict", chunk_size=10, **OPTIONS) as w:
+        for i in range(20):
+            w.append(sample(i))
+            if i % 10 == 9:
+                published(i + 1)
+
+
+def by_chunk(path: Path, published: Callable[[int], None]) -> None:
+    """Every chunk synced."""
+    with CacheWriter(path, "a", sync="chunk", chunk_size=3, **OPTIONS) as w:
+        for i in range(6):
+            w.append(sample(i))
+            if i % 3 == 2:
+                published(i + 1)
+
+
+SCENARIOS: dict[str, list[Callable[[Path, Callable[[int], None]], None]]] = {
+    "create": [create],
+    "grow": [create, grow],
+    "grow twice": [create, grow, grow],
+    "compressed": [compressed],
+    "sync each chunk": [by_chunk],
+}
+
+
+@pytest.fixture(params=list(SCENARIOS))
+def scenario(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def prepare(scenario: str, path: Path) -> int:
+    """Run all steps of a scenario but its last; how many samples that made."""
+    for step in SCENARIOS[scenario][:-1]:
+        step(path, lambda count: None)
+    return readable(path) if path.exists() else 0
+
+
+def readable(path: Path) -> int:
+    """How many samples read, each compared with what was written; they are the first ones."""
+    cache = CachedDataset.from_cache(path)
+    assert cache.missing.size == 0
+    for i in range(len(cache)):
+        assert same(cache[i], i), i
+    if len(cache):
+        assert cache.labels["y"].tolist() == list(range(len(cache)))
+    count = len(cache)
+    cache.close()
+    return count
+
+
+def continues(path: Path, count: int) -> None:
+    """A writer goes on behind the samples that are there, and the result is whole."""
+    with CacheWriter(path, "a", in_memory_keys=["y"], publish_seconds=None, sync="never") as w:
+        assert w.next_index == count
+        for i in range(count, count + 4):
+            w.append(sample(i))
+    assert readable(path) == count + 4
+    report = edcache.verify(path)
+    assert report.problems == []
+    assert report.sealed
+
+
+# --- (a) killed after any operation ---
+
+
+def replay(path: Path, base: bytes, operations: list[tuple[Any, ...]]) -> None:
+    data = bytearray(base)
+    for name, *arguments in operations:
+        if name == "truncate":
+            size = arguments[0]
+            data = data[:size].ljust(size, b"\0")
+        elif name == "pwrite":
+            written, offset = arguments
+            data = data.ljust(offset, b"\0")
+            data[offset : offset + len(written)] = written
+    path.write_bytes(data)
+
+
+def states(operations: list[tuple[Any, ...]]) -> Iterator[tuple[int, str, list[tuple[Any, ...]]]]:
+    """Every prefix, and every prefix with its last write cut short: (whole operations, name, operations)."""
+    for n in range(len(operations) + 1):
+        yield n, f"{n} operations", operations[:n]
+        if n < len(operations) and operations[n][0] == "pwrite":
+            _, data, offset = operations[n]
+            for cut in sorted({1, 29, 64, 191, len(data) // 2, len(data) - 1} & set(range(1, len(data)))):
+                yield n, f"{n} operations and {cut} bytes", [*operations[:n], ("pwrite", data[:cut], offset)]
+
+
+def test_a_process_killed_after_any_operation_leaves_everything_published(scenario: str, tmp_path: Path) -> None:
+    path = tmp_path / "recorded.zip"
+    begun = prepare(scenario, path)
+    base = path.read_bytes() if path.exists() else b""
+    recorder = Recorder()
+    publications = [(0, begun)]
+    with durable.replace_system(recorder):
+        SCENARIOS[scenario][-1](path, lambda count: publications.append((len(recorder.operations), count)))
+    total = readable(path)
+    assert recorder.operations, "nothing was recorded"
+
+    problems = []
+    copy = tmp_path / "killed.zip"
+    for whole, name, operations in states(recorder.operations):
+        replay(copy, base, operations)
+        expected = max(count for after, count in publications if after <= whole)
+        try:
+            report = edcache.verify(copy)
+            found = readable(copy)
+            if report.problems:
+                problems.append(f"{name}: verify: {report.problems}")
+            if not expected <= found <= total:
+                problems.append(f"{name}: {found} samples, {expected} were published")
+        except (NotAnArchiveError, CorruptArchiveError) as error:
+            found = 0
+            if expected or copy.stat().st_size >= 4096:
+                problems.append(f"{name}: reading: {error}")
+        except Exception as error:
+            problems.append(f"{name}: reading: {error!r}")
+            continue
+        try:
+            continues(copy, found)
+        except Exception as error:
+            problems.append(f"{name}: continuing: {error!r}")
+    assert not problems, "\n".join(problems)
+
+
+def test_what_is_sealed_is_never_written_again(scenario: str, tmp_path: Path) -> None:
+    path = tmp_path / "recorded.zip"
+    prepare(scenario, path)
+    size = path.stat().st_size if path.exists() else 0
+    recorder = Recorder()
+    with durable.replace_system(recorder):
+        SCENARIOS[scenario][-1](path, lambda count: None)
+    ends: list[int] = []
+    for name, *arguments in recorder.operations:
+        if name == "pwrite":
+            data, offset = arguments
+            assert offset >= size
+            assert all(offset >= end or offset + len(data) <= end for end in ends)
+        elif name == "truncate":
+            assert arguments[0] >= size
+
+
+def test_a_header_is_written_after_its_payload(tmp_path: Path) -> None:
+    recorder = Recorder()
+    with durable.replace_system(recorder):
+        create(tmp_path / "order.zip", lambda count: None)
+    writes = [(op[2], op[1]) for op in recorder.operations if op[0] == "pwrite"]
+    headers = [k for k, (offset, data) in enumerate(writes) if data[:4] == b"PK\x03\x04" and b"chunks/" in data[:64]]
+    assert len(headers) == 3
+    for k in headers:
+        assert len(writes[k][1]) == 192
+        assert writes[k - 1][0] > writes[k][0]
+
+
+# --- (b) any one operation fails ---
+
+
+class Failing(durable.System):
+    """Fails the n-th call that `kinds` names, once; a short write does half of it and then succeeds."""
+
+    kinds = ("open", "stat", "pread", "pwrite", "truncate", "sync", "sync_directory", "lock", "unlock")
+
+    def __init__(self, n: int, error: int | None) -> None:
+        self.n, self.error = n, error
+        self.calls = 0
+        self.failed: str | None = None
+
+    def _count(self, kind: str) -> bool:
+        self.calls += 1
+        if self.calls != self.n:
+            return False
+        self.failed = kind
+        if self.error is not None:
+            raise OSError(self.error, os.strerror(self.error))
+        return True
+
+    def open(self, path: str, flags: int) -> int:
+        self._count("open")
+        return super().open(path, flags)
+
+    def stat(self, fd: int) -> os.stat_result:
+        self._count("stat")
+        return super().stat(fd)
+
+    def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
+        short = self._count("pread")
+        return super().pread(fd, max(1, nbytes // 2) if short else nbytes, offset)
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        try:
+            short = self._count("pwrite")
+        except OSError:
+            super().pwrite(fd, data[: len(data) // 2], offset)  # a full disk takes a part first
+            raise
+        return super().pwrite(fd, data[: max(1, len(data) // 2)] if short else data, offset)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._count("truncate")
+        super().truncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        self._count("sync")
+
+    def sync_directory(self, path: str) -> None:
+        self._count("sync_directory")
+
+    def lock(self, fd: int, start: int, length: int, wait: bool) -> None:
+        self._count("lock")
+        super().lock(fd, start, length, wait)
+
+    def unlock(self, fd: int, start: int, length: int) -> None:
+        self._count("unlock")
+        super().unlock(fd, start, length)
+
+
+def left_open(path: Path) -> list[int]:
+    """The descriptors of files whose names begin with `path`, closed so that the next case begins clean."""
+    found = []
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(str(path)):
+                os.close(fd)
+                found.append(fd)
+    return found
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors through Linux's /proc")
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, None], ids=["ENOSPC", "EIO", "short"])
+def test_any_one_failing_operation_is_one_error_and_loses_nothing(
+    scenario: str, error: int | None, tmp_path: Path
+) -> None:
+    original = tmp_path / "original.zip"
+    begun = prepare(scenario, original)
+    base = original.read_bytes() if original.exists() else None
+    problems: list[str] = []
+    n = 0
+    while True:
+        n += 1
+        path = tmp_path / f"failing-{n}.zip"
+        if base is not None:
+            path.write_bytes(base)
+        system = Failing(n, error)
+        published = [begun]
+        raised: BaseException | None = None
+        try:
+            with durable.replace_system(system):
+                SCENARIOS[scenario][-1](path, published.append)
+        except BaseException as caught:
+            raised = caught
+        if system.failed is None:
+            assert raised is None
+            break
+        name = f"operation {n}, {system.failed}"
+        if raised is not None and not isinstance(raised, StorageError):
+            problems.append(f"{name}: {raised!r}")
+        if error is None and raised is not None:
+            problems.append(f"{name}: a short call is no error: {raised!r}")
+        raised = None
+        problems += [f"{name}: {what}" for what in _aftermath(path, max(published))]
+        if left_open(path):
+            problems.append(f"{name}: left a descriptor open")
+        path.unlink(missing_ok=True)
+    assert n > 10
+    assert not problems, "\n".join(problems)
+
+
+def _aftermath(path: Path, published: int) -> Iterator[str]:
+    """What is wrong with an archive after a failed operation."""
+    found = 0
+    try:
+        found = readable(path)
+        if found < published:
+            yield f"{found} samples, {published} were published"
+        problems = edcache.verify(path).problems
+        if problems:
+            yield f"verify: {problems}"
+    except (ArchiveNotFoundError, NotAnArchiveError, CorruptArchiveError) as error:
+        if published or (path.exists() and path.stat().st_size >= 4096):
+            yield f"reading: {error}"
+    except Exception as error:
+        yield f"reading: {error!r}"
+    try:
+        continues(path, found)
+    except Exception as error:
+        yield f"continuing: {error!r}"
+
+
+def test_a_failed_append_leaves_a_sealed_archive_sealed(tmp_path: Path) -> None:
+    """The disk is full at the first write of the growth: the zip directory must still be the end."""
+    path = tmp_path / "sealed.zip"
+    create(path, lambda count: None)
+    before = path.read_bytes()
+    w = CacheWriter(path, "a")
+    w.append(sample(9))
+
+    class Full(durable.System):
+        def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with durable.replace_system(Full()), pytest.raises(StorageError, match="No space left on device") as raised:
+        w.flush()
+    assert raised.value.errno == errno.ENOSPC
+    with suppress(EdcacheError):
+        w.abort()
+    assert path.read_bytes() == before
+
+
+def test_samples_of_a_failed_flush_are_not_dropped_in_silence(tmp_path: Path) -> None:
+    """After a full disk was reported and space was made, closing gives all samples or an error."""
+    path = tmp_path / "retry.zip"
+    w = CacheWriter(path, **OPTIONS)
+    for i in range(3):
+        w.append(sample(i))
+
+    class Full(durable.System):
+        def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with durable.replace_system(Full()), pytest.raises(StorageError):
+        w.flush()
+    try:
+        w.append(sample(3))
+        w.close()
+    except EdcacheError:
+        return
+    assert readable(path) == 4
+
+
+def test_an_archive_that_is_being_replaced_is_unlocked_after_a_failure(tmp_path: Path) -> None:
+    path = tmp_path / "replaced.zip"
+    create(path, lambda count: None)
+    before = path.read_bytes()
+    problems = []
+    for n in range(1, 60):
+        system = Failing(n, errno.EIO)
+        raised = None
+        try:
+            with durable.replace_system(system), CacheWriter(path, "w", **OPTIONS) as w:
+                w.append(sample(0))
+        except EdcacheError as caught:
+            raised = str(caught)
+        except Exception as caught:
+            problems.append(f"operation {n}, {system.failed}: {caught!r}")
+        if system.failed is None:
+            break
+        try:
+            assert readable(path) in (1, 9)
+            with CacheWriter(path, "w", **OPTIONS) as w:
+                w.append(sample(0))
+            assert readable(path) == 1
+        except Exception as error:
+            problems.append(f"operation {n}, {system.failed} ({raised}): again: {error!r}")
+        if left_open(path):
+            problems.append(f"operation {n}, {system.failed} ({raised}): left a descriptor open")
+        path.write_bytes(before)
+    assert system.failed is None
+    assert not problems, "\n".join(problems)
+
+
+# --- power cuts: a header is there, the payload behind it is not ---
+
+
+class Rebooted(durable.System):
+    """A machine that started after every file was last written."""
+
+    def boot_time(self) -> float | None:
+        return 1 << 40
+
+
+def _without_payload(path: Path, kind: str, nth: int = 0) -> None:
+    import reference
+
+    kinds = {"chunk": 1, "dictionary": 2, "amendment": 3}
+    entries = [e for e in reference.entries(path) if e.fields["kind"] == kinds[kind]]
+    fields = entries[nth].fields
+    data = bytearray(path.read_bytes())
+    start = fields["offset"] + fields["nbytes"]
+    data[start : fields["next"]] = bytes(fields["next"] - start)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("nth", [0, 1, 2])
+def test_a_chunk_lost_in_a_power_cut_is_missing_and_is_computed_again(tmp_path: Path, nth: int) -> None:
+    path = tmp_path / "cut.zip"
+    source = [sample(i) for i in range(9)]
+    w = CacheWriter(path, chunk_size=3, **OPTIONS)
+    w.extend(source)
+    w.abort()
+    _without_payload(path, "chunk", nth)
+    lost = [3 * nth, 3 * nth + 1, 3 * nth + 2]
+    cache = CachedDataset.from_cache(path)
+    assert [i for i in range(len(cache)) if i not in lost and not same(cache[i], i)] == []
+    with durable.replace_system(Rebooted()):
+        w = CacheWriter(path, "a", publish_seconds=None)
+        for i in lost:
+            w.write(i, source[i])
+        w.close()
+    assert readable(path) == 9
+    continues(path, 9)
+
+
+def test_a_dictionary_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Path) -> None:
+    path = tmp_path / "cut.zip"
+    w = CacheWriter(path, chunk_size=10, compression="zstd+dict", **OPTIONS)
+    w.extend(sample(i) for i in range(20))
+    w.abort()
+    _without_payload(path, "dictionary")
+    with durable.replace_system(Rebooted()):
+        with CacheWriter(path, "a", publish_seconds=None) as w:
+            for i in range(20):
+                w.write(i, sample(i))
+        assert readable(path) == 20
+
+
+def test_an_amendment_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Path) -> None:
+    from edcache.writer import Appender
+
+    path = tmp_path / "cut.zip"
+    w = CacheWriter(path, chunk_size=3, **OPTIONS)
+    w.extend(sample(i) for i in range(6))
+    w.abort()
+    appender = Appender.open(path, edcache.Reader(path).head, create=False)
+    appender.amend(length=6)
+    appender.close()
+    _without_payload(path, "amendment")
+    assert readable(path) == 6
+    with durable.replace_system(Rebooted()):
+        continues(path, 6)
