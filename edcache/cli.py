@@ -105,7 +105,8 @@ def _print(lines: Iterable[str]) -> None:
     """Print lines as they come, many at a time."""
     remaining = iter(lines)
     while block := list(islice(remaining, _BLOCK)):
-        click.echo("\n".join(block))
+        # color=True: click would take escape sequences out of labels that go into a file.
+        click.echo("\n".join(block), color=True)
 
 
 def _print_json(value: object) -> None:

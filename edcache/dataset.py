@@ -13,19 +13,21 @@ from torch.utils.data import Dataset
 
 from edcache.errors import (
     ArchiveNotFoundError,
+    CorruptArchiveError,
     MissingSampleError,
+    NotAnArchiveError,
     OptionError,
     SampleIndexError,
     StaleCacheError,
 )
-from edcache.fill import LazyFiller, fill
+from edcache.fill import LazyFiller, check_length, fill
 from edcache.fingerprint import differences, type_fingerprint
 from edcache.format import Head
 from edcache.labels.columns import LabelSpec
 from edcache.labels.query import matching_rows
 from edcache.labels.view import Labels, checked_indices
 from edcache.reader import Reader
-from edcache.writer import new_head
+from edcache.writer import adopt_labels, never_created, new_head
 
 InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
 
@@ -71,7 +73,7 @@ class _Samples(Dataset[Any]):
         """
         if isinstance(index, slice):
             return self._view(np.arange(len(self), dtype=np.int64)[index])
-        if isinstance(index, (list, tuple, np.ndarray)) and np.ndim(index) == 1:
+        if not isinstance(index, int) and np.ndim(index) == 1:
             return self._view(_positions(np.asarray(index), len(self)))
         return self._sample(self._position(index))
 
@@ -186,26 +188,33 @@ class CachedDataset(_Samples):
         self._start(lazy if force_cache is None else not force_cache, keep_existing)
 
     def _start(self, lazy: bool, keep_existing: bool) -> None:
-        if keep_existing:
-            self._check_source()
+        if keep_existing and self._is_done():
+            return
         if lazy and keep_existing:
             self._filler = LazyFiller(self._source, self.path, self._head, self._spec, **self._fill_options)
             self._filler.create()
         else:
             self._fill(rebuild=not keep_existing)
 
-    def _check_source(self) -> None:
-        """Raise where the archive at the path was made from something else."""
-        try:
-            found = Reader(self.path).head
-        except (ArchiveNotFoundError, ValueError):
-            return  # absent, or not yet whole: filling it says what is wrong, if anything is
+    def _is_done(self) -> bool:
+        """Whether a sealed archive with every sample is there: it opens even where nothing can be written.
+
+        Raises StaleCacheError where the archive was made from something else.
+        """
+        found = archive_at(self.path)
+        if found is None:
+            return False
         assert self._head.fingerprint is not None
-        changed = differences(found.fingerprint, self._head.fingerprint) if found.fingerprint else []
+        changed = (
+            differences(found.head.fingerprint, self._head.fingerprint) if found.head.fingerprint else []
+        )
         if changed:
-            raise StaleCacheError(
-                stale_message(self.path, changed, "pass keep_existing=False to build it anew")
-            )
+            remedy = "use another path, or pass keep_existing=False to build it anew"
+            raise StaleCacheError(stale_message(self.path, changed, remedy))
+        length = self._head.length or 0
+        check_length(self.path, found.declared_length, length)
+        adopt_labels(found.head, self._spec, self.path)
+        return found.sealed and found.complete and len(found) >= length
 
     def _fill(self, rebuild: bool = False) -> None:
         fill(
@@ -367,7 +376,7 @@ class View(_Samples):
     @property
     def indices(self) -> npt.NDArray[np.int64]:
         """Positions in the cache, in the view's order: int64 [len(self)], read only."""
-        indices = self._indices.view()
+        indices: npt.NDArray[np.int64] = self._indices.view()
         indices.flags.writeable = False
         return indices
 
@@ -384,6 +393,20 @@ class View(_Samples):
     def _view(self, positions: npt.NDArray[np.int64]) -> View:
         chosen: npt.NDArray[np.int64] = self._indices[positions]
         return View(self._cache, chosen)
+
+
+def archive_at(path: str) -> Reader | None:
+    """The archive that is there, if one is and its creator lived to write its head."""
+    reader = Reader(path)
+    try:
+        reader.head  # noqa: B018
+    except ArchiveNotFoundError:
+        return None
+    except (NotAnArchiveError, CorruptArchiveError):
+        if never_created(path):
+            return None
+        raise
+    return reader
 
 
 def _positions(array: npt.NDArray[Any], length: int) -> npt.NDArray[np.int64]:

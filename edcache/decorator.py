@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, ParamSpec, overload
 
-from edcache.dataset import CachedDataset, stale_message
-from edcache.errors import ArchiveNotFoundError, NotAnArchiveError, OptionError, StaleCacheError
+from edcache.dataset import CachedDataset, archive_at, stale_message
+from edcache.errors import OptionError, StaleCacheError
 from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed
 from edcache.labels.columns import LabelSpec
 from edcache.reader import Reader
@@ -76,9 +76,9 @@ class CachedFactory(Generic[P]):
         arguments = self._arguments(args, kwargs)
         path = self._locate(arguments)
         fingerprint = call_fingerprint(self.uncached, arguments, self._version)
-        found = _archive_at(path)
+        found = archive_at(path)
         rebuild = found is not None and self._is_stale(found, fingerprint)
-        if found is not None and found.complete and not rebuild:
+        if found is not None and found.sealed and found.complete and not rebuild:
             read_only = {name: value for name, value in self._options.items() if name in _READ_OPTIONS}
             return CachedDataset(None, path, **read_only)
         if found is not None and not rebuild:
@@ -187,20 +187,6 @@ def cachable(path: Any = None, *, version: object = None, on_stale: str = "error
 def default_directory() -> Path:
     """Where caches without a path live: `$EDCACHE_DIR`, else `~/.cache/edcache`."""
     return Path(os.environ.get("EDCACHE_DIR") or Path.home() / ".cache" / "edcache")
-
-
-def _archive_at(path: str) -> Reader | None:
-    """The archive that is there, if one is and its creator lived to write its head."""
-    reader = Reader(path)
-    try:
-        reader.head  # noqa: B018
-    except ArchiveNotFoundError:
-        return None
-    except NotAnArchiveError:
-        if os.path.getsize(path) == 0:
-            return None
-        raise
-    return reader
 
 
 def _default_path(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> str:

@@ -93,6 +93,11 @@ class Reader:
         return self._here.sealed
 
     @property
+    def declared_length(self) -> int | None:
+        """Samples of the source as the archive was told: None where it was written without a dataset."""
+        return None if self.head.length is None else len(self)
+
+    @property
     def chunks(self) -> int | None:
         """Number of chunks, where the chain was walked; None for a sealed archive."""
         return self._here.chunks

@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from edcache import CachedDataset, CacheWriter, Reader
 from edcache.cli import main
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DIGITS = """
     import os, time
     import torch
@@ -37,7 +38,8 @@ DIGITS = """
                 raise ValueError("cannot decode\\nthis one")
             if str(i) == os.environ.get("STOP_AT"):
                 raise KeyboardInterrupt
-            return {"image": torch.full((2, 3), i, dtype=torch.uint8), "label": i % 3, "meta": {"split": self.split}}
+            image = torch.full((2, 3), i, dtype=torch.uint8)
+            return {"image": image, "label": i % 3, "meta": {"split": self.split}}
 
     def make(split, n=6):
         return Digits(split, n)
@@ -78,13 +80,10 @@ def error_of(*arguments, code=1):
 
 def start(*arguments, **options):
     command = [sys.executable, "-m", "edcache", *map(str, arguments)]
-    path = os.pathsep.join([os.getcwd() if "cwd" not in options else ROOT, os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])
     env = os.environ | {"PYTHONPATH": path} | options.pop("env", {})
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return subprocess.Popen(command, env=env, **pipes, **options)
-
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @pytest.fixture

@@ -32,6 +32,8 @@ def matcher(node: Any) -> Match:
         return _tensor(*node[1:])
     if kind == "array":
         return _array(*node[1:])
+    if kind == "scalar":
+        return _scalar(node)
     if kind in ("list", "tuple"):
         return _sequence(list if kind == "list" else tuple, node[1])
     if kind == "dict" and all(type(key) is str for key in node[1]):
@@ -116,7 +118,7 @@ def _bits(value: torch.Tensor, known: dtypes.TorchDtype) -> dtypes.Array:
 def _array(description: Any, shape: Any) -> Match:
     dtype = dtypes.parse(description)
     ndim = shape if type(shape) is int else 0
-    plain = dtype.kind in "biufc" and dtype.char not in "gG"
+    plain = _is_plain(dtype)
 
     def match(value: Any, out: list[Any]) -> bool:
         if type(value) is not np.ndarray or value.ndim != ndim:
@@ -130,6 +132,17 @@ def _array(description: Any, shape: Any) -> Match:
         return True
 
     return match
+
+
+def _scalar(node: list[Any]) -> Match:
+    dtype = dtypes.parse(node[1])
+    # The class of a plain scalar says all of its dtype; a datetime has a unit, a structure has fields.
+    return _exactly(dtype.type, dtype.type.tobytes) if _is_plain(dtype) else _leaf(node)
+
+
+def _is_plain(dtype: dtypes.Dtype) -> bool:
+    """Tell whether every byte of an item is value: no fields, no padding of long doubles."""
+    return dtype.kind in "biufc" and dtype.char not in "gG"
 
 
 def _dict(keys: list[str], children: list[Any]) -> Match:

@@ -378,6 +378,15 @@ class Appender:
         self._note(labels)
 
 
+def never_created(path: str) -> bool:
+    """Whether a path holds at most what a creator left that died within the head."""
+    file = File.open(path, "r")
+    try:
+        return _never_created(file)
+    finally:
+        file.close()
+
+
 def _never_created(file: File) -> bool:
     """Whether the file holds at most a head that its creator did not live to finish."""
     size = file.size()

@@ -1,0 +1,549 @@
+"""One archive, many processes and threads: the same samples everywhere, and nothing lost."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import edcache
+from edcache import CachedDataset, CacheWriter, Reader, durable
+from edcache.errors import ArchiveClosedError, MissingSampleError, StaleArchiveError
+
+MODULE = '''
+import numpy as np
+import torch
+
+class Source:
+    """Importable by name, as a user's dataset is."""
+
+    def __len__(self):
+        return 60
+
+    def __getitem__(self, i):
+        if not 0 <= i < 60:
+            raise IndexError(i)
+        return {"image": torch.full((3, 4), i, dtype=torch.uint8), "x": np.arange(3.0) + i, "name": f"n{i}", "y": i % 4}
+
+def report(cache, sender):
+    try:
+        sender.send([(int(s["y"]), s["name"], s["image"].tolist()) for s in cache])
+    except BaseException as error:
+        sender.send(error)
+        raise
+
+def first(batch):
+    return batch[0]
+'''
+START_METHODS = [m for m in ("fork", "spawn", "forkserver") if m in multiprocessing.get_all_start_methods()]
+
+
+@pytest.fixture(scope="module")
+def module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
+    folder = tmp_path_factory.mktemp("module")
+    (folder / "a_users_module.py").write_text(MODULE)
+    sys.path.insert(0, str(folder))
+    yield importlib.import_module("a_users_module")
+    sys.path.remove(str(folder))
+    del sys.modules["a_users_module"]
+
+
+@pytest.fixture
+def path(tmp_path: Path, module: ModuleType) -> Path:
+    path = tmp_path / "shared.zip"
+    CachedDataset(module.Source(), path, in_memory_keys=["y", "name"], chunk_size=16).close()
+    return path
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return (
+        list(found) == list(expected)
+        and torch.equal(torch.as_tensor(found["image"]), expected["image"])
+        and np.array_equal(np.asarray(found["x"]), expected["x"])
+        and (found["name"], int(found["y"])) == (expected["name"], expected["y"])
+    )
+
+
+# --- reading ---
+
+
+def _loaded(cache: Any, method: str | None, batch_size: int) -> list[dict[str, Any]]:
+    workers = 0 if method is None else 2
+    loader = DataLoader(cache, batch_size=batch_size, num_workers=workers, multiprocessing_context=method, timeout=60 * (workers > 0))
+    rows = []
+    for batch in loader:
+        for k in range(len(batch["name"])):
+            rows.append({key: value[k] for key, value in batch.items()})
+    return rows
+
+
+@pytest.mark.parametrize("method", [None, *START_METHODS])
+def test_a_data_loader_gives_the_samples_of_the_source(path: Path, module: ModuleType, method: str | None) -> None:
+    source = module.Source()
+    rows = _loaded(CachedDataset.from_cache(path), method, 8)
+    assert len(rows) == 60
+    assert all(same(row, source[i]) for i, row in enumerate(rows))
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_a_lazy_cache_fills_from_the_workers_of_a_data_loader(
+    tmp_path: Path, module: ModuleType, method: str
+) -> None:
+    source = module.Source()
+    cache = CachedDataset(source, tmp_path / "lazy.zip", lazy=True, in_memory_keys=["y"])
+    rows = _loaded(cache, method, 8)
+    assert all(same(row, source[i]) for i, row in enumerate(rows))
+    cache.close()
+    filled = CachedDataset.from_cache(tmp_path / "lazy.zip")
+    assert filled.complete
+    assert filled.reader.sealed
+    assert all(same(filled[i], source[i]) for i in range(60))
+    assert filled.labels["y"].tolist() == [i % 4 for i in range(60)]
+
+
+@pytest.mark.parametrize("touched", [False, True], ids=["untouched", "read-before"])
+def test_a_fork_reads_what_its_parent_reads(path: Path, module: ModuleType, touched: bool) -> None:
+    cache = CachedDataset.from_cache(path)
+    if touched:
+        assert same(cache[0], module.Source()[0])
+        assert cache.labels["y"][5] == 1
+    context = multiprocessing.get_context("fork")
+    receivers = []
+    children = []
+    for _ in range(3):
+        receiver, sender = context.Pipe(duplex=False)
+        children.append(context.Process(target=module.report, args=(cache, sender)))
+        children[-1].start()
+        sender.close()
+        receivers.append(receiver)
+    expected = [(i % 4, f"n{i}", [[i] * 4] * 3) for i in range(60)]
+    assert [(int(s["y"]), s["name"], s["image"].tolist()) for s in cache] == expected
+    for receiver, child in zip(receivers, children, strict=True):
+        assert receiver.poll(30)
+        assert receiver.recv() == expected
+        receiver.close()
+        child.join(30)
+        assert child.exitcode == 0
+
+
+def test_a_fork_of_a_reading_multithreaded_process_reads_on(path: Path) -> None:
+    """No lock of ours can be held by a thread that the child does not have."""
+    reader = Reader(path)
+    stop = threading.Event()
+
+    def read() -> None:
+        while not stop.is_set():
+            for i in range(60):
+                reader.read(i)
+            reader.labels()
+
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                try:
+                    good = all(reader.read(i)["name"] == f"n{i}" for i in range(60))
+                    os._exit(0 if good else 1)
+                except BaseException:
+                    os._exit(2)
+            deadline = time.monotonic() + 20
+            while (done := os.waitpid(child, os.WNOHANG)) == (0, 0):
+                assert time.monotonic() < deadline, "the child hangs"
+                time.sleep(0.002)
+            assert os.waitstatus_to_exitcode(done[1]) == 0
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+
+
+if sys.version_info >= (3, 12):
+    test_a_fork_of_a_reading_multithreaded_process_reads_on = pytest.mark.filterwarnings(
+        "ignore:.*multi-threaded.*fork.*:DeprecationWarning"
+    )(test_a_fork_of_a_reading_multithreaded_process_reads_on)
+
+
+def test_eight_threads_read_one_reader(path: Path, module: ModuleType) -> None:
+    source = module.Source()
+    expected = [source[i] for i in range(60)]
+    problems: list[str] = []
+    for _ in range(5):
+        cache = CachedDataset.from_cache(path)
+        barrier = threading.Barrier(8)
+
+        def read(seed: int, cache: CachedDataset = cache, barrier: threading.Barrier = barrier) -> None:
+            order = np.random.default_rng(seed).permutation(60).tolist()
+            barrier.wait(30)
+            try:
+                for i in order * 3:
+                    if not same(cache[i], expected[i]) or cache.labels["y"][i] != i % 4:
+                        problems.append(f"sample {i}")
+            except BaseException as error:
+                problems.append(repr(error))
+
+        threads = [threading.Thread(target=read, args=(k,)) for k in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        cache.close()
+    assert problems == []
+
+
+@pytest.mark.parametrize("samples", [1, 5000])
+def test_a_pickled_reader_is_small_and_carries_no_data(tmp_path: Path, samples: int) -> None:
+    path = tmp_path / "pickled.zip"
+    with CacheWriter(path, in_memory_keys=["y"]) as w:
+        w.extend({"y": i} for i in range(samples))
+    reader = Reader(path)
+    assert len(reader) == samples
+    assert reader.read(0) == {"y": 0}
+    assert reader.labels().num_rows == samples
+    data = pickle.dumps(reader)
+    assert len(data) < 2000
+    assert len(pickle.dumps(CachedDataset.from_cache(path))) < 2000
+    again = pickle.loads(data)
+    assert again.read(samples - 1) == {"y": samples - 1}
+
+
+def test_a_complete_cache_pickles_without_its_source(path: Path, module: ModuleType) -> None:
+    data = pickle.dumps(CachedDataset(module.Source(), path))
+    assert b"a_users_module" not in data
+    assert len(data) < 2000
+    assert same(pickle.loads(data)[7], module.Source()[7])
+
+
+def test_a_pickled_reader_notices_another_archive_at_its_path(path: Path) -> None:
+    data = pickle.dumps(Reader(path))
+    path.unlink()
+    with CacheWriter(path) as w:
+        w.append(1)
+    with pytest.raises(StaleArchiveError, match="another archive is here now"):
+        len(pickle.loads(data))
+
+
+def run_python(program: str, *arguments: object, **env: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=os.environ | {"PYTHONPATH": str(Path(edcache.__file__).parent.parent)} | env,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_a_process_without_the_source_module_reads_everything(path: Path) -> None:
+    program = """
+import sys, edcache
+cache = edcache.CachedDataset.from_cache(sys.argv[1])
+print(len(cache), cache[59]["name"], cache.labels["y"].tolist() == [i % 4 for i in range(60)])
+print(cache.filter(y=3)[0]["name"], "a_users_module" in sys.modules)
+"""
+    assert run_python(program, path) == "60 n59 True\nn3 False\n"
+
+
+# --- reading while others write ---
+
+
+def sample(i: int) -> dict[str, Any]:
+    return {"x": np.full(50, i, np.int32), "y": i}
+
+
+def appends(path: str, count: int) -> None:
+    with CacheWriter(path, "a", chunk_size=7) as w:
+        for i in range(count):
+            w.append(sample(i))
+            time.sleep(0.0005)
+
+
+def writes(path: str, start: int, count: int, step: int, done: Any) -> None:
+    try:
+        w = CacheWriter(path, "a", chunk_size=5, publish_seconds=None)
+        for i in range(start, count, step):
+            w.write(i, sample(i))
+        w.close()
+        done.put("")
+    except BaseException as error:
+        done.put(repr(error))
+
+
+def test_a_reader_sees_more_and_more_while_another_process_appends(tmp_path: Path) -> None:
+    path = tmp_path / "growing.zip"
+    w = CacheWriter(path, in_memory_keys=["y"])
+    w.abort()
+    reader = Reader(path)
+    assert len(reader) == 0
+    child = multiprocessing.get_context("fork").Process(target=appends, args=(str(path), 400))
+    child.start()
+    lengths = [0]
+    while child.is_alive() or lengths[-1] < 400:
+        reader.refresh()
+        count = len(reader)
+        lengths.append(count)
+        for i in {0, count // 2, count - 1} & set(range(count)):
+            assert reader.read(i)["y"] == i
+            assert (reader.read(i)["x"] == i).all()
+        assert reader.labels().num_rows == count
+        assert child.exitcode in (None, 0)
+    child.join()
+    reader.refresh()
+    assert lengths == sorted(lengths)
+    assert len(set(lengths)) > 5
+    assert reader.sealed
+    assert [reader.read(i)["y"] for i in range(400)] == list(range(400))
+    assert not reader.refresh()
+
+
+def test_a_view_of_an_open_cache_stays_valid_while_the_archive_grows(tmp_path: Path) -> None:
+    path = tmp_path / "growing.zip"
+    with CacheWriter(path, in_memory_keys=["y"]) as w:
+        w.extend(sample(i) for i in range(10))
+    cache = CachedDataset.from_cache(path, zero_copy=True)
+    array, view = cache[3]["x"], cache[2:5]
+    with CacheWriter(path, "a") as w:
+        w.extend(sample(i) for i in range(10, 20))
+        w.write(3, {"x": np.zeros(50, np.int32), "y": -3})
+    assert (array == 3).all()
+    assert view[1]["y"] == 3
+    assert cache.refresh()
+    assert len(cache) == 20
+    assert (array == 3).all()
+    assert cache[3]["y"] == -3
+    assert cache.labels["y"].tolist() == [0, 1, 2, -3, *range(4, 20)]
+
+
+@pytest.mark.parametrize("method", START_METHODS)
+def test_two_processes_write_one_archive_and_lose_nothing(tmp_path: Path, method: str) -> None:
+    path = tmp_path / "together.zip"
+    CacheWriter(path, in_memory_keys=["y"]).abort()
+    context = multiprocessing.get_context(method)
+    done = context.Queue()
+    children = [context.Process(target=writes, args=(str(path), k, 300, 2, done)) for k in (0, 1)]
+    for child in children:
+        child.start()
+    assert [done.get(timeout=60) for _ in children] == ["", ""]
+    for child in children:
+        child.join(30)
+    done.close()
+    done.join_thread()
+    cache = CachedDataset.from_cache(path)
+    assert len(cache) == 300
+    assert cache.complete
+    assert cache.reader.sealed
+    assert [s["y"] for s in cache] == list(range(300))
+    assert cache.labels["y"].tolist() == list(range(300))
+    report = edcache.verify(path)
+    assert report.problems == []
+    assert report.chunks == 60
+
+
+def test_two_appenders_interleave_and_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "interleaved.zip"
+    a = CacheWriter(path, in_memory_keys=["y"], publish_seconds=None)
+    b = CacheWriter(path, "a", publish_seconds=None)
+    for k in range(10):
+        (a, b)[k % 2].append({"y": k})
+        (a, b)[k % 2].append({"y": 100 + k})
+        if k % 3 == 2:
+            a.flush()
+        if k % 4 == 3:
+            b.flush()
+    a.close()
+    b.append({"y": 7})
+    b.close()
+    cache = CachedDataset.from_cache(path)
+    assert sorted(s["y"] for s in cache) == sorted([*range(10), *range(100, 110), 7])
+    assert cache.labels["y"].tolist() == [s["y"] for s in cache]
+    assert edcache.verify(path).sound
+    assert cache.reader.sealed
+
+
+def in_a_fork(work: Callable[[], str]) -> str:
+    receiver, sender = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer = work()
+        except BaseException as error:
+            answer = f"{type(error).__name__}: {error}"
+        os.write(sender, answer.encode()[:4000])
+        os._exit(0)
+    os.close(sender)
+    with os.fdopen(receiver, "rb") as file:
+        answer = file.read().decode()
+    os.waitpid(child, 0)
+    return answer
+
+
+def test_a_forked_child_cannot_write_through_its_parents_writer(tmp_path: Path) -> None:
+    path = tmp_path / "inherited.zip"
+    w = CacheWriter(path, in_memory_keys=["y"], publish_seconds=None)
+    w.append(sample(0))
+    w.flush()
+    w.append(sample(1))
+
+    def flush() -> str:
+        w.flush()
+        return "flushed"
+
+    def append_and_close() -> str:
+        w.append(sample(2))
+        w.close()
+        return "closed"
+
+    def append_alone() -> str:
+        w.append(sample(2))
+        return "appended"
+
+    def seal() -> str:
+        w.seal()
+        return "sealed"
+
+    answers = {work.__name__: in_a_fork(work) for work in (flush, append_and_close, append_alone, seal)}
+    # The parent's own work is untouched by what its children tried.
+    w.append(sample(2))
+    w.close()
+    assert [s["y"] for s in CachedDataset.from_cache(path)] == [0, 1, 2]
+    assert edcache.verify(path).sound
+    refused = f"{ArchiveClosedError.__name__}: {path}: opened for appending by process {os.getpid()}, used in"
+    assert {name: answer[: len(refused)] for name, answer in answers.items()} == dict.fromkeys(answers, refused)
+
+
+def test_a_child_that_dies_does_not_release_its_parents_lock(tmp_path: Path) -> None:
+    path = tmp_path / "replaced.zip"
+    w = CacheWriter(path, "w")
+    assert in_a_fork(lambda: "died") == "died"
+    with pytest.raises(edcache.errors.ArchiveLockedError, match="another process is writing it"):
+        CacheWriter(path, "w")
+    w.append(1)
+    w.close()
+    assert list(CachedDataset.from_cache(path)) == [1]
+
+
+# --- what two writers can do to each other's labels ---
+
+
+@pytest.mark.parametrize(
+    "values",
+    [["a", None, 3], [None, "a", 3], [-1, 2**63], [2**53 + 1, 0.5], [2**63, -1], [0.5, 2**53 + 1]],
+    ids=str,
+)
+@pytest.mark.parametrize("writers", ["reopened", "together"])
+def test_labels_that_make_no_column_are_refused_before_they_are_published(
+    tmp_path: Path, values: list[Any], writers: str
+) -> None:
+    """What was published before must stay readable, whoever publishes what."""
+    path = tmp_path / "labels.zip"
+    CacheWriter(path, in_memory_keys=["y"]).abort()
+    both = [CacheWriter(path, "a", publish_seconds=None) for _ in range(2)]
+    taken: list[Any] = []
+    for k, value in enumerate(values):
+        w = both[k % 2] if writers == "together" else CacheWriter(path, "a", publish_seconds=None)
+        try:
+            w.append({"y": value})
+            w.flush()
+            taken.append(value)
+        except edcache.errors.LabelError:
+            pass
+        if writers == "reopened":
+            w.abort()
+    for w in both:
+        w.abort()
+    cache = CachedDataset.from_cache(path)
+    assert [s["y"] for s in cache] == taken
+    assert taken == values[:-1]
+    with CacheWriter(path, "a"):
+        pass
+    assert edcache.verify(path).sealed
+
+
+# --- files that shrink and descriptors that leak ---
+
+
+class Shrinking(durable.System):
+    """Another writer cuts its torn tail right after a reader asked for the file's size."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self.path, self.size, self.cut = path, size, False
+
+    def stat(self, fd: int) -> os.stat_result:
+        found = super().stat(fd)
+        if not self.cut and found.st_size > self.size:
+            self.cut = True
+            os.truncate(self.path, self.size)
+        return found
+
+
+def test_a_torn_tail_that_is_cut_while_a_reader_opens_kills_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "torn.zip"
+    w = CacheWriter(path, in_memory_keys=["y"])
+    w.extend(sample(i) for i in range(10))
+    w.abort()
+    size = path.stat().st_size
+    assert size % 4096 == 0
+    with open(path, "ab") as file:
+        file.write(b"\0" * 5000)
+
+    def read() -> str:
+        with durable.replace_system(Shrinking(path, size)):
+            cache = CachedDataset.from_cache(path)
+            return str([s["y"] for s in cache])
+
+    child_answer = in_a_fork(read)
+    assert child_answer == str(list(range(10))), "no answer means that a signal killed the child"
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors through Linux's /proc")
+def test_a_dropped_cache_gives_its_descriptors_back(path: Path, module: ModuleType) -> None:
+    def descriptors() -> int:
+        gc.collect()
+        names = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
+        return sum(os.path.realpath(name) == str(path.resolve()) for name in names if os.path.islink(name))
+
+    before = descriptors()
+    for _ in range(5):
+        CachedDataset.from_cache(path)[0]
+        CachedDataset(module.Source(), path)[0]
+        edcache.cachable(path, on_stale="ignore")(module.Source)()[0]
+    assert descriptors() == before
+
+    reader = Reader(path)
+    assert len(reader) == 60
+    before = descriptors()
+    for _ in range(3):
+        with CacheWriter(path, "a") as w:
+            w.append(module.Source()[0])
+        assert reader.refresh()
+    assert descriptors() <= before + 1
+    reader.close()
+
+
+def test_a_sample_that_is_not_there_yet_is_no_end_of_iteration(tmp_path: Path) -> None:
+    path = tmp_path / "sparse.zip"
+    with CacheWriter(path) as w:
+        w.write(0, 0)
+        w.write(2, 2)
+    with pytest.raises(MissingSampleError, match=r"sample 1 has no record yet \(2 of 3 have\)"):
+        list(CachedDataset.from_cache(path))
