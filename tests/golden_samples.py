@@ -170,7 +170,9 @@ def same(found: Any, expected: Any) -> bool:
         return torch.equal(*pair)
     if isinstance(expected, (np.ndarray, np.generic)):
         return (
-            found.dtype == expected.dtype and found.shape == expected.shape and found.tobytes() == expected.tobytes()
+            found.dtype == expected.dtype
+            and found.shape == expected.shape
+            and found.tobytes() == expected.tobytes()
         )
     if isinstance(expected, dict):
         pairs = zip(found.items(), expected.items(), strict=True)

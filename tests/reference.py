@@ -77,13 +77,14 @@ def _entry(data: bytes, offset: int, seq: int, link: int, uuid: bytes | None) ->
     unsigned = packed[: place + 96] + bytes(4) + packed[place + 100 :]
     if zlib.crc32(unsigned) != f["crc"] or (f["offset"], f["seq"], f["link"]) != (offset, seq, link):
         return None
-    if uuid is not None and f["uuid"] != uuid or offset + len(packed) + nbytes > len(data):
+    if uuid not in (None, f["uuid"]) or offset + len(packed) + nbytes > len(data):
         return None
     assert (need in (20, 45), flags, method, time, date) == (True, 0, 0, 0, 0x21)
-    assert f["version"] == 1 and f["nbytes"] == len(packed) and nbytes == again
+    assert (f["version"], f["nbytes"], again) == (1, len(packed), nbytes)
     assert packed[30 : 30 + name] == NAMES[f["kind"]].format(seq).encode()
     assert packed[place : place + 4] == struct.pack("<HH", 0x6465, 96 + len(packed) - place - 100)
-    assert not any(packed[place + 100 :]) and (offset + len(packed)) % 64 == 0
+    assert (offset + len(packed)) % 64 == 0
+    assert not any(packed[place + 100 :])
     payload = data[offset + len(packed) : offset + len(packed) + nbytes]
     assert zlib.crc32(payload) == crc, f"payload of {packed[30 : 30 + name]!r}"
     assert zlib.crc32(payload[: f["table_nbytes"]]) == f["table_crc"]
@@ -135,7 +136,7 @@ def _take(archive: Archive, table: pa.Table, data: bytes, dictionaries: list[byt
     schemas = json.loads(table.schema.metadata[b"edcache"])["schemas"]
     for row in table.to_pylist():
         record = data[row["offset"] : row["offset"] + row["nbytes"]]
-        assert len(record) == row["nbytes"] and zlib.crc32(record) == row["crc32"], row
+        assert (len(record), zlib.crc32(record)) == (row["nbytes"], row["crc32"]), row
         assert row["offset"] % (64 if len(record) >= 1024 else 8) == 0, row
         if "raw_nbytes" in row:
             record = _decompressed(record, row["raw_nbytes"], dictionaries)
@@ -144,7 +145,9 @@ def _take(archive: Archive, table: pa.Table, data: bytes, dictionaries: list[byt
 
 
 def _decompressed(record: bytes, raw_nbytes: int, dictionaries: list[bytes]) -> bytes:
-    known = {zstandard.ZstdCompressionDict(d).dict_id(): zstandard.ZstdCompressionDict(d) for d in dictionaries}
+    known = {
+        zstandard.ZstdCompressionDict(d).dict_id(): zstandard.ZstdCompressionDict(d) for d in dictionaries
+    }
     wanted = known.get(zstandard.get_frame_parameters(record).dict_id)
     raw = zstandard.ZstdDecompressor(dict_data=wanted).decompress(record, max_output_size=raw_nbytes)
     assert len(raw) == raw_nbytes
@@ -191,13 +194,24 @@ def _dtype(node: Any) -> np.dtype[Any] | None:
     if node[0] not in ("array", "tensor", "scalar"):
         return None
     name = node[1] if isinstance(node[1], str) else f"V{node[1][2]}"  # a structured dtype as its bytes
-    return np.dtype({"bfloat16": "<i2", "complex32": "<i4"}.get(name, "u1" if name.startswith("float8") else name))
+    return np.dtype(
+        {"bfloat16": "<i2", "complex32": "<i4"}.get(name, "u1" if name.startswith("float8") else name)
+    )
 
 
 def _collect(node: Any, leaves: list[Any]) -> None:
     """Append (node, nbytes or None, alignment, slots) of each leaf that has bytes."""
     kind = node if isinstance(node, str) else node[0]
-    sizes = {"bool": 1, "int": 8, "float": 8, "complex": 16, "uuid": 16, "date": 8, "timedelta": 12, "time": 8}
+    sizes = {
+        "bool": 1,
+        "int": 8,
+        "float": 8,
+        "complex": 16,
+        "uuid": 16,
+        "date": 8,
+        "timedelta": 12,
+        "time": 8,
+    }
     if kind in ("dict", "OrderedDict", "list", "tuple", "namedtuple", "dataclass", "image"):
         for child in node[-1]:
             _collect(child, leaves)

@@ -167,7 +167,9 @@ def states(operations: list[tuple[Any, ...]]) -> Iterator[tuple[int, str, list[t
                 yield n, f"{n} operations and {cut} bytes", [*operations[:n], ("pwrite", data[:cut], offset)]
 
 
-def test_a_process_killed_after_any_operation_leaves_everything_published(scenario: str, tmp_path: Path) -> None:
+def test_a_process_killed_after_any_operation_leaves_everything_published(
+    scenario: str, tmp_path: Path
+) -> None:
     path = tmp_path / "recorded.zip"
     begun = prepare(scenario, path)
     base = path.read_bytes() if path.exists() else b""
@@ -226,7 +228,9 @@ def test_a_header_is_written_after_its_payload(tmp_path: Path) -> None:
     with durable.replace_system(recorder):
         create(tmp_path / "order.zip", lambda count: None)
     writes = [(op[2], op[1]) for op in recorder.operations if op[0] == "pwrite"]
-    headers = [k for k, (offset, data) in enumerate(writes) if data[:4] == b"PK\x03\x04" and b"chunks/" in data[:64]]
+    headers = [
+        k for k, (offset, data) in enumerate(writes) if data[:4] == b"PK\x03\x04" and b"chunks/" in data[:64]
+    ]
     assert len(headers) == 3
     for k in headers:
         assert len(writes[k][1]) == 192
@@ -378,7 +382,10 @@ def test_a_failed_append_leaves_a_sealed_archive_sealed(tmp_path: Path) -> None:
         def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with durable.replace_system(Full()), pytest.raises(StorageError, match="No space left on device") as raised:
+    with (
+        durable.replace_system(Full()),
+        pytest.raises(StorageError, match="No space left on device") as raised,
+    ):
         w.flush()
     assert raised.value.errno == errno.ENOSPC
     with suppress(EdcacheError):
@@ -477,7 +484,47 @@ def test_a_chunk_lost_in_a_power_cut_is_missing_and_is_computed_again(tmp_path: 
             w.write(i, source[i])
         w.close()
     assert readable(path) == 9
-    continues(path, 9)
+    grow(path, lambda count: None)
+    assert readable(path) == 15
+
+
+def test_a_lost_chunk_stays_missing_when_the_writer_that_found_it_is_killed(tmp_path: Path) -> None:
+    """The writer after it sees a file written since the machine started, and must not believe the chunk."""
+    path = tmp_path / "cut.zip"
+    w = CacheWriter(path, chunk_size=3, **OPTIONS)
+    w.extend(sample(i) for i in range(9))
+    w.abort()
+    _without_payload(path, "chunk", 1)
+    with durable.replace_system(Rebooted()):
+        w = CacheWriter(path, "a", publish_seconds=None)
+        w.write(9, sample(9))
+        w.abort()
+    cache = CachedDataset([sample(i) for i in range(10)], path, in_memory_keys=["y"])
+    assert readable(path) == 10
+    assert cache.reader.sealed
+    grow(path, lambda count: None)
+    assert readable(path) == 16
+
+
+def test_a_lost_chunk_whose_table_survived_is_missing_too(tmp_path: Path) -> None:
+    """Only the records are gone: what one writer finds by the payload's checksum holds for all after it."""
+    import reference
+
+    path = tmp_path / "cut.zip"
+    w = CacheWriter(path, chunk_size=3, **OPTIONS)
+    w.extend(sample(i) for i in range(9))
+    w.abort()
+    fields = next(e for e in reference.entries(path) if e.fields["kind"] == 1).fields
+    data = bytearray(path.read_bytes())
+    records = fields["offset"] + fields["nbytes"] + -(-fields["table_nbytes"] // 64) * 64
+    data[records : fields["next"]] = bytes(fields["next"] - records)
+    path.write_bytes(data)
+    with durable.replace_system(Rebooted()), CacheWriter(path, "a", publish_seconds=None):
+        pass
+    assert CachedDataset.from_cache(path).missing.tolist() == [0, 1, 2]
+    with CacheWriter(path, "a", publish_seconds=None) as w:
+        w.append(sample(9))
+    assert CachedDataset.from_cache(path).missing.tolist() == [0, 1, 2]
 
 
 def test_a_dictionary_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Path) -> None:

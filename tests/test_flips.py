@@ -27,7 +27,12 @@ COUNT = 14
 
 def sample(i: int) -> dict[str, Any]:
     noise = np.random.default_rng(i).integers(0, 256, 150, np.uint8)
-    return {"image": torch.from_numpy(noise), "text": f"text of sample {i} " * 3, "x": np.arange(4.0) + i, "y": i % 5}
+    return {
+        "image": torch.from_numpy(noise),
+        "text": f"text of sample {i} " * 3,
+        "x": np.arange(4.0) + i,
+        "y": i % 5,
+    }
 
 
 SAMPLES = [sample(i) for i in range(COUNT + 4)]
@@ -46,7 +51,12 @@ def same(found: Any, i: int) -> bool:
 
 def _write(path: Path, seal: bool = True, **options: Any) -> None:
     w = CacheWriter(
-        path, uuid=bytes(range(16)), in_memory_keys=["y", "text"], publish_seconds=None, sync="never", **options
+        path,
+        uuid=bytes(range(16)),
+        in_memory_keys=["y", "text"],
+        publish_seconds=None,
+        sync="never",
+        **options,
     )
     w.extend(SAMPLES[:COUNT])
     w.close() if seal else w.abort()
@@ -201,7 +211,13 @@ def test_flips_in_an_unsealed_archive_are_never_read_as_another_value(tmp_path: 
 def _boundaries(original: bytes) -> set[int]:
     found = {0, len(original), *range(0, len(original), 4096)}
     for at in range(0, len(original), 8):
-        if original[at : at + 4] in (b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"):
+        if original[at : at + 4] in (
+            b"PK\x03\x04",
+            b"PK\x01\x02",
+            b"PK\x05\x06",
+            b"PK\x06\x06",
+            b"PK\x06\x07",
+        ):
             found |= {at, at + 30, at + 192}
     return {at + k for at in found for k in (-1, 0, 1) if 0 <= at + k <= len(original)}
 

@@ -22,13 +22,15 @@ from edcache import CachedDataset, EdcacheError
 COUNT = 1500
 KILLS = 12
 
-PROGRAM = '''
+PROGRAM = (
+    f"COUNT = {COUNT}"
+    + """
 import json, os, sys, time, traceback, warnings
 import numpy as np, torch
 import edcache
 
 class Source:
-    def __init__(self, log, count=%(count)d, fails_at=None):
+    def __init__(self, log, count=COUNT, fails_at=None):
         self.log, self.count, self.fails_at = log, count, fails_at
 
     def __len__(self):
@@ -40,10 +42,10 @@ class Source:
         if i == self.fails_at:
             raise ValueError(f"broken file {i}")
         fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(fd, b"%%d\\n" %% i)
+        os.write(fd, b"%d\\n" % i)
         os.close(fd)
         time.sleep(0.001)
-        return {"x": torch.full((2, 9), i, dtype=torch.int32), "name": f"sample {i}", "y": i %% 11}
+        return {"x": torch.full((2, 9), i, dtype=torch.int32), "name": f"sample {i}", "y": i % 11}
 
 def by_class(path, log):
     return edcache.CachedDataset(Source(log), path, in_memory_keys=["y", "name"])
@@ -75,7 +77,8 @@ for line in sys.stdin:
         os._exit(code)
     print(child, flush=True)
     print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-''' % {"count": COUNT}
+"""
+)
 
 
 def expected(i: int) -> dict[str, object]:
@@ -116,7 +119,9 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Pop
     env = os.environ | {"PYTHONPATH": str(Path(edcache.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
     env.pop("EDCACHE_PROGRESS", None)
     command = [sys.executable, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True) as child:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, text=True
+    ) as child:
         yield child
         child.stdin.close()
 
@@ -254,7 +259,9 @@ def test_an_exception_in_the_source_keeps_everything_before_it(
 ) -> None:
     source = Failing(k, OSError("broken file"))
     path = tmp_path / "failing.zip"
-    with pytest.raises(edcache.errors.SourceError, match=rf"raised at index {k}: OSError: broken file") as raised:
+    with pytest.raises(
+        edcache.errors.SourceError, match=rf"raised at index {k}: OSError: broken file"
+    ) as raised:
         CachedDataset(source, path, in_memory_keys=["y"])
     assert raised.value.__cause__ is source.error
     cache = CachedDataset.from_cache(path)

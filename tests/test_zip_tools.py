@@ -25,16 +25,25 @@ UUID = bytes(range(16))
 
 def sample(i: int) -> dict[str, object]:
     text = f"sample number {i} of a family of similar samples " * 4
-    return {"image": torch.full((3, 8), i % 256, dtype=torch.uint8), "x": np.arange(5.0) + i, "text": text, "y": i % 7}
+    return {
+        "image": torch.full((3, 8), i % 256, dtype=torch.uint8),
+        "x": np.arange(5.0) + i,
+        "text": text,
+        "y": i % 7,
+    }
 
 
 def _dense(path: Path, start: int, count: int = 40, chunk_size: int = 16, **options: object) -> None:
-    with edcache.CacheWriter(path, "a", uuid=UUID, chunk_size=chunk_size, publish_seconds=None, **options) as w:
+    with edcache.CacheWriter(
+        path, "a", uuid=UUID, chunk_size=chunk_size, publish_seconds=None, **options
+    ) as w:
         w.extend(sample(i) for i in range(start, start + count))
 
 
 def _sparse(path: Path, start: int) -> None:
-    with edcache.CacheWriter(path, "a", uuid=UUID, in_memory_keys=["y"], chunk_size=4, publish_seconds=None) as w:
+    with edcache.CacheWriter(
+        path, "a", uuid=UUID, in_memory_keys=["y"], chunk_size=4, publish_seconds=None
+    ) as w:
         for i in range(start, start + 30, 3):
             w.write(i, sample(i))
 
