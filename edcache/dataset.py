@@ -23,8 +23,8 @@ from edcache.errors import (
 from edcache.fill import LazyFiller, check_length, fill
 from edcache.fingerprint import differences, type_fingerprint
 from edcache.format import Head
-from edcache.labels.columns import LabelSpec
 from edcache.labels.query import matching_rows
+from edcache.labels.spec import LabelSpec
 from edcache.labels.view import Labels, checked_indices
 from edcache.reader import Reader
 from edcache.writer import adopt_labels, never_created, new_head

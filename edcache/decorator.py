@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, ParamSpec, overload
 from edcache.dataset import CachedDataset, archive_at, stale_message
 from edcache.errors import OptionError, StaleCacheError
 from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed
-from edcache.labels.columns import LabelSpec
+from edcache.labels.spec import LabelSpec
 from edcache.reader import Reader
 
 STALE_CHOICES: Final = ("error", "warn", "rebuild", "ignore")

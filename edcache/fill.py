@@ -25,7 +25,7 @@ from edcache.errors import (
     StaleCacheError,
 )
 from edcache.format import Head
-from edcache.labels.columns import LabelSpec
+from edcache.labels.spec import LabelSpec
 from edcache.progress import Progress
 from edcache.writer import Appender, ChunkWriter, adopt_labels, start_replacing
 

@@ -20,6 +20,11 @@ from edcache import CachedDataset, CacheWriter, Reader
 from edcache.cli import main
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+try:
+    RUNNER = CliRunner(mix_stderr=False)
+except TypeError:  # click 8.2 and newer always keep the two apart
+    RUNNER = CliRunner()
+
 DIGITS = """
     import os, time
     import torch
@@ -62,7 +67,7 @@ DIGITS = """
 
 
 def run(*arguments, code=0, **options):
-    result = CliRunner().invoke(main, [str(a) for a in arguments], **options)
+    result = RUNNER.invoke(main, [str(a) for a in arguments], **options)
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.output
     return result
@@ -314,7 +319,7 @@ def test_wrong_usage_exits_with_2(here, arguments, expected):
 
 def test_debug_shows_the_traceback(here, monkeypatch):
     monkeypatch.setenv("EDCACHE_DEBUG", "1")
-    result = CliRunner().invoke(main, ["build", "digits:broken", "-o", "out.zip"])
+    result = RUNNER.invoke(main, ["build", "digits:broken", "-o", "out.zip"])
     assert isinstance(result.exception.__cause__, RuntimeError)
 
 

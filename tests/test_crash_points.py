@@ -241,9 +241,7 @@ def test_a_header_is_written_after_its_payload(tmp_path: Path) -> None:
 
 
 class Failing(durable.System):
-    """Fails the n-th call that `kinds` names, once; a short write does half of it and then succeeds."""
-
-    kinds = ("open", "stat", "pread", "pwrite", "truncate", "sync", "sync_directory", "lock", "unlock")
+    """Fails the n-th call, once; a short write does half of it and then succeeds."""
 
     def __init__(self, n: int, error: int | None) -> None:
         self.n, self.error = n, error
@@ -262,6 +260,10 @@ class Failing(durable.System):
     def open(self, path: str, flags: int) -> int:
         self._count("open")
         return super().open(path, flags)
+
+    def close(self, fd: int) -> None:
+        super().close(fd)
+        self._count("close")
 
     def stat(self, fd: int) -> os.stat_result:
         self._count("stat")
@@ -412,6 +414,26 @@ def test_samples_of_a_failed_flush_are_not_dropped_in_silence(tmp_path: Path) ->
     except EdcacheError:
         return
     assert readable(path) == 4
+
+
+def test_ctrl_c_while_publishing_keeps_what_was_computed(tmp_path: Path) -> None:
+    """The chunk is half written when it comes; what it holds is published on the way out."""
+    path = tmp_path / "interrupted.zip"
+
+    class Interrupted(durable.System):
+        left = 4  # the head, and two of the writes of the first chunk
+
+        def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+            return super().pwrite(fd, data, offset)
+
+    source = [sample(i) for i in range(30)]
+    with durable.replace_system(Interrupted()), pytest.raises(KeyboardInterrupt):
+        CachedDataset(source, path, in_memory_keys=["y"], chunk_size=20)
+    cache = CachedDataset.from_cache(path)
+    assert cache.missing.tolist() == list(range(20, 30))
 
 
 def test_an_archive_that_is_being_replaced_is_unlocked_after_a_failure(tmp_path: Path) -> None:

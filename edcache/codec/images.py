@@ -77,11 +77,13 @@ def _palette(image: Any) -> tuple[str | None, bytes]:
 
 
 def _plain(value: Any) -> Any:
-    """Turn the rationals that Pillow leaves in `info` into floats."""
+    """Turn what Pillow leaves in `info` into plain values: its rationals and its texts with a language."""
     if type(value) is dict:
         return {key: _plain(item) for key, item in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(_plain, value))
+    if isinstance(value, str):
+        return str.__str__(value)
     module = sys.modules.get("PIL.TiffImagePlugin")
     if module is not None and isinstance(value, module.IFDRational):
         return float(value)

@@ -1,8 +1,12 @@
 """Arrow tables: the index, the labels, and what one asks of them. The only room that knows pyarrow.
 
-    columns.py   what to keep of each sample, and the columns that it makes
+    wording.py   values and missing columns, as messages put them
+    spec.py      LabelSpec: which fields of a sample are labels
+    values.py    one label value and its type; the one type of a column
+    columns.py   LabelCollector: samples -> the label columns of a chunk; those of many chunks as one
     tables.py    the archive's tables to Arrow IPC bytes and back
-    where.py     a where-expression, parsed without eval
+    compare.py   a column compared with plain values
+    where.py     a where-string, parsed without eval
     view.py      Labels: a mapping from name to numpy array over a label table
     query.py     which rows fulfil conditions
 

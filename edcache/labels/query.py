@@ -14,9 +14,11 @@ import pyarrow.compute as pc
 from pyarrow import acero
 
 from edcache.errors import LabelTypeError, OptionError
-from edcache.labels.columns import unknown_label, widened_float16
+from edcache.labels.compare import Column
+from edcache.labels.values import widened_float16
 from edcache.labels.view import Labels, Rows, checked_indices
-from edcache.labels.where import Column, parse_where
+from edcache.labels.where import parse_where
+from edcache.labels.wording import unknown_label
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 

@@ -16,7 +16,7 @@ from edcache.errors import (
     OptionError,
     SampleIndexError,
 )
-from edcache.labels.columns import unknown_label
+from edcache.labels.wording import unknown_label
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 

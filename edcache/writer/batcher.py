@@ -9,7 +9,7 @@ from typing import Any
 from edcache.codec import Encoder
 from edcache.codec.compression import Compression, train_dictionary
 from edcache.errors import OptionError
-from edcache.labels.columns import LabelSpec
+from edcache.labels.spec import LabelSpec
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import CHUNK_NBYTES, ChunkBuilder
 

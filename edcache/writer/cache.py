@@ -25,7 +25,7 @@ from edcache.errors import (
     SampleIndexError,
 )
 from edcache.format import Head
-from edcache.labels.columns import LabelSpec
+from edcache.labels.spec import LabelSpec
 from edcache.writer.appender import Appender
 from edcache.writer.batcher import ChunkWriter
 from edcache.writer.chunk import CHUNK_NBYTES

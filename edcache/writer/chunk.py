@@ -10,7 +10,8 @@ import numpy as np
 from edcache import format
 from edcache.codec import Encoder
 from edcache.errors import CodecError
-from edcache.labels.columns import LabelCollector, LabelSpec
+from edcache.labels.columns import LabelCollector
+from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Records
 
 CHUNK_NBYTES = 4 << 20

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from edcache.errors import LabelError, LabelTypeError, OptionError
 from edcache.labels import columns
-from edcache.labels.columns import LabelCollector, LabelSpec, check_compatible, unify
+from edcache.labels.columns import LabelCollector, check_compatible, unify
+from edcache.labels.spec import LabelSpec
 
 
 def collect(*values, key="y"):
