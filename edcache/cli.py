@@ -180,12 +180,12 @@ class _Call:
         self._where = where
         self._given = arguments
         self._factory = _load(where)
-        self._version = version
-        self._options: dict[str, Any] = {}
+        self.version = version
+        self.options: dict[str, Any] = {}
         if isinstance(self._factory, CachedFactory):
             decorated = self._factory
-            self._options = {k: v for k, v in decorated._options.items() if k not in _NOT_FOR_BUILDING}
-            self._version = decorated._version if version is None else version
+            self.options = {k: v for k, v in decorated.options.items() if k not in _NOT_FOR_BUILDING}
+            self.version = decorated.version if version is None else version
             self._factory = decorated.uncached
         self._arguments = self._bound()
 
@@ -194,12 +194,12 @@ class _Call:
         from edcache.dataset import CachedDataset
         from edcache.fingerprint import call_fingerprint
 
-        fingerprint = call_fingerprint(self._factory, self._arguments, self._version)
+        fingerprint = call_fingerprint(self._factory, self._arguments, self.version)
         given = {k: v for k, v in options.items() if v is not None and (v or k == "progress")}
         source = self._made()
         try:
             return CachedDataset(
-                source, out, keep_existing=not rebuild, fingerprint=fingerprint, **self._options | given
+                source, out, keep_existing=not rebuild, fingerprint=fingerprint, **self.options | given
             )
         except StaleCacheError as error:
             raise StaleCacheError(f"{error}\non the command line that is --rebuild") from error

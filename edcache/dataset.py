@@ -27,7 +27,7 @@ from edcache.labels.query import matching_rows
 from edcache.labels.spec import LabelSpec
 from edcache.labels.view import Labels, checked_indices
 from edcache.reader import Reader
-from edcache.writer import adopt_labels, never_created, new_head
+from edcache.writer import adopt_labels, check_options, never_created, new_head
 
 InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
 
@@ -67,7 +67,7 @@ class _Samples(Dataset[Any]):
         """One sample for an integer, a view for a slice, an index array, a list or a bool mask.
 
         Raises:
-            SampleIndexError (an IndexError): "index 12 not in [-10, 10)".
+            SampleIndexError (an IndexError): "...: index 12 not in [-10, 10)".
             CorruptRecordError, MissingSampleError: as `Reader.read`.
         Returns memory that the caller owns, unless the dataset was opened with zero_copy=True.
         """
@@ -95,7 +95,7 @@ class _Samples(Dataset[Any]):
             ) from None
         length = len(self)
         if not -length <= position < length:
-            raise SampleIndexError(f"index {position} not in [-{length}, {length})")
+            raise SampleIndexError(f"{self!r}: index {position} not in [-{length}, {length})")
         return position + length if position < 0 else position
 
     def filter(self, where: object = None, /, **conditions: object) -> View:
@@ -127,8 +127,8 @@ class CachedDataset(_Samples):
         force_cache: edflow's word for the same choice: True fills now, False is lazy.
         keep_existing: False builds the archive anew and puts it in the place of an old one.
         chunk_size: most samples that one publication holds; a kill loses at most that many.
-        codec: "native", or "pickle" (needs allow_pickle=True as well).
-        compression: None, "zstd", "zstd:19" or "zstd+dict"; per record.
+        codec: "native" (the default of a new archive), or "pickle" (needs allow_pickle=True as well).
+        compression: "zstd", "zstd:19" or "zstd+dict", per record; a new archive has none by default.
         allow_pickle: read records that are pickles. Only for archives whose author you trust.
         zero_copy: samples are read-only arrays over the mapped file instead of memory you own.
         verify: when checksums are looked at: "touch" (first read in a process), "always", "never".
@@ -154,7 +154,7 @@ class CachedDataset(_Samples):
         force_cache: bool | None = None,
         keep_existing: bool = True,
         chunk_size: int | None = None,
-        codec: str = "native",
+        codec: str | None = None,
         compression: str | None = None,
         allow_pickle: bool = False,
         zero_copy: bool = False,
@@ -176,12 +176,13 @@ class CachedDataset(_Samples):
             return
         keys = in_memory_keys if in_memory_keys is not None else getattr(source, "in_memory_keys", None)
         self._spec = LabelSpec.parse(keys)
+        self._asked = {"codec": codec, "compression": compression}
         self._fill_options: dict[str, Any] = {"chunk_size": chunk_size, "sync": sync}
         self._progress = progress
         self._head = new_head(
             self._spec,
             length=len(source) if hasattr(source, "__len__") else None,
-            codec=codec,
+            codec=codec or "native",
             compression=compression,
             fingerprint=fingerprint or type_fingerprint(source),
         )
@@ -214,6 +215,7 @@ class CachedDataset(_Samples):
         length = self._head.length or 0
         check_length(self.path, found.declared_length, length)
         adopt_labels(found.head, self._spec, self.path)
+        check_options(found.head, self.path, **self._asked)
         return found.sealed and found.complete and len(found) >= length
 
     def _fill(self, rebuild: bool = False) -> None:

@@ -29,8 +29,9 @@ P = ParamSpec("P")
 class CachedFactory(Generic[P]):
     """A dataset factory whose datasets are cached; what `@cachable` returns.
 
-    Calling it returns a CachedDataset. `uncached` is the function itself. `cache_path(*args,
-    **kwargs)` says which archive a call uses, without touching it.
+    Calling it returns a CachedDataset. `uncached` is the function itself, `version` and `options` what
+    the decorator was given. `cache_path(*args, **kwargs)` says which archive a call uses, without
+    touching it.
     """
 
     def __init__(
@@ -46,9 +47,9 @@ class CachedFactory(Generic[P]):
         functools.update_wrapper(self, factory)
         self.uncached = factory
         self._path = None if path is None else os.fspath(path)
-        self._version = version
+        self.version = version
+        self.options = options
         self._on_stale = on_stale
-        self._options = options
         self._signature = inspect.signature(factory)
 
     def __repr__(self) -> str:
@@ -75,17 +76,17 @@ class CachedFactory(Generic[P]):
         """
         arguments = self._arguments(args, kwargs)
         path = self._locate(arguments)
-        fingerprint = call_fingerprint(self.uncached, arguments, self._version)
+        fingerprint = call_fingerprint(self.uncached, arguments, self.version)
         found = archive_at(path)
         rebuild = found is not None and self._is_stale(found, fingerprint)
         if found is not None and found.sealed and found.complete and not rebuild:
-            read_only = {name: value for name, value in self._options.items() if name in _READ_OPTIONS}
+            read_only = {name: value for name, value in self.options.items() if name in _READ_OPTIONS}
             return CachedDataset(None, path, **read_only)
         if found is not None and not rebuild:
             # The archive's own fingerprint was judged above; on_stale may have let it pass.
             fingerprint = found.head.fingerprint or fingerprint
         source = self.uncached(*args, **kwargs)
-        options: dict[str, Any] = {"keep_existing": not rebuild} | self._options
+        options: dict[str, Any] = {"keep_existing": not rebuild} | self.options
         return CachedDataset(source, path, fingerprint=fingerprint, **options)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,7 +137,7 @@ class CachedFactory(Generic[P]):
         )
 
     def _label_differences(self, found: Reader) -> list[str]:
-        asked = self._options.get("in_memory_keys")
+        asked = self.options.get("in_memory_keys")
         if asked is None:
             return []
         names = [name for name, _ in found.head.labels]

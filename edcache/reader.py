@@ -103,6 +103,11 @@ class Reader:
         return self._here.chunks
 
     @property
+    def damaged(self) -> list[str]:
+        """What was unreadable in an unsealed archive, a line a chunk; those samples are missing."""
+        return list(self._here.damaged)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the file, as mapped."""
         return len(self._here.view)

@@ -10,13 +10,14 @@ Imports run upwards in this list only.
 
 from edcache.writer.appender import Appender, never_created
 from edcache.writer.batcher import ChunkWriter
-from edcache.writer.cache import CacheWriter, adopt_labels, new_head, start_replacing
+from edcache.writer.cache import CacheWriter, adopt_labels, check_options, new_head, start_replacing
 
 __all__ = [
     "Appender",
     "CacheWriter",
     "ChunkWriter",
     "adopt_labels",
+    "check_options",
     "never_created",
     "new_head",
     "start_replacing",

@@ -113,8 +113,7 @@ class CacheWriter:
         self._appender = Appender.open(work, head, create=mode == "x", sync=sync)
         try:
             spec = adopt_labels(self._appender.head, spec, work)
-            _check_option(work, "codec", codec, self._appender.head.codec)
-            _check_option(work, "compression", compression, self._appender.head.compression)
+            check_options(self._appender.head, work, codec=codec, compression=compression)
             self._chunks = ChunkWriter(self._appender, spec, chunk_size, chunk_nbytes)
         except BaseException:
             self._close_files()
@@ -269,9 +268,12 @@ def _as_path(path: Any) -> Any:
     return tuple(path) if isinstance(path, list) else path
 
 
-def _check_option(where: str, name: str, asked: str | None, found: str | None) -> None:
-    if asked is not None and asked != found:
-        raise OptionError(
-            f"{where}: {name}={asked!r}, the archive was begun with {found!r}; leave {name} out, "
-            "or build a new archive"
-        )
+def check_options(head: Head, where: str, **asked: str | None) -> None:
+    """Raise OptionError where an option was asked for that the archive was not begun with."""
+    for name, value in asked.items():
+        found = getattr(head, name)
+        if value is not None and value != found:
+            raise OptionError(
+                f"{where}: {name}={value!r}, the archive was begun with {found!r}; leave {name} out, "
+                "or build a new archive"
+            )
