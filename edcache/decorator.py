@@ -196,7 +196,7 @@ def _default_path(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> 
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()[:8]
     shown = ",".join(f"{name}={_slug(value)}" for name, value in arguments.items())[:80]
     name = _slug(described["factory"].replace(":", "."))
-    return str(default_directory() / f"{name}({shown})-{digest}.zip")
+    return str(default_directory() / f"{'-'.join(filter(None, (name, shown, digest)))}.zip")
 
 
 def _slug(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Progress as a person sees it: one bar, live, on a terminal; silence where nobody looks."""
+"""Progress as a person sees it: what was kept from before, and one live bar on a terminal."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ class Progress:
     Args:
         what: what is being filled, such as the archive's name.
         kept, total: samples present at the start, samples of the dataset.
-        show: True always, False never, None on a terminal. EDCACHE_PROGRESS=0 or 1 decides where
-            show is None. On ranks other than 0 nothing shows unless asked for.
+        show: whether the bar shows: True always, False never, None on a terminal. EDCACHE_PROGRESS=0
+            or 1 decides where show is None. On ranks other than 0 nothing shows unless asked for.
+
+    "train.zip: 412 of 1,797 already cached" goes to stderr wherever that is, so that logs of batch jobs
+    have it too, but for show=False, EDCACHE_PROGRESS=0 and other ranks.
     """
 
     def __init__(self, what: str, kept: int, total: int, show: bool | None) -> None:
