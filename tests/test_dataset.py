@@ -1,0 +1,507 @@
+"""CachedDataset: fills once, opens ever after, indexes as a sequence, and never hands out the cache's own memory."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Subset, random_split
+
+from edcache import CachedDataset, CacheWriter, View
+from edcache.errors import (
+    ArchiveNotFoundError,
+    LabelTypeError,
+    MissingSampleError,
+    OptionError,
+    PickleRefusedError,
+    SampleIndexError,
+    StaleCacheError,
+    UnknownLabelError,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+
+
+class Source:
+    def __init__(self, length: int = 10, plus: int = 0) -> None:
+        self.length, self.plus = length, plus
+        self.computed: list[int] = []
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        if not 0 <= i < self.length:
+            raise IndexError(i)
+        self.computed.append(i)
+        return {
+            "image": torch.full((2, 3), i + self.plus, dtype=torch.uint8),
+            "x": np.arange(3.0) + i,
+            "name": f"n{i}",
+            "y": i % 4,
+        }
+
+
+class Other(Source):
+    pass
+
+
+class Unreadable(Source):
+    """As a Source whose data is gone: it knows its length and nothing more."""
+
+    __qualname__ = "Source"
+
+    def __getitem__(self, i: int) -> Any:
+        raise AssertionError(f"sample {i} was asked for")
+
+
+class Sets(Source):
+    def __getitem__(self, i: int) -> Any:
+        return {"set": {i}}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ten.zip"
+
+
+@pytest.fixture
+def cache(path: Path) -> CachedDataset:
+    return CachedDataset(Source(), path, in_memory_keys=["y", "name"])
+
+
+def names(dataset: Any) -> list[str]:
+    return [sample["name"] for sample in dataset]
+
+
+# ------------------------------------------------------------------------------- filling and opening
+
+
+def test_the_first_construction_computes_each_sample_once_in_order(path: Path) -> None:
+    source = Source()
+    CachedDataset(source, path)
+    assert source.computed == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_later_construction_asks_the_source_for_no_sample(cache: CachedDataset, path: Path) -> None:
+    assert names(CachedDataset(Unreadable(), path)) == [f"n{i}" for i in range(10)]
+
+
+def test_samples_equal_those_of_the_source(cache: CachedDataset) -> None:
+    sample = cache[7]
+    assert list(sample) == ["image", "x", "name", "y"]
+    assert sample["image"].dtype == torch.uint8
+    assert sample["image"].tolist() == [[7, 7, 7], [7, 7, 7]]
+    assert sample["x"].dtype == np.float64
+    assert sample["x"].tolist() == [7.0, 8.0, 9.0]
+    assert (sample["name"], sample["y"]) == ("n7", 3)
+
+
+def test_from_cache_needs_no_source(cache: CachedDataset, path: Path) -> None:
+    assert names(CachedDataset.from_cache(path)) == [f"n{i}" for i in range(10)]
+
+
+def test_none_as_the_source_opens_what_is_there(cache: CachedDataset, path: Path) -> None:
+    assert names(CachedDataset(None, path))[9] == "n9"
+
+
+def test_from_cache_takes_a_root_and_a_name(tmp_path: Path) -> None:
+    CachedDataset(Source(3), tmp_path / "cached" / "digits.zip")
+    assert len(CachedDataset.from_cache(tmp_path, "digits")) == 3
+
+
+def test_from_cache_of_no_file_says_what_to_do(path: Path) -> None:
+    with pytest.raises(ArchiveNotFoundError, match=r"ten\.zip: no such file; check the path, or build the"):
+        CachedDataset.from_cache(path)
+    assert not path.exists()
+
+
+def test_from_cache_refuses_options_it_does_not_know(cache: CachedDataset, path: Path) -> None:
+    with pytest.raises(OptionError, match="takes allow_pickle, zero_copy and verify, not chunk_size, lazy"):
+        CachedDataset.from_cache(path, lazy=True, chunk_size=3)
+
+
+def test_path_and_labels_come_from_the_sources_attributes(tmp_path: Path) -> None:
+    source = Source(4)
+    source.root, source.name, source.in_memory_keys = tmp_path, "digits", ["y"]  # type: ignore[attr-defined]
+    cache = CachedDataset(source)
+    assert Path(cache.path) == tmp_path / "cached" / "digits.zip"
+    assert cache.labels["y"].tolist() == [0, 1, 2, 3]
+
+
+def test_no_path_and_no_root_is_an_error() -> None:
+    with pytest.raises(OptionError, match="no path given, and the source has no attributes `root` and `name`"):
+        CachedDataset(Source())
+
+
+def test_a_source_without_length_is_an_error(path: Path) -> None:
+    with pytest.raises(OptionError, match=r"ten\.zip: the source, a list_iterator, has no len\(\)"):
+        CachedDataset(iter([1, 2]), path)
+
+
+def test_keep_existing_false_builds_it_anew(cache: CachedDataset, path: Path) -> None:
+    new = CachedDataset(Source(10, plus=100), path, keep_existing=False)
+    assert new[3]["image"][0, 0] == 103
+
+
+def test_readers_of_the_replaced_file_keep_reading_the_old_samples(cache: CachedDataset, path: Path) -> None:
+    cache[0]
+    CachedDataset(Source(10, plus=100), path, keep_existing=False)
+    assert [int(sample["image"][0, 0]) for sample in cache] == list(range(10))
+
+
+def test_a_failed_rebuild_leaves_the_old_archive(cache: CachedDataset, path: Path) -> None:
+    with pytest.raises(Exception, match="sample 0 was asked for"):
+        CachedDataset(Unreadable(), path, keep_existing=False)
+    assert names(CachedDataset.from_cache(path)) == [f"n{i}" for i in range(10)]
+
+
+def test_force_cache_false_is_lazy(path: Path) -> None:
+    source = Source()
+    CachedDataset(source, path, force_cache=False)
+    assert source.computed == []
+
+
+def test_force_cache_true_overrules_lazy(path: Path) -> None:
+    source = Source()
+    CachedDataset(source, path, lazy=True, force_cache=True)
+    assert len(source.computed) == 10
+
+
+def test_cache_dataset_is_warmup(path: Path) -> None:
+    source = Source()
+    cache = CachedDataset(source, path, lazy=True)
+    assert cache.cache_dataset() is cache
+    assert cache.complete
+    assert source.computed == list(range(10))
+
+
+def test_warmup_without_a_source_names_what_is_missing(path: Path) -> None:
+    with CacheWriter(path) as writer:
+        writer.write(2, "two")
+    with pytest.raises(OptionError, match="2 samples are missing and the source dataset is not here"):
+        CachedDataset.from_cache(path).warmup()
+
+
+def test_warmup_of_a_complete_archive_needs_no_source(cache: CachedDataset, path: Path) -> None:
+    assert len(CachedDataset.from_cache(path).warmup()) == 10
+
+
+# -------------------------------------------------------------------------------------- a stale cache
+
+
+def test_another_length_is_noticed(cache: CachedDataset, path: Path) -> None:
+    with pytest.raises(StaleCacheError, match=r"ten\.zip: begun for 10 samples, the source has 12 now"):
+        CachedDataset(Source(12), path)
+
+
+def test_another_class_is_noticed(cache: CachedDataset, path: Path) -> None:
+    text = r"type: 'test_dataset:Source' in the archive, 'test_dataset:Other' now"
+    with pytest.raises(StaleCacheError, match=text):
+        CachedDataset(Other(), path)
+
+
+def test_a_stale_cache_names_the_remedy(cache: CachedDataset, path: Path) -> None:
+    with pytest.raises(StaleCacheError, match="use another path, or pass keep_existing=False"):
+        CachedDataset(Other(), path)
+
+
+def test_a_lazy_open_notices_another_length_too(cache: CachedDataset, path: Path) -> None:
+    with pytest.raises(StaleCacheError, match="begun for 10 samples, the source has 9 now"):
+        CachedDataset(Source(9), path, lazy=True)
+
+
+@pytest.mark.parametrize("option", [{"compression": "zstd"}, {"codec": "pickle", "allow_pickle": True}])
+def test_an_option_that_contradicts_the_archive_is_refused(
+    cache: CachedDataset, path: Path, option: dict[str, Any]
+) -> None:
+    with pytest.raises(OptionError, match=f"{next(iter(option))}='.*', the archive was begun with"):
+        CachedDataset(Source(), path, **option)
+
+
+def test_other_labels_than_the_archives_are_refused(cache: CachedDataset, path: Path) -> None:
+    with pytest.raises(OptionError, match=r"in_memory_keys=\['x'\], the archive was begun with \['y', 'name'\]"):
+        CachedDataset(Source(), path, in_memory_keys=["x"])
+
+
+# ------------------------------------------------------------------------------------------- indexing
+
+
+@pytest.mark.parametrize(
+    "index", [-3, np.int64(7), np.uint8(7), torch.tensor(7), np.array(7)], ids=lambda i: type(i).__name__
+)
+def test_anything_that_is_an_integer_indexes(cache: CachedDataset, index: Any) -> None:
+    assert cache[index]["name"] == "n7"
+
+
+@pytest.mark.parametrize("index", [10, -11, np.int64(10), 2**70])
+def test_an_index_past_the_end_is_an_index_error(cache: CachedDataset, index: Any) -> None:
+    with pytest.raises(IndexError, match=rf"index {index} not in \[-10, 10\)") as caught:
+        cache[index]
+    assert type(caught.value) is SampleIndexError
+
+
+@pytest.mark.parametrize("index", ["a", 1.0, None, np.float64(2), [[0, 1]]])
+def test_what_is_no_index_is_refused(cache: CachedDataset, index: Any) -> None:
+    with pytest.raises(OptionError, match="use an int, a slice, a list of ints, an int array or a bool mask"):
+        cache[index]
+
+
+@pytest.mark.parametrize("index", [[0.5, 1.7], ["a"], [0, None], np.array([1.0, 2.0])])
+def test_a_list_of_what_is_no_index_is_refused(cache: CachedDataset, index: Any) -> None:
+    with pytest.raises(OptionError):
+        cache[index]
+
+
+@pytest.mark.parametrize(
+    ("index", "expected"),
+    [
+        (slice(2, 5), [2, 3, 4]),
+        (slice(None, None, -4), [9, 5, 1]),
+        (slice(8, 99), [8, 9]),
+        ([3, -1, 3], [3, 9, 3]),
+        ((1, 2), [1, 2]),
+        ([], []),
+        (np.array([4, 0], np.uint16), [4, 0]),
+        (torch.tensor([5, -10]), [5, 0]),
+        (np.arange(10) % 5 == 1, [1, 6]),
+        ([True] + [False] * 8 + [True], [0, 9]),
+        (torch.arange(10) > 7, [8, 9]),
+    ],
+)
+def test_slices_lists_arrays_and_masks_give_views(
+    cache: CachedDataset, index: Any, expected: list[int]
+) -> None:
+    view = cache[index]
+    assert isinstance(view, View)
+    assert view.indices.tolist() == expected
+    assert names(view) == [f"n{i}" for i in expected]
+
+
+def test_an_index_array_past_the_end_names_the_entry(cache: CachedDataset) -> None:
+    with pytest.raises(IndexError, match=r"indices\[1\] = 12 not in \[-10, 10\)"):
+        cache[[0, 12]]
+
+
+def test_a_mask_of_another_length_is_refused(cache: CachedDataset) -> None:
+    with pytest.raises(OptionError, match="mask has 3 entries, the dataset 10"):
+        cache[[True, False, True]]
+
+
+def test_iteration_ends_and_can_begin_again(cache: CachedDataset) -> None:
+    assert len(list(cache)) == len(list(cache)) == len(cache) == 10
+
+
+def test_getitems_gives_the_samples_of_a_batch(cache: CachedDataset) -> None:
+    assert [sample["name"] for sample in cache.__getitems__([4, 0, 4])] == ["n4", "n0", "n4"]
+
+
+def test_getitems_past_the_end_is_an_index_error(cache: CachedDataset) -> None:
+    with pytest.raises(IndexError, match=r"not in \[-10, 10\)"):
+        cache.__getitems__([4, 10])
+
+
+# ------------------------------------------------------------------------------ memory that is handed out
+
+
+def test_in_place_edits_never_reach_the_cache(cache: CachedDataset) -> None:
+    for _ in range(2):
+        sample = cache[3]
+        assert sample["image"].tolist() == [[3, 3, 3], [3, 3, 3]]
+        assert sample["x"].tolist() == [3.0, 4.0, 5.0]
+        sample["image"].add_(1)
+        sample["x"][:] = -1
+        sample["y"] = None
+
+
+@pytest.mark.parametrize(("field", "expected"), [("x", [3.0, 4.0, 5.0]), ("image", [[3, 3, 3], [3, 3, 3]])])
+def test_zero_copy_gives_read_only_arrays(
+    cache: CachedDataset, path: Path, field: str, expected: list[Any]
+) -> None:
+    leaf = CachedDataset.from_cache(path, zero_copy=True)[3][field]
+    assert leaf.tolist() == expected
+    assert type(leaf) is np.ndarray
+    with pytest.raises(ValueError, match="read-only"):
+        leaf[0] = 1
+
+
+def test_zero_copy_samples_outlive_the_dataset(cache: CachedDataset, path: Path) -> None:
+    opened = CachedDataset.from_cache(path, zero_copy=True)
+    x = opened[3]["x"]
+    opened.close()
+    del opened
+    assert x.tolist() == [3.0, 4.0, 5.0]
+
+
+# ------------------------------------------------------------------------------ state, labels, repr
+
+
+def test_complete_and_missing_of_a_whole_archive(cache: CachedDataset) -> None:
+    assert cache.complete is True
+    assert cache.missing.dtype == np.int64
+    assert cache.missing.tolist() == []
+
+
+def test_complete_and_missing_of_a_part(path: Path) -> None:
+    with CacheWriter(path) as writer:
+        for i in (1, 4):
+            writer.write(i, i)
+    cache = CachedDataset.from_cache(path)
+    assert cache.complete is False
+    assert cache.missing.dtype == np.int64
+    assert cache.missing.tolist() == [0, 2, 3]
+
+
+def test_a_missing_sample_is_no_index_error(path: Path) -> None:
+    with CacheWriter(path) as writer:
+        writer.write(1, "one")
+    cache = CachedDataset.from_cache(path)
+    with pytest.raises(MissingSampleError, match=r"sample 0 has no record yet \(1 of 2 have\)") as caught:
+        list(cache)
+    assert not isinstance(caught.value, IndexError)
+
+
+def test_a_source_completes_what_a_writer_left(path: Path) -> None:
+    with CacheWriter(path) as writer:
+        writer.write(2, {"name": "kept"})
+    source = Source(4)
+    assert names(CachedDataset(source, path)) == ["n0", "n1", "kept", "n3"]
+    assert source.computed == [0, 1, 3]
+
+
+def test_labels_are_arrays_by_name(cache: CachedDataset) -> None:
+    assert list(cache.labels) == ["y", "name"]
+    assert cache.labels["y"].dtype == np.int64
+    assert cache.labels["y"].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+    assert cache.labels["name"].tolist() == [f"n{i}" for i in range(10)]
+
+
+def test_labels_have_a_table_and_a_data_frame(cache: CachedDataset) -> None:
+    pytest.importorskip("pandas")
+    assert cache.labels.table.slice(2, 1).to_pylist() == [{"y": 2, "name": "n2"}]
+    assert cache.labels.to_pandas()["y"].sum() == 13
+
+
+def test_an_unknown_label_lists_what_there_is(cache: CachedDataset) -> None:
+    with pytest.raises(UnknownLabelError, match='no label "z"; this archive has: y, name'):
+        cache.labels["z"]
+
+
+def test_labels_may_be_mapped_from_paths_and_functions(path: Path) -> None:
+    keys = {"kind": "y", "odd": lambda sample: sample["y"] % 2 == 1}
+    cache = CachedDataset(Source(4), path, in_memory_keys=keys)
+    assert cache.labels["kind"].tolist() == [0, 1, 2, 3]
+    assert cache.labels["odd"].tolist() == [False, True, False, True]
+
+
+def test_a_label_that_is_no_single_value_is_refused(path: Path) -> None:
+    with pytest.raises(LabelTypeError, match=r'ten\.zip: label "image": sample 0 is '):
+        CachedDataset(Source(), path, in_memory_keys=["image"])
+
+
+def test_repr_tells_path_length_and_labels(cache: CachedDataset, path: Path) -> None:
+    assert repr(cache) == f"CachedDataset({str(path)!r}, 10 samples, labels: y, name)"
+
+
+def test_repr_tells_what_is_missing(path: Path) -> None:
+    with CacheWriter(path) as writer:
+        writer.write(2, "two")
+    assert repr(CachedDataset.from_cache(path)) == f"CachedDataset({str(path)!r}, 3 samples, 2 missing)"
+
+
+def test_refresh_shows_what_was_added(cache: CachedDataset, path: Path) -> None:
+    assert cache.labels["y"].size == 10
+    with CacheWriter(path, "a") as writer:
+        writer.append({"name": "new", "y": 9})
+    assert len(cache) == 10
+    assert cache.refresh() is True
+    assert (len(cache), cache[10]["name"], cache.labels["y"][10]) == (11, "new", 9)
+    assert cache.refresh() is False
+
+
+# --------------------------------------------------------------------------------- pickle and torch
+
+
+def test_a_complete_dataset_pickles_without_its_source(path: Path) -> None:
+    source = Source()
+    source.huge, source.lock = bytes(10_000_000), threading.Lock()  # type: ignore[attr-defined]
+    data = pickle.dumps(CachedDataset(source, path, in_memory_keys={"y": lambda sample: sample["y"]}))
+    assert len(data) < 2000
+    assert names(pickle.loads(data)) == [f"n{i}" for i in range(10)]
+
+
+def test_a_lazy_dataset_pickles_with_its_source(path: Path) -> None:
+    copy = pickle.loads(pickle.dumps(CachedDataset(Source(), path, lazy=True)))
+    assert copy[4]["name"] == "n4"
+    copy.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loader_sees_every_sample_once(cache: CachedDataset, workers: int) -> None:
+    seen: list[str] = []
+    for batch in DataLoader(cache, batch_size=4, shuffle=True, num_workers=workers):
+        assert batch["image"].shape[1:] == (2, 3)
+        seen += batch["name"]
+    assert sorted(seen) == [f"n{i}" for i in range(10)]
+
+
+def test_subset_and_random_split_work(cache: CachedDataset) -> None:
+    assert [s["name"] for s in Subset(cache, [9, 1])] == ["n9", "n1"]
+    parts = random_split(cache, [7, 3], generator=torch.Generator().manual_seed(0))
+    assert sorted(s["name"] for part in parts for s in part) == [f"n{i}" for i in range(10)]
+
+
+def test_a_read_only_archive_in_a_read_only_folder_opens() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "locked.zip"
+        with CacheWriter(file) as writer:
+            writer.append("kept")
+        file.chmod(0o444)
+        Path(folder).chmod(0o555)
+        program = """
+            import os, sys
+            from edcache import CachedDataset
+            class Source:
+                def __len__(self): return 1
+            if os.getuid() == 0:
+                os.setgroups([]), os.setgid(65534), os.setuid(65534)
+            if os.access(os.path.dirname(sys.argv[1]), os.W_OK) or not os.access(sys.argv[1], os.R_OK):
+                sys.exit("the folder cannot be made read only here")
+            print(CachedDataset.from_cache(sys.argv[1])[0], CachedDataset(Source(), sys.argv[1])[0])
+        """
+        lines = [line[12:] for line in program.splitlines()]
+        command = [sys.executable, "-c", "\n".join(lines), str(file)]
+        result = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ))
+        Path(folder).chmod(0o755)
+    if "cannot be made read only" in result.stderr:
+        pytest.skip(result.stderr)
+    assert result.stdout == "kept kept\n", result.stderr
+
+
+# ---------------------------------------------------------------------------------------------- pickle codec
+
+
+def test_codec_pickle_needs_allow_pickle_to_write(path: Path) -> None:
+    with pytest.raises(OptionError, match='codec="pickle" needs allow_pickle=True too'):
+        CachedDataset(Sets(), path, codec="pickle")
+    assert not path.exists()
+
+
+def test_codec_pickle_stores_any_object(path: Path) -> None:
+    assert CachedDataset(Sets(), path, codec="pickle", allow_pickle=True)[3] == {"set": {3}}
+
+
+def test_pickles_are_refused_unless_allowed_by_name(path: Path) -> None:
+    CachedDataset(Sets(), path, codec="pickle", allow_pickle=True)
+    with pytest.raises(PickleRefusedError, match="allow_pickle=True"):
+        CachedDataset.from_cache(path)[0]
+    assert CachedDataset.from_cache(path, allow_pickle=True)[3] == {"set": {3}}

@@ -1,0 +1,444 @@
+"""@cachable: the first call fills, later calls open, and another call's cache is never served in silence."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edcache import CachedDataset, cachable
+from edcache.errors import FingerprintError, OptionError, SourceError, StaleCacheError
+
+CALLS: list[Any] = []
+COMPUTED: list[int] = []
+
+
+class Squares:
+    def __init__(self, length: int = 6, plus: int = 0, fails_at: int | None = None) -> None:
+        self.length, self.plus, self.fails_at = length, plus, fails_at
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        if not 0 <= i < self.length:
+            raise IndexError(i)
+        if i == self.fails_at:
+            raise ValueError(f"broken file {i}")
+        COMPUTED.append(i)
+        return {"square": i * i + self.plus, "y": i % 3}
+
+
+@cachable
+def by_name(split: str = "train", size: int = 4) -> Squares:
+    """Squares, by the name of their split."""
+    CALLS.append(split)
+    return Squares(size)
+
+
+class Named:
+    """Stable under repr, so that methods can be told apart."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"Named({self.name})"
+
+    @cachable
+    def squares(self, size: int = 3) -> Squares:
+        CALLS.append(self.name)
+        return Squares(size)
+
+
+class Plain:
+    """Without a repr of its own."""
+
+
+@pytest.fixture(autouse=True)
+def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CALLS.clear()
+    COMPUTED.clear()
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path / "home"))
+
+
+def squares(dataset: Any) -> list[int]:
+    return [sample["square"] for sample in dataset]
+
+
+def factory_at(path: Path, plus: int = 0, **options: Any) -> Callable[..., CachedDataset]:
+    @cachable(path, **options)
+    def numbers(a: Any = 1, b: Any = "x") -> Squares:
+        CALLS.append((a, b))
+        return Squares(plus=plus)
+
+    return numbers
+
+
+# --------------------------------------------------------------------------------------- where it lies
+
+
+def test_the_path_names_parameters(tmp_path: Path) -> None:
+    @cachable(tmp_path / "{split}-{size}.zip")
+    def data(split: str, size: int = 3) -> Squares:
+        return Squares(size)
+
+    assert data.cache_path("train") == str(tmp_path / "train-3.zip")
+    assert data.cache_path(size=7, split="a b/c") == str(tmp_path / "a_b_c-7.zip")
+    assert len(data("train")) == 3
+    assert [p.name for p in tmp_path.iterdir()] == ["train-3.zip"]
+
+
+def test_a_path_of_an_unknown_parameter_is_refused(tmp_path: Path) -> None:
+    @cachable(tmp_path / "{spilt}.zip")
+    def data(split: str) -> Squares:
+        return Squares()
+
+    with pytest.raises(OptionError, match=r"names \{spilt\}, .*data has the parameters split"):
+        data("train")
+
+
+@pytest.mark.parametrize("name", ["{size:03d}.zip", "{split.name}.zip", "{split!x}.zip", "{split"])
+def test_a_path_that_does_not_format_is_an_option_error(tmp_path: Path, name: str) -> None:
+    @cachable(tmp_path / name)
+    def data(split: str = "train", size: int = 3) -> Squares:
+        return Squares()
+
+    with pytest.raises(OptionError):
+        data.cache_path()
+
+
+def test_without_a_path_it_lies_under_edcache_dir_with_a_readable_name(tmp_path: Path) -> None:
+    path = Path(by_name.cache_path("test", size=2))
+    assert path.parent == tmp_path / "home"
+    assert path.name.startswith("test_decorator.by_name(split=test,size=2)-")
+    assert path.suffix == ".zip"
+    by_name("test", 2)
+    assert path.exists()
+
+
+def test_without_a_path_other_arguments_have_other_archives() -> None:
+    assert by_name.cache_path("a") != by_name.cache_path("b")
+    assert by_name.cache_path("a", 4) == by_name.cache_path(split="a")
+
+
+def test_cache_path_touches_nothing(tmp_path: Path) -> None:
+    by_name.cache_path()
+    assert CALLS == []
+    assert not (tmp_path / "home").exists()
+
+
+# ------------------------------------------------------------------------------------ as a function
+
+
+def test_name_docstring_and_signature_are_the_functions() -> None:
+    assert by_name.__name__ == "by_name"
+    assert by_name.__doc__ == "Squares, by the name of their split."
+    assert by_name.__module__ == __name__
+    assert str(inspect.signature(by_name)) == "(split: 'str' = 'train', size: 'int' = 4) -> 'Squares'"
+
+
+def test_uncached_is_the_function_itself() -> None:
+    assert type(by_name.uncached("any")) is Squares
+    assert COMPUTED == []
+
+
+def test_a_decorated_function_pickles_by_name() -> None:
+    assert pickle.loads(pickle.dumps(by_name)) is by_name
+
+
+def test_brackets_without_arguments_work_too() -> None:
+    @cachable()
+    def data() -> Squares:
+        return Squares(2)
+
+    assert squares(data()) == [0, 1]
+
+
+def test_methods_can_be_decorated() -> None:
+    assert squares(Named("a").squares()) == [0, 1, 4]
+    assert squares(Named("a").squares(3)) == [0, 1, 4]
+    assert squares(Named("b").squares(size=2)) == [0, 1]
+    assert CALLS == ["a", "b"]
+
+
+def test_a_method_of_an_object_without_description_names_self() -> None:
+    class Vague:
+        @cachable
+        def squares(self) -> Squares:
+            return Squares()
+
+    with pytest.raises(FingerprintError, match='argument "self" of .*Vague.squares'):
+        Vague().squares()
+
+
+def test_wrong_arguments_are_a_type_error() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'spilt'"):
+        by_name(spilt="train")
+
+
+def test_an_unknown_on_stale_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="on_stale='never'; choose one of 'error', 'warn', 'rebuild'"):
+        factory_at(tmp_path / "n.zip", on_stale="never")
+
+
+# ------------------------------------------------------------------------------------- calls and calls
+
+
+def test_the_second_call_does_not_run_the_factory() -> None:
+    assert squares(by_name("train")) == squares(by_name(split="train")) == [0, 1, 4, 9]
+    assert (CALLS, COMPUTED) == (["train"], [0, 1, 2, 3])
+
+
+def test_options_for_reading_hold_for_later_calls(tmp_path: Path) -> None:
+    @cachable(tmp_path / "z.zip", zero_copy=True)
+    def data() -> list[Any]:
+        return [{"x": np.arange(4)}]
+
+    for _ in range(2):
+        assert not data()[0]["x"].flags.writeable
+
+
+def test_other_arguments_at_the_same_path_are_noticed(tmp_path: Path) -> None:
+    numbers = factory_at(tmp_path / "n.zip")
+    numbers(a=1)
+    with pytest.raises(StaleCacheError) as caught:
+        numbers(a=2)
+    assert str(caught.value) == (
+        f"{tmp_path}/n.zip: made by another call:\n"
+        "  argument a: 1 in the archive, 2 now\n"
+        'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
+    )
+    assert CALLS == [(1, "x")]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (1, "1"),
+        (0.5, "0.5"),
+        ([1, 2], "[1, 2]"),
+        ([1, 2], (1, 2)),
+        (None, "None"),
+        (Path("a"), "Path('a')"),
+        (True, 1),
+        ({"k": 1}, {"k": 2}),
+        (b"a", "b'a'"),
+        (np.zeros(3), np.zeros(3, np.float32)),
+    ],
+)
+def test_arguments_that_differ_are_told_apart(tmp_path: Path, before: Any, after: Any) -> None:
+    numbers = factory_at(tmp_path / "n.zip")
+    numbers(a=before)
+    with pytest.raises(StaleCacheError, match="argument a: "):
+        numbers(a=after)
+
+
+@pytest.mark.parametrize("loop", ["lambdas of one line", "lambdas with other defaults"])
+def test_lambdas_that_differ_are_told_apart(tmp_path: Path, loop: str) -> None:
+    numbers = factory_at(tmp_path / "n.zip")
+    if loop == "lambdas of one line":
+        first, second = (lambda x: x + 1), (lambda x: x * 2)
+    else:
+        first, second = (lambda x, k=k: x + k for k in (1, 2))
+    numbers(a=first)
+    with pytest.raises((StaleCacheError, FingerprintError)):
+        numbers(a=second)
+
+
+def test_an_added_parameter_is_noticed(tmp_path: Path) -> None:
+    def made(factory: Any) -> Any:
+        factory.__qualname__ = "data"
+        return cachable(tmp_path / "n.zip")(factory)
+
+    made(lambda a=1: Squares())()
+    with pytest.raises(StaleCacheError, match="argument b: absent in the archive, 2 now"):
+        made(lambda a=1, b=2: Squares())()
+
+
+def test_another_function_is_noticed(tmp_path: Path) -> None:
+    factory_at(tmp_path / "n.zip")()
+
+    @cachable(tmp_path / "n.zip")
+    def other(a: int = 1, b: str = "x") -> Squares:
+        return Squares()
+
+    with pytest.raises(StaleCacheError, match=r"factory: '.*numbers' in the archive, '.*other' now"):
+        other()
+
+
+def test_another_version_is_noticed(tmp_path: Path) -> None:
+    factory_at(tmp_path / "n.zip", version=1)()
+    factory_at(tmp_path / "n.zip", version=1)()
+    with pytest.raises(StaleCacheError, match="version: 1 in the archive, 2 now"):
+        factory_at(tmp_path / "n.zip", version=2)()
+    with pytest.raises(StaleCacheError, match="version: 1 in the archive, None now"):
+        factory_at(tmp_path / "n.zip")()
+
+
+def test_on_stale_warn_uses_the_archive_with_a_warning(tmp_path: Path) -> None:
+    factory_at(tmp_path / "n.zip")()
+    with pytest.warns(RuntimeWarning, match="argument a: 1 in the archive, 2 now"):
+        dataset = factory_at(tmp_path / "n.zip", plus=100, on_stale="warn")(a=2)
+    assert squares(dataset) == [0, 1, 4, 9, 16, 25]
+
+
+def test_on_stale_ignore_uses_the_archive_in_silence(tmp_path: Path) -> None:
+    factory_at(tmp_path / "n.zip")()
+    dataset = factory_at(tmp_path / "n.zip", plus=100, on_stale="ignore")(a=2)
+    assert squares(dataset) == [0, 1, 4, 9, 16, 25]
+
+
+def test_on_stale_rebuild_builds_it_anew_and_only_then(tmp_path: Path) -> None:
+    factory_at(tmp_path / "n.zip")()
+    rebuilding = factory_at(tmp_path / "n.zip", plus=100, on_stale="rebuild")
+    for _ in range(2):
+        assert squares(rebuilding(a=2)) == [100, 101, 104, 109, 116, 125]
+    assert CALLS == [(1, "x"), (2, "x")]
+
+
+def test_an_argument_without_a_stable_description_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FingerprintError, match=r'argument "b" of .*numbers: <.*Plain object at 0x') as caught:
+        factory_at(tmp_path / "n.zip")(b=Plain())
+    assert isinstance(caught.value, TypeError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_archive_of_the_class_at_the_path_is_used(tmp_path: Path) -> None:
+    CachedDataset(Squares(), tmp_path / "n.zip")
+    with pytest.raises(StaleCacheError, match="made from an object of type test_decorator:Squares"):
+        factory_at(tmp_path / "n.zip")()
+
+
+# ------------------------------------------------------------------------------------ changed source
+
+MODULE = """
+from edcache import cachable
+
+{before}
+@cachable({path!r}{options})
+def data(a=1):
+    {docstring}
+    return [{{"n": a}}, {{"n": {number}}}]  {comment}
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    def load(number: int = 0, before: str = "", options: str = "", docstring: str = '""', comment: str = "") -> Any:
+        path = str(tmp_path / "m.zip")
+        (tmp_path / "written.py").write_text(MODULE.format(**locals()))
+        sys.modules.pop("written", None)
+        importlib.invalidate_caches()
+        import linecache
+
+        linecache.clearcache()
+        return importlib.import_module("written")
+
+    sys.path.insert(0, str(tmp_path))
+    dont, sys.dont_write_bytecode = sys.dont_write_bytecode, True
+    yield load
+    sys.dont_write_bytecode = dont
+    sys.path.remove(str(tmp_path))
+    sys.modules.pop("written", None)
+
+
+def test_a_changed_source_warns_once_and_uses_the_archive(module: Callable[..., Any]) -> None:
+    module(number=1).data()
+    changed = module(number=2)
+    with pytest.warns(RuntimeWarning, match="the source of written:data changed since this cache was made; .*version="):
+        assert changed.data()[1]["n"] == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        changed.data()
+
+
+def test_the_warning_about_a_changed_source_points_at_the_caller(module: Callable[..., Any]) -> None:
+    module(number=1).data()
+    changed = module(number=3)
+    with pytest.warns(RuntimeWarning) as caught:
+        changed.data()
+    assert caught[0].filename == __file__
+
+
+def test_comments_docstrings_decorators_and_place_are_no_change(module: Callable[..., Any]) -> None:
+    module().data()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module(docstring='"""Says more."""').data()
+        module(comment="# why not").data()
+        module(before="import os\n\n\n").data()
+        module(options=", on_stale='error'").data()
+
+
+def test_on_stale_ignore_is_silent_about_a_changed_source(module: Callable[..., Any]) -> None:
+    module(number=1).data()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        module(number=2, options=", on_stale='ignore'").data()
+
+
+# ------------------------------------------------------------------------------------- interruption
+
+
+def test_an_interrupted_fill_continues_where_it_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fails_at: list[int | None] = [4]
+
+    @cachable(tmp_path / "i.zip", in_memory_keys=["y"])
+    def data() -> Squares:
+        return Squares(7, fails_at=fails_at[0])
+
+    with pytest.raises(SourceError, match="the source raised at index 4: ValueError: broken file 4"):
+        data()
+    assert COMPUTED == [0, 1, 2, 3]
+    assert capsys.readouterr().err == ""
+    fails_at[0] = None
+    dataset = data()
+    assert "i.zip: 4 of 7 already cached" in capsys.readouterr().err
+    assert COMPUTED == [0, 1, 2, 3, 4, 5, 6]
+    assert squares(dataset) == [0, 1, 4, 9, 16, 25, 36]
+    assert dataset.labels["y"].tolist() == [0, 1, 2, 0, 1, 2, 0]
+
+
+def test_an_interrupted_fill_of_another_call_is_stale(tmp_path: Path) -> None:
+    @cachable(tmp_path / "i.zip", on_stale="warn")
+    def data(fails_at: int | None) -> Squares:
+        return Squares(7, fails_at=fails_at)
+
+    with pytest.raises(SourceError):
+        data(4)
+    with pytest.raises(StaleCacheError, match="argument fails_at: 4 in the archive, None now"):
+        data(None)
+
+
+def test_lazy_computes_what_is_asked_for(tmp_path: Path) -> None:
+    numbers = factory_at(tmp_path / "l.zip", lazy=True)
+    dataset = numbers()
+    assert COMPUTED == []
+    assert dataset[3]["square"] == 9
+    dataset.close()
+    assert numbers()[3]["square"] == 9
+    assert COMPUTED == [3]
+
+
+def test_a_label_that_the_archive_lacks_is_noticed(tmp_path: Path) -> None:
+    factory_at(tmp_path / "n.zip", in_memory_keys=["y"])()
+    text = r"labels: \['y'\] in the archive, in_memory_keys asks for \['square'\] too"
+    with pytest.raises(StaleCacheError, match=text):
+        factory_at(tmp_path / "n.zip", in_memory_keys=["y", "square"])()
+
+
+def test_fewer_labels_than_the_archive_has_are_fine(tmp_path: Path) -> None:
+    factory_at(tmp_path / "n.zip", in_memory_keys=["y", "square"])()
+    dataset = factory_at(tmp_path / "n.zip", in_memory_keys=["y"])()
+    assert dataset.labels["y"].tolist() == [0, 1, 2, 0, 1, 2]

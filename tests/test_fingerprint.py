@@ -1,0 +1,285 @@
+"""Fingerprints: the same for the same call in every process, another for another call, never random."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import json
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from edcache.errors import FingerprintError
+from edcache.fingerprint import (
+    call_fingerprint,
+    describe,
+    differences,
+    source_changed,
+    source_digest,
+    type_fingerprint,
+)
+
+PROGRAM = """
+import dataclasses, enum, json, pathlib
+import numpy as np, torch
+from edcache.fingerprint import call_fingerprint
+
+class Colour(enum.Enum):
+    RED = "red"
+
+@dataclasses.dataclass
+class Size:
+    width: int
+    tags: frozenset
+
+class Custom:
+    def __edcache_fingerprint__(self):
+        return {"words": {"x", "y", "z"}}
+
+def factory(**arguments):
+    return arguments
+
+ARGUMENTS = {
+    "path": pathlib.Path("a/b.txt"),
+    "array": np.arange(12.0).reshape(3, 4),
+    "tensor": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
+    "dataclass": Size(3, frozenset("abcdef")),
+    "enum": Colour.RED,
+    "function": lambda sample: sample["x"] + 1,
+    "module": json.dumps,
+    "nested": {"a": [1, (2.5, None)], "b": {"c": {"p", "q", "r"}}},
+    "set": {"one", "two", "three", "four", (1, "five")},
+    "custom": Custom(),
+    "text": "word " * 100,
+}
+
+if __name__ == "__main__":
+    print(json.dumps(call_fingerprint(factory, ARGUMENTS, version={"a", "b", "c"})))
+"""
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What PROGRAM prints under two hash seeds from two folders, and imported as a module."""
+    started = []
+    for seed, folder in (("1", "here"), ("2", "there")):
+        script = tmp_path_factory.mktemp(folder) / "program.py"
+        script.write_text(PROGRAM)
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        command = [sys.executable, str(script)]
+        started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    imported = "import json, program as p; print(json.dumps(p.call_fingerprint(p.factory, p.ARGUMENTS, {'a', 'b', 'c'})))"
+    environment = os.environ | {"PYTHONHASHSEED": "3", "PYTHONPATH": str(script.parent)}
+    command = [sys.executable, "-c", imported]
+    started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+    return [process.communicate()[0] for process in started]
+
+
+def test_a_fingerprint_does_not_depend_on_the_hash_seed_or_the_folder(outputs: list[str]) -> None:
+    assert outputs[0]
+    assert json.loads(outputs[0]) == json.loads(outputs[1])
+
+
+def test_a_script_and_a_module_of_one_file_give_the_same_fingerprint(outputs: list[str]) -> None:
+    assert json.loads(outputs[0])["factory"] == "program:factory"
+    assert json.loads(outputs[0]) == json.loads(outputs[2])
+
+
+def test_a_fingerprint_is_small(outputs: list[str]) -> None:
+    assert len(outputs[0]) < 2000
+
+
+# ------------------------------------------------------------------------------------ single values
+
+
+class Colour(enum.Enum):
+    RED = 1
+    GREEN = 2
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+
+
+@dataclasses.dataclass
+class Size:
+    width: int
+    unit: Any = "cm"
+
+
+class Shown:
+    def __repr__(self) -> str:
+        return "Shown(1)"
+
+
+class Told:
+    def __edcache_fingerprint__(self) -> Any:
+        return [1, "two"]
+
+
+class Broken:
+    def __edcache_fingerprint__(self) -> Any:
+        return object()
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        (True, True),
+        (-3, -3),
+        ("train", "train"),
+        (0.1, "0.1"),
+        (float("nan"), "nan"),
+        (1 + 2j, "(1+2j)"),
+        (b"ab", "b'ab'"),
+        (range(3), "range(0, 3)"),
+        ([1, "a", 2.5], "[1, 'a', 2.5]"),
+        ((1, (2,)), "(1, (2))"),
+        ({"a": [None]}, "{'a': [None]}"),
+        ({3, 1, 2}, "set(1, 2, 3)"),
+        (frozenset("ba"), "frozenset('a', 'b')"),
+        (Colour.RED, "Colour.RED"),
+        (Level.LOW, "Level.LOW"),
+        (Size(3, [0.5]), "Size(width=3, unit=[0.5])"),
+        (PurePosixPath("a/b"), "Path('a/b')"),
+        (datetime.date(2024, 2, 29), "datetime.date(2024, 2, 29)"),
+        (uuid.UUID(int=1), "UUID('00000000-0000-0000-0000-000000000001')"),
+        (len, "builtins:len"),
+        (Size, "test_fingerprint:Size"),
+        (Size.__init__, "test_fingerprint:Size.__init__"),
+        (Shown(), "Shown(1)"),
+        (Told(), {"Told": "[1, 'two']"}),
+    ],
+)
+def test_a_value_is_described_as(value: Any, expected: Any) -> None:
+    assert describe(value) == expected
+    assert type(describe(value)) is type(expected)
+
+
+def test_arrays_are_described_by_dtype_shape_and_content() -> None:
+    text = describe(np.arange(6, dtype=np.int16).reshape(2, 3))
+    assert text.startswith("ndarray(int16[2, 3], sha256:")
+    assert describe(torch.zeros(2)).startswith("Tensor(")
+
+
+A = np.arange(6.0)
+O1, O2 = np.full(3000, None), np.full(3000, None)
+O2[1500] = 7
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (A, A + 1),
+        (A, A.astype(np.float32)),
+        (A, A.reshape(2, 3)),
+        (A, A.tolist()),
+        (torch.zeros(2), torch.zeros(2, dtype=torch.float64)),
+        (torch.zeros(4), torch.zeros(2, 2)),
+        (torch.zeros(2), torch.zeros(2).numpy()),
+        (O1, O2),
+        (0.5, "0.5"),
+        ([1], "[1]"),
+        ((1, 2), [1, 2]),
+        ({1}, frozenset({1})),
+        (Path("a"), "Path('a')"),
+        (Colour.RED, "Colour.RED"),
+        (Colour.RED, Colour.GREEN),
+        (Size(1), Size(2)),
+        ("a" * 400, "a" * 401),
+        ("a" * 400, "a" * 399 + "b"),
+        ([1, True], [1, 1]),
+        (["a, b"], ["a", "b"]),
+        (len, abs),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_different_values_are_described_differently(one: Any, other: Any) -> None:
+    assert describe(one) != describe(other)
+
+
+def test_a_transposed_array_is_described_by_its_values() -> None:
+    a = np.arange(6).reshape(2, 3)
+    assert describe(a.T) == describe(np.ascontiguousarray(a.T))
+    t = torch.arange(6).reshape(2, 3)
+    assert describe(t.t()) == describe(t.t().contiguous())
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), [1, {"k": object()}], Broken(), (i for i in ()), Size(object())],
+    ids=["object", "nested", "custom", "generator", "field"],
+)
+def test_what_has_no_stable_description_is_an_error(value: Any) -> None:
+    with pytest.raises(FingerprintError, match=r'argument "a" of builtins:len: <.* has no description that is the same'):
+        call_fingerprint(len, {"a": value})
+
+
+def test_the_error_says_what_to_do() -> None:
+    with pytest.raises(FingerprintError, match=r"__edcache_fingerprint__\(\).*version="):
+        call_fingerprint(len, {"a": object()})
+
+
+def test_a_structure_that_holds_itself_is_an_error() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    with pytest.raises(FingerprintError, match="nested more than 20 deep"):
+        call_fingerprint(len, {"a": loop})
+
+
+def adder(k: int) -> Callable[[int], int]:
+    return lambda x: x + k
+
+
+def test_a_closure_is_an_error() -> None:
+    with pytest.raises(FingerprintError, match="a function made at run time, has no description"):
+        call_fingerprint(len, {"a": adder(1)})
+
+
+# -------------------------------------------------------------------------------------- differences
+
+
+def described(**arguments: Any) -> dict[str, Any]:
+    return {"factory": "m:f", "arguments": arguments, "version": None, "source": "s"}
+
+
+def test_the_same_call_has_no_differences() -> None:
+    assert differences(described(a=1), described(a=1)) == []
+
+
+def test_differences_show_each_argument_with_both_values() -> None:
+    assert differences(described(a=1, b="x", c=None), described(a=2, b="x", d=0)) == [
+        "argument a: 1 in the archive, 2 now",
+        "argument c: None in the archive, absent now",
+        "argument d: absent in the archive, 0 now",
+    ]
+
+
+def test_the_source_is_no_difference_but_a_change() -> None:
+    other = described() | {"source": "t"}
+    assert differences(described(), other) == []
+    assert source_changed(described(), other)
+    assert not source_changed(described(), described())
+    assert not source_changed(described() | {"source": None}, other)
+
+
+def test_an_archive_without_a_fingerprint_is_a_difference() -> None:
+    assert differences(None, described()) == ["the archive says nothing about where its samples come from"]
+
+
+def test_the_type_of_a_source_is_its_qualified_name() -> None:
+    assert type_fingerprint(Size(1)) == {"type": "test_fingerprint:Size"}
+
+
+def test_a_function_without_source_has_no_digest() -> None:
+    assert source_digest(len) is None
