@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from edcache import format
 from edcache.errors import CorruptArchiveError
-from edcache.format import Header, PRead
-from edcache.labels.columns import unify
+from edcache.format import Cursor, Head, Header, PRead
+from edcache.labels.columns import no_labels, unify
 from edcache.labels.tables import ChunkTable, Dictionary, IndexTable, Records, parse_chunk_table
 
 _PIECE_NBYTES = 1 << 22
@@ -34,6 +34,114 @@ class Contents:
 
     index: IndexTable
     labels: Any
+
+
+class Chain:
+    """The entries of an archive in order, as far as walked, and what they amount to.
+
+    Attributes:
+        cursor: where the next entry belongs.
+        seal: the last seal, if nothing came after it.
+        length: samples of the dataset, where the head or an amendment says it.
+        end_index: one more than the largest sample index in a chunk.
+        durable: everything before this offset is known to have been synced.
+        lost: sequence numbers of entries whose bytes a power cut took, as amendments tell.
+    """
+
+    def __init__(self, head: Head, cursor: Cursor, where: str) -> None:
+        self.head = head
+        self.where = where
+        self.cursor = cursor
+        self.seal: tuple[Header, Header] | None = None
+        self.length = head.length
+        self.end_index = 0
+        self.durable = 0
+        self.lost: set[int] = set()
+        self._entries: list[Header] = []
+        self._index: Header | None = None
+
+    def extend(self, pread: PRead, size: int) -> list[Header]:
+        """Take in what follows the cursor in a file of `size` bytes; returns the new headers."""
+        found = list(format.walk(pread, size, self.head.uuid, self.cursor))
+        for header in found:
+            self.note(pread, header)
+        return found
+
+    def note(self, pread: PRead, header: Header) -> None:
+        """Take in one entry, which must be the one that belongs at the cursor."""
+        if header.kind == format.KIND_INDEX:
+            self._index = header
+        elif header.kind == format.KIND_LABELS:
+            assert self._index is not None
+            self.seal = (self._index, header)
+        else:
+            self.seal = None
+            self._entries.append(header)
+            self.end_index = max(self.end_index, header.end_index)
+            if header.kind == format.KIND_AMENDMENT:
+                self._amend(pread, header)
+        self.durable = max(self.durable, header.durable)
+        self.cursor = format.after(header)
+
+    def _amend(self, pread: PRead, header: Header) -> None:
+        said = _read_amendment(pread, header)
+        if said is None:
+            return
+        if said["length"] is not None:
+            self.length = said["length"]
+        self.lost |= said["lost"]
+
+    @property
+    def entries(self) -> list[Header]:
+        """Everything but seals and what was lost: what a zip directory lists between head and index."""
+        return [header for header in self._entries if header.seq not in self.lost]
+
+    @property
+    def chunks(self) -> list[Header]:
+        """The chunks, without those that were lost."""
+        return [header for header in self.entries if header.kind == format.KIND_CHUNK]
+
+    @property
+    def dictionaries(self) -> list[Header]:
+        """The compression dictionaries, oldest first, without those that were lost."""
+        return [header for header in self.entries if header.kind == format.KIND_DICTIONARY]
+
+    def find_lost(self, pread: PRead) -> set[int]:
+        """Sequence numbers of unsynced entries whose payload fails its crc32, newly found.
+
+        Reads the payload of every entry behind `durable`. Chunks behind a lost dictionary cannot be
+        decompressed without it, so they count as lost too.
+        """
+        unsynced = [header for header in self.entries if header.payload_end > self.durable]
+        lost = {header.seq for header in unsynced if payload_crc(pread, header) != header.payload_crc}
+        dictionaries = [h.seq for h in unsynced if h.kind == format.KIND_DICTIONARY and h.seq in lost]
+        if dictionaries:
+            lost |= {header.seq for header in unsynced if header.seq > dictionaries[0]}
+        return lost
+
+    def contents(self, table: Callable[[Header], ChunkTable | None]) -> Contents:
+        """Where every sample lies, and its labels.
+
+        Args:
+            table: reads the table of a chunk; None leaves its samples out.
+        """
+        names = [name for name, _ in self.head.labels]
+        return merge(self.chunks, table, self.dictionaries, self.length, names, self.where)
+
+
+def _read_amendment(pread: PRead, header: Header) -> dict[str, Any] | None:
+    """What an amendment revises, or None where its bytes were lost in a power cut."""
+    data = pread(header.payload_offset, header.table_nbytes)
+    if len(data) != header.table_nbytes or format.crc32(data) != header.table_crc:
+        return None
+    try:
+        said = json.loads(data)
+        length, lost = said.get("length"), said.get("lost", [])
+        if not (length is None or (type(length) is int and length >= 0)):
+            return None
+        return {"length": length, "lost": {int(seq) for seq in lost}}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
 
 
 def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
@@ -68,25 +176,6 @@ def _within(header: Header, table: ChunkTable) -> bool:
     return ends <= room and indices[0] >= 0 and indices[1] == header.end_index - 1
 
 
-def read_amendment(pread: format.PRead, header: Header, where: str) -> dict[str, Any]:
-    """What an amendment revises.
-
-    Raises:
-        CorruptArchiveError: it fails its crc32 or is not one that a writer makes.
-    """
-    data = pread(header.payload_offset, header.table_nbytes)
-    try:
-        if format.crc32(data) != header.table_crc:
-            raise ValueError("it fails its crc32")
-        said = json.loads(data)
-        if not isinstance(said, dict) or type(said.get("length", 0)) is not int or said.get("length", 0) < 0:
-            raise ValueError(f"it says {said!r}")
-    except (ValueError, RecursionError) as error:
-        place = f"{where}: amendment {header.seq} at offset {header.offset:,}"
-        raise CorruptArchiveError(f"{place}: {error}") from error
-    return said
-
-
 def payload_crc(pread: PRead, header: Header) -> int:
     """The crc32 that an entry's payload has, to compare with `header.payload_crc`; reads all of it."""
     crc, position = 0, header.payload_offset
@@ -104,6 +193,7 @@ def merge(
     tables: Callable[[Header], ChunkTable | None],
     dictionaries: Sequence[Header],
     length: int | None,
+    label_names: Sequence[str],
     where: str,
 ) -> Contents:
     """Merge the tables of chunks in chain order into one; of two records of an index the later wins.
@@ -111,6 +201,7 @@ def merge(
     Args:
         tables: reads the table of a chunk; None leaves its samples out.
         length: what the head or an amendment says; None takes one more than the largest index.
+        label_names: the columns of the label table where there is no chunk.
     Cost: some 40 bytes of memory a sample, and its labels twice.
     """
     rows = sum(header.samples for header in chunks)
@@ -128,7 +219,8 @@ def merge(
     if len(schemas) > MAX_SCHEMAS:
         raise CorruptArchiveError(f"{where}: {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
     length = max(end_index, length or 0)
-    records, table = merged.records(), unify(labels, where)
+    records = merged.records()
+    table = unify(labels, where) if labels else no_labels(label_names)
     assert records.index is not None
     kept = _newest(records.index)
     if kept is not None:

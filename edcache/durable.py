@@ -42,6 +42,7 @@ _FLOCK = struct.Struct("hhqqi0q")  # struct flock on 64-bit Linux: type, whence,
 # Where a lock is on the whole file (macOS), the one on this byte is taken and the others are not:
 # fills that overlap then compute some samples twice, and the newer record wins.
 WHOLE_FILE_LOCK = 1 << 62
+_MAX_OFFSET = 1 << 62
 _MAX_WRITE = 1 << 30  # Linux moves at most 0x7ffff000 bytes a call
 
 
@@ -193,10 +194,18 @@ class File:
         except OSError as error:
             _refused(name, "opening it", error)
         file = cls(name, fd, mode != "r")
-        if not stat.S_ISREG(file._stat().st_mode):
+        try:
+            if not stat.S_ISREG(file._stat().st_mode):
+                raise StorageError(f"{name}: not a regular file; an archive is an ordinary file")
+        except BaseException:
             file.close()
-            raise StorageError(f"{name}: not a regular file; an archive is an ordinary file")
+            raise
         return file
+
+    def __del__(self) -> None:
+        # A cache that is dropped without close() must not keep its descriptor.
+        if self._fd >= 0:
+            os.close(self._fd)
 
     @property
     def fd(self) -> int:
@@ -224,6 +233,8 @@ class File:
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         """Read `nbytes` at `offset`; fewer only at the end of the file."""
+        if offset > _MAX_OFFSET:
+            return b""  # damaged or hostile numbers: no file reaches there
         parts: list[bytes] = []
         missing = nbytes
         try:
@@ -297,8 +308,12 @@ class File:
     def close(self) -> None:
         """Close the descriptor, and with it every lock that only it held; idempotent."""
         fd, self._fd = self._fd, -1
-        if fd >= 0:
+        if fd < 0:
+            return
+        try:
             system.close(fd)
+        except OSError as error:
+            _refused(self.path, "closing it", error)
 
 
 _LOCKING = "locking it; if the file system has no byte locks, build the archive on a local one and copy it"

@@ -119,7 +119,7 @@ class Presence:
     def update(self) -> int:
         """Take in what was published since the last call; returns how many samples are new."""
         self._appender.catch_up()
-        chunks = self._appender.chunks
+        chunks = self._appender.chain.chunks
         if len(chunks) == self._seen:
             return 0
         index = self._appender.indices_of(chunks[self._seen :])
@@ -285,7 +285,7 @@ class LazyFiller:
         self._spec = spec
         self._chunk_size = chunk_size
         self._sync = sync
-        self._open: tuple[int, ChunkWriter, Presence, PublishClock] | None = None
+        self._open: _OpenArchive | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": None}
@@ -301,44 +301,74 @@ class LazyFiller:
 
     def get(self, index: int) -> Any:
         """Compute a sample, keep it for the archive, and return it as the source made it."""
-        writer, presence, clock = self._opened()
+        archive = self._opened()
         sample = compute(self._source, index, self._path)
-        try:
-            writer.add(index, sample)
-        except (CodecError, LabelError) as error:
-            raise type(error)(f"{self._path}: {error}") from error
-        presence.update()
-        if writer.full or clock.due or presence.count + writer.pending >= len(presence.present):
-            self.flush()
+        archive.keep(index, sample)
         return sample
 
     def flush(self) -> None:
         """Publish what is pending; the process whose flush completes the archive seals it."""
-        if self._open is None or self._open[0] != os.getpid():
-            return
-        _, writer, presence, clock = self._open
-        writer.publish()
-        clock.published()
-        presence.update()
-        if presence.complete:
-            writer.appender.seal()
+        if self._open is not None:
+            self._open.flush()
 
     def close(self) -> None:
         """Publish what is pending and let go of the archive."""
-        if self._open is None or self._open[0] != os.getpid():
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _opened(self) -> _OpenArchive:
+        if self._open is None or not self._open.is_mine:
+            appender = Appender.open(self._path, self._head, create=False, sync=self._sync)
+            spec = adopt_labels(appender.head, self._spec, self._path)
+            self._open = _OpenArchive(ChunkWriter(appender, spec, self._chunk_size), len(self._source))
+            # Workers of a DataLoader leave by os._exit, which skips atexit but not these. Nothing but the
+            # open archive is held, so that a filler that is dropped goes, and takes it along.
+            multiprocessing_util.Finalize(self, self._open.close, exitpriority=10)
+        return self._open
+
+
+class _OpenArchive:
+    """One process's hold on an archive that it fills lazily."""
+
+    def __init__(self, writer: ChunkWriter, length: int) -> None:
+        self._pid = os.getpid()
+        self._writer = writer
+        self._presence = Presence(writer.appender, length)
+        self._clock = PublishClock()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process opened it, and did not inherit it in a fork."""
+        return self._pid == os.getpid()
+
+    def keep(self, index: int, sample: Any) -> None:
+        """Add a sample, and publish when there is enough, or when it was the last one missing."""
+        path = self._writer.appender.path
+        try:
+            self._writer.add(index, sample)
+        except (CodecError, LabelError) as error:
+            raise type(error)(f"{path}: {error}") from error
+        self._presence.update()
+        is_last = self._presence.count + self._writer.pending >= len(self._presence.present)
+        if self._writer.full or self._clock.due or is_last:
+            self.flush()
+
+    def flush(self) -> None:
+        """Publish what is pending, and seal when nothing is missing any more."""
+        if not self.is_mine or self._writer.appender.closed:
+            return
+        self._writer.publish()
+        self._clock.published()
+        self._presence.update()
+        if self._presence.complete:
+            self._writer.appender.seal()
+
+    def close(self) -> None:
+        """Publish and let go; idempotent, and nothing in a process that inherited it."""
+        if not self.is_mine or self._writer.appender.closed:
             return
         try:
             self.flush()
         finally:
-            self._open[1].appender.close()
-            self._open = None
-
-    def _opened(self) -> tuple[ChunkWriter, Presence, PublishClock]:
-        if self._open is None or self._open[0] != os.getpid():
-            appender = Appender.open(self._path, self._head, create=False, sync=self._sync)
-            spec = adopt_labels(appender.head, self._spec, self._path)
-            writer = ChunkWriter(appender, spec, self._chunk_size)
-            self._open = os.getpid(), writer, Presence(appender, len(self._source)), PublishClock()
-            # Workers of a DataLoader leave by os._exit, which skips atexit but not these.
-            multiprocessing_util.Finalize(self, LazyFiller.close, args=(self,), exitpriority=10)
-        return self._open[1:]
+            self._writer.appender.close()

@@ -11,10 +11,10 @@ header (zip local file header + name + extra field) and a payload.
     offset 0      head         edcache.json      whole pages, never rewritten
     page          chunk        chunks/00000000   whole pages
     page          dictionary   zstd/00000001     whole pages; before the chunks that need it
-    page          amendment    notes/00000002    whole pages; revises what the head said
+    page          amendment    notes/00000002    whole pages; JSON that revises what was said before
     ...
     page          index        index.arrow       \\
-    64-aligned    labels       labels.arrow       |  the seal: written by one call, published by
+    behind it     labels       labels.arrow       |  the seal: written by one call, published by
                   zip central directory           |  the header of index.arrow, which goes last
                   zip64 end record, locator, end  /
     page          chunk        ...                growth after a seal starts on the next page; the old
@@ -81,8 +81,15 @@ apart, and a batch of records of one layout is one gather from it, wherever they
     raw_nbytes    uint64  bytes before compression; only in archives that compress
     label/NAME    any     the label columns
 
-The metadata key "edcache" holds JSON: {"schemas": [text, ...]}. Where one index appears in several
-chunks the newest chunk wins.
+The metadata key "edcache" holds JSON. "schemas": [text, ...]. "labels": the types of the label columns
+of this chunk and all before it, {NAME: [TYPE, NEGATIVE, BEYOND, INEXACT]}: an Arrow type's name or
+["list" | "large_list", name]; whether an integer is below 0, whether one is 2**63 or more; one that is
+no float64, or null. A writer that knows only the last chunk so refuses labels that make no column.
+
+Where one index appears in several chunks the newest chunk wins.
+
+An amendment's JSON has "length", the samples of the dataset from now on, or "lost", the sequence
+numbers of entries that do not count any more (section 5), or both.
 
 4. The seal
 -----------
@@ -106,9 +113,11 @@ cut what lies behind the last of them (a torn tail); write the payload; write th
   cuts the tail. Lost: the samples of that call.
 - Killed inside the header: its checksum fails, which reads as "no entry yet". As above.
 - Killed after the header: the entry is complete, because its payload was written first. Nothing lost.
-- Power lost: unsynced pages may be absent in any combination. A header without its payload fails
-  the payload's crc32 when a writer reopens the archive; its samples count as missing and are
-  computed again, and the newer record wins. A payload without its header is a torn tail.
+- Power lost: unsynced pages may be absent in any combination. A payload without its header is a torn
+  tail. A header without its payload fails the payload's crc32 when a writer reopens an unsealed archive
+  that was last written under an earlier kernel boot; an amendment then lists it as lost, its samples are
+  missing for everyone and are computed again. Of what lies before `durable` nothing is lost. A dictionary
+  is synced before any record that needs it is written.
 - A stale chunk cannot come back: after a cut and a re-append the old successor's link no longer fits.
 - Killed during the seal: the header of index.arrow is written last, so either it is absent and the
   half-written seal is a torn tail, or everything is there. With sync="seal" the payloads are synced

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edcache import format
-from edcache.contents import Contents, merge, payload_crc, read_amendment, read_table
+from edcache.contents import Chain, Contents, payload_crc, read_table
 from edcache.durable import File
 from edcache.errors import CorruptArchiveError
-from edcache.format import Cursor, Head, Header
+from edcache.format import Cursor, Header
 from edcache.labels.tables import ChunkTable, IndexTable, parse_index, parse_labels
 
 
@@ -64,35 +64,37 @@ class _Verification:
         self._report = Report(nbytes=self._size)
 
     def run(self) -> Report:
-        head, cursor = format.read_head(self._file.pread, self._path)
-        head_header = format.parse_header(self._file.pread(0, format.MAX_HEADER_NBYTES))
-        assert head_header is not None
-        headers = list(format.walk(self._file.pread, self._size, head.uuid, cursor))
-        sound = [header for header in headers if self._payload_is_sound(header)]
-        chunks = [header for header in sound if header.kind == format.KIND_CHUNK]
-        contents = self._contents(head, chunks, sound)
-        seal = format.read_seal(self._file.pread, self._size, head.uuid)
+        pread = self._file.pread
+        self._head, cursor = format.read_head(pread, self._path)
+        self._chain = Chain(self._head, cursor, self._path)
+        headers = list(format.walk(pread, self._size, self._head.uuid, cursor))
+        for header in headers:
+            self._check_dead_directory(header)
+            self._chain.note(pread, header)
+        for header in headers:
+            if header.seq not in self._chain.lost:
+                self._check_payload(header)
+        contents = self._chain.contents(self._table)
+        self._report.chunks = len(self._chain.chunks)
+        self._report.samples = contents.index.length
+        self._report.missing = contents.index.length - len(contents.index.records.offset)
+        seal = format.read_seal(pread, self._size, self._head.uuid)
         self._report.sealed = seal is not None
-        self._report.chunks = len(chunks)
         if seal is not None:
-            self._check_seal(seal, [head_header, *sound], contents)
+            self._check_seal(seal, contents)
         else:
-            self._check_tail(head, format.after(headers[-1]) if headers else cursor, headers)
-        self._check_gaps(headers, seal is not None)
+            self._check_tail()
         return self._report
 
     def _problem(self, offset: int, what: str) -> None:
         self._report.problems.append(f"{self._path}: at offset {offset:,}: {what}")
 
-    def _payload_is_sound(self, header: Header) -> bool:
+    def _check_payload(self, header: Header) -> None:
         crc = payload_crc(self._file.pread, header)
         self._on_progress(header.payload_end, self._size)
         if crc != header.payload_crc:
-            self._problem(
-                header.offset,
-                f"{header.name} has crc32 {crc:#010x}, its header says {header.payload_crc:#010x}",
-            )
-        return crc == header.payload_crc
+            said = f"its header says {header.payload_crc:#010x}"
+            self._problem(header.offset, f"{header.name} has crc32 {crc:#010x}, {said}")
 
     def _table(self, header: Header) -> ChunkTable | None:
         try:
@@ -123,18 +125,7 @@ class _Verification:
         if any(data[end:]):
             self._problem(header.records_offset + end, "bytes after the last record are not zero")
 
-    def _contents(self, head: Head, chunks: list[Header], sound: list[Header]) -> Contents:
-        length = head.length
-        for header in sound:
-            if header.kind == format.KIND_AMENDMENT:
-                length = read_amendment(self._file.pread, header, self._path).get("length", length)
-        dictionaries = [header for header in sound if header.kind == format.KIND_DICTIONARY]
-        contents = merge(chunks, self._table, dictionaries, length, self._path)
-        self._report.samples = contents.index.length
-        self._report.missing = contents.index.length - len(contents.index.records.offset)
-        return contents
-
-    def _check_seal(self, seal: tuple[Header, Header], listed: list[Header], contents: Contents) -> None:
+    def _check_seal(self, seal: tuple[Header, Header], contents: Contents) -> None:
         index_header, labels_header = seal
         index = self._file.pread(index_header.payload_offset, index_header.payload_nbytes)
         labels = self._file.pread(labels_header.payload_offset, labels_header.payload_nbytes)
@@ -148,55 +139,64 @@ class _Verification:
             self._problem(index_header.offset, "index.arrow does not say what the chunks say")
         if not same_labels:
             self._problem(labels_header.offset, "labels.arrow does not say what the chunks say")
-        seals = (format.KIND_INDEX, format.KIND_LABELS)
-        entries = [header for header in listed if header.kind not in seals]
-        expected = format.pack_directory([*entries, *seal], labels_header.payload_end)
-        if self._file.pread(labels_header.payload_end, self._size) != expected:
+        directory = self._directory(seal)
+        if self._file.pread(labels_header.payload_end, len(directory) + 1) != directory:
             self._problem(labels_header.payload_end, "the zip directory does not list what the chain holds")
 
-    def _check_tail(self, head: Head, cursor: Cursor, headers: list[Header]) -> None:
-        """An unsealed archive ends with its last entry; what follows is a torn tail or damage."""
+    def _directory(self, seal: tuple[Header, Header]) -> bytes:
+        head = format.parse_header(self._file.pread(0, format.MAX_HEADER_NBYTES))
+        assert head is not None
+        return format.pack_directory([head, *self._chain.entries, *seal], seal[1].payload_end)
+
+    def _check_dead_directory(self, following: Header) -> None:
+        """Between an earlier seal and the entry behind it lie its directory and zeros."""
+        if self._chain.seal is None:
+            return
+        start, end = self._chain.seal[1].payload_end, following.offset
+        if self._file.pread(start, end - start) != self._directory(self._chain.seal).ljust(
+            end - start, b"\0"
+        ):
+            self._problem(start, "the dead directory of an earlier seal is damaged")
+
+    def _check_tail(self) -> None:
+        """What an unsealed archive may end with: its last entry, and behind it a torn tail."""
+        if self._chain.seal is not None:
+            self._check_last_seal(self._chain.seal)
+        cursor = self._chain.cursor
         if self._size <= cursor.offset:
             return
-        later = self._later_entry(head, cursor)
+        later = self._later_entry(cursor)
         if later is not None:
+            found = f"{later.name} follows at offset {later.offset:,}"
+            self._problem(cursor.offset, f"the chain is broken: no entry fits here, but {found}")
+        elif self._is_broken_seal(cursor):
+            self._problem(cursor.offset, "a seal begins here that is damaged; seal the archive again")
+
+    def _check_last_seal(self, seal: tuple[Header, Header]) -> None:
+        """The chain ends with a seal and the file not with its directory: growth was torn, or it is damaged."""
+        start, directory = seal[1].payload_end, self._directory(seal)
+        if self._file.pread(start, len(directory)) != directory:
             self._problem(
-                cursor.offset,
-                f"the chain is broken: {later.name} follows at offset {later.offset:,}, no entry fits here",
-            )
-            return
-        if self._ends_like_a_zip():
-            self._problem(
-                cursor.offset,
-                "the archive ends with a zip directory that does not fit its chain; seal it again",
+                start, "the zip directory does not list what the chain holds; seal the archive again"
             )
 
-    def _later_entry(self, head: Head, cursor: Cursor) -> Header | None:
+    def _later_entry(self, cursor: Cursor) -> Header | None:
         for offset in range(format.align(cursor.offset + 1, format.PAGE), self._size, format.PAGE):
             header = format.parse_header(self._file.pread(offset, format.MAX_HEADER_NBYTES))
-            if header is not None and header.uuid == head.uuid and header.offset == offset:
+            if header is not None and header.uuid == self._head.uuid and header.offset == offset:
                 return header
         return None
 
+    def _is_broken_seal(self, cursor: Cursor) -> bool:
+        """The header of index.arrow goes last: where it stands, or nearly, the whole seal stood."""
+        found = self._file.pread(cursor.offset, format.HEADER_NBYTES)
+        if format.parse_header(found) is not None:
+            return True
+        # Bytes of a header, and the end record behind them: a kill leaves one or the other, or no crc.
+        return any(found[-8:]) or (any(found[137:141]) and self._ends_like_a_zip())
+
     def _ends_like_a_zip(self) -> bool:
         return b"PK\x05\x06" in self._file.pread(max(0, self._size - 1024), 1024)
-
-    def _check_gaps(self, headers: list[Header], sealed: bool) -> None:
-        """Between an old seal's directory and the entry behind it lie zeros."""
-        listed: list[Header] = []
-        for position, header in enumerate(headers):
-            if header.kind == format.KIND_LABELS and position + 1 < len(headers):
-                self._check_old_directory(header, headers[position - 1], listed)
-            if header.kind not in (format.KIND_INDEX, format.KIND_LABELS):
-                listed.append(header)
-
-    def _check_old_directory(self, labels: Header, index: Header, listed: list[Header]) -> None:
-        head = format.parse_header(self._file.pread(0, format.MAX_HEADER_NBYTES))
-        assert head is not None
-        directory = format.pack_directory([head, *listed, index, labels], labels.payload_end)
-        found = self._file.pread(labels.payload_end, labels.next - labels.payload_end)
-        if found != directory.ljust(len(found), b"\0"):
-            self._problem(labels.payload_end, "the dead directory of an earlier seal is damaged")
 
 
 def _same_index(found: IndexTable, expected: IndexTable) -> bool:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from edcache import format
 from edcache.codec import Decoder
 from edcache.codec.compression import decompress
-from edcache.contents import Contents, merge, read_amendment, read_table
+from edcache.contents import Chain, Contents, read_table
 from edcache.durable import File
 from edcache.errors import (
     ArchiveClosedError,
@@ -220,14 +220,21 @@ class _Attached:
     def __init__(self, file: File) -> None:
         self.file = file
         self.path = file.path
-        size = file.size()
-        self.head, self._first = format.read_head(file.pread, self.path)
-        # access= works on every platform; the mapping outlives the descriptor.
-        self.view = memoryview(mmap.mmap(file.fd, size, access=mmap.ACCESS_READ))
-        self._seal = format.read_seal(self._pread, size, self.head.uuid)
+        self._size = file.size()
+        self.head, first = format.read_head(file.pread, self.path)
+        self._seal = format.read_seal(file.pread, self._size, self.head.uuid)
+        self._chain = Chain(self.head, first, self.path)
         self.chunks: int | None = None
         self.damaged: list[str] = []
-        self.contents = self._sealed_contents() if self._seal else self._walked_contents()
+        if self._seal is None:
+            self._chain.extend(file.pread, self._size)
+            self.chunks = len(self._chain.chunks)
+        # Not a byte behind the last entry: a writer may cut a torn tail off, and a mapping of what is no
+        # longer there is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
+        end = self._chain.cursor.offset if self._seal is None else self._size
+        # access= works on every platform; the mapping outlives the descriptor.
+        self.view = memoryview(mmap.mmap(file.fd, min(end, self._size), access=mmap.ACCESS_READ))
+        self.contents = self._sealed_contents() if self._seal else self._chain.contents(self._sound_table)
         self._prepare()
 
     @property
@@ -251,21 +258,6 @@ class _Attached:
                 f'lost: open the archive with CacheWriter(..., mode="a") after "edcache verify {self.path}"'
             )
         return data
-
-    def _walked_contents(self) -> Contents:
-        length = self.head.length
-        chunks, dictionaries = [], []
-        self._end = self._first
-        for header in format.walk(self._pread, len(self.view), self.head.uuid, self._first):
-            self._end = format.after(header)
-            if header.kind == format.KIND_CHUNK:
-                chunks.append(header)
-            elif header.kind == format.KIND_DICTIONARY:
-                dictionaries.append(header)
-            elif header.kind == format.KIND_AMENDMENT:
-                length = read_amendment(self._pread, header, self.path).get("length", length)
-        self.chunks = len(chunks)
-        return merge(chunks, self._sound_table, dictionaries, length, self.path)
 
     def _sound_table(self, header: Header) -> ChunkTable | None:
         try:
@@ -347,16 +339,14 @@ class _Attached:
     def dictionaries(self) -> list[bytes]:
         """The compression dictionaries, read and checked once per process."""
         if self._dictionaries is None:
-            self._dictionaries = [self._dictionary(entry) for entry in self.contents.index.dictionaries]
+            found = (self._dictionary(entry) for entry in self.contents.index.dictionaries)
+            self._dictionaries = [data for data in found if data is not None]
         return self._dictionaries
 
-    def _dictionary(self, entry: Dictionary) -> bytes:
+    def _dictionary(self, entry: Dictionary) -> bytes | None:
+        """None where it fails its crc32: then only the records that need it are unreadable, and say so."""
         data = self._pread(entry.offset, entry.nbytes)
-        if len(data) != entry.nbytes or format.crc32(data) != entry.crc32:
-            raise CorruptArchiveError(
-                f"{self.path}: the compression dictionary at offset {entry.offset:,} fails its crc32"
-            )
-        return data
+        return data if len(data) == entry.nbytes and format.crc32(data) == entry.crc32 else None
 
     def decoder(self, row: int, allow_pickle: bool) -> Decoder:
         """The decoder for a record's schema, compiled once per process."""
@@ -383,11 +373,12 @@ class _Attached:
         except CorruptArchiveError as error:
             raise CorruptArchiveError(f"{self.path}: {error}") from error
 
-    def _has_changed(self, size: int) -> bool:
-        # The size alone does not tell: a torn tail may have been cut and the bytes used for a chunk.
-        if size != len(self.view) or self.sealed:
-            return size != len(self.view)
-        return next(format.walk(self._pread, size, self.head.uuid, self._end), None) is not None
+    def _has_changed(self, file: File) -> bool:
+        size = file.size()
+        if self.sealed:
+            return size != self._size
+        # The size alone does not tell: a torn tail may have been cut and its bytes used for a chunk.
+        return next(format.walk(file.pread, size, self.head.uuid, self._chain.cursor), None) is not None
 
     def look_again(self) -> _Attached | None:
         """A new hold on the file if it changed, else None."""
@@ -397,7 +388,7 @@ class _Attached:
                 raise StaleArchiveError(
                     f"{self.path}: the file was replaced since it was opened; open it again"
                 )
-            if not self._has_changed(file.size()):
+            if not self._has_changed(file):
                 file.close()
                 return None
             return _Attached(file)

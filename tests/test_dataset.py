@@ -139,7 +139,9 @@ def test_path_and_labels_come_from_the_sources_attributes(tmp_path: Path) -> Non
 
 
 def test_no_path_and_no_root_is_an_error() -> None:
-    with pytest.raises(OptionError, match="no path given, and the source has no attributes `root` and `name`"):
+    with pytest.raises(
+        OptionError, match="no path given, and the source has no attributes `root` and `name`"
+    ):
         CachedDataset(Source())
 
 
@@ -229,7 +231,9 @@ def test_an_option_that_contradicts_the_archive_is_refused(
 
 
 def test_other_labels_than_the_archives_are_refused(cache: CachedDataset, path: Path) -> None:
-    with pytest.raises(OptionError, match=r"in_memory_keys=\['x'\], the archive was begun with \['y', 'name'\]"):
+    with pytest.raises(
+        OptionError, match=r"in_memory_keys=\['x'\], the archive was begun with \['y', 'name'\]"
+    ):
         CachedDataset(Source(), path, in_memory_keys=["x"])
 
 

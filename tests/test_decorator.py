@@ -333,7 +333,9 @@ def data(a=1):
 
 @pytest.fixture
 def module(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    def load(number: int = 0, before: str = "", options: str = "", docstring: str = '""', comment: str = "") -> Any:
+    def load(
+        number: int = 0, before: str = "", options: str = "", docstring: str = '""', comment: str = ""
+    ) -> Any:
         path = str(tmp_path / "m.zip")
         (tmp_path / "written.py").write_text(MODULE.format(**locals()))
         sys.modules.pop("written", None)
@@ -354,7 +356,9 @@ def module(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 def test_a_changed_source_warns_once_and_uses_the_archive(module: Callable[..., Any]) -> None:
     module(number=1).data()
     changed = module(number=2)
-    with pytest.warns(RuntimeWarning, match="the source of written:data changed since this cache was made; .*version="):
+    with pytest.warns(
+        RuntimeWarning, match="the source of written:data changed since this cache was made; .*version="
+    ):
         assert changed.data()[1]["n"] == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -221,7 +221,9 @@ def test_a_transposed_array_is_described_by_its_values() -> None:
     ids=["object", "nested", "custom", "generator", "field"],
 )
 def test_what_has_no_stable_description_is_an_error(value: Any) -> None:
-    with pytest.raises(FingerprintError, match=r'argument "a" of builtins:len: <.* has no description that is the same'):
+    with pytest.raises(
+        FingerprintError, match=r'argument "a" of builtins:len: <.* has no description that is the same'
+    ):
         call_fingerprint(len, {"a": value})
 
 

@@ -123,7 +123,12 @@ def test_past_the_end_of_a_view_is_an_index_error(whole: CachedDataset, index: i
 
 def test_an_empty_view_is_empty(whole: CachedDataset) -> None:
     view = whole.filter(y=99)
-    assert (len(view), list(view), view.labels["y"].tolist(), view.filter(y=1).indices.tolist()) == (0, [], [], [])
+    assert (len(view), list(view), view.labels["y"].tolist(), view.filter(y=1).indices.tolist()) == (
+        0,
+        [],
+        [],
+        [],
+    )
 
 
 def test_labels_of_a_view_are_those_of_its_samples(whole: CachedDataset) -> None:
@@ -203,7 +208,10 @@ def test_without_labels_a_condition_names_in_memory_keys(bare: CachedDataset) ->
 # ---------------------------------------------------------------------------------- the list model
 
 STEPS = st.one_of(
-    st.tuples(st.just("slice"), st.builds(slice, *[st.none() | st.integers(-30, 30)] * 2, st.sampled_from([1, 2, -1, -3]))),
+    st.tuples(
+        st.just("slice"),
+        st.builds(slice, *[st.none() | st.integers(-30, 30)] * 2, st.sampled_from([1, 2, -1, -3])),
+    ),
     st.tuples(st.just("pick"), st.lists(st.integers(0, 10_000), max_size=30)),
     st.tuples(st.just("mask"), st.lists(st.booleans(), min_size=30, max_size=30)),
     st.tuples(st.just("y"), st.sampled_from([0, 3, [1, 2, 4], range(1, 4), range(0, 5, 2)])),

@@ -6,7 +6,7 @@ unify            the tables of several chunks as one, with the same rules as ins
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,9 @@ from edcache.labels.values import (
     element_type,
     is_list,
     is_number,
-    merged,
     numpy_dtype,
+    type_of_text,
+    type_text,
     widened_float16,
 )
 from edcache.labels.wording import described
@@ -40,18 +41,22 @@ _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one o
 class LabelCollector:
     """Gathers the labels of samples, one after another, into a table per chunk.
 
-    The types are checked against every sample that this collector has seen, so that the first sample
-    that does not fit is named; the table of a chunk gets its types from the values of that chunk alone,
-    so that its bytes do not depend on who wrote the chunks before it. `unify` joins them.
+    The types are checked against every sample that this collector has seen, and against `seen`, the types
+    of the archive's labels, so that the first sample that does not fit is named. The table of a chunk gets
+    its types from the values of that chunk alone, so that its columns do not depend on who wrote the chunks
+    before it. `unify` joins them.
     """
 
-    def __init__(self, spec: LabelSpec) -> None:
+    def __init__(self, spec: LabelSpec, seen: LabelTypes | None = None) -> None:
         self.spec = spec
-        self._columns = [_Column(name, spec.source_of(name)) for name in spec.names]
+        types = seen.types if seen is not None else {}
+        self._columns = [
+            _Column(name, spec.source_of(name), types.get(name, ColumnType())) for name in spec.names
+        ]
         self._rows = 0
 
     def __len__(self) -> int:
-        """Samples added since the last `take`."""
+        """Samples added so far."""
         return self._rows
 
     def add(self, index: int, sample: Any) -> None:
@@ -76,11 +81,20 @@ class LabelCollector:
         for column in self._columns:
             column.roll_back(self._rows)
 
-    def take(self) -> pa.Table:
-        """The table of the samples added since the last call, row i = i-th of them; starts afresh."""
-        arrays = [column.take() for column in self._columns]
-        self._rows = 0
-        return pa.table(arrays, names=list(self.spec.names))
+    def truncate(self, rows: int) -> None:
+        """Keep the first `rows` samples; at most the last one may go."""
+        self._rows = rows
+        self._roll_back()
+
+    def table(self) -> pa.Table:
+        """The samples added so far, row i = i-th of them."""
+        return pa.table([column.array() for column in self._columns], names=list(self.spec.names))
+
+    def successor(self) -> LabelCollector:
+        """An empty collector for the next chunk, which knows the types of all samples seen here."""
+        following = LabelCollector(self.spec)
+        following._columns = [column.successor() for column in self._columns]
+        return following
 
 
 class _Column:
@@ -88,10 +102,10 @@ class _Column:
 
     __slots__ = ("_chunk", "_class", "_low", "_name", "_seen", "_source", "_undo", "_values")
 
-    def __init__(self, name: str, source: LabelSource) -> None:
+    def __init__(self, name: str, source: LabelSource, seen: ColumnType) -> None:
         self._name = name
         self._source = source
-        self._seen = ColumnType()
+        self._seen = seen
         self._chunk = ColumnType()
         self._values: list[Any] = []
         self._class: type | None = None  # the class whose next value needs no look at the types
@@ -130,11 +144,11 @@ class _Column:
                 _, self._seen, self._chunk = self._undo
                 self._class = None
 
-    def take(self) -> pa.Array:
-        array = _build(self._values, self._chunk.arrow)
-        self._values, self._chunk, self._class = [], ColumnType(), None
-        self._undo = (0, self._seen, self._chunk)
-        return array
+    def array(self) -> pa.Array:
+        return _build(self._values, self._chunk.arrow)
+
+    def successor(self) -> _Column:
+        return _Column(self._name, self._source, self._seen)
 
     def _unsupported(self, index: int, value: Any, reason: str) -> LabelTypeError:
         what = reason or described(value)
@@ -215,36 +229,72 @@ def unify(tables: Sequence[pa.Table], where: str) -> pa.Table:
     """
     if not tables:
         return pa.table({})
-    names = _common_names([table.schema for table in tables], where)
+    names = _common_names([table.column_names for table in tables], where)
     if not names:
         return tables[0] if len(tables) == 1 else pa.concat_tables([table.select([]) for table in tables])
     columns = [_unify_column(name, [table.column(name) for table in tables], where) for name in names]
     return pa.table(columns, names=names)
 
 
-def check_compatible(old: pa.Schema, new: pa.Schema, where: str = "") -> pa.Schema:
-    """The schema that `unify` would give for data of both, or its error, without any data.
+def no_labels(names: Sequence[str]) -> pa.Table:
+    """A label table with these columns and no rows."""
+    return pa.table({name: pa.nulls(0) for name in names})
 
-    Where only the values could tell (int64 with uint64, integers with floats) this says yes, with
-    uint64 and float64.
+
+class LabelTypes:
+    """The types of label columns over many chunks, with what decides whether one more chunk fits.
+
+    Every chunk's table carries the types of all chunks up to it, so that a writer that knows only the
+    last one still refuses what `unify` would refuse.
     """
-    names = _common_names([old, new], where)
-    fields = []
-    for name in names:
-        kind = merged(old.field(name).type, new.field(name).type)
-        if kind is None:
-            raise _chunk_clash(name, old.field(name).type, new.field(name).type, "", where)
-        fields.append(pa.field(name, kind))
-    return pa.schema(fields)
+
+    def __init__(self, types: Mapping[str, ColumnType]) -> None:
+        self.types = dict(types)
+
+    @classmethod
+    def of(cls, table: pa.Table) -> LabelTypes:
+        """The types of one chunk's labels."""
+        columns = ((name, table.column(name)) for name in table.column_names)
+        return cls({name: ColumnType().with_values(part.type, _numbers_of(part)) for name, part in columns})
+
+    def joined(self, other: LabelTypes, where: str) -> LabelTypes:
+        """The types of both together.
+
+        Raises:
+            LabelTypeError: `train.zip: label "y" is int64 in one chunk and string in another; ...`.
+            LabelError: other columns.
+        """
+        types = {}
+        for name in _common_names([list(self.types), list(other.types)], where):
+            old, new = self.types[name], other.types[name]
+            try:
+                types[name] = old.with_values(new.arrow, new.witnesses())
+            except Clash as clash:
+                raise _chunk_clash(name, old.arrow, new.arrow, str(clash), where) from None
+        return LabelTypes(types)
+
+    def to_json(self) -> dict[str, Any]:
+        """name -> [type, an int is negative, one is 2**63 or more, one that is no float64 or null]."""
+        return {name: [type_text(kind.arrow), *kind[1:]] for name, kind in self.types.items()}
+
+    @classmethod
+    def from_json(cls, said: Any) -> LabelTypes:
+        """Read what `to_json` made; ValueError or TypeError for anything else."""
+        return cls(
+            {
+                name: ColumnType(type_of_text(text), bool(negative), bool(beyond), inexact and int(inexact))
+                for name, (text, negative, beyond, inexact) in said.items()
+            }
+        )
 
 
-def _common_names(schemas: Sequence[pa.Schema], where: str) -> list[str]:
-    first = list(schemas[0].names)
-    for schema in schemas:
-        if sorted(schema.names) != sorted(first):
+def _common_names(chunks: Sequence[list[str]], where: str) -> list[str]:
+    first = chunks[0]
+    for names in chunks:
+        if sorted(names) != sorted(first):
             raise LabelError(
                 f"{_prefix(where)}one chunk has the labels {', '.join(first) or '(none)'}, another "
-                f"{', '.join(schema.names) or '(none)'}; write all chunks with the same in_memory_keys"
+                f"{', '.join(names) or '(none)'}; write all chunks with the same in_memory_keys"
             )
     return first
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edcache.errors import CorruptArchiveError
+from edcache.labels.columns import LabelTypes
 
 _META: Final = b"edcache"
 _LABEL: Final = "label/"
@@ -58,11 +59,15 @@ class Records:
 
 
 class ChunkTable(NamedTuple):
-    """What the table at the start of a chunk says. offset counts from the chunk's first record."""
+    """What the table at the start of a chunk says. offset counts from the chunk's first record.
+
+    label_types: of the label columns of this chunk and all before it.
+    """
 
     records: Records
     labels: pa.Table
     schemas: list[str]
+    label_types: LabelTypes
 
 
 class Dictionary(NamedTuple):
@@ -87,7 +92,8 @@ def pack_chunk_table(table: ChunkTable) -> memoryview:
     columns = _columns(table.records)
     for name in table.labels.column_names:
         columns[_LABEL + name] = table.labels.column(name).combine_chunks()
-    return _stream(_batch(columns, {"schemas": table.schemas}))
+    meta = {"schemas": table.schemas, "labels": table.label_types.to_json()}
+    return _stream(_batch(columns, meta))
 
 
 def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
@@ -105,7 +111,8 @@ def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
         records = _records(table)
         if records.index is None:
             raise ValueError("it has no column 'index'")
-        return ChunkTable(records, labels.replace_schema_metadata(None), _texts(meta["schemas"]))
+        types = LabelTypes.from_json(meta["labels"])
+        return ChunkTable(records, labels.replace_schema_metadata(None), _texts(meta["schemas"]), types)
 
 
 def pack_index(table: IndexTable) -> memoryview:
@@ -261,5 +268,8 @@ class _reported:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, (pa.ArrowException, ValueError, KeyError, TypeError, OSError, RecursionError)):
+        if isinstance(
+            error,
+            (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError),
+        ):
             raise CorruptArchiveError(f"{self.what} does not read: {error}") from error

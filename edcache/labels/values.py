@@ -266,6 +266,11 @@ class ColumnType(NamedTuple):
             arrow = _with_element(arrow, pa.int64())
         return ColumnType(arrow, negative, beyond, inexact)._checked()
 
+    def witnesses(self) -> list[int]:
+        """Ints that tell another type all that is known here about the values."""
+        known = [-1] * self.negative + [2**63] * self.beyond
+        return known if self.inexact is None else [*known, self.inexact]
+
     def _checked(self) -> ColumnType:
         element = element_type(self.arrow)
         if self.negative and self.beyond and pa.types.is_integer(element):
@@ -330,3 +335,31 @@ def _with_element(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
 def is_number(kind: pa.DataType) -> bool:
     """Whether values of the type are integers or floats."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+_NAMED_TYPES = {
+    str(kind): kind
+    for kind in (
+        pa.null(),
+        *_DTYPES,
+        *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.date32()),
+        *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
+        *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")),
+    )
+}
+
+
+def type_text(kind: pa.DataType) -> Any:
+    """A column's type as JSON: its name, or ["list" | "large_list", inner type]."""
+    if is_list(kind):
+        return ["large_list" if pa.types.is_large_list(kind) else "list", type_text(kind.value_type)]
+    return str(kind)
+
+
+def type_of_text(text: Any) -> pa.DataType:
+    """The type that `type_text` wrote; ValueError for anything else."""
+    if isinstance(text, list) and len(text) == 2 and isinstance(text[1], str):
+        return {"list": pa.list_, "large_list": pa.large_list}[text[0]](type_of_text(text[1]))
+    if not isinstance(text, str) or text not in _NAMED_TYPES:
+        raise ValueError(f"no label column has the type {text!r}")
+    return _NAMED_TYPES[text]

@@ -8,7 +8,8 @@ from typing import Any
 
 from edcache.codec import Encoder
 from edcache.codec.compression import Compression, train_dictionary
-from edcache.errors import OptionError
+from edcache.errors import LabelError, OptionError
+from edcache.labels.columns import LabelCollector
 from edcache.labels.spec import LabelSpec
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import CHUNK_NBYTES, ChunkBuilder
@@ -30,8 +31,9 @@ class ChunkWriter:
         self.appender = appender
         self._most = chunk_size
         self._most_nbytes = chunk_nbytes
-        expected_nbytes = min(chunk_nbytes, CHUNK_NBYTES) + (CHUNK_NBYTES >> 3)
-        self._builder = ChunkBuilder(Encoder(appender.head.codec), spec, expected_nbytes)
+        self._spec = spec
+        self._encoder = Encoder(appender.head.codec)
+        self._builder = self._new_builder()
         self._compression = Compression.parse(appender.head.compression)
         self._dictionary: bytes | None = None
 
@@ -52,7 +54,13 @@ class ChunkWriter:
         return self._builder.nbytes >= self._most_nbytes or (self._most is not None and pending >= self._most)
 
     def add(self, index: int, sample: object) -> None:
-        """Encode a sample; the caller publishes when `full` says so, or earlier."""
+        """Encode a sample; the caller publishes when `full` says so, or earlier.
+
+        Where an earlier publication failed, it is tried again first, and raises again.
+        """
+        failed = self._builder.unpublished
+        if failed is not None:
+            self.publish(failed.appended)
         self._builder.add(index, sample)
 
     def publish(self, appended: bool = False) -> None:
@@ -60,11 +68,26 @@ class ChunkWriter:
 
         Args:
             appended: their indices continue whatever the archive holds at that moment.
+
+        Raises:
+            LabelTypeError: another process published labels of another type; the samples are let go.
+        After any other exception they are pending still, and the next call publishes them, once.
         """
         if not self.pending:
             return
-        compress = self._compress()
-        self.appender.append(self._builder.take(compress, appended))
+        chunk = self._builder.unpublished or self._builder.chunk(self._compress(), appended)
+        try:
+            self.appender.append(chunk)
+        except LabelError:
+            # Another process made these labels another type: no later call could publish them either.
+            self._builder = self._new_builder()
+            raise
+        self._builder.clear()
+
+    def _new_builder(self) -> ChunkBuilder:
+        nbytes = min(self._most_nbytes, CHUNK_NBYTES) + (CHUNK_NBYTES >> 3)
+        collector = LabelCollector(self._spec, self.appender.label_types())
+        return ChunkBuilder(self._encoder, collector, nbytes)
 
     def _compress(self) -> Callable[[Any], bytes] | None:
         compression = self._compression

@@ -108,9 +108,13 @@ class CacheWriter:
         spec = LabelSpec.parse(in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
         work = self.path + ".new" if self._replaces else self.path
-        if self._replaces:
-            self._session = start_replacing(work)
-        self._appender = Appender.open(work, head, create=mode == "x", sync=sync)
+        self._session = start_replacing(work) if self._replaces else None
+        try:
+            self._appender = Appender.open(work, head, create=mode == "x", sync=sync)
+        except BaseException:
+            if self._session is not None:
+                self._session.close()
+            raise
         try:
             spec = adopt_labels(self._appender.head, spec, work)
             check_options(self._appender.head, work, codec=codec, compression=compression)
@@ -199,7 +203,7 @@ class CacheWriter:
         try:
             self.abort()
         except EdcacheError as second:
-            warnings.warn(f"the last samples were not published: {second}", RuntimeWarning, stacklevel=2)
+            _add_note(error, f"The last samples were not published: {second}")
 
     def _switch(self, appending: bool) -> None:
         # A chunk holds either given indices or ones that continue the archive, never both.
@@ -210,6 +214,7 @@ class CacheWriter:
     def _add(self, index: int, sample: object) -> None:
         if self._appender.closed:
             raise ArchiveClosedError(f'{self.path}: this writer is closed; open the archive with mode="a"')
+        self._appender.check_usable()
         try:
             self._chunks.add(index, sample)
         except (CodecError, LabelError) as error:
@@ -222,9 +227,18 @@ class CacheWriter:
         return limit is not None and time.monotonic() - self._published_at > limit
 
     def _close_files(self) -> None:
-        self._appender.close()
-        if self._replaces:
-            self._session.close()
+        try:
+            self._appender.close()
+        finally:
+            if self._session is not None:
+                self._session.close()
+
+
+def _add_note(error: BaseException, text: str) -> None:
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    else:  # Python 3.10
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def start_replacing(work: str) -> File:
@@ -235,10 +249,13 @@ def start_replacing(work: str) -> File:
     """
     durable.make_parent(work)
     session = File.open(work, "a")
-    if not session.try_lock(format.LOCK_SESSION):
+    try:
+        if not session.try_lock(format.LOCK_SESSION):
+            raise ArchiveLockedError(f"{work}: another process is writing it; wait for it to end")
+        session.truncate(0)
+    except BaseException:
         session.close()
-        raise ArchiveLockedError(f"{work}: another process is writing it; wait for it to end")
-    session.truncate(0)
+        raise
     return session
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,6 @@ from edcache import format
 from edcache.codec import Encoder
 from edcache.errors import CodecError
 from edcache.labels.columns import LabelCollector
-from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Records
 
 CHUNK_NBYTES = 4 << 20
@@ -40,32 +40,29 @@ class Chunk:
 class ChunkBuilder:
     """Collects encoded samples until they are published together.
 
-    Adding a sample either takes all of it, record and labels, or raises and leaves the builder as
-    it was. The sample's memory is copied before `add` returns.
+    Adding a sample either takes all of it, record and labels, or raises and leaves the builder as it
+    was, whatever raises and wherever, a KeyboardInterrupt too. The sample's memory is copied before
+    `add` returns.
     """
 
-    def __init__(self, encoder: Encoder, spec: LabelSpec, expected_nbytes: int = CHUNK_NBYTES) -> None:
+    def __init__(self, encoder: Encoder, collector: LabelCollector, expected_nbytes: int) -> None:
         self._encoder = encoder
-        self._collector = LabelCollector(spec)
         self._expected_nbytes = expected_nbytes
-        self._clear()
-
-    def _clear(self) -> None:
-        # numpy's zeros come from the kernel untouched: padding is zero at no cost.
-        self._buffer = _zeros(self._expected_nbytes)
-        self._end = 0
-        self._index: list[int] = []
-        self._offset: list[int] = []
-        self._nbytes: list[int] = []
-        self._schema: list[int] = []
+        self._pending = _Pending(collector, expected_nbytes)
 
     def __len__(self) -> int:
-        return len(self._index)
+        return len(self._pending.rows)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the records so far, before compression."""
-        return self._end
+        rows = self._pending.rows
+        return rows[-1][1] + rows[-1][2] if rows else 0
+
+    @property
+    def unpublished(self) -> Chunk | None:
+        """The chunk that `chunk` made last, until `clear`."""
+        return self._pending.chunk
 
     def add(self, index: int, sample: object) -> None:
         """Encode a sample and collect its labels.
@@ -78,58 +75,89 @@ class ChunkBuilder:
             encoded = self._encoder.encode(sample)
         except CodecError as error:
             raise type(error)(f"sample {index}: {error}") from error
-        self._collector.add(index, sample)
-        offset = format.align(self._end, format.record_alignment(encoded.nbytes))
-        end = offset + encoded.nbytes
-        if end > len(self._buffer):
-            self._grow(end)
+        pending = self._pending
+        pending.settle(self.nbytes)
+        offset = format.align(self.nbytes, format.record_alignment(encoded.nbytes))
+        buffer = pending.room(offset, encoded.nbytes)
+        pending.collector.add(index, sample)
         for position, piece in encoded.pieces:
             flat: Any = piece if type(piece) is bytes else np.frombuffer(piece, np.uint8)
             start = offset + position
-            self._buffer[start : start + len(flat)] = flat
-        self._end = end
-        self._index.append(index)
-        self._offset.append(offset)
-        self._nbytes.append(encoded.nbytes)
-        self._schema.append(encoded.schema)
-
-    def _grow(self, least: int) -> None:
-        bigger = _zeros(least + least // 2)
-        bigger[: self._end] = self._buffer[: self._end]
-        self._buffer = bigger
+            buffer[start : start + len(flat)] = flat
+        pending.rows.append((index, offset, encoded.nbytes, encoded.schema))
 
     def raw_records(self) -> list[bytes]:
         """A copy of each record as it is before compression, to train a dictionary on."""
-        return [bytes(self._buffer[o : o + n]) for o, n in zip(self._offset, self._nbytes, strict=True)]
+        buffer = self._pending.buffer
+        return [bytes(buffer[offset : offset + nbytes]) for _, offset, nbytes, _ in self._pending.rows]
 
-    def take(self, compress: Any | None, appended: bool) -> Chunk:
-        """Everything added so far as a chunk; the builder is empty afterwards.
+    def chunk(self, compress: Callable[[Any], bytes] | None, appended: bool) -> Chunk:
+        """Everything added so far as a chunk; the same object until the next `clear`.
 
         Args:
             compress: bytes-like -> bytes, applied to each record; None stores them as they are.
         """
-        raw = self._buffer[: self._end]
-        offset, nbytes, raw_nbytes = self._offset, self._nbytes, None
-        data = raw
+        if self._pending.chunk is None:
+            self._pending.chunk = self._pack(compress, appended)
+        return self._pending.chunk
+
+    def clear(self) -> None:
+        """Forget what was added: it is published."""
+        # One assignment, so that an interrupt finds all of it pending, or nothing.
+        self._pending = _Pending(self._pending.collector.successor(), self._expected_nbytes)
+
+    def _pack(self, compress: Callable[[Any], bytes] | None, appended: bool) -> Chunk:
+        pending = self._pending
+        pending.settle(self.nbytes)
+        index, offset, nbytes, schema = (list(column) for column in zip(*pending.rows, strict=True))
+        data, raw_nbytes = pending.buffer[: self.nbytes], None
         if compress is not None:
-            data, offset, nbytes = _compressed(raw, offset, nbytes, compress)
-            raw_nbytes = np.array(self._nbytes, np.uint64)
+            raw_nbytes = np.array(nbytes, np.uint64)
+            data, offset, nbytes = _compressed(data, offset, nbytes, compress)
         crc32 = format.crc32
         crcs = [crc32(data[o : o + n]) for o, n in zip(offset, nbytes, strict=True)]
-        used = sorted(set(self._schema))
-        local = {schema: position for position, schema in enumerate(used)}
+        used = sorted(set(schema))
+        local = {known: position for position, known in enumerate(used)}
         records = Records(
             offset=np.array(offset, np.uint64),
             nbytes=np.array(nbytes, np.uint64),
             crc32=np.array(crcs, np.uint32),
-            schema=np.array([local[schema] for schema in self._schema], np.uint16),
-            index=np.array(self._index, np.int64),
+            schema=np.array([local[known] for known in schema], np.uint16),
+            index=np.array(index, np.int64),
             raw_nbytes=raw_nbytes,
         )
-        schemas = [self._encoder.schemas[schema] for schema in used]
-        chunk = Chunk(records, self._collector.take(), schemas, data, appended)
-        self._clear()
-        return chunk
+        schemas = [self._encoder.schemas[known] for known in used]
+        return Chunk(records, pending.collector.table(), schemas, data, appended)
+
+
+class _Pending:
+    """The samples of one chunk: their labels, a row (index, offset, nbytes, schema) each, their bytes."""
+
+    __slots__ = ("buffer", "chunk", "collector", "rows", "written")
+
+    def __init__(self, collector: LabelCollector, nbytes: int) -> None:
+        self.collector = collector
+        self.rows: list[tuple[int, int, int, int]] = []
+        # numpy's zeros come from the kernel untouched: padding is zero at no cost.
+        self.buffer = _zeros(nbytes)
+        self.written = 0
+        self.chunk: Chunk | None = None
+
+    def settle(self, end: int) -> None:
+        """Undo what an interrupted `add` left: labels without a row, bytes behind `end`."""
+        if self.written > end:
+            self.collector.truncate(len(self.rows))
+            self.buffer[end : self.written] = bytes(self.written - end)
+            self.written = end
+
+    def room(self, offset: int, nbytes: int) -> memoryview:
+        """The buffer, with at least `nbytes` zeros at `offset`."""
+        if offset + nbytes > len(self.buffer):
+            bigger = _zeros((offset + nbytes) * 3 // 2)
+            bigger[:offset] = self.buffer[:offset]
+            self.buffer = bigger
+        self.written = offset + nbytes
+        return self.buffer
 
 
 def _zeros(nbytes: int) -> memoryview:

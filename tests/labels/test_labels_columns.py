@@ -4,6 +4,7 @@ import ast
 import dataclasses
 import datetime as dt
 import enum
+import json
 import pickle
 import re
 import sys
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from edcache.errors import LabelError, LabelTypeError, OptionError
 from edcache.labels import columns
-from edcache.labels.columns import LabelCollector, check_compatible, unify
+from edcache.labels.columns import LabelCollector, LabelTypes, unify
 from edcache.labels.spec import LabelSpec
 
 
@@ -28,7 +29,7 @@ def collect(*values, key="y"):
     collector = LabelCollector(LabelSpec.parse([key]))
     for i, value in enumerate(values):
         collector.add(i, {key: value})
-    return collector.take()[key]
+    return collector.table()[key]
 
 
 # ---- LabelSpec
@@ -389,7 +390,7 @@ def test_a_refused_sample_leaves_no_trace():
         collector.add(1, {"a": 0.5})
     assert len(collector) == 1
     collector.add(1, {"a": 2**60 + 1, "b": "y"})
-    table = collector.take()
+    table = collector.table()
     assert table.to_pydict() == {"a": [1, 2**60 + 1], "b": ["x", "y"]}
     assert table.schema.field("a").type == pa.int64()
 
@@ -397,13 +398,13 @@ def test_a_refused_sample_leaves_no_trace():
 def test_take_starts_afresh_but_remembers_the_types():
     collector = LabelCollector(LabelSpec.parse(["y"]))
     collector.add(0, {"y": 1})
-    assert collector.take()["y"].to_pylist() == [1]
+    assert collector.table()["y"].to_pylist() == [1]
     assert len(collector) == 0
-    assert collector.take().num_rows == 0
+    assert collector.table().num_rows == 0
     with pytest.raises(LabelTypeError, match=r"sample 5 is a str .* earlier samples are int64"):
         collector.add(5, {"y": "a"})
     collector.add(5, {"y": None})
-    assert collector.take()["y"].type == pa.null()
+    assert collector.table()["y"].type == pa.null()
 
 
 def test_an_array_is_copied():
@@ -411,14 +412,14 @@ def test_an_array_is_copied():
     collector = LabelCollector(LabelSpec.parse(["y"]))
     collector.add(0, {"y": buffer})
     buffer[:] = 0
-    assert collector.take()["y"].to_pylist() == [[1, 2]]
+    assert collector.table()["y"].to_pylist() == [[1, 2]]
 
 
 def test_no_labels_at_all():
     collector = LabelCollector(LabelSpec.parse(None))
     collector.add(0, object())
     assert len(collector) == 1
-    assert collector.take().num_columns == 0
+    assert collector.table().num_columns == 0
 
 
 def test_no_validity_bitmap_without_a_missing_value():
@@ -475,28 +476,36 @@ def test_unify_changes_to_large_offsets_past_the_limit(monkeypatch):
     assert joined.to_pydict() == {"s": ["abcdefgh"] * 2, "l": [list(range(8))] * 2}
 
 
-def test_check_compatible_answers_without_data():
-    old = pa.schema([("a", pa.int64()), ("b", pa.null()), ("c", pa.uint8())])
-    new = pa.schema([("a", pa.float64()), ("b", pa.string()), ("c", pa.uint16())])
-    assert check_compatible(old, new) == pa.schema(
-        [("a", pa.float64()), ("b", pa.string()), ("c", pa.uint16())]
-    )
-    assert check_compatible(pa.schema([("a", pa.int64())]), pa.schema([("a", pa.uint64())])).types == [
-        pa.uint64()
-    ]
-    with pytest.raises(LabelTypeError, match=r'^label "a" is int64 in one chunk and string in another; '):
-        check_compatible(pa.schema([("a", pa.int64())]), pa.schema([("a", pa.string())]))
-    with pytest.raises(LabelError, match=r"x\.zip: one chunk has the labels a, another"):
-        check_compatible(pa.schema([("a", pa.int64())]), pa.schema([]), "x.zip")
+def test_the_types_of_many_chunks_refuse_what_unify_would_refuse():
+    def of(*values):
+        return LabelTypes.of(pa.table({"y": values}))
+
+    ints = of(1, 2).joined(of(3), "x.zip")
+    assert ints.to_json() == {"y": ["int64", False, False, None]}
+    assert of(None).joined(of("a"), "").to_json() == {"y": ["string", False, False, None]}
+    assert LabelTypes.of(pa.table({"y": [[1], []]})).to_json() == {
+        "y": [["list", "int64"], False, False, None]
+    }
+    with pytest.raises(LabelTypeError, match='x.zip: label "y" is int64 in one chunk and string in another'):
+        ints.joined(of("a"), "x.zip")
+    with pytest.raises(LabelError, match="one chunk has the labels y, another z"):
+        ints.joined(LabelTypes.of(pa.table({"z": [1]})), "x.zip")
 
 
-scalars = st.one_of(
-    st.none(),
-    st.integers(-(2**63), 2**64 - 1),
-    st.floats(allow_nan=False),
-    st.integers(0, 255).map(np.uint8),
-    st.integers(-128, 127).map(np.int8),
-)
+def test_types_that_went_through_a_file_still_know_what_decides():
+    """-1 is two chunks ago when 2**63 comes: only the facts that travel along can refuse it."""
+    for values in ([-1, 2**63], [2**63, -1], [2**53 + 1, 0.5], [0.5, 2**53 + 1]):
+        first, second = (LabelTypes.of(pa.table({"y": [value]})) for value in values)
+        between = LabelTypes.of(pa.table({"y": pa.nulls(1)}))
+        known = LabelTypes.from_json(json.loads(json.dumps(first.joined(between, "").to_json())))
+        with pytest.raises(LabelTypeError, match='label "y" is'):
+            known.joined(second, "")
+
+
+@pytest.mark.parametrize("said", [{"y": ["int65", False, False, None]}, {"y": ["int64"]}, [1], {"y": 5}])
+def test_types_that_no_writer_makes_are_refused(said):
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        LabelTypes.from_json(said)
 
 
 @settings(max_examples=150, deadline=None)
@@ -507,9 +516,9 @@ def test_numbers_are_kept_exactly_or_refused_however_they_are_cut(values, data):
     try:
         for i, value in enumerate(values):
             if i in cuts:
-                tables.append(collector.take())
+                tables.append(collector.table())
             collector.add(i, {"y": value})
-        tables.append(collector.take())
+        tables.append(collector.table())
     except LabelTypeError:
         with pytest.raises(LabelTypeError):
             unify([pa.table({"y": collect(v)}) for v in values], "a.zip")
