@@ -112,7 +112,9 @@ class _Samples(Dataset[Any]):
 
         >>> train.filter(split="train", label=[0, 1])
         """
-        return self._view(matching_rows(self.labels, conditions, where))
+        rows = matching_rows(self.labels, conditions, where)
+        # A copy: an index array that is given may be changed later.
+        return self._view(rows if where is None else rows.copy())
 
 
 class CachedDataset(_Samples):
@@ -130,7 +132,8 @@ class CachedDataset(_Samples):
         codec: "native" (the default of a new archive), or "pickle" (needs allow_pickle=True as well).
         compression: "zstd", "zstd:19" or "zstd+dict", per record; a new archive has none by default.
         allow_pickle: read records that are pickles. Only for archives whose author you trust.
-        zero_copy: samples are read-only arrays over the mapped file instead of memory you own.
+        zero_copy: arrays lie over the mapped file instead of in memory you own. numpy arrays are read-only
+            then; torch knows no such tensor, and writing into one ends the process.
         verify: when checksums are looked at: "touch" (first read in a process), "always", "never".
         sync: "seal" (default), "chunk" or "never": when written bytes are brought to the disk.
         progress: True or False; by default a bar shows on a terminal.
@@ -412,14 +415,14 @@ def archive_at(path: str) -> Reader | None:
 
 
 def _positions(array: npt.NDArray[Any], length: int) -> npt.NDArray[np.int64]:
+    """What an index array or a mask selects; a copy, so that it may change later."""
     if array.dtype == np.bool_:
         if len(array) != length:
             raise OptionError(f"mask has {len(array):,} entries, the dataset {length:,}")
         return np.flatnonzero(array)
-    positions: npt.NDArray[np.int64] = checked_indices(
-        array if len(array) else array.astype(np.int64), length
-    )
-    return positions
+    if len(array) and array.dtype.kind not in "iu":
+        raise OptionError(f"an index array of dtype {array.dtype}; use integers, or a bool mask")
+    return np.array(checked_indices(array.astype(np.int64), length))
 
 
 def stale_message(path: str, changed: Sequence[str], remedy: str) -> str:

@@ -104,6 +104,11 @@ class CachedFactory(Generic[P]):
                 f'the path "{self._path}" names {{{error.args[0]}}}, {qualified_name(self.uncached)} has the '
                 f"parameters {', '.join(arguments) or 'none'}"
             ) from None
+        except (ValueError, AttributeError, TypeError) as error:
+            raise OptionError(
+                f'the path "{self._path}" does not format: {error}; it takes the arguments as text, as in '
+                '"cache/{split}.zip"'
+            ) from None
 
     def _is_stale(self, found: Reader, fingerprint: dict[str, Any]) -> bool:
         """Whether to build anew; raises or warns as on_stale says."""

@@ -15,6 +15,7 @@ import datetime
 import enum
 import hashlib
 import inspect
+import json
 import os
 import pathlib
 import sys
@@ -30,11 +31,15 @@ from edcache.errors import FingerprintError
 _LONG: Final = 300
 _SHOWN: Final = 80
 _REPR_IS_VALUE: Final = (
+    bool,
+    int,
+    str,
     float,
     complex,
     bytes,
     range,
     datetime.date,
+    datetime.datetime,
     datetime.time,
     datetime.timedelta,
     uuid.UUID,
@@ -74,16 +79,20 @@ def differences(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) ->
     if ("type" in found) != ("type" in expected):
         return [] if "type" in expected else [f"made from an object of type {found['type']}"]
     lines = [
-        f"{key}: {found.get(key)!r} in the archive, {expected.get(key)!r} now"
+        f"{key}: {_shown(found.get(key))} in the archive, {_shown(expected.get(key))} now"
         for key in ("type", "factory", "version")
-        if found.get(key) != expected.get(key)
+        if _text(found.get(key)) != _text(expected.get(key))
     ]
     old, new = found.get("arguments", {}), expected.get("arguments", {})
     for key in [*old, *(key for key in new if key not in old)]:
-        if key not in new or key not in old or old[key] != new[key]:
+        if key not in new or key not in old or _text(old[key]) != _text(new[key]):
             before, now = (_shown(side[key]) if key in side else "absent" for side in (old, new))
             lines.append(f"argument {key}: {before} in the archive, {now} now")
     return lines
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value)  # Python holds True and 1 for equal
 
 
 def source_changed(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> bool:
@@ -108,9 +117,12 @@ def source_digest(factory: Callable[..., Any]) -> str | None:
     None where there is no source to read, as in an interactive session.
     """
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(factory)))
-    except (OSError, TypeError, SyntaxError):
+        source = textwrap.dedent(inspect.getsource(factory))
+    except (OSError, TypeError):
         return None
+    if getattr(factory, "__name__", "") == "<lambda>":
+        return _lambda_digest(source)
+    tree = ast.parse(source)
     node = tree.body[0]
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         node.decorator_list.clear()
@@ -131,43 +143,62 @@ def _argument(factory: str, key: str, value: object) -> Any:
         ) from None
 
 
+def _lambda_digest(source: str) -> str | None:
+    """The source is of the lines around it, such as an item of a dict: the longest part that parses is it."""
+    start = source.find("lambda")
+    for end in range(len(source), start, -1):
+        try:
+            node = ast.parse(source[start:end], mode="eval").body
+        except SyntaxError:
+            continue
+        return _digest(ast.unparse(node.elts[0] if isinstance(node, ast.Tuple) else node).encode())
+    return None
+
+
 class _NoDescription(Exception):
     pass
 
 
 def describe(value: Any) -> Any:
-    """A JSON value that stands for `value` in every process; long ones end in a digest."""
-    text = _describe(value, 0)
-    if isinstance(text, str) and len(text) > _LONG:
-        return f"{text[:_SHOWN]}... sha256:{_digest(text.encode('utf-8', 'surrogatepass'))}"
-    return text
+    """A JSON value that stands for `value` in every process; different values have different ones.
+
+    None, bool, int and str stand for themselves. Everything else is a list of one text, so that 0.5 and
+    "0.5" differ; long texts end in a digest.
+    """
+    if value is None or type(value) in (bool, int):
+        return value
+    if type(value) is str:
+        return _shortened(value)
+    return [_shortened(_rendered(value, 0))]
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= _LONG:
+        return text
+    return f"{text[:_SHOWN]}... sha256:{_digest(text.encode('utf-8', 'surrogatepass'))}"
 
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _describe(value: Any, depth: int) -> Any:
+def _rendered(value: Any, depth: int) -> str:
+    """A text for any value; where Python's own repr says it all, that."""
     if depth > 20:
         raise _NoDescription("a structure nested more than 20 deep")
-    if value is None or type(value) in (bool, int, str):
-        return value
-    custom = getattr(type(value), "__edcache_fingerprint__", None)
-    if custom is not None:
-        return {type(value).__qualname__: _describe(custom(value), depth + 1)}
-    return _rendered(value, depth)
-
-
-def _rendered(value: Any, depth: int) -> str:
-    """The text for everything that is not plain JSON; nested values are rendered within it."""
 
     def inner(part: Any) -> str:
-        described = _describe(part, depth + 1)
-        return described if isinstance(described, str) and type(part) is not str else repr(described)
+        return _rendered(part, depth + 1)
 
-    if type(value) in (list, tuple):
-        opening, closing = "[]" if type(value) is list else "()"
-        return opening + ", ".join(map(inner, value)) + closing
+    custom = getattr(type(value), "__edcache_fingerprint__", None)
+    if custom is not None:
+        return f"{type(value).__qualname__}({inner(custom(value))})"
+    if value is None or type(value) in _REPR_IS_VALUE:
+        return repr(value)
+    if type(value) is list:
+        return f"[{', '.join(map(inner, value))}]"
+    if type(value) is tuple:
+        return f"({', '.join(map(inner, value))}{',' * (len(value) == 1)})"
     if type(value) is dict:
         return "{" + ", ".join(f"{inner(k)}: {inner(v)}" for k, v in value.items()) + "}"
     if type(value) in (set, frozenset):
@@ -177,25 +208,24 @@ def _rendered(value: Any, depth: int) -> str:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = ", ".join(f"{f.name}={inner(getattr(value, f.name))}" for f in dataclasses.fields(value))
         return f"{type(value).__qualname__}({fields})"
-    if isinstance(
-        value, (float, complex, bytes, datetime.date, datetime.time, datetime.timedelta, uuid.UUID, range)
-    ):
-        return repr(value)
     if isinstance(value, os.PathLike):
         return f"Path({os.fspath(value)!r})"
     array = _as_array(value)
     if array is not None:
-        digest = _digest(np.ascontiguousarray(array).tobytes())
-        return f"{type(value).__name__}({array.dtype}{list(array.shape)}, sha256:{digest})"
+        content = inner(array.tolist()) if array.dtype.hasobject else f"sha256:{_bytes_digest(array)}"
+        return f"{type(value).__name__}({array.dtype}{list(array.shape)}, {content})"
     if inspect.isroutine(value) or isinstance(value, type):
-        return _function(value)
+        return _function(value, inner)
     return _by_repr(value)
+
+
+def _bytes_digest(array: np.ndarray[Any, Any]) -> str:
+    return _digest(np.ascontiguousarray(array).tobytes())
 
 
 def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
     if isinstance(value, (np.ndarray, np.generic)):
-        array = np.asarray(value)
-        return None if array.dtype.hasobject else array
+        return np.asarray(value)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
         raw: np.ndarray[Any, Any] = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
@@ -204,14 +234,21 @@ def _as_array(value: Any) -> np.ndarray[Any, Any] | None:
     return None
 
 
-def _function(value: Any) -> str:
+def _function(value: Any, inner: Callable[[Any], str]) -> str:
     name = qualified_name(value)
     if "<lambda>" not in name and "<locals>" not in name:
         return name
     digest = source_digest(value)
-    if digest is None or getattr(value, "__closure__", None):
+    if digest is None or getattr(value, "__closure__", None) or not _is_alone(value):
         raise _NoDescription(f"{name}, a function made at run time,")
-    return f"{name} source:{digest}"
+    defaults = inner([getattr(value, "__defaults__", None), getattr(value, "__kwdefaults__", None)])
+    return f"{name} source:{digest} defaults:{defaults}"
+
+
+def _is_alone(function: Any) -> bool:
+    """Whether the source that inspect finds is of this function only: a line may hold two lambdas."""
+    source = inspect.getsource(function)
+    return "<lambda>" not in function.__qualname__ or source.count("lambda") == 1
 
 
 def _by_repr(value: Any) -> str:
@@ -222,5 +259,5 @@ def _by_repr(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = value[0] if isinstance(value, list) and len(value) == 1 else repr(value)
     return text if len(text) <= _LONG else text[:_SHOWN] + "..."

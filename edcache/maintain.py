@@ -173,7 +173,7 @@ class _Verification:
             self._problem(cursor.offset, "a seal begins here that is damaged; seal the archive again")
 
     def _check_last_seal(self, seal: tuple[Header, Header]) -> None:
-        """The chain ends with a seal and the file not with its directory: growth was torn, or it is damaged."""
+        """The chain ends with a seal, the file not with its directory: torn growth, or damage."""
         start, directory = seal[1].payload_end, self._directory(seal)
         if self._file.pread(start, len(directory)) != directory:
             self._problem(
