@@ -1,4 +1,4 @@
-"""CachedDataset: fills once, opens ever after, indexes as a sequence, and never hands out the cache's own memory."""
+"""CachedDataset: computed once, then a sequence of samples that the caller owns, from one archive."""
 
 from __future__ import annotations
 

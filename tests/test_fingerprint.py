@@ -77,7 +77,10 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         environment = os.environ | {"PYTHONHASHSEED": seed}
         command = [sys.executable, str(script)]
         started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
-    imported = "import json, program as p; print(json.dumps(p.call_fingerprint(p.factory, p.ARGUMENTS, {'a', 'b', 'c'})))"
+    imported = (
+        "import json, program as p;"
+        "print(json.dumps(p.call_fingerprint(p.factory, p.ARGUMENTS, {'a', 'b', 'c'})))"
+    )
     environment = os.environ | {"PYTHONHASHSEED": "3", "PYTHONPATH": str(script.parent)}
     command = [sys.executable, "-c", imported]
     started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))

@@ -395,10 +395,11 @@ def test_a_refused_sample_leaves_no_trace():
     assert table.schema.field("a").type == pa.int64()
 
 
-def test_take_starts_afresh_but_remembers_the_types():
+def test_a_successor_starts_afresh_but_remembers_the_types():
     collector = LabelCollector(LabelSpec.parse(["y"]))
     collector.add(0, {"y": 1})
     assert collector.table()["y"].to_pylist() == [1]
+    collector = collector.successor()
     assert len(collector) == 0
     assert collector.table().num_rows == 0
     with pytest.raises(LabelTypeError, match=r"sample 5 is a str .* earlier samples are int64"):
@@ -495,17 +496,36 @@ def test_the_types_of_many_chunks_refuse_what_unify_would_refuse():
 def test_types_that_went_through_a_file_still_know_what_decides():
     """-1 is two chunks ago when 2**63 comes: only the facts that travel along can refuse it."""
     for values in ([-1, 2**63], [2**63, -1], [2**53 + 1, 0.5], [0.5, 2**53 + 1]):
-        first, second = (LabelTypes.of(pa.table({"y": [value]})) for value in values)
+        first, second = (LabelTypes.of(pa.table({"y": collect(value)})) for value in values)
         between = LabelTypes.of(pa.table({"y": pa.nulls(1)}))
         known = LabelTypes.from_json(json.loads(json.dumps(first.joined(between, "").to_json())))
         with pytest.raises(LabelTypeError, match='label "y" is'):
             known.joined(second, "")
 
 
+def test_a_collector_knows_the_types_of_the_archive():
+    seen = LabelTypes.of(pa.table({"y": ["a"]}))
+    collector = LabelCollector(LabelSpec.parse(["y"]), seen)
+    with pytest.raises(LabelTypeError, match=r"sample 7 is an int \(3\), earlier samples are string"):
+        collector.add(7, {"y": 3})
+    collector.add(7, {"y": "b"})
+    collector.truncate(0)
+    assert collector.table().num_rows == 0
+
+
 @pytest.mark.parametrize("said", [{"y": ["int65", False, False, None]}, {"y": ["int64"]}, [1], {"y": 5}])
 def test_types_that_no_writer_makes_are_refused(said):
     with pytest.raises((ValueError, TypeError, AttributeError)):
         LabelTypes.from_json(said)
+
+
+scalars = st.one_of(
+    st.none(),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(allow_nan=False),
+    st.integers(0, 255).map(np.uint8),
+    st.integers(-128, 127).map(np.int8),
+)
 
 
 @settings(max_examples=150, deadline=None)
@@ -517,6 +537,7 @@ def test_numbers_are_kept_exactly_or_refused_however_they_are_cut(values, data):
         for i, value in enumerate(values):
             if i in cuts:
                 tables.append(collector.table())
+                collector = collector.successor()
             collector.add(i, {"y": value})
         tables.append(collector.table())
     except LabelTypeError:
