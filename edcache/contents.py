@@ -45,7 +45,10 @@ class Chain:
         length: samples of the dataset, where the head or an amendment says it.
         end_index: one more than the largest sample index in a chunk.
         durable: everything before this offset is known to have been synced.
-        lost: sequence numbers of entries whose bytes a power cut took, as amendments tell.
+        lost: sequence numbers of entries whose bytes a power cut took, as amendments tell. They are in
+            none of the following.
+        entries: everything but seals: what a zip directory lists between head and index.
+        chunks: the chunks. dictionaries: the compression dictionaries, oldest first.
     """
 
     def __init__(self, head: Head, cursor: Cursor, where: str) -> None:
@@ -57,15 +60,15 @@ class Chain:
         self.end_index = 0
         self.durable = 0
         self.lost: set[int] = set()
-        self._entries: list[Header] = []
+        self.entries: list[Header] = []
+        self.chunks: list[Header] = []
+        self.dictionaries: list[Header] = []
         self._index: Header | None = None
 
-    def extend(self, pread: PRead, size: int) -> list[Header]:
-        """Take in what follows the cursor in a file of `size` bytes; returns the new headers."""
-        found = list(format.walk(pread, size, self.head.uuid, self.cursor))
-        for header in found:
+    def extend(self, pread: PRead, size: int) -> None:
+        """Take in what follows the cursor in a file of `size` bytes."""
+        for header in format.walk(pread, size, self.head.uuid, self.cursor):
             self.note(pread, header)
-        return found
 
     def note(self, pread: PRead, header: Header) -> None:
         """Take in one entry, which must be the one that belongs at the cursor."""
@@ -76,12 +79,19 @@ class Chain:
             self.seal = (self._index, header)
         else:
             self.seal = None
-            self._entries.append(header)
-            self.end_index = max(self.end_index, header.end_index)
-            if header.kind == format.KIND_AMENDMENT:
-                self._amend(pread, header)
+            self._add(pread, header)
         self.durable = max(self.durable, header.durable)
         self.cursor = format.after(header)
+
+    def _add(self, pread: PRead, header: Header) -> None:
+        self.entries.append(header)
+        if header.kind == format.KIND_CHUNK:
+            self.chunks.append(header)
+            self.end_index = max(self.end_index, header.end_index)
+        elif header.kind == format.KIND_DICTIONARY:
+            self.dictionaries.append(header)
+        elif header.kind == format.KIND_AMENDMENT:
+            self._amend(pread, header)
 
     def _amend(self, pread: PRead, header: Header) -> None:
         said = _read_amendment(pread, header)
@@ -89,22 +99,10 @@ class Chain:
             return
         if said["length"] is not None:
             self.length = said["length"]
-        self.lost |= said["lost"]
-
-    @property
-    def entries(self) -> list[Header]:
-        """Everything but seals and what was lost: what a zip directory lists between head and index."""
-        return [header for header in self._entries if header.seq not in self.lost]
-
-    @property
-    def chunks(self) -> list[Header]:
-        """The chunks, without those that were lost."""
-        return [header for header in self.entries if header.kind == format.KIND_CHUNK]
-
-    @property
-    def dictionaries(self) -> list[Header]:
-        """The compression dictionaries, oldest first, without those that were lost."""
-        return [header for header in self.entries if header.kind == format.KIND_DICTIONARY]
+        if said["lost"]:
+            self.lost |= said["lost"]
+            for entries in (self.entries, self.chunks, self.dictionaries):
+                entries[:] = [entry for entry in entries if entry.seq not in self.lost]
 
     def find_lost(self, pread: PRead) -> set[int]:
         """Sequence numbers of unsynced entries whose payload fails its crc32, newly found.
