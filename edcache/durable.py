@@ -21,6 +21,7 @@ import os
 import stat
 import struct
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,8 @@ _FLOCK = struct.Struct("hhqqi0q")  # struct flock on 64-bit Linux: type, whence,
 # fills that overlap then compute some samples twice, and the newer record wins.
 WHOLE_FILE_LOCK = 1 << 62
 _MAX_OFFSET = 1 << 62
+# Windows has no pread: there, threads take turns with the position. (It has no fork either.)
+_position = threading.Lock()
 _MAX_WRITE = 1 << 30  # Linux moves at most 0x7ffff000 bytes a call
 
 
@@ -63,11 +66,19 @@ class System:
 
     def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
         """Read at an offset; the descriptor's own position is neither used nor moved."""
-        return os.pread(fd, nbytes, offset)
+        if hasattr(os, "pread"):
+            return os.pread(fd, nbytes, offset)
+        with _position:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.read(fd, nbytes)
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         """Write at an offset; returns how many bytes went."""
-        return os.pwrite(fd, data, offset)
+        if hasattr(os, "pwrite"):
+            return os.pwrite(fd, data, offset)
+        with _position:
+            os.lseek(fd, offset, os.SEEK_SET)
+            return os.write(fd, data)
 
     def truncate(self, fd: int, size: int) -> None:
         """Cut the file to `size` bytes."""
@@ -95,10 +106,6 @@ class System:
     def replace(self, source: str, target: str) -> None:
         """Give `source` the name `target` in one step."""
         os.replace(source, target)
-
-    def remove(self, path: str) -> None:
-        """Remove a name."""
-        os.remove(path)
 
     def boot_time(self) -> float | None:
         """When this machine started, in seconds of the clock that stamps files; None if unknown."""
@@ -332,14 +339,6 @@ def replace(source: str, target: str) -> None:
     except OSError as error:
         _refused(target, f"giving {source} its name", error)
     sync_directory(os.path.dirname(target))
-
-
-def remove(path: str) -> None:
-    """Remove a file."""
-    try:
-        system.remove(path)
-    except OSError as error:
-        _refused(path, "removing it", error)
 
 
 def sync_directory(path: str) -> None:

@@ -127,6 +127,10 @@ class _Verification:
 
     def _check_seal(self, seal: tuple[Header, Header], contents: Contents) -> None:
         index_header, labels_header = seal
+        if self._chain.seal != seal:
+            before = f"so the chain ends before its seal at offset {index_header.offset:,}"
+            self._problem(self._chain.cursor.offset, f"no entry fits here, {before}")
+            return
         index = self._file.pread(index_header.payload_offset, index_header.payload_nbytes)
         labels = self._file.pread(labels_header.payload_offset, labels_header.payload_nbytes)
         try:
@@ -192,8 +196,9 @@ class _Verification:
         found = self._file.pread(cursor.offset, format.HEADER_NBYTES)
         if format.parse_header(found) is not None:
             return True
-        # Bytes of a header, and the end record behind them: a kill leaves one or the other, or no crc.
-        return any(found[-8:]) or (any(found[137:141]) and self._ends_like_a_zip())
+        # A kill within the header leaves no crc32; with one, it was whole once.
+        had_crc, named = any(found[137:141]), found[30:41] == b"index.arrow"
+        return had_crc and (named or self._ends_like_a_zip())
 
     def _ends_like_a_zip(self) -> bool:
         return b"PK\x05\x06" in self._file.pread(max(0, self._size - 1024), 1024)

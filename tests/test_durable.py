@@ -1,0 +1,199 @@
+"""The storage layer: positions, short writes, errors with their errno, locks that die with their holder."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from edcache import durable
+from edcache.durable import File
+from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, StorageError
+from edcache.format import LOCK_APPEND, LOCK_CLAIM
+
+HOLDER = """
+import sys, time
+from edcache.durable import File
+file = File.open(sys.argv[1], "a")
+file.lock(int(sys.argv[2]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return str(tmp_path / "file.zip")
+
+
+@pytest.fixture
+def holder(path):
+    """Another process that holds a lock of the file until it is killed."""
+    started = []
+
+    def start(byte):
+        child = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, path, str(byte)], stdout=subprocess.PIPE, text=True
+        )
+        started.append(child)
+        assert child.stdout.readline() == "held\n"
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def test_reads_and_writes_are_at_offsets(path):
+    file = File.open(path, "x")
+    file.pwrite(5, b"world")
+    file.pwrite(0, b"hello")
+    assert file.pread(0, 10) == b"helloworld"
+    assert file.pread(8, 10) == b"ld"
+    assert file.pread(10, 10) == b""
+    assert file.pread(1 << 63, 1) == b""
+    assert file.size() == 10
+    file.truncate(5)
+    assert file.pread(0, 10) == b"hello"
+    file.close()
+    file.close()
+
+
+def test_a_system_without_pread_reads_and_writes_the_same(path, monkeypatch):
+    monkeypatch.delattr(os, "pread")
+    monkeypatch.delattr(os, "pwrite")
+    test_reads_and_writes_are_at_offsets(path)
+
+
+def test_short_writes_and_reads_are_completed(path):
+    class Short(durable.System):
+        def pwrite(self, fd, data, offset):
+            return super().pwrite(fd, data[:3], offset)
+
+        def pread(self, fd, nbytes, offset):
+            return super().pread(fd, min(nbytes, 2), offset)
+
+    with durable.replace_system(Short()):
+        file = File.open(path, "x")
+        file.pwrite(0, b"0123456789")
+        assert file.pread(1, 8) == b"12345678"
+        file.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        ("pwrite", "writing 4 bytes at offset 8,192: No space left on device"),
+        ("truncate", "cutting it to 8,192 bytes: No space left on device"),
+        ("sync", "syncing it; what was written since the last sync is in doubt: No space left on device"),
+        ("lock", "locking it; if the file system has no byte locks, .*: No space left on device"),
+    ],
+)
+def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
+    class Refusing(durable.System):
+        pass
+
+    def refuse(self, *arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    setattr(Refusing, call, refuse)
+    file = File.open(path, "x")
+    calls = {
+        "pwrite": lambda: file.pwrite(8192, b"data"),
+        "truncate": lambda: file.truncate(8192),
+        "sync": file.sync,
+        "lock": lambda: file.lock(LOCK_APPEND),
+    }
+    with durable.replace_system(Refusing()), pytest.raises(StorageError, match=message) as caught:
+        calls[call]()
+    assert caught.value.errno == errno.ENOSPC
+    assert str(caught.value).startswith(path)
+    file.close()
+
+
+def test_opening_names_what_is_in_the_way(path, tmp_path):
+    with pytest.raises(ArchiveNotFoundError, match="no such file; check the path, or build the cache first"):
+        File.open(path, "r")
+    File.open(path, "x").close()
+    with pytest.raises(ArchiveExistsError, match='exists already; use mode="a" to continue or grow it'):
+        File.open(path, "x")
+    os.mkfifo(tmp_path / "pipe")
+    for other in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(StorageError, match="not a regular file|opening it: Is a directory"):
+            File.open(str(other), "a")
+    with pytest.raises(StorageError, match="not a regular file"):
+        File.open(str(tmp_path / "pipe"), "r")
+
+
+def test_a_lock_keeps_other_processes_out_until_its_holder_is_killed(path, holder):
+    child = holder(LOCK_CLAIM + 7)
+    file = File.open(path, "a")
+    assert not file.try_lock(LOCK_CLAIM + 7)
+    assert file.try_lock(LOCK_CLAIM + 8)
+    child.send_signal(signal.SIGKILL)
+    file.lock(LOCK_CLAIM + 7)
+    file.close()
+
+
+def test_two_opens_in_one_process_exclude_each_other(path):
+    one, other = File.open(path, "a"), File.open(path, "a")
+    with one.locked(LOCK_APPEND):
+        assert not other.try_lock(LOCK_APPEND)
+    assert other.try_lock(LOCK_APPEND)
+    one.close()
+    other.close()
+
+
+def test_closing_another_descriptor_of_the_file_drops_no_lock(path):
+    """A POSIX record lock would be gone."""
+    one = File.open(path, "a")
+    one.lock(LOCK_APPEND)
+    File.open(path, "r").close()
+    other = File.open(path, "a")
+    assert not other.try_lock(LOCK_APPEND)
+    one.close()
+    other.close()
+
+
+def test_a_child_that_closes_its_copy_leaves_the_parents_lock(path):
+    file = File.open(path, "a")
+    file.lock(LOCK_APPEND)
+    child = os.fork()
+    if child == 0:
+        file.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    other = File.open(path, "a")
+    assert not other.try_lock(LOCK_APPEND)
+    file.close()
+    other.close()
+
+
+def test_replace_takes_the_name(tmp_path):
+    (tmp_path / "new").write_bytes(b"new")
+    (tmp_path / "old").write_bytes(b"old")
+    durable.replace(str(tmp_path / "new"), str(tmp_path / "old"))
+    assert [f.name for f in tmp_path.iterdir()] == ["old"]
+    assert (tmp_path / "old").read_bytes() == b"new"
+    with pytest.raises(StorageError, match="giving .*new its name: No such file"):
+        durable.replace(str(tmp_path / "new"), str(tmp_path / "old"))
+
+
+def test_a_file_is_of_this_boot_only_if_it_was_written_after_it(path):
+    class Booted(durable.System):
+        when = None
+
+        def boot_time(self):
+            return self.when
+
+    file, system = File.open(path, "x"), Booted()
+    with durable.replace_system(system):
+        assert not durable.written_since_boot(file)
+        for when, expected in ((file.modified() - 100, True), (file.modified() + 100, False)):
+            system.when = when
+            assert durable.written_since_boot(file) is expected
+    file.close()
