@@ -20,7 +20,7 @@ from edcache.errors import (
     SampleIndexError,
     StaleCacheError,
 )
-from edcache.fill import LazyFiller, check_length, fill
+from edcache.fill import LazyFiller, check_length, check_source, fill
 from edcache.fingerprint import differences, type_fingerprint
 from edcache.format import Head
 from edcache.labels.query import matching_rows
@@ -175,7 +175,7 @@ class CachedDataset(_Samples):
         self._filler: LazyFiller | None = None
         self._labels: Labels | None = None
         if source is None:
-            self._reader.head  # noqa: B018  opens the archive, so that a wrong path fails here
+            self._pin()
             return
         keys = in_memory_keys if in_memory_keys is not None else getattr(source, "in_memory_keys", None)
         self._spec = LabelSpec.parse(keys)
@@ -190,11 +190,19 @@ class CachedDataset(_Samples):
             fingerprint=fingerprint or type_fingerprint(source),
         )
         self._start(lazy if force_cache is None else not force_cache, keep_existing)
+        self._pin()
+
+    def _pin(self) -> None:
+        """Open the archive now: a wrong path fails here, and one that replaces it later is another one."""
+        self._reader.head  # noqa: B018
 
     def _start(self, lazy: bool, keep_existing: bool) -> None:
+        if lazy and not keep_existing:
+            raise OptionError(f"{self.path}: lazy=True fills what is there; to begin anew delete the file")
         if keep_existing and self._is_done():
             return
-        if lazy and keep_existing:
+        check_source(self._source, self.path)
+        if lazy:
             self._filler = LazyFiller(self._source, self.path, self._head, self._spec, **self._fill_options)
             self._filler.create()
         else:

@@ -63,11 +63,7 @@ def fill(
     A chunk is published when it is full, and otherwise after a tenth of the time spent so far
     (0.2 to 2 seconds): a kill costs little of what was computed, even in the first seconds.
     """
-    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
-        raise OptionError(
-            f"{path}: the source, a {type(source).__name__}, has no len() or no [index]; "
-            "write an iterable with CacheWriter(path).extend(...)"
-        )
+    check_source(source, path)
     if not rebuild:
         return _fill_file(source, path, head, spec, chunk_size, sync, progress)
     session = start_replacing(path + ".new")
@@ -95,6 +91,15 @@ def _fill_file(
         return _Fill(source, ChunkWriter(appender, spec, chunk_size)).run(progress)
     finally:
         appender.close()
+
+
+def check_source(source: Any, path: str) -> None:
+    """Raise OptionError for what is no map-style dataset."""
+    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        raise OptionError(
+            f"{path}: the source, a {type(source).__name__}, has no len() or no [index]; "
+            "write an iterable with CacheWriter(path).extend(...)"
+        )
 
 
 def check_length(path: str, found: int | None, length: int) -> None:

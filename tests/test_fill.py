@@ -1,0 +1,185 @@
+"""Filling: once per sample, whatever happens in between and whoever helps."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import edcache
+from edcache import CachedDataset, Reader
+from edcache.errors import LabelTypeError, OptionError, SourceError, StaleCacheError, UnsupportedTypeError
+
+
+class Counted:
+    """Remembers which samples were computed; `change` may replace or refuse one."""
+
+    def __init__(self, length=50, change=None):
+        self.length = length
+        self.change = change or (lambda i, sample: sample)
+        self.computed = []
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, i):
+        self.computed.append(i)
+        return self.change(i, {"x": torch.full((3,), i), "y": i % 5})
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "deep" / "a.zip"
+
+
+def refuse_at(index, error):
+    def change(i, sample):
+        if i == index:
+            raise error
+        return sample
+
+    return change
+
+
+def test_the_first_construction_fills_and_the_next_computes_nothing(path):
+    first, second = Counted(), Counted()
+    CachedDataset(first, path, in_memory_keys=["y"])
+    assert first.computed == list(range(50))
+    ds = CachedDataset(second, path, in_memory_keys=["y"])
+    assert second.computed == []
+    assert [s["x"][0].item() for s in ds] == list(range(50))
+    assert Reader(path).sealed
+
+
+def test_a_source_that_raises_is_named_and_what_was_computed_is_kept(path):
+    source = Counted(change=refuse_at(30, ZeroDivisionError("by zero")))
+    message = (
+        r"a.zip: the source raised at index 30: ZeroDivisionError: by zero; what was computed before is kept"
+    )
+    with pytest.raises(SourceError, match=message) as caught:
+        CachedDataset(source, path, in_memory_keys=["y"])
+    assert type(caught.value.__cause__) is ZeroDivisionError
+    left = CachedDataset.from_cache(path)
+    assert left.missing.tolist() == list(range(30, 50))
+    assert left.labels.table["y"].to_pylist() == [i % 5 for i in range(30)] + [None] * 20
+    again = Counted()
+    ds = CachedDataset(again, path, in_memory_keys=["y"])
+    assert again.computed == list(range(30, 50))
+    assert ds.labels["y"].tolist() == [i % 5 for i in range(50)]
+
+
+def test_an_index_error_inside_the_source_is_no_end(path):
+    with pytest.raises(SourceError, match="raised at index 3: IndexError: inner"):
+        CachedDataset(Counted(change=refuse_at(3, IndexError("inner"))), path)
+
+
+def test_an_interrupt_passes_through_and_keeps_what_was_computed(path):
+    with pytest.raises(KeyboardInterrupt):
+        CachedDataset(Counted(change=refuse_at(20, KeyboardInterrupt())), path)
+    assert CachedDataset.from_cache(path).missing.tolist() == list(range(20, 50))
+
+
+def test_what_was_kept_is_said(path, capsys):
+    with pytest.raises(SourceError):
+        CachedDataset(Counted(change=refuse_at(41, ValueError())), path)
+    capsys.readouterr()
+    CachedDataset(Counted(), path)
+    assert capsys.readouterr().err == "a.zip: 41 of 50 already cached\n"
+
+
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [({"EDCACHE_PROGRESS": "0"}, {}), ({"RANK": "3"}, {}), ({}, {"progress": False})],
+)
+def test_nothing_is_said_where_nobody_looks(path, capsys, monkeypatch, environment, options):
+    with pytest.raises(SourceError):
+        CachedDataset(Counted(change=refuse_at(41, ValueError())), path)
+    capsys.readouterr()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    CachedDataset(Counted(), path, **options)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bar_shows_when_asked_for(path, capsys):
+    CachedDataset(Counted(), path, progress=True)
+    shown = capsys.readouterr().err
+    assert "caching a.zip: 100%" in shown
+    assert "50/50" in shown
+
+
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        ({"x": {1, 2}, "y": 0}, UnsupportedTypeError, r'a.zip: sample 7: sample\["x"\]: cannot store set'),
+        ({"x": 1, "y": "cat"}, LabelTypeError, 'a.zip: label "y": sample 7 is a str .* samples are int64'),
+    ],
+)
+def test_a_sample_that_cannot_be_kept_is_named_and_the_others_are_kept(path, bad, error, message):
+    with pytest.raises(error, match=message):
+        CachedDataset(Counted(change=lambda i, s: bad if i == 7 else s), path, in_memory_keys=["y"])
+    assert CachedDataset.from_cache(path).missing.tolist() == list(range(7, 50))
+
+
+def test_chunk_size_is_the_most_that_one_publication_holds(path):
+    with pytest.raises(SourceError):
+        CachedDataset(Counted(100, refuse_at(95, ValueError())), path, chunk_size=10)
+    assert Reader(path).chunks == 10
+
+
+def test_another_length_or_class_is_noticed(path):
+    CachedDataset(Counted(50), path)
+    with pytest.raises(StaleCacheError, match="begun for 50 samples, the source has 60 now; build it again"):
+        CachedDataset(Counted(60), path)
+    with pytest.raises(StaleCacheError, match="type: .*Counted.* in the archive, .*list.* now"):
+        CachedDataset([0] * 50, path)
+    assert len(CachedDataset(Counted(60), path, keep_existing=False)) == 60
+
+
+def test_a_source_without_length_is_referred_to_the_writer(path):
+    with pytest.raises(OptionError, match=r"a generator, has no len.. or no .index.; write an iterable with"):
+        CachedDataset((i for i in range(3)), path)
+
+
+def test_an_empty_source_gives_a_sealed_empty_archive(path):
+    ds = CachedDataset([], path)
+    assert (len(ds), ds.complete, Reader(path).sealed) == (0, True, True)
+
+
+def test_keep_existing_false_builds_anew_while_the_old_one_is_read(path):
+    old = CachedDataset(Counted(), path)
+    new = Counted(change=lambda i, s: "new")
+    assert list(CachedDataset(new, path, keep_existing=False)) == ["new"] * 50
+    assert old[3]["y"] == 3
+    assert os.listdir(path.parent) == ["a.zip"]
+
+
+HELPER = """
+import os, sys, time
+from edcache import CachedDataset
+
+class Logged:
+    def __len__(self):
+        return 400
+    def __getitem__(self, i):
+        fd = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(fd, f"{i}\\n".encode())
+        os.close(fd)
+        time.sleep(0.002)
+        return {"i": i}
+
+ds = CachedDataset(Logged(), sys.argv[1], in_memory_keys=["i"])
+assert ds.complete and [s["i"] for s in ds] == list(range(400)), ds
+"""
+
+
+def test_processes_that_fill_one_archive_share_the_work(path, tmp_path):
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", HELPER, str(path), str(log)]
+    helpers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for helper in helpers:
+        _, errors = helper.communicate()
+        assert helper.returncode == 0, errors
+    assert sorted(map(int, log.read_text().split())) == list(range(400))
+    assert edcache.verify(path).sound

@@ -1,0 +1,277 @@
+"""CacheWriter: modes, what an exception leaves, growth, gaps, options, space and determinism."""
+
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import edcache
+from edcache import CachedDataset, CacheWriter, Reader
+from edcache.errors import (
+    ArchiveClosedError,
+    ArchiveExistsError,
+    ArchiveLockedError,
+    CorruptArchiveError,
+    LabelError,
+    LabelTypeError,
+    MissingSampleError,
+    OptionError,
+    PickleRefusedError,
+    SampleIndexError,
+    UnsupportedTypeError,
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "a.zip"
+
+
+def contents(path):
+    ds = CachedDataset.from_cache(path)
+    missing = set(ds.missing.tolist())
+    return {i: ds[i] for i in range(len(ds)) if i not in missing}
+
+
+def test_x_refuses_a_path_that_exists(path):
+    with CacheWriter(path) as w:
+        w.append(1)
+    with pytest.raises(ArchiveExistsError, match='exists already; use mode="a" to continue or grow it'):
+        CacheWriter(path)
+    with pytest.raises(OptionError, match="mode='r'; choose 'x' .new., 'a'"):
+        CacheWriter(path, "r")
+
+
+def test_a_continues_unsealed_and_grows_sealed_archives(path):
+    for _ in range(3):
+        w = CacheWriter(path, "a")
+        w.extend([w.next_index, w.next_index + 1])
+        w.abort()
+        with CacheWriter(path, "a") as w:
+            w.append(w.next_index)
+    assert contents(path) == {i: i for i in range(9)}
+    assert edcache.verify(path).sound
+
+
+def test_an_exception_leaves_an_unsealed_archive_that_opens_and_continues(path):
+    with pytest.raises(RuntimeError, match="in the block"), CacheWriter(path) as w:
+        w.extend("abc")
+        raise RuntimeError("in the block")
+    assert not Reader(path).sealed
+    assert contents(path) == {0: "a", 1: "b", 2: "c"}
+    with CacheWriter(path, "a") as w:
+        w.append("d")
+    assert contents(path) == {0: "a", 1: "b", 2: "c", 3: "d"}
+    assert Reader(path).sealed
+
+
+def test_w_shows_the_old_archive_until_the_new_one_is_sealed(path):
+    for text in ("old", "new"):
+        reader = Reader(path)
+        with CacheWriter(path, "w") as w:
+            w.append(text)
+            w.flush()
+            if text == "new":
+                assert contents(path) == {0: "old"}
+                assert reader.read(0) == "old"
+        assert contents(path) == {0: text}
+        assert reader.read(0) in ("old", text)
+    assert os.listdir(path.parent) == ["a.zip"]
+
+
+def test_w_leaves_the_old_archive_and_a_resumable_one_beside_it_on_an_exception(path):
+    with CacheWriter(path) as w:
+        w.append("old")
+    with pytest.raises(ValueError, match="no"), CacheWriter(path, "w") as w:
+        w.append("new")
+        raise ValueError("no")
+    assert contents(path) == {0: "old"}
+    assert contents(str(path) + ".new") == {0: "new"}
+
+
+def test_two_replacements_of_one_path_exclude_each_other(path):
+    w = CacheWriter(path, "w")
+    with pytest.raises(ArchiveLockedError, match="a.zip.new: another process is writing it"):
+        CacheWriter(path, "w")
+    w.close()
+    CacheWriter(path, "w").close()
+
+
+def test_write_stores_at_any_index_and_the_later_wins(path):
+    with CacheWriter(path, in_memory_keys={"y": 0}) as w:
+        for i in (7, 2, 9, 2):
+            w.write(i, (i, "first"))
+        w.write(np.int64(7), (7, "second"))
+    with CacheWriter(path, "a") as w:
+        w.write(9, (9, "second"))
+        w.append((10, "appended"))
+    found = contents(path)
+    assert found == {
+        2: (2, "first"),
+        7: (7, "second"),
+        9: (9, "second"),
+        10: (10, "appended"),
+    }
+    ds = CachedDataset.from_cache(path)
+    assert ds.missing.tolist() == [0, 1, 3, 4, 5, 6, 8]
+    assert not ds.complete
+    assert ds.labels.table["y"].to_pylist() == [None, None, 2, None, None, None, None, 7, None, 9, 10]
+    with pytest.raises(MissingSampleError, match="sample 3 has no record yet .4 of 11 have.; fill it"):
+        ds[3]
+    with (
+        pytest.raises(SampleIndexError, match="index -1; write.. takes 0 and up"),
+        CacheWriter(path, "a") as w,
+    ):
+        w.write(-1, 0)
+
+
+def test_a_buffer_may_be_reused_after_append(path):
+    buffer, tensor = np.zeros(3), torch.zeros(2)
+    with CacheWriter(path) as w:
+        for i in range(4):
+            buffer[:], tensor[:] = i, i
+            w.append([buffer, tensor, bytearray([i])])
+    for i, (array, tensor, data) in contents(path).items():
+        assert array.tolist() == [i] * 3
+        assert tensor.tolist() == [i] * 2
+        assert data == bytes([i])
+
+
+def test_a_closed_writer_says_so(path):
+    w = CacheWriter(path)
+    w.close()
+    w.close()
+    w.abort()
+    with pytest.raises(ArchiveClosedError, match='this writer is closed; open the archive with mode="a"'):
+        w.append(1)
+
+
+def test_a_sample_that_cannot_be_stored_is_named_and_the_rest_stays(path):
+    with CacheWriter(path, in_memory_keys=["y"]) as w:
+        w.append({"y": 1, "boxes": None})
+        message = (
+            r'a.zip: sample 1: sample\["boxes"\]: cannot store set; convert it to a list, or choose codec'
+        )
+        with pytest.raises(UnsupportedTypeError, match=message):
+            w.append({"y": 2, "boxes": {1}})
+        with pytest.raises(LabelError, match='a.zip: label "y": sample 1 has no field "y"; .*"boxes"'):
+            w.append({"boxes": None})
+        with pytest.raises(LabelTypeError, match='label "y": sample 1 is a str .*earlier samples are int64'):
+            w.append({"y": "two", "boxes": None})
+        w.append({"y": 3, "boxes": None})
+    assert [s["y"] for s in contents(path).values()] == [1, 3]
+    assert CachedDataset.from_cache(path).labels["y"].tolist() == [1, 3]
+
+
+def test_options_that_contradict_the_archive_are_refused(path):
+    CacheWriter(path, in_memory_keys=["y"], compression="zstd").close()
+    for options, message in (
+        ({"compression": "zstd:19"}, "compression='zstd:19', the archive was begun with 'zstd'"),
+        ({"codec": "pickle"}, "codec='pickle', the archive was begun with 'native'"),
+        ({"in_memory_keys": ["z"]}, r"in_memory_keys=\['z'\], the archive was begun with \['y'\]"),
+        ({"chunk_size": 0}, "chunk_size=0; give a positive integer"),
+        ({"sync": "often"}, "sync='often'; choose one of 'never', 'seal', 'chunk'"),
+    ):
+        with pytest.raises(OptionError, match=message):
+            CacheWriter(path, "a", **options)
+    with CacheWriter(path, "a") as w:
+        w.append({"y": 5})
+    assert CachedDataset.from_cache(path).labels["y"].tolist() == [5]
+
+
+def test_labels_made_by_functions_must_be_given_again(path):
+    keys = {"parity": lambda s: s % 2}
+    with CacheWriter(path, in_memory_keys=keys) as w:
+        w.append(3)
+    with pytest.raises(OptionError, match=r"labels \['parity'\] were made by functions; pass the same"):
+        CacheWriter(path, "a")
+    with CacheWriter(path, "a", in_memory_keys=keys) as w:
+        w.append(4)
+    assert CachedDataset.from_cache(path).labels["parity"].tolist() == [1, 0]
+
+
+def test_flush_shows_readers_what_was_appended(path):
+    w = CacheWriter(path, publish_seconds=None)
+    reader = Reader(path)
+    assert len(reader) == 0
+    w.extend(range(5))
+    assert not reader.refresh()
+    w.flush()
+    assert reader.refresh()
+    assert not reader.refresh()
+    assert [reader.read(i) for i in range(len(reader))] == [0, 1, 2, 3, 4]
+    w.close()
+
+
+def test_the_same_samples_give_the_same_bytes(tmp_path):
+    for name in ("one", "two"):
+        with CacheWriter(tmp_path / name, in_memory_keys=["y"], chunk_size=7, uuid=bytes(16)) as w:
+            w.extend({"x": np.arange(i), "y": i, "t": "é" * i} for i in range(30))
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+@pytest.mark.parametrize("compression", ["zstd", "zstd:19", "zstd+dict"])
+def test_compressed_samples_come_back_and_take_less_room(tmp_path, compression):
+    samples = [{"text": "all work and no play " * (i % 5 + 1), "n": i} for i in range(400)]
+    for name, option in (("plain", None), ("packed", compression)):
+        with CacheWriter(tmp_path / name, compression=option, chunk_size=100) as w:
+            w.extend(samples)
+    assert list(CachedDataset.from_cache(tmp_path / "packed")) == samples
+    nbytes = {name: int(Reader(tmp_path / name).records.nbytes.sum()) for name in ("plain", "packed")}
+    assert nbytes["packed"] < 0.9 * nbytes["plain"]
+    assert edcache.verify(tmp_path / "packed").sound
+
+
+def test_pickle_must_be_asked_for_on_both_sides(path):
+    with CacheWriter(path, codec="pickle") as w:
+        w.append({1, 2})
+    with pytest.raises(PickleRefusedError, match="a.zip: sample 0: .*allow_pickle=True if you trust"):
+        CachedDataset.from_cache(path)[0]
+    assert CachedDataset.from_cache(path, allow_pickle=True)[0] == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "count", "most"), [(792, 5000, 1.12), (10_000, 1000, 1.02), (150_528, 60, 1.02)]
+)
+def test_space_over_the_payload(path, nbytes, count, most):
+    """12 % for 800-byte samples, 2 % from 10 kB up, labels included."""
+    samples = np.zeros((count, nbytes), np.uint8)
+    with CacheWriter(path, in_memory_keys={"y": 1}) as w:
+        w.extend((row, i) for i, row in enumerate(samples))
+    assert path.stat().st_size <= most * count * (nbytes + 8)
+
+
+def test_a_sample_larger_than_a_chunk_is_a_chunk_of_its_own(path):
+    with CacheWriter(path, chunk_nbytes=1000) as w:
+        w.extend([bytes(10), bytes(5000), bytes(10)])
+    assert [len(s) for s in contents(path).values()] == [10, 5000, 10]
+
+
+def test_a_foreign_file_is_left_alone(path):
+    for data in (b"PK\3\4 a zip of somebody else" * 500, b"text", b"PK\3\4" + bytes(60)):
+        path.write_bytes(data)
+        with pytest.raises(
+            edcache.errors.NotAnArchiveError, match="does not begin with a zip entry edcache.json"
+        ):
+            CacheWriter(path, "a")
+        assert path.read_bytes() == data
+
+
+def test_a_damaged_head_is_not_written_over(path):
+    with CacheWriter(path) as w:
+        w.append(1)
+    data = bytearray(path.read_bytes())
+    data[500] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptArchiveError, match="the head's 3,904 bytes fail their crc32"):
+        CacheWriter(path, "a")
+    assert path.read_bytes() == bytes(data)
+
+
+def test_an_empty_archive_is_an_empty_dataset(path):
+    CacheWriter(path, in_memory_keys=["y"]).close()
+    ds = CachedDataset.from_cache(path)
+    assert (len(ds), list(ds), ds.complete) == (0, [], True)
+    assert ds.labels["y"].tolist() == []
+    assert len(ds.filter(y=3)) == 0
