@@ -269,7 +269,7 @@ class CachedDataset(_Samples):
 
     def __repr__(self) -> str:
         names = ", ".join(name for name, _ in self._reader.head.labels)
-        state = "" if self.complete else f", {len(self.missing):,} missing"
+        state = "" if self.complete else f", {len(self) - self._reader.present:,} missing"
         labels = f", labels: {names}" if names else ""
         return f"CachedDataset({self.path!r}, {len(self):,} samples{state}{labels})"
 
@@ -326,8 +326,8 @@ class CachedDataset(_Samples):
         if self._source is None:
             if not self.complete:
                 raise OptionError(
-                    f"{self.path}: {len(self.missing):,} samples are missing and the source dataset is not "
-                    "here; construct CachedDataset(source, path)"
+                    f"{self.path}: {len(self) - self._reader.present:,} samples are missing and the source "
+                    "dataset is not here; construct CachedDataset(source, path)"
                 )
             return self
         if self._filler is not None:
@@ -352,7 +352,7 @@ class CachedDataset(_Samples):
                 raise
         if self._reader.refresh():
             self._labels = None
-            if not np.any(self._reader.missing() == position):
+            if self._reader.has(position):
                 return self._reader.read(position, copy=not self.zero_copy)
         return self._filler.get(position)
 

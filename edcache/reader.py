@@ -132,9 +132,18 @@ class Reader:
         return np.flatnonzero(absent)
 
     @property
+    def present(self) -> int:
+        """How many indices have a record."""
+        return len(self.records.offset)
+
+    @property
     def complete(self) -> bool:
         """Whether every index has a record."""
         return self.records.index is None
+
+    def has(self, index: int) -> bool:
+        """Whether an index in [0, len(self)) has a record."""
+        return self._here.find(index) is not None
 
     def read(self, index: int, copy: bool = True) -> Any:
         """Decode one sample.
@@ -286,15 +295,20 @@ class _Attached:
         length = self.contents.index.length
         if not 0 <= index < length:
             raise SampleIndexError(f"{self.path}: index {index} not in [0, {length:,})")
-        if self._index is None:
-            return index
-        row = int(np.searchsorted(self._index, index))
-        if row == len(self._index) or self._index[row] != index:
+        row = self.find(index)
+        if row is None:
             raise MissingSampleError(
                 f"{self.path}: sample {index} has no record yet ({self._rows:,} of {length:,} have); "
                 "fill it with warmup() on a dataset that has its source"
             )
         return row
+
+    def find(self, index: int) -> int | None:
+        """The row of the index table for an index in range, or None where it has no record."""
+        if self._index is None:
+            return index
+        row = int(np.searchsorted(self._index, index))
+        return row if row < len(self._index) and self._index[row] == index else None
 
     def place(self, row: int) -> str:
         """Names a record in messages."""
