@@ -13,7 +13,8 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
        fingerprint, progress                    what identifies a call; what a person sees
     2  contents                                 the tables of an archive merged into one
     3  reader, writer                           they meet only in the file
-    4  fill                                     which samples are missing, who computes them
+    4  fill, batch                              which samples are missing, who computes them;
+                                                many records to one collated batch
     5  dataset                                  CachedDataset and its views
     6  decorator, maintain                      @cachable; verify
     7  cli                                      parse, call one function, print, exit code

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from edcache.batch import Batch
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
@@ -63,6 +64,14 @@ class _Samples(Dataset[Any]):
     def _view(self, positions: npt.NDArray[np.int64]) -> View:
         raise NotImplementedError
 
+    def _archive_indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        raise NotImplementedError
+
+    @property
+    def reader(self) -> Reader:
+        """The archive underneath."""
+        raise NotImplementedError
+
     def __getitem__(self, index: Any) -> Any:
         """One sample for an integer, a view for a slice, an index array, a list or a bool mask.
 
@@ -77,9 +86,25 @@ class _Samples(Dataset[Any]):
             return self._view(_positions(np.asarray(index), len(self)))
         return self._sample(self._position(index))
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples at several positions, as torch's DataLoader asks for a batch."""
-        return [self[index] for index in indices]
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
+        """The samples at several positions, as torch's DataLoader asks for a batch.
+
+        A sequence of ordinary samples for any collate function; torch's `default_collate` makes its batch
+        of dicts, tuples and lists by one gather a field, see `edcache/batch.py`.
+        """
+        batch = self._batch(indices)
+        return batch if batch.is_led_to else list(batch)
+
+    def batch(self, indices: Sequence[int]) -> Any:
+        """The collated samples at several positions: exactly `default_collate([ds[i] for i in indices])`.
+
+        Fields of one shape are gathered in bulk, into memory that the caller owns.
+        """
+        return self._batch(indices).collated()
+
+    def _batch(self, indices: Sequence[int]) -> Batch:
+        positions = _positions(np.asarray(indices), len(self))
+        return Batch(self.reader, self._archive_indices(positions), lambda i: self._sample(int(positions[i])))
 
     def __iter__(self) -> Iterator[Any]:
         for position in range(len(self)):
@@ -359,6 +384,9 @@ class CachedDataset(_Samples):
     def _view(self, positions: npt.NDArray[np.int64]) -> View:
         return View(self, positions)
 
+    def _archive_indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return positions
+
 
 class View(_Samples):
     """A selection of a cache's samples. Making one reads nothing and copies no sample.
@@ -380,6 +408,11 @@ class View(_Samples):
 
     def __repr__(self) -> str:
         return f"View({len(self):,} of {len(self._cache):,} samples of {self._cache.path!r})"
+
+    @property
+    def reader(self) -> Reader:
+        """The archive underneath."""
+        return self._cache.reader
 
     @property
     def cache(self) -> CachedDataset:
@@ -404,8 +437,11 @@ class View(_Samples):
         return self._cache._sample(int(self._indices[position]))
 
     def _view(self, positions: npt.NDArray[np.int64]) -> View:
+        return View(self._cache, self._archive_indices(positions))
+
+    def _archive_indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         chosen: npt.NDArray[np.int64] = self._indices[positions]
-        return View(self._cache, chosen)
+        return chosen
 
 
 def archive_at(path: str) -> Reader | None:

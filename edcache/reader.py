@@ -10,13 +10,15 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from edcache import format
-from edcache.codec import Decoder
+from edcache.codec import Decoder, aliased
 from edcache.codec.compression import decompress
 from edcache.contents import Chain, Contents, read_table
 from edcache.durable import File
@@ -30,7 +32,7 @@ from edcache.errors import (
     SampleIndexError,
     StaleArchiveError,
 )
-from edcache.format import Head, Header
+from edcache.format import LATTICE, Head, Header
 from edcache.labels.tables import (
     ChunkTable,
     Dictionary,
@@ -168,6 +170,27 @@ class Reader:
         except CorruptRecordError as error:
             raise CorruptRecordError(f"{here.place(row)}: {error}") from error
 
+    def root_kind(self, index: int) -> str | None:
+        """What a sample is, as its schema says: "dict", "tuple", "tensor", ...
+
+        None where it has no record, and for pickles and records that carry their own schema.
+        """
+        row = self._here.find(index)
+        structure = None if row is None else self._here.decoder(row, False).structure
+        return None if structure is None else structure.kind
+
+    def group(self, indices: npt.NDArray[np.int64]) -> Group | None:
+        """Records of one layout, checked as `read` would, for reading field by field.
+
+        Args:
+            indices: int64 [n], n > 0, each in [0, len(self)).
+        Returns:
+            None where the samples differ in structure, where some are missing, and where records are
+            compressed, pickled or carry their own schema: then `read` them one by one.
+        Raises: CorruptRecordError, as `read`.
+        """
+        return self._here.group(indices, self.verify)
+
     def labels(self) -> Any:
         """The label table: row i is sample i, null where it has no record yet. A pyarrow Table.
 
@@ -221,6 +244,41 @@ class Reader:
             raise
         self._uuid = attached.head.uuid
         return attached
+
+
+class Group:
+    """Records of one schema that were checked and lie in the mapped file.
+
+    Attributes:
+        decoder: of their schema. places: int64 tensor [n], their offsets in units of 8 bytes.
+    """
+
+    def __init__(self, decoder: Decoder, base: torch.Tensor, view: memoryview, rows: Records) -> None:
+        self.decoder = decoder
+        self.places = torch.from_numpy((rows.offset // LATTICE).astype(np.int64))
+        self._base = base
+        self._view = view
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def window(self, offset: int, nbytes: int) -> torch.Tensor:
+        """Bytes `offset` to `offset + nbytes` of whatever record begins at each multiple of 8 of the file.
+
+        A uint8 tensor of overlapping rows over the mapped file; index it with `places`, never write it.
+        """
+        rows = (len(self._base) - offset - nbytes) // LATTICE + 1
+        return self._base.as_strided((rows, nbytes), (LATTICE, 1), offset)
+
+    def values(self, path: tuple[Any, ...]) -> list[Any]:
+        """One field of every record, decoded, in memory that the caller owns."""
+        decode = self.decoder.decode_field
+        return [decode(path, self._record(row)) for row in range(len(self))]
+
+    def _record(self, row: int) -> memoryview:
+        start = int(self._rows.offset[row])
+        return self._view[start : start + int(self._rows.nbytes[row])]
 
 
 class _Attached:
@@ -372,6 +430,54 @@ class _Attached:
                 raise CorruptRecordError(f"{self.place(row)}: schema {key[0]} of {len(schemas)}")
             decoder = self._decoders[key] = Decoder(schemas[key[0]], allow_pickle=allow_pickle)
         return decoder
+
+    def group(self, indices: npt.NDArray[np.int64], verify: str) -> Group | None:
+        """See `Reader.group`."""
+        records = self.contents.index.records
+        rows = indices if self._index is None else np.searchsorted(self._index, indices)
+        if self._raw_nbytes is not None or not self._has_rows(rows, indices):
+            return None
+        chosen = Records(
+            records.offset[rows], records.nbytes[rows], records.crc32[rows], records.schema[rows]
+        )
+        if np.any(chosen.schema != chosen.schema[0]):
+            return None
+        decoder = self.decoder(int(rows[0]), False)
+        if decoder.structure is None or not self._lie_on_lattice(chosen, decoder):
+            return None
+        if verify != "never":
+            self._verify_rows(rows, chosen, verify == "always")
+        return Group(decoder, self._base, self.view, chosen)
+
+    def _has_rows(self, rows: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]) -> bool:
+        if self._index is None:
+            return True
+        return bool(np.all(rows < len(self._index))) and bool(np.all(self._index[rows] == indices))
+
+    def _lie_on_lattice(self, chosen: Records, decoder: Decoder) -> bool:
+        """Whether a gather stays within the records; where not, reading one by one says what is wrong."""
+        size, least = len(self.view), decoder.fixed_nbytes
+        return bool(
+            chosen.offset.max() <= size
+            and chosen.nbytes.max() <= size
+            and (chosen.offset + chosen.nbytes).max() <= size
+            and not np.any(chosen.offset % LATTICE)
+            and chosen.nbytes.min() >= least
+            and (decoder.nbytes is None or chosen.nbytes.max() == least)
+        )
+
+    def _verify_rows(self, rows: npt.NDArray[np.int64], chosen: Records, always: bool) -> None:
+        if not always:
+            touched = np.frombuffer(self._touched, np.uint8)
+            fresh = (touched[rows >> 3] >> (rows & 7).astype(np.uint8)) & 1 == 0
+            rows = rows[fresh]
+        for row in rows.tolist():
+            start = self._offset[row]
+            self._verify(row, self.view[start : start + self._nbytes[row]], always)
+
+    @cached_property
+    def _base(self) -> torch.Tensor:
+        return torch.from_numpy(aliased(self.view))
 
     def labels(self) -> Any:
         """The label table with one row per sample."""

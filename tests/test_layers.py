@@ -16,7 +16,7 @@ FLOORS = [
     {"format", "durable", "codec", "labels", "fingerprint", "progress"},
     {"contents"},
     {"reader", "writer"},
-    {"fill"},
+    {"fill", "batch"},
     {"dataset"},
     {"decorator", "maintain"},
     {"present"},

@@ -14,7 +14,7 @@ opens no file.
 """
 
 from edcache.codec.compression import Compression, decompress, train_dictionary
-from edcache.codec.decode import Decoder, Field
+from edcache.codec.decode import Decoder, Field, aliased
 from edcache.codec.encode import Encoded, Encoder, encoded_bytes
 from edcache.codec.registry import register
 from edcache.codec.schema import Node
@@ -26,6 +26,7 @@ __all__ = [
     "Encoder",
     "Field",
     "Node",
+    "aliased",
     "decompress",
     "encoded_bytes",
     "register",

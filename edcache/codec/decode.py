@@ -57,6 +57,7 @@ class Decoder:
         allow_pickle: let decode() unpickle, if the schema says that records are pickles.
     Attributes:
         nbytes: of every record, None if they vary.
+        fixed_nbytes: of the part of every record that holds the leaves of fixed size.
         structure: the parsed schema; None where records are pickles or carry their own.
     Raises:
         CorruptRecordError: the text is no schema.
@@ -66,6 +67,7 @@ class Decoder:
     def __init__(self, schema_text: str, *, allow_pickle: bool = False) -> None:
         self._allow_pickle = allow_pickle
         self.nbytes: int | None = None
+        self.fixed_nbytes = 0
         self.structure: Node | None = None
         self._layout: Layout | None = None
         special = _SPECIAL.get(schema_text)
@@ -75,6 +77,7 @@ class Decoder:
         self.structure = parse(schema_text)
         self._layout = Layout(self.structure)
         self.nbytes = self._layout.nbytes
+        self.fixed_nbytes = self._layout.data_offset if self.nbytes is None else self.nbytes
         self._read = _compile(self.structure, iter(_leaf_readers(self._layout)))
         self._aliases = any(leaf.kind == "tensor" for leaf in self._layout.leaves)
         self._decode = self._decode_native
@@ -117,6 +120,27 @@ class Decoder:
                 raise
             raise CorruptRecordError(f"record does not decode: {error}") from error
 
+    def decode_field(self, path: Path, record: memoryview) -> object:
+        """Decode one leaf of a record, one of `fields` and no image; the caller owns it.
+
+        Raises: as `decode`.
+        """
+        layout = self._layout
+        assert layout is not None
+        try:
+            spans = _NO_SPANS if self.nbytes is not None else layout.locate(record)
+            return self._leaf_readers[path](record, spans, None)
+        except (ValueError, OverflowError) as error:
+            if isinstance(error, EdcacheError):
+                raise
+            raise CorruptRecordError(f"record does not decode: {error}") from error
+
+    @cached_property
+    def _leaf_readers(self) -> dict[Path, _Read]:
+        assert self._layout is not None
+        readers = zip(self._layout.leaves, _leaf_readers(self._layout), strict=True)
+        return {leaf.path: read for leaf, read in readers}
+
     def _decode_native(self, record: memoryview, copy: bool) -> object:
         if self.nbytes is None:
             assert self._layout is not None
@@ -127,7 +151,7 @@ class Decoder:
             spans = _NO_SPANS
         if copy:
             return self._read(record, spans, None)
-        alias = _alias(record) if self._aliases else _NO_ALIAS
+        alias = aliased(record) if self._aliases else _NO_ALIAS
         return self._read(record.toreadonly(), spans, alias)
 
     def _decode_self(self, record: memoryview, copy: bool) -> object:
@@ -291,7 +315,8 @@ class _Memory:
         self._owner = owner
 
 
-def _alias(record: memoryview) -> Array:
+def aliased(record: memoryview) -> Array:
+    """The bytes as a uint8 array that torch takes without a warning, though they must not be written."""
     if not record.nbytes:
         return _NO_ALIAS
     memory = np.frombuffer(record, np.uint8)
