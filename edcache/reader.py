@@ -43,6 +43,7 @@ from edcache.labels.tables import (
     spread,
 )
 
+_LATTICE_BITS: Final = np.uint64(LATTICE.bit_length() - 1)
 VERIFY_CHOICES: Final = ("touch", "always", "never")
 
 
@@ -253,12 +254,20 @@ class Group:
         decoder: of their schema. places: int64 tensor [n], their offsets in units of 8 bytes.
     """
 
-    def __init__(self, decoder: Decoder, base: torch.Tensor, view: memoryview, rows: Records) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        base: torch.Tensor,
+        view: memoryview,
+        offset: npt.NDArray[np.uint64],
+        nbytes: npt.NDArray[np.uint64],
+    ) -> None:
         self.decoder = decoder
-        self.places = torch.from_numpy((rows.offset // LATTICE).astype(np.int64))
+        self.places = torch.from_numpy((offset >> _LATTICE_BITS).view(np.int64))
         self._base = base
         self._view = view
-        self._rows = rows
+        self._offset = offset
+        self._nbytes = nbytes
 
     def __len__(self) -> int:
         return len(self.places)
@@ -277,8 +286,8 @@ class Group:
         return [decode(path, self._record(row)) for row in range(len(self))]
 
     def _record(self, row: int) -> memoryview:
-        start = int(self._rows.offset[row])
-        return self._view[start : start + int(self._rows.nbytes[row])]
+        start = int(self._offset[row])
+        return self._view[start : start + int(self._nbytes[row])]
 
 
 class _Attached:
@@ -344,6 +353,8 @@ class _Attached:
         self._raw_nbytes = None if records.raw_nbytes is None else records.raw_nbytes.data
         self._index = records.index
         self._touched = bytearray(self._rows + 7 >> 3)
+        self._untouched = self._rows
+        self._all_touched = False
         self._decoders: dict[tuple[int, bool], Decoder] = {}
         self._labels: Any = None
         self._dictionaries: list[bytes] | None = None
@@ -391,7 +402,8 @@ class _Attached:
 
     def _verify(self, row: int, data: memoryview, always: bool) -> None:
         bit = 1 << (row & 7)
-        if self._touched[row >> 3] & bit and not always:
+        touched = self._touched[row >> 3] & bit
+        if touched and not always:
             return
         found = format.crc32(data)
         if found != self._crc32[row]:
@@ -399,7 +411,9 @@ class _Attached:
                 f"{self.place(row)}: crc32 {found:#010x}, the index says {self._crc32[row]:#010x}; "
                 f'run "edcache verify {self.path}"'
             )
-        self._touched[row >> 3] |= bit
+        if not touched:
+            self._touched[row >> 3] |= bit
+            self._untouched -= 1
 
     def _decompressed(self, row: int, data: memoryview) -> memoryview:
         assert self._raw_nbytes is not None
@@ -437,17 +451,17 @@ class _Attached:
         rows = indices if self._index is None else np.searchsorted(self._index, indices)
         if self._raw_nbytes is not None or not self._has_rows(rows, indices):
             return None
-        chosen = Records(
-            records.offset[rows], records.nbytes[rows], records.crc32[rows], records.schema[rows]
-        )
-        if np.any(chosen.schema != chosen.schema[0]):
-            return None
         decoder = self.decoder(int(rows[0]), False)
-        if decoder.structure is None or not self._lie_on_lattice(chosen, decoder):
+        if not self._uniform and not self._lie_on_lattice(records.take(rows), decoder):
             return None
-        if verify != "never":
-            self._verify_rows(rows, chosen, verify == "always")
-        return Group(decoder, self._base, self.view, chosen)
+        if verify == "always" or (verify == "touch" and not self._is_all_touched()):
+            self._verify_rows(rows, verify == "always")
+        return Group(decoder, self._base, self.view, records.offset[rows], records.nbytes[rows])
+
+    @cached_property
+    def _uniform(self) -> bool:
+        """Whether any records of the archive can be gathered together; looks at the whole index once."""
+        return self._rows > 0 and self._lie_on_lattice(self.contents.index.records, self.decoder(0, False))
 
     def _has_rows(self, rows: npt.NDArray[np.int64], indices: npt.NDArray[np.int64]) -> bool:
         if self._index is None:
@@ -455,10 +469,15 @@ class _Attached:
         return bool(np.all(rows < len(self._index))) and bool(np.all(self._index[rows] == indices))
 
     def _lie_on_lattice(self, chosen: Records, decoder: Decoder) -> bool:
-        """Whether a gather stays within the records; where not, reading one by one says what is wrong."""
+        """Whether the records have one schema and a gather stays within them.
+
+        Where not, reading them one by one works, or says what is wrong.
+        """
         size, least = len(self.view), decoder.fixed_nbytes
         return bool(
-            chosen.offset.max() <= size
+            decoder.structure is not None
+            and not np.any(chosen.schema != chosen.schema[0])
+            and chosen.offset.max() <= size
             and chosen.nbytes.max() <= size
             and (chosen.offset + chosen.nbytes).max() <= size
             and not np.any(chosen.offset % LATTICE)
@@ -466,11 +485,20 @@ class _Attached:
             and (decoder.nbytes is None or chosen.nbytes.max() == least)
         )
 
-    def _verify_rows(self, rows: npt.NDArray[np.int64], chosen: Records, always: bool) -> None:
+    def _is_all_touched(self) -> bool:
+        if self._untouched > 0:
+            return False
+        if not self._all_touched:
+            # Threads may count a row twice; the bits tell.
+            touched = int(np.unpackbits(np.frombuffer(self._touched, np.uint8)).sum())
+            self._untouched = self._rows - touched
+            self._all_touched = self._untouched == 0
+        return self._all_touched
+
+    def _verify_rows(self, rows: npt.NDArray[np.int64], always: bool) -> None:
         if not always:
             touched = np.frombuffer(self._touched, np.uint8)
-            fresh = (touched[rows >> 3] >> (rows & 7).astype(np.uint8)) & 1 == 0
-            rows = rows[fresh]
+            rows = rows[(touched[rows >> 3] >> (rows & 7).astype(np.uint8)) & 1 == 0]
         for row in rows.tolist():
             start = self._offset[row]
             self._verify(row, self.view[start : start + self._nbytes[row]], always)
