@@ -227,6 +227,8 @@ def test_a_truncated_archive_is_refused_or_reads_what_is_left(damaged: Damaged) 
     step = 1 if ALL else 97
     wrong = []
     for length in sorted({*range(0, len(original), step), *_boundaries(original)}):
+        if original[length - 22 : length - 18] == b"PK\5\6":
+            continue  # whole, as it was before it grew: nothing in the file can tell
         damaged.path.write_bytes(original[:length])
         wrong += [f"cut to {length}: {what}" for what in damaged.wrong_reads()]
         if length < len(original):
