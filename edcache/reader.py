@@ -496,12 +496,17 @@ class _Attached:
         return self._all_touched
 
     def _verify_rows(self, rows: npt.NDArray[np.int64], always: bool) -> None:
+        """Check the crc32 of many records, as `_verify` does of one."""
+        touched = np.frombuffer(self._touched, np.uint8)
         if not always:
-            touched = np.frombuffer(self._touched, np.uint8)
             rows = rows[(touched[rows >> 3] >> (rows & 7).astype(np.uint8)) & 1 == 0]
-        for row in rows.tolist():
-            start = self._offset[row]
-            self._verify(row, self.view[start : start + self._nbytes[row]], always)
+        records, view, crc32 = self.contents.index.records, self.view, format.crc32
+        columns = (records.offset[rows], records.nbytes[rows], records.crc32[rows])
+        for row, start, nbytes, expected in zip(rows, *(column.tolist() for column in columns), strict=True):
+            if crc32(view[start : start + nbytes]) != expected:
+                self._verify(int(row), view[start : start + nbytes], always)
+        np.bitwise_or.at(touched, rows >> 3, np.uint8(1) << (rows & 7).astype(np.uint8))
+        self._untouched -= len(rows)
 
     @cached_property
     def _base(self) -> torch.Tensor:
