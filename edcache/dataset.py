@@ -28,7 +28,7 @@ from edcache.labels.query import matching_rows
 from edcache.labels.spec import LabelSpec
 from edcache.labels.view import Labels, checked_indices
 from edcache.reader import Reader
-from edcache.writer import adopt_labels, check_options, never_created, new_head
+from edcache.writer import adopt_labels, check_options, check_writing, never_created, new_head
 
 InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
 
@@ -204,6 +204,7 @@ class CachedDataset(_Samples):
             return
         keys = in_memory_keys if in_memory_keys is not None else getattr(source, "in_memory_keys", None)
         self._spec = LabelSpec.parse(keys)
+        check_writing(sync, chunk_size)
         self._asked = {"codec": codec, "compression": compression}
         self._fill_options: dict[str, Any] = {"chunk_size": chunk_size, "sync": sync}
         self._progress = progress
@@ -249,7 +250,8 @@ class CachedDataset(_Samples):
             remedy = "use another path, or pass keep_existing=False to build it anew"
             raise StaleCacheError(stale_message(self.path, changed, remedy))
         length = self._head.length or 0
-        check_length(self.path, found.declared_length, length)
+        longer = len(found) if len(found) > length else None
+        check_length(self.path, found.declared_length or longer, length)
         adopt_labels(found.head, self._spec, self.path)
         check_options(found.head, self.path, **self._asked)
         return found.sealed and found.complete and len(found) >= length
@@ -375,6 +377,8 @@ class CachedDataset(_Samples):
         except MissingSampleError:
             if self._filler is None:
                 raise
+        if self._filler.has_pending(position):
+            self._filler.flush()
         if self._reader.refresh():
             self._labels = None
             if self._reader.has(position):

@@ -311,6 +311,10 @@ class LazyFiller:
         archive.keep(index, sample)
         return sample
 
+    def has_pending(self, index: int) -> bool:
+        """Whether this process computed a sample and has not published it yet."""
+        return self._open is not None and self._open.is_mine and index in self._open.pending
+
     def flush(self) -> None:
         """Publish what is pending; the process whose flush completes the archive seals it."""
         if self._open is not None:
@@ -341,6 +345,7 @@ class _OpenArchive:
         self._writer = writer
         self._presence = Presence(writer.appender, length)
         self._clock = PublishClock()
+        self.pending: set[int] = set()
 
     @property
     def is_mine(self) -> bool:
@@ -354,6 +359,7 @@ class _OpenArchive:
             self._writer.add(index, sample)
         except (CodecError, LabelError) as error:
             raise type(error)(f"{path}: {error}") from error
+        self.pending.add(index)
         self._presence.update()
         is_last = self._presence.count + self._writer.pending >= len(self._presence.present)
         if self._writer.full or self._clock.due or is_last:
@@ -364,6 +370,7 @@ class _OpenArchive:
         if not self.is_mine or self._writer.appender.closed:
             return
         self._writer.publish()
+        self.pending.clear()
         self._clock.published()
         self._presence.update()
         if self._presence.complete:

@@ -229,6 +229,7 @@ def test_other_arguments_at_the_same_path_are_noticed(tmp_path: Path) -> None:
         ([1, 2], (1, 2)),
         (None, "None"),
         (Path("a"), "Path('a')"),
+        (True, 1),
         ({"k": 1}, {"k": 2}),
         (b"a", "b'a'"),
         (np.zeros(3), np.zeros(3, np.float32)),

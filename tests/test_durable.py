@@ -197,3 +197,50 @@ def test_a_file_is_of_this_boot_only_if_it_was_written_after_it(path):
             system.when = when
             assert durable.written_since_boot(file) is expected
     file.close()
+
+
+def test_the_system_is_put_back_after_an_error():
+    before = durable.system
+    with pytest.raises(ValueError, match="stop"), durable.replace_system(durable.System()) as other:
+        assert durable.system is other
+        raise ValueError("stop")
+    assert durable.system is before
+
+
+def test_a_refused_open_keeps_its_errno_and_file_name(path):
+    class Refusing(durable.System):
+        def open(self, path, flags):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    with durable.replace_system(Refusing()), pytest.raises(StorageError, match="opening it: Perm") as caught:
+        File.open(path, "a")
+    assert (caught.value.errno, caught.value.filename) == (errno.EACCES, path)
+
+
+@pytest.mark.parametrize("code", [errno.EINVAL, errno.EACCES])
+def test_a_folder_that_cannot_be_synced_is_no_error(path, code):
+    class Refusing(durable.System):
+        def sync_directory(self, path):
+            raise OSError(code, os.strerror(code))
+
+    with durable.replace_system(Refusing()):
+        durable.sync_directory(os.path.dirname(path))
+
+
+def test_a_folder_whose_sync_fails_is_an_error(path):
+    class Refusing(durable.System):
+        def sync_directory(self, path):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with (
+        durable.replace_system(Refusing()),
+        pytest.raises(StorageError, match="syncing the folder") as caught,
+    ):
+        durable.sync_directory(os.path.dirname(path))
+    assert caught.value.errno == errno.EIO
+
+
+def test_a_name_that_is_taken_by_a_folder_above_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StorageError, match="making the folder: "):
+        durable.make_parent(str(tmp_path / "file" / "a.zip"))

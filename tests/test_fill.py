@@ -1,226 +1,285 @@
-"""Filling: every sample computed once, errors that name their place, and nothing lost by any of them."""
+"""Filling: once per sample, whatever happens in between and whoever helps."""
 
-from __future__ import annotations
-
-import multiprocessing
+import errno
 import os
+import subprocess
+import sys
 import time
-from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
+import torch
 
-from edcache import CachedDataset, CacheWriter, Reader, durable, verify
-from edcache.durable import System
-from edcache.errors import LabelError, LabelTypeError, OptionError, SourceError, StorageError, UnsupportedTypeError
+import edcache
+from edcache import CachedDataset, CacheWriter, Reader, durable
+from edcache.errors import (
+    LabelError,
+    LabelTypeError,
+    OptionError,
+    SourceError,
+    StaleCacheError,
+    StorageError,
+    UnsupportedTypeError,
+)
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 
+class Counted:
+    """Remembers which samples were computed; `change` may replace or refuse one."""
 
-class Source:
-    """Sample i is {"n": i}, but for those that `special` names: an exception is raised, else returned."""
+    def __init__(self, length=50, change=None):
+        self.length = length
+        self.change = change or (lambda i, sample: sample)
+        self.computed = []
 
-    def __init__(self, length: int = 10, special: dict[int, Any] | None = None) -> None:
-        self.length, self.special = length, special or {}
-        self.computed: list[int] = []
-
-    def __len__(self) -> int:
+    def __len__(self):
         return self.length
 
-    def __getitem__(self, i: int) -> Any:
-        if not 0 <= i < self.length:
-            raise IndexError(i)
+    def __getitem__(self, i):
         self.computed.append(i)
-        found = self.special.get(i, {"n": i})
-        if isinstance(found, BaseException):
-            raise found
-        return found
-
-
-class Logging:
-    """Notes in a file which process computed what."""
-
-    def __init__(self, log: str, length: int) -> None:
-        self.log, self.length = log, length
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, i: int) -> int:
-        fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(fd, b"%d %d\n" % (i, os.getpid()))
-        os.close(fd)
-        time.sleep(0.001)
-        return i
+        return self.change(i, {"x": torch.full((3,), i), "y": i % 5})
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "f.zip"
+def path(tmp_path):
+    return tmp_path / "deep" / "a.zip"
 
 
-def kept(path: Path) -> list[int]:
-    reader = Reader(path)
-    try:
-        return sorted(set(range(len(reader))) - set(reader.missing().tolist()))
-    finally:
-        reader.close()
+def refuse_at(index, error):
+    def change(i, sample):
+        if i == index:
+            raise error
+        return sample
+
+    return change
 
 
-def test_what_the_source_raises_is_named_with_its_index(path: Path) -> None:
-    cause = ValueError("no such image")
-    with pytest.raises(SourceError, match=r"f\.zip: the source raised at index 7: ValueError: no such image; ") as caught:
-        CachedDataset(Source(special={7: cause}), path)
-    assert caught.value.__cause__ is cause
+def test_the_first_construction_fills_and_the_next_computes_nothing(path):
+    first, second = Counted(), Counted()
+    CachedDataset(first, path, in_memory_keys=["y"])
+    assert first.computed == list(range(50))
+    ds = CachedDataset(second, path, in_memory_keys=["y"])
+    assert second.computed == []
+    assert [s["x"][0].item() for s in ds] == list(range(50))
+    assert Reader(path).sealed
 
 
-def test_what_was_computed_before_an_error_is_kept(path: Path) -> None:
+def test_a_source_that_raises_is_named_and_what_was_computed_is_kept(path):
+    source = Counted(change=refuse_at(30, ZeroDivisionError("by zero")))
+    message = (
+        r"a.zip: the source raised at index 30: ZeroDivisionError: by zero; what was computed before is kept"
+    )
+    with pytest.raises(SourceError, match=message) as caught:
+        CachedDataset(source, path, in_memory_keys=["y"])
+    assert type(caught.value.__cause__) is ZeroDivisionError
+    left = CachedDataset.from_cache(path)
+    assert left.missing.tolist() == list(range(30, 50))
+    assert left.labels.table["y"].to_pylist() == [i % 5 for i in range(30)] + [None] * 20
+    again = Counted()
+    ds = CachedDataset(again, path, in_memory_keys=["y"])
+    assert again.computed == list(range(30, 50))
+    assert ds.labels["y"].tolist() == [i % 5 for i in range(50)]
+
+
+def test_an_index_error_inside_the_source_is_no_end(path):
+    with pytest.raises(SourceError, match="raised at index 3: IndexError: inner"):
+        CachedDataset(Counted(change=refuse_at(3, IndexError("inner"))), path)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_passes_through_and_keeps_what_was_computed(path, error):
+    with pytest.raises(error):
+        CachedDataset(Counted(change=refuse_at(20, error())), path)
+    assert CachedDataset.from_cache(path).missing.tolist() == list(range(20, 50))
+
+
+def test_what_was_kept_is_said(path, capsys):
     with pytest.raises(SourceError):
-        CachedDataset(Source(special={7: ValueError()}), path)
-    assert kept(path) == [0, 1, 2, 3, 4, 5, 6]
-    assert CachedDataset.from_cache(path)[6] == {"n": 6}
-    source = Source()
-    assert [sample["n"] for sample in CachedDataset(source, path)] == list(range(10))
-    assert source.computed == [7, 8, 9]
+        CachedDataset(Counted(change=refuse_at(41, ValueError())), path)
+    capsys.readouterr()
+    CachedDataset(Counted(), path)
+    assert capsys.readouterr().err == "a.zip: 41 of 50 already cached\n"
 
 
-def test_an_index_error_of_the_source_does_not_end_the_fill_early(path: Path) -> None:
-    with pytest.raises(SourceError, match="the source raised at index 3: IndexError: list index out of range"):
-        CachedDataset(Source(special={3: IndexError("list index out of range")}), path)
-    assert kept(path) == [0, 1, 2]
+@pytest.mark.parametrize(
+    ("environment", "options"),
+    [({"EDCACHE_PROGRESS": "0"}, {}), ({"RANK": "3"}, {}), ({}, {"progress": False})],
+)
+def test_nothing_is_said_where_nobody_looks(path, capsys, monkeypatch, environment, options):
+    with pytest.raises(SourceError):
+        CachedDataset(Counted(change=refuse_at(41, ValueError())), path)
+    capsys.readouterr()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    CachedDataset(Counted(), path, **options)
+    assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)], ids=repr)
-def test_an_interrupt_keeps_everything(path: Path, error: BaseException) -> None:
-    with pytest.raises(type(error)):
-        CachedDataset(Source(special={5: error}), path)
-    assert kept(path) == [0, 1, 2, 3, 4]
+def test_a_bar_shows_when_asked_for(path, capsys):
+    CachedDataset(Counted(), path, progress=True)
+    shown = capsys.readouterr().err
+    assert "caching a.zip: 100%" in shown
+    assert "50/50" in shown
 
 
-def test_a_sample_that_cannot_be_stored_names_path_index_and_field(path: Path) -> None:
-    with pytest.raises(UnsupportedTypeError, match=r'f\.zip: sample 4: sample\["boxes"\]\[1\]: cannot store set'):
-        CachedDataset(Source(special={4: {"n": 4, "boxes": [1, {2}]}}), path)
-    assert kept(path) == [0, 1, 2, 3]
+@pytest.mark.parametrize(
+    ("bad", "error", "message"),
+    [
+        ({"x": {1, 2}, "y": 0}, UnsupportedTypeError, r'a.zip: sample 7: sample\["x"\]: cannot store set'),
+        ({"x": 1, "y": "cat"}, LabelTypeError, 'a.zip: label "y": sample 7 is a str .* samples are int64'),
+    ],
+)
+def test_a_sample_that_cannot_be_kept_is_named_and_the_others_are_kept(path, bad, error, message):
+    with pytest.raises(error, match=message):
+        CachedDataset(Counted(change=lambda i, s: bad if i == 7 else s), path, in_memory_keys=["y"])
+    assert CachedDataset.from_cache(path).missing.tolist() == list(range(7, 50))
 
 
-def test_a_label_of_another_type_names_label_index_and_both_types(path: Path) -> None:
-    with pytest.raises(LabelTypeError, match=r'f\.zip: label "n": sample 6 is .*str.*, earlier samples are int64'):
-        CachedDataset(Source(special={6: {"n": "six"}}), path, in_memory_keys=["n"])
-    assert kept(path) == [0, 1, 2, 3, 4, 5]
+def test_chunk_size_is_the_most_that_one_publication_holds(path):
+    with pytest.raises(SourceError):
+        CachedDataset(Counted(100, refuse_at(95, ValueError())), path, chunk_size=10)
+    assert Reader(path).chunks == 10
 
 
-def test_a_label_of_another_type_than_in_earlier_chunks_is_refused(path: Path) -> None:
-    special = {6: {"n": "six"}}
-    with pytest.raises(LabelTypeError, match=r'f\.zip: .*label "n" .*int64.*string'):
-        CachedDataset(Source(special=special), path, in_memory_keys=["n"], chunk_size=3)
-    assert kept(path) == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_sample_without_the_label_is_named(path: Path) -> None:
-    with pytest.raises(LabelError, match=r'f\.zip: label "n": sample 2 has no field "n"; its keys are "m"'):
-        CachedDataset(Source(special={2: {"m": 1}}), path, in_memory_keys=["n"])
-
-
-@pytest.mark.parametrize("samples", [0, 1])
-def test_the_smallest_sources_give_a_sealed_archive(path: Path, samples: int) -> None:
-    cache = CachedDataset(Source(samples), path, in_memory_keys=["n"])
-    assert (len(cache), cache.complete, list(cache)) == (samples, True, [{"n": 0}] * samples)
-    assert cache.filter([]).indices.tolist() == []
-    report = verify(path)
-    assert (report.problems, report.sealed, report.samples) == ([], True, samples)
-    assert len(CachedDataset(Source(samples), path)) == samples
-
-
-@pytest.mark.parametrize(("chunk_size", "chunks"), [(1, 10), (3, 4), (10, 1), (None, 1)])
-def test_chunk_size_is_respected(path: Path, chunk_size: int | None, chunks: int) -> None:
-    CachedDataset(Source(), path, chunk_size=chunk_size)
-    assert verify(path).chunks == chunks
+@pytest.mark.parametrize(("chunk_size", "chunks"), [(1, 50), (7, 8), (50, 1), (51, 1)])
+def test_a_fill_publishes_as_many_chunks_as_chunk_size_asks_for(path, chunk_size, chunks):
+    CachedDataset(Counted(), path, chunk_size=chunk_size)
+    assert edcache.verify(path).chunks == chunks
 
 
 @pytest.mark.parametrize("chunk_size", [0, -1, 2.5, True, "3"])
-def test_a_chunk_size_that_is_no_positive_integer_is_refused(path: Path, chunk_size: Any) -> None:
+def test_a_chunk_size_that_is_no_positive_integer_is_refused(path, chunk_size):
     with pytest.raises(OptionError, match=f"chunk_size={chunk_size!r}; give a positive integer"):
-        CachedDataset(Source(), path, chunk_size=chunk_size)
+        CachedDataset(Counted(), path, chunk_size=chunk_size)
 
 
-def test_an_unknown_sync_is_refused(path: Path) -> None:
+def test_an_unknown_sync_is_refused(path):
     with pytest.raises(OptionError, match="sync='always'; choose one of 'never', 'seal', 'chunk'"):
-        CachedDataset(Source(), path, sync="always")
+        CachedDataset(Counted(), path, sync="always")
 
 
-def test_a_slow_source_is_published_before_its_chunk_is_full(path: Path) -> None:
-    class Slow(Source):
-        def __getitem__(self, i: int) -> Any:
-            if i == 4:
-                assert kept(path) != []
-            time.sleep(0.11)
-            return super().__getitem__(i)
-
-    CachedDataset(Slow(5), path)
+def test_a_label_of_another_type_than_in_published_chunks_is_refused(path):
+    source = Counted(change=lambda i, s: s | {"y": "six"} if i == 6 else s)
+    with pytest.raises(LabelTypeError, match='a.zip: label "y": sample 6 is a str .*samples are int64'):
+        CachedDataset(source, path, in_memory_keys=["y"], chunk_size=3)
+    assert CachedDataset.from_cache(path).missing.tolist() == list(range(6, 50))
 
 
-def test_a_full_disk_is_one_error_and_keeps_what_was_published(path: Path) -> None:
-    class Full(System):
-        written = 0
+def test_a_sample_without_the_label_is_named(path):
+    source = Counted(change=lambda i, s: {"m": 1} if i == 2 else s)
+    with pytest.raises(LabelError, match='a.zip: label "y": sample 2 has no field "y"; it has the keys "m"'):
+        CachedDataset(source, path, in_memory_keys=["y"])
 
-        def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+
+def test_a_slow_source_is_published_before_its_chunk_is_full(path):
+    def look(i, sample):
+        time.sleep(0.06)
+        if i == 7:
+            assert len(CachedDataset.from_cache(path).missing) < 8
+        return sample
+
+    CachedDataset(Counted(8, look), path)
+
+
+def test_a_full_disk_is_one_error_and_keeps_what_was_published(path):
+    class Full(durable.System):
+        def pwrite(self, fd, data, offset):
             if offset + len(data) > 20_000:
-                raise OSError(28, "No space left on device")
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().pwrite(fd, data, offset)
 
     with (
         durable.replace_system(Full()),
-        pytest.raises(StorageError, match=r"f\.zip: writing .* bytes at offset .*: No space left on device") as caught,
+        pytest.raises(StorageError, match="a.zip: writing .* bytes at offset .*: No space left") as caught,
     ):
-        CachedDataset(Source(), path, chunk_size=2)
-    assert caught.value.errno == 28
-    before = kept(path)
-    assert 0 < len(before) < 10
-    source = Source()
-    CachedDataset(source, path)
-    assert source.computed == [i for i in range(10) if i not in before]
+        CachedDataset(Counted(), path, chunk_size=2)
+    assert caught.value.errno == errno.ENOSPC
+    missing = CachedDataset.from_cache(path).missing.tolist()
+    assert missing == list(range(missing[0], 50))
+    assert 0 < missing[0] < 50
+    again = Counted()
+    assert CachedDataset(again, path).complete
+    assert again.computed == missing
 
 
-def test_two_processes_compute_each_sample_once_and_both_return(path: Path, tmp_path: Path) -> None:
-    log = str(tmp_path / "log")
-    context = multiprocessing.get_context("fork")
-    results = context.SimpleQueue()
-
-    def fill() -> None:
-        cache = CachedDataset(Logging(log, 400), path, chunk_size=16)
-        results.put((cache.complete, list(cache) == list(range(400))))
-
-    processes = [context.Process(target=fill) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(30)
-    assert [results.get() for _ in processes] == [(True, True), (True, True)]
-    lines = [line.split() for line in Path(log).read_text().splitlines()]
-    assert sorted(int(index) for index, _ in lines) == list(range(400))
-    assert len(Counter(pid for _, pid in lines)) == 2
-    assert verify(path).problems == []
-
-
-def test_a_fill_takes_over_what_a_killed_one_had_claimed(path: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=CachedDataset, args=(Logging(str(log), 300), path), kwargs={"chunk_size": 8})
-    process.start()
-    while not log.exists() or log.stat().st_size < 500:
-        time.sleep(0.01)
-    process.kill()
-    process.join()
-    before = len(kept(path))
-    source = Source(300)
-    source.__class__ = Logging  # type: ignore[assignment]
-    source.log = str(tmp_path / "second")  # type: ignore[attr-defined]
-    assert list(CachedDataset(source, path)) == list(range(300))
-    assert len((tmp_path / "second").read_text().splitlines()) == 300 - before
-
-
-def test_a_writers_archive_longer_than_the_source_is_kept_whole(path: Path) -> None:
+def test_a_source_computes_what_a_writer_left_out(path):
     with CacheWriter(path) as writer:
-        writer.extend(range(4))
-    assert len(CachedDataset(Source(4), path)) == 4
+        writer.write(2, "kept")
+    source = Counted(4)
+    assert CachedDataset(source, path)[2] == "kept"
+    assert source.computed == [0, 1, 3]
+
+
+def test_another_length_or_class_is_noticed(path):
+    CachedDataset(Counted(50), path)
+    with pytest.raises(StaleCacheError, match="begun for 50 samples, the source has 60 now; build it again"):
+        CachedDataset(Counted(60), path)
+    with pytest.raises(StaleCacheError, match="type: .*Counted.* in the archive, .*list.* now"):
+        CachedDataset([0] * 50, path)
+    assert len(CachedDataset(Counted(60), path, keep_existing=False)) == 60
+
+
+def test_a_source_without_length_is_referred_to_the_writer(path):
+    with pytest.raises(OptionError, match=r"a generator, has no len.. or no .index.; write an iterable with"):
+        CachedDataset((i for i in range(3)), path)
+
+
+def test_an_empty_source_gives_a_sealed_empty_archive(path):
+    ds = CachedDataset([], path)
+    assert (len(ds), ds.complete, Reader(path).sealed) == (0, True, True)
+
+
+def test_keep_existing_false_builds_anew_while_the_old_one_is_read(path):
+    old = CachedDataset(Counted(), path)
+    new = Counted(change=lambda i, s: "new")
+    assert list(CachedDataset(new, path, keep_existing=False)) == ["new"] * 50
+    assert old[3]["y"] == 3
+    assert os.listdir(path.parent) == ["a.zip"]
+
+
+HELPER = """
+import os, sys, time
+from edcache import CachedDataset
+
+class Logged:
+    def __len__(self):
+        return 400
+    def __getitem__(self, i):
+        fd = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(fd, f"{i}\\n".encode())
+        os.close(fd)
+        time.sleep(0.002)
+        return {"i": i}
+
+ds = CachedDataset(Logged(), sys.argv[1], in_memory_keys=["i"])
+assert ds.complete and [s["i"] for s in ds] == list(range(400)), ds
+"""
+
+
+def test_processes_that_fill_one_archive_share_the_work(path, tmp_path):
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", HELPER, str(path), str(log)]
+    helpers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for helper in helpers:
+        _, errors = helper.communicate()
+        assert helper.returncode == 0, errors
+    assert sorted(map(int, log.read_text().split())) == list(range(400))
+    assert edcache.verify(path).sound
+
+
+def test_a_fill_takes_over_what_a_killed_one_had_claimed(path, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    helper = subprocess.Popen([sys.executable, "-c", HELPER, str(path), str(first)])
+    while not first.exists() or len(first.read_text().split()) < 130:
+        time.sleep(0.01)
+    helper.kill()
+    helper.wait()
+    missing = CachedDataset.from_cache(path).missing.tolist()
+    assert 0 < len(missing) < 400
+    subprocess.run([sys.executable, "-c", HELPER, str(path), str(second)], check=True)
+    assert sorted(map(int, second.read_text().split())) == missing
+
+
+def test_an_archive_with_more_samples_than_its_source_is_noticed(path):
+    with edcache.CacheWriter(path) as w:
+        w.extend(range(10))
+    with pytest.raises(StaleCacheError, match="begun for 10 samples, the source has 5 now"):
+        CachedDataset([0] * 5, path, fingerprint={"type": "any"})

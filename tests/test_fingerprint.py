@@ -48,15 +48,13 @@ class Custom:
 def factory(**arguments):
     return arguments
 
-take = lambda sample: sample["x"] + 1
-
 ARGUMENTS = {
     "path": pathlib.Path("a/b.txt"),
     "array": np.arange(12.0).reshape(3, 4),
     "tensor": torch.arange(6, dtype=torch.bfloat16).reshape(2, 3),
     "dataclass": Size(3, frozenset("abcdef")),
     "enum": Colour.RED,
-    "function": take,
+    "function": lambda sample: sample["x"] + 1,
     "module": json.dumps,
     "nested": {"a": [1, (2.5, None)], "b": {"c": {"p", "q", "r"}}},
     "set": {"one", "two", "three", "four", (1, "five")},

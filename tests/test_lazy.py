@@ -1,184 +1,176 @@
-"""Lazy: a sample is computed when it is first asked for, once, and comes from the archive ever after."""
-
-from __future__ import annotations
+"""Lazy caches: computed when asked for, kept for everyone, sealed by whoever brings the last sample."""
 
 import os
 import pickle
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
-from edcache import CachedDataset, verify
-from edcache.errors import SourceError, UnsupportedTypeError
+import edcache
+from edcache import CachedDataset, Reader
+from edcache.errors import OptionError, SourceError, StaleCacheError, UnsupportedTypeError
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 
-
-class Source:
-    def __init__(self, log: Path, length: int = 8) -> None:
+class Logged:
+    def __init__(self, log, length=40):
         self.log, self.length = str(log), length
 
-    def __len__(self) -> int:
+    def __len__(self):
         return self.length
 
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        if not 0 <= i < self.length:
-            raise IndexError(i)
+    def __getitem__(self, i):
         fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(fd, b"%d\n" % i)
+        os.write(fd, f"{i}\n".encode())
         os.close(fd)
-        return {"x": np.arange(3.0) + i, "y": i % 3}
+        return {"x": torch.full((2,), i), "y": i % 3}
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> Path:
+def path(tmp_path):
+    return tmp_path / "a.zip"
+
+
+@pytest.fixture
+def log(tmp_path):
     return tmp_path / "log"
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "lazy.zip"
+def computed(log):
+    return sorted(map(int, log.read_text().split())) if log.exists() else []
 
 
-def computed(log: Path) -> list[int]:
-    return [int(line) for line in log.read_text().split()] if log.exists() else []
+def test_nothing_is_computed_before_it_is_asked_for(path, log):
+    ds = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
+    assert computed(log) == []
+    assert len(ds) == 40
+    assert not ds.complete
+    assert ds[7]["x"].tolist() == [7, 7]
+    assert computed(log) == [7]
+    ds.close()
+    assert CachedDataset.from_cache(path)[7]["y"] == 1
+    assert CachedDataset.from_cache(path).missing.tolist() == [i for i in range(40) if i != 7]
 
 
-def lazy(log: Path, path: Path, length: int = 8, **options: Any) -> CachedDataset:
-    return CachedDataset(Source(log, length), path, lazy=True, in_memory_keys=["y"], **options)
+def test_after_one_epoch_the_archive_is_sealed_and_the_next_computes_nothing(path, log):
+    ds = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
+    for _ in range(2):
+        assert [s["y"] for s in ds] == [i % 3 for i in range(40)]
+    assert computed(log) == list(range(40))
+    assert Reader(path).sealed
+    ds.refresh()
+    assert ds.complete
+    assert ds.labels["y"].tolist() == [i % 3 for i in range(40)]
 
 
-def test_construction_computes_nothing(log: Path, path: Path) -> None:
-    cache = lazy(log, path)
-    assert (len(cache), cache.complete, cache.missing.tolist(), computed(log)) == (8, False, list(range(8)), [])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_of_a_data_loader_fill_it_together(path, log, persistent):
+    ds = CachedDataset(Logged(log), path, lazy=True)
+    loader = DataLoader(ds, batch_size=5, num_workers=2, persistent_workers=persistent)
+    seen = torch.cat([batch["x"][:, 0] for batch in loader])
+    assert seen.tolist() == list(range(40))
+    del loader
+    assert computed(log) == list(range(40))
+    assert edcache.verify(path).sealed
+    assert CachedDataset.from_cache(path).complete
 
 
-def test_a_read_computes_one_sample(log: Path, path: Path) -> None:
-    cache = lazy(log, path)
-    assert cache[5]["x"].tolist() == [5.0, 6.0, 7.0]
+def test_warmup_computes_the_rest(path, log):
+    ds = CachedDataset(Logged(log), path, lazy=True)
+    ds[3], ds[-1]
+    assert ds.warmup() is ds
+    assert computed(log) == list(range(40))
+    assert ds.complete
+
+
+def test_a_source_that_raises_says_so_at_the_read(path):
+    class Broken(Logged):
+        def __getitem__(self, i):
+            raise ValueError("broken")
+
+    ds = CachedDataset(Broken("unused"), path, lazy=True)
+    with pytest.raises(SourceError, match="the source raised at index 4: ValueError: broken"):
+        ds[4]
+
+
+def test_a_lazy_cache_of_a_whole_archive_needs_its_source_no_more(path, log):
+    CachedDataset(Logged(log), path)
+    ds = CachedDataset(Logged(log), path, lazy=True)
+    assert ds[5]["y"] == 2
+    assert computed(log) == list(range(40))
+
+
+def test_a_dropped_lazy_cache_publishes_what_it_computed(path, log):
+    ds = CachedDataset(Logged(log), path, force_cache=False)
+    ds[1]
+    del ds
+    assert CachedDataset.from_cache(path)[1]["y"] == 1
+
+
+def test_a_published_sample_is_not_computed_again(path, log):
+    ds = CachedDataset(Logged(log), path, lazy=True, chunk_size=1)
+    assert [ds[5]["y"] for _ in range(3)] == [2, 2, 2]
     assert computed(log) == [5]
 
 
-def test_a_second_read_comes_from_the_archive(log: Path, path: Path) -> None:
-    cache = lazy(log, path, chunk_size=1)
-    for _ in range(3):
-        assert cache[5]["x"].tolist() == [5.0, 6.0, 7.0]
+def test_a_sample_that_is_not_published_yet_is_not_computed_again(path, log):
+    ds = CachedDataset(Logged(log), path, lazy=True)
+    assert [ds[5]["y"] for _ in range(3)] == [2, 2, 2]
     assert computed(log) == [5]
 
 
-def test_a_second_read_before_publication_does_not_compute_again(log: Path, path: Path) -> None:
-    cache = lazy(log, path)
-    for _ in range(3):
-        assert cache[5]["x"].tolist() == [5.0, 6.0, 7.0]
-    assert computed(log) == [5]
-
-
-def test_edits_of_a_computed_sample_never_reach_the_cache(log: Path, path: Path) -> None:
-    cache = lazy(log, path, chunk_size=1)
-    cache[5]["x"][:] = -1
-    assert cache[5]["x"].tolist() == [5.0, 6.0, 7.0]
-
-
-def test_edits_of_an_unpublished_sample_never_reach_the_cache(log: Path, path: Path) -> None:
-    cache = lazy(log, path)
-    cache[5]["x"][:] = -1
-    assert cache[5]["x"].tolist() == [5.0, 6.0, 7.0]
-    cache.close()
-    assert CachedDataset.from_cache(path)[5]["x"].tolist() == [5.0, 6.0, 7.0]
-
-
-def test_close_publishes(log: Path, path: Path) -> None:
-    cache = lazy(log, path)
-    cache[5], cache[2]
-    cache.close()
-    opened = CachedDataset.from_cache(path)
-    assert opened.missing.tolist() == [0, 1, 3, 4, 6, 7]
-    assert opened[2]["x"].tolist() == [2.0, 3.0, 4.0]
-    assert opened.labels["y"].tolist() == [None, None, 2, None, None, 2, None, None]
-
-
-def test_the_last_sample_seals(log: Path, path: Path) -> None:
-    cache = lazy(log, path)
-    for i in (3, 0, 7, 6, 1, 2, 5, 4):
-        cache[i]
-    report = verify(path)
-    assert (report.problems, report.sealed, report.missing) == ([], True, 0)
-    assert cache.refresh() is True
-    assert cache.complete
-
-
-def test_a_sealed_archive_is_read_without_computing(log: Path, path: Path) -> None:
-    list(lazy(log, path))
-    assert [s["y"] for s in lazy(log, path)] == [0, 1, 2, 0, 1, 2, 0, 1]
-    assert computed(log) == list(range(8))
-
-
-def test_warmup_computes_only_what_is_missing(log: Path, path: Path) -> None:
-    cache = lazy(log, path)
-    cache[5]
-    cache.warmup()
-    assert computed(log) == [5, 0, 1, 2, 3, 4, 6, 7]
-    assert cache.complete
-    assert cache.labels["y"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
-
-
-def test_a_view_of_a_lazy_cache_computes_its_own_samples(log: Path, path: Path) -> None:
-    assert [s["y"] for s in lazy(log, path)[[6, 1]]] == [0, 1]
-    assert computed(log) == [6, 1]
-
-
-def test_a_batch_that_repeats_an_index_computes_it_once(log: Path, path: Path) -> None:
-    assert [s["y"] for s in lazy(log, path).__getitems__([4, 4, 4])] == [1, 1, 1]
+def test_a_batch_that_repeats_an_index_computes_it_once(path, log):
+    ds = CachedDataset(Logged(log), path, lazy=True)
+    assert [s["y"] for s in ds.__getitems__([4, 4, 4])] == [1, 1, 1]
     assert computed(log) == [4]
 
 
-def test_what_another_cache_computed_meanwhile_is_found(log: Path, path: Path) -> None:
-    one, two = lazy(log, path, chunk_size=1), lazy(log, path, chunk_size=1)
-    one[3]
-    assert two[3]["y"] == 0
+@pytest.mark.parametrize("chunk_size", [1, None])
+def test_edits_of_a_sample_never_reach_the_cache(path, log, chunk_size):
+    ds = CachedDataset(Logged(log), path, lazy=True, chunk_size=chunk_size)
+    ds[5]["x"].fill_(-1)
+    assert ds[5]["x"].tolist() == [5, 5]
+    ds.close()
+    assert CachedDataset.from_cache(path)[5]["x"].tolist() == [5, 5]
+
+
+def test_a_view_computes_its_own_samples(path, log):
+    ds = CachedDataset(Logged(log), path, lazy=True)
+    assert [s["y"] for s in ds[[8, 1]]] == [2, 1]
+    assert computed(log) == [1, 8]
+
+
+def test_what_another_cache_published_meanwhile_is_not_computed_again(path, log):
+    one = CachedDataset(Logged(log), path, lazy=True, chunk_size=1)
+    two = CachedDataset(Logged(log), path, lazy=True, chunk_size=1)
+    assert (one[3]["y"], two[3]["y"]) == (0, 0)
     assert computed(log) == [3]
 
 
-def test_an_error_of_the_source_names_the_index(log: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cache = lazy(log, path)
-    with monkeypatch.context() as patch:
-        patch.setattr(Source, "__getitem__", lambda self, i: 1 // 0)
-        with pytest.raises(SourceError, match=r"lazy\.zip: the source raised at index 5: ZeroDivisionError"):
-            cache[5]
-    assert cache[5]["y"] == 2
-
-
-def test_a_sample_that_cannot_be_stored_is_an_error(log: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Source, "__getitem__", lambda self, i: {"y": 0, "bad": {i}})
-    with pytest.raises(UnsupportedTypeError, match=r'lazy\.zip: sample 5: sample\["bad"\]: cannot store set'):
-        lazy(log, path)[5]
-
-
-def test_lazy_with_keep_existing_false_computes_nothing_yet(log: Path, path: Path) -> None:
-    list(lazy(log, path))
-    log.unlink()
-    lazy(log, path, keep_existing=False)
-    assert computed(log) == []
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_one_epoch_of_a_data_loader_fills_and_seals(log: Path, path: Path, workers: int) -> None:
-    cache = lazy(log, path, length=60)
-    seen = [y for batch in DataLoader(cache, batch_size=7, shuffle=True, num_workers=workers) for y in batch["y"].tolist()]
-    assert sorted(seen) == [0] * 20 + [1] * 20 + [2] * 20
-    assert sorted(computed(log)) == list(range(60))
-    report = verify(path)
-    assert (report.problems, report.sealed, report.missing) == ([], True, 0)
-    assert [s["x"][0] for s in lazy(log, path, length=60)] == list(range(60))
-    assert len(computed(log)) == 60
-
-
-def test_a_pickled_lazy_cache_fills_the_same_archive(log: Path, path: Path) -> None:
-    cache = lazy(log, path, chunk_size=1)
-    copy = pickle.loads(pickle.dumps(cache))
-    copy[1], cache[2]
-    assert (cache[1]["y"], copy[2]["y"]) == (1, 2)
+def test_a_pickled_lazy_cache_fills_the_same_archive(path, log):
+    ds = CachedDataset(Logged(log), path, lazy=True, chunk_size=1)
+    copy = pickle.loads(pickle.dumps(ds))
+    copy[1], ds[2]
+    assert (ds[1]["y"], copy[2]["y"]) == (1, 2)
     assert computed(log) == [1, 2]
+
+
+def test_a_sample_that_cannot_be_stored_says_so_at_the_read(path):
+    class Sets(Logged):
+        def __getitem__(self, i):
+            return {"bad": {i}}
+
+    ds = CachedDataset(Sets("unused"), path, lazy=True)
+    with pytest.raises(UnsupportedTypeError, match=r'a.zip: sample 4: sample\["bad"\]: cannot store set'):
+        ds[4]
+
+
+def test_another_length_is_noticed_at_the_construction(path, log):
+    CachedDataset(Logged(log), path, lazy=True)
+    with pytest.raises(StaleCacheError, match="begun for 40 samples, the source has 41 now"):
+        CachedDataset(Logged(log, 41), path, lazy=True)
+
+
+def test_lazy_does_not_begin_anew(path, log):
+    with pytest.raises(OptionError, match="lazy=True fills what is there; to begin anew delete the file"):
+        CachedDataset(Logged(log), path, lazy=True, keep_existing=False)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader
+from edcache import CachedDataset, CacheWriter, Reader, durable, format
 from edcache.errors import (
     ArchiveClosedError,
     ArchiveExistsError,
@@ -275,3 +275,126 @@ def test_an_empty_archive_is_an_empty_dataset(path):
     assert (len(ds), list(ds), ds.complete) == (0, [], True)
     assert ds.labels["y"].tolist() == []
     assert len(ds.filter(y=3)) == 0
+
+
+@pytest.mark.parametrize("mode", ["x", "a", "w"])
+def test_a_writer_may_be_sealed_before_it_is_closed(path, mode):
+    with CacheWriter(path, mode) as w:
+        w.append(1)
+        w.seal()
+        assert contents(path) == {0: 1}
+    assert contents(path) == {0: 1}
+    assert edcache.verify(path).sealed
+
+
+@pytest.mark.parametrize("mode", ["x", "a", "w"])
+def test_a_writer_may_append_after_its_own_seal(path, mode):
+    with CacheWriter(path, mode) as w:
+        w.append(1)
+        w.seal()
+        w.append(2)
+    assert contents(path) == {0: 1, 1: 2}
+    assert edcache.verify(path).problems == []
+    assert edcache.verify(path).sealed
+
+
+@pytest.mark.parametrize("options", [{"chunk_size": 0}, {"chunk_nbytes": -1}, {"sync": "often"}], ids=str)
+@pytest.mark.parametrize("mode", ["x", "w"])
+def test_a_refused_option_leaves_no_file(path, mode, options):
+    with pytest.raises(OptionError):
+        CacheWriter(path, mode, **options)
+    assert os.listdir(path.parent) == []
+
+
+def test_a_replacement_that_ends_just_before_the_next_one_locks_stays_whole(path):
+    """The next one has opened the .new file by then, and must not empty what took the path's place."""
+    first = CacheWriter(path, "w")
+    first.append("first")
+
+    class LateLock(durable.System):
+        def lock(self, fd, start, length, wait):
+            if start == format.LOCK_SESSION:
+                first.close()
+            super().lock(fd, start, length, wait)
+
+    with durable.replace_system(LateLock()):
+        second = CacheWriter(path, "w")
+    assert contents(path) == {0: "first"}
+    second.append("second")
+    second.close()
+    assert contents(path) == {0: "second"}
+
+
+@pytest.mark.parametrize(("sync", "at_least", "at_most"), [("never", 0, 0), ("seal", 1, 3), ("chunk", 4, 9)])
+def test_sync_says_how_often_the_file_is_synced(path, sync, at_least, at_most):
+    class Counting(durable.System):
+        count = 0
+
+        def sync(self, fd):
+            self.count += 1
+            super().sync(fd)
+
+    with durable.replace_system(Counting()) as system, CacheWriter(path, sync=sync, chunk_size=2) as w:
+        w.extend(range(8))
+        w.flush()
+        before_the_seal = system.count
+    assert before_the_seal == (4 if sync == "chunk" else 0)
+    assert at_least <= system.count <= at_most
+    assert contents(path) == {i: i for i in range(8)}
+
+
+def test_folders_above_the_path_are_made(tmp_path):
+    with CacheWriter(tmp_path / "a" / "b" / "c.zip") as w:
+        w.append(1)
+    assert contents(tmp_path / "a" / "b" / "c.zip") == {0: 1}
+
+
+def test_two_writers_that_append_at_once_share_the_indices(path):
+    one, two = CacheWriter(path, "a", chunk_size=2), CacheWriter(path, "a", chunk_size=3)
+    for i in range(6):
+        one.append(f"one {i}")
+        two.append(f"two {i}")
+    one.close()
+    two.close()
+    found = contents(path)
+    assert sorted(found) == list(range(12))
+    assert [s for s in found.values() if s.startswith("one")] == [f"one {i}" for i in range(6)]
+    assert [s for s in found.values() if s.startswith("two")] == [f"two {i}" for i in range(6)]
+    assert edcache.verify(path).problems == []
+
+
+def test_write_overwrites_a_sealed_archive_and_its_labels(path):
+    with CacheWriter(path, in_memory_keys={"y": 0}) as w:
+        w.extend((i, "old") for i in range(5))
+    reader = Reader(path)
+    reader.read(3)
+    with CacheWriter(path, "a") as w:
+        w.write(3, (30, "new"))
+    assert reader.read(3) == (3, "old")
+    assert contents(path)[3] == (30, "new")
+    ds = CachedDataset.from_cache(path)
+    assert (len(ds), ds.labels["y"].tolist()) == (5, [0, 1, 2, 30, 4])
+
+
+def test_growing_twice_keeps_every_sample_and_label(path):
+    for start in (0, 4, 8):
+        with CacheWriter(path, "a", in_memory_keys={"y": 0}) as w:
+            w.extend((i,) for i in range(start, start + 4))
+    ds = CachedDataset.from_cache(path)
+    assert [s[0] for s in ds] == ds.labels["y"].tolist() == list(range(12))
+    assert edcache.verify(path).problems == []
+
+
+def test_an_interrupt_in_the_block_keeps_what_was_appended(path):
+    with pytest.raises(KeyboardInterrupt), CacheWriter(path) as w:
+        w.append("kept")
+        raise KeyboardInterrupt
+    assert contents(path) == {0: "kept"}
+
+
+@pytest.mark.parametrize(("nbytes", "count", "most"), [(792, 5000, 1.12), (10_000, 2000, 1.02)])
+def test_space_over_the_payload_without_labels(path, nbytes, count, most):
+    samples = np.zeros((count, nbytes), np.uint8)
+    with CacheWriter(path) as w:
+        w.extend(samples)
+    assert path.stat().st_size <= most * count * nbytes

@@ -9,7 +9,7 @@ Imports run upwards in this list only.
 """
 
 from edcache.writer.appender import Appender, never_created
-from edcache.writer.batcher import ChunkWriter
+from edcache.writer.batcher import ChunkWriter, check_writing
 from edcache.writer.cache import CacheWriter, adopt_labels, check_options, new_head, start_replacing
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "ChunkWriter",
     "adopt_labels",
     "check_options",
+    "check_writing",
     "never_created",
     "new_head",
     "start_replacing",

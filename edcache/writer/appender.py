@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edcache import durable, format
 from edcache.contents import Chain, Contents, read_table
 from edcache.durable import File
-from edcache.errors import ArchiveClosedError, CorruptArchiveError, OptionError, StorageError
+from edcache.errors import ArchiveClosedError, CorruptArchiveError, StorageError
 from edcache.format import PAGE, Cursor, Head, Header
 from edcache.labels.columns import LabelTypes
 from edcache.labels.tables import ChunkTable, pack_chunk_table, pack_index, pack_labels
@@ -36,8 +36,6 @@ class Appender:
     """
 
     def __init__(self, file: File, head: Head, cursor: Cursor, sync: str) -> None:
-        if sync not in SYNC_CHOICES:
-            raise OptionError(f"sync={sync!r}; choose one of {', '.join(map(repr, SYNC_CHOICES))}")
         self.path = file.path
         self.head = head
         self.chain = Chain(head, cursor, file.path)

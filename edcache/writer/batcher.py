@@ -11,8 +11,17 @@ from edcache.codec.compression import Compression, train_dictionary
 from edcache.errors import LabelError, OptionError
 from edcache.labels.columns import LabelCollector
 from edcache.labels.spec import LabelSpec
-from edcache.writer.appender import Appender
+from edcache.writer.appender import SYNC_CHOICES, Appender
 from edcache.writer.chunk import CHUNK_NBYTES, ChunkBuilder
+
+
+def check_writing(sync: str, chunk_size: int | None, chunk_nbytes: int = CHUNK_NBYTES) -> None:
+    """Raise OptionError for options that no writer takes; called before anything on the disk is touched."""
+    if sync not in SYNC_CHOICES:
+        raise OptionError(f"sync={sync!r}; choose one of {', '.join(map(repr, SYNC_CHOICES))}")
+    for name, value in (("chunk_size", chunk_size), ("chunk_nbytes", chunk_nbytes)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise OptionError(f"{name}={value!r}; give a positive integer")
 
 
 class ChunkWriter:
@@ -25,9 +34,6 @@ class ChunkWriter:
     def __init__(
         self, appender: Appender, spec: LabelSpec, chunk_size: int | None, chunk_nbytes: int = CHUNK_NBYTES
     ) -> None:
-        for name, value in (("chunk_size", chunk_size), ("chunk_nbytes", chunk_nbytes)):
-            if value is not None and (type(value) is not int or value < 1):
-                raise OptionError(f"{name}={value!r}; give a positive integer")
         self.appender = appender
         self._most = chunk_size
         self._most_nbytes = chunk_nbytes

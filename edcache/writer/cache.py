@@ -18,6 +18,7 @@ from edcache.durable import File
 from edcache.errors import (
     ArchiveClosedError,
     ArchiveLockedError,
+    ArchiveNotFoundError,
     CodecError,
     EdcacheError,
     LabelError,
@@ -27,7 +28,7 @@ from edcache.errors import (
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.writer.appender import Appender
-from edcache.writer.batcher import ChunkWriter
+from edcache.writer.batcher import ChunkWriter, check_writing
 from edcache.writer.chunk import CHUNK_NBYTES
 
 
@@ -105,8 +106,10 @@ class CacheWriter:
             raise OptionError(f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)")
         self.path = os.fspath(path)
         self._replaces = mode == "w"
+        self._has_replaced = False
         spec = LabelSpec.parse(in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
+        check_writing(sync, chunk_size, chunk_nbytes)
         work = self.path + ".new" if self._replaces else self.path
         self._session = start_replacing(work) if self._replaces else None
         try:
@@ -170,8 +173,9 @@ class CacheWriter:
         if length is not None and self._appender.end_index > length:
             self._appender.amend(length=self._appender.end_index)
         self._appender.seal()
-        if self._replaces:
+        if self._replaces and not self._has_replaced:
             durable.replace(self._appender.path, self.path)
+            self._has_replaced = True
 
     def close(self) -> None:
         """Seal and let go of the file; idempotent."""
@@ -248,15 +252,30 @@ def start_replacing(work: str) -> File:
         ArchiveLockedError: another process is at it.
     """
     durable.make_parent(work)
-    session = File.open(work, "a")
-    try:
-        if not session.try_lock(format.LOCK_SESSION):
-            raise ArchiveLockedError(f"{work}: another process is writing it; wait for it to end")
-        session.truncate(0)
-    except BaseException:
+    while True:
+        session = File.open(work, "a")
+        try:
+            if not session.try_lock(format.LOCK_SESSION):
+                raise ArchiveLockedError(f"{work}: another process is writing it; wait for it to end")
+            if _is_still_named(session):
+                session.truncate(0)
+                return session
+        except BaseException:
+            session.close()
+            raise
         session.close()
-        raise
-    return session
+
+
+def _is_still_named(session: File) -> bool:
+    """Whether the name still leads to this file: its last holder may just have renamed it."""
+    try:
+        found = File.open(session.path, "r")
+    except ArchiveNotFoundError:
+        return False
+    try:
+        return found.identity() == session.identity()
+    finally:
+        found.close()
 
 
 def adopt_labels(head: Head, asked: LabelSpec, where: str) -> LabelSpec:

@@ -1,0 +1,111 @@
+"""Progress: shown on a terminal or when asked for, one line about what was kept, silence elsewhere."""
+
+import logging
+
+import pytest
+
+from edcache.progress import Progress
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch):
+    for name in ("EDCACHE_PROGRESS", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+
+
+class Terminal:
+    def __init__(self, stream):
+        self._stream = stream
+
+    def isatty(self):
+        return True
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+
+@pytest.fixture
+def shown(capsys, monkeypatch):
+    """Runs a progress of three samples and says what appeared."""
+
+    def run(show=None, kept=0, environment=(), terminal=False):
+        import sys
+
+        for name, value in dict(environment).items():
+            monkeypatch.setenv(name, value)
+        if terminal:
+            monkeypatch.setattr(sys, "stderr", Terminal(sys.stderr))
+        with Progress("a.zip", kept, kept + 3, show) as progress:
+            for i in range(3):
+                progress.advance(1, 1000 * (i + 1))
+        return capsys.readouterr()
+
+    return run
+
+
+def test_true_shows_a_bar_with_the_name_and_the_count(shown):
+    text = shown(show=True).err
+    assert "caching a.zip: 100%" in text
+    assert "3/3" in text
+
+
+def test_a_bar_counts_what_was_missing(shown):
+    text = shown(show=True, kept=1000).err
+    assert "a.zip: 1,000 of 1,003 already cached\n" in text
+    assert "3/3" in text
+
+
+def test_nothing_goes_to_stdout(shown):
+    assert shown(show=True, kept=5).out == ""
+
+
+def test_without_a_terminal_only_what_was_kept_is_said(shown):
+    assert shown().err == ""
+    assert shown(kept=2).err == "a.zip: 2 of 5 already cached\n"
+
+
+def test_a_terminal_shows_a_bar(shown):
+    assert "caching a.zip: 100%" in shown(terminal=True).err
+
+
+def test_edcache_progress_1_shows_a_bar_without_a_terminal(shown):
+    assert "caching a.zip: 100%" in shown(environment={"EDCACHE_PROGRESS": "1"}).err
+
+
+@pytest.mark.parametrize("environment", [{"EDCACHE_PROGRESS": "0"}, {"RANK": "1"}], ids=str)
+def test_the_environment_silences_even_on_a_terminal(shown, environment):
+    assert shown(kept=2, environment=environment, terminal=True).err == ""
+
+
+def test_rank_0_is_as_no_rank(shown):
+    assert "caching a.zip: 100%" in shown(terminal=True, environment={"RANK": "0"}).err
+
+
+def test_false_silences_even_on_a_terminal(shown):
+    assert shown(show=False, kept=2, terminal=True).err == ""
+
+
+@pytest.mark.parametrize("environment", [{"EDCACHE_PROGRESS": "0"}, {"RANK": "1"}], ids=str)
+def test_true_overrules_the_environment(shown, environment):
+    assert "caching a.zip: 100%" in shown(show=True, environment=environment).err
+
+
+def test_what_is_not_shown_is_logged(shown, caplog):
+    with caplog.at_level(logging.INFO, "edcache"):
+        shown(show=False, kept=2)
+    assert caplog.messages == ["a.zip: 2 of 5 already cached"]
+
+
+def test_samples_counts_what_this_process_computed(capsys):
+    with Progress("a.zip", 1, 9, False) as progress:
+        progress.advance(2, 10)
+        progress.found(3)
+        progress.advance(1, 20)
+    assert progress.samples == 3
+
+
+def test_an_exception_leaves_the_bar_closed(capsys):
+    with pytest.raises(ValueError, match="stop"), Progress("a.zip", 0, 3, True) as progress:
+        progress.advance(1, 10)
+        raise ValueError("stop")
+    assert capsys.readouterr().err.endswith("\n")
