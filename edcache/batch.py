@@ -41,7 +41,6 @@ _NUMPY_TO_TORCH: Final = {
     )
 }
 _SCALARS: Final = {"int": torch.int64, "float": torch.float64}
-_FIRST_WORTH_IT: Final = 2
 
 
 class Batch(Sequence[Any]):
@@ -81,7 +80,7 @@ class Batch(Sequence[Any]):
 
     def collated(self) -> Any:
         """What `default_collate` makes of the samples; raises what it raises."""
-        group = self._reader.group(self._indices) if len(self) >= _FIRST_WORTH_IT else None
+        group = self._reader.group(self._indices) if len(self) else None
         if group is None or group.decoder.structure is None:
             return default_collate(list(self))
         try:

@@ -630,8 +630,6 @@ class Tail:
     """The end of a sealed archive: where the directory, index.arrow and labels.arrow begin."""
 
     directory_offset: int
-    directory_nbytes: int
-    entries: int
     index_offset: int
     labels_offset: int
 
@@ -652,7 +650,7 @@ def parse_tail(tail: bytes, size: int) -> Tail | None:
         return None
     labels = tail[-END_NBYTES - _LABELS_CENTRAL : -END_NBYTES]
     index = tail[-END_NBYTES - _LABELS_CENTRAL - _INDEX_CENTRAL : -END_NBYTES - _LABELS_CENTRAL]
-    return Tail(offset, nbytes, count, *(int.from_bytes(entry[-8:], "little") for entry in (index, labels)))
+    return Tail(offset, *(int.from_bytes(entry[-8:], "little") for entry in (index, labels)))
 
 
 def read_seal(pread: PRead, size: int, uuid: bytes) -> tuple[Header, Header] | None:

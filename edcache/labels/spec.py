@@ -56,8 +56,6 @@ class LabelSpec:
         """What the archive's head records: name -> field path (a tuple as a list), None for a callable."""
         return {name: _json_source(source) for name, source in zip(self.names, self._sources, strict=True)}
 
-    describe = to_json
-
     def extract(self, index: int, sample: Any) -> list[Any]:
         """The label values of one sample, in the order of `names`.
 
