@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edcache import errors
+    from edcache.batch import collate
     from edcache.codec import register
     from edcache.dataset import CachedDataset, View
     from edcache.decorator import cachable
@@ -47,6 +48,7 @@ __all__ = [
     "View",
     "__version__",
     "cachable",
+    "collate",
     "errors",
     "register",
     "verify",
@@ -60,6 +62,7 @@ _HOMES = {
     "Reader": "edcache.reader",
     "View": "edcache.dataset",
     "cachable": "edcache.decorator",
+    "collate": "edcache.batch",
     "register": "edcache.codec",
     "verify": "edcache.maintain",
 }

@@ -18,7 +18,7 @@ from edcache import format
 from edcache.errors import CorruptArchiveError
 from edcache.format import Cursor, Head, Header, PRead
 from edcache.labels.columns import no_labels, unify
-from edcache.labels.tables import ChunkTable, Dictionary, IndexTable, Records, parse_chunk_table
+from edcache.labels.tables import Blocks, ChunkTable, Dictionary, IndexTable, Records, parse_chunk_table
 
 _PIECE_NBYTES = 1 << 22
 MAX_SCHEMAS = 1 << 16
@@ -169,9 +169,18 @@ def _within(header: Header, table: ChunkTable) -> bool:
         return False
     if int(records.offset.max()) > room or int(records.nbytes.max()) > room:  # so that the sum cannot wrap
         return False
+    if format.block_count(table.records_nbytes) * 4 > header.table_nbytes:
+        return False
     ends = int((records.offset + records.nbytes).max())
     indices = int(records.index.min()), int(records.index.max())
-    return ends <= room and indices[0] >= 0 and indices[1] == header.end_index - 1
+    return ends == table.records_nbytes <= room and indices[0] >= 0 and indices[1] == header.end_index - 1
+
+
+def blocks_of(header: Header, table: ChunkTable) -> Blocks:
+    """Where the records of a chunk and the crc32 of their blocks lie."""
+    table_end = header.payload_offset + header.table_nbytes
+    crcs_nbytes = 4 * format.block_count(table.records_nbytes)
+    return Blocks(table_end - crcs_nbytes, header.records_offset, table.records_nbytes)
 
 
 def payload_crc(pread: PRead, header: Header) -> int:
@@ -206,6 +215,7 @@ def merge(
     merged = _Columns(rows)
     schemas: dict[str, int] = {}
     labels: list[Any] = []
+    blocks: list[Blocks] = []
     end_index = 0
     for header in chunks:
         table = tables(header)
@@ -213,6 +223,7 @@ def merge(
             continue
         merged.add(header, table, schemas)
         labels.append(table.labels)
+        blocks.append(blocks_of(header, table))
         end_index = max(end_index, header.end_index)
     if len(schemas) > MAX_SCHEMAS:
         raise CorruptArchiveError(f"{where}: {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
@@ -226,7 +237,7 @@ def merge(
     if len(records.offset) == length:
         records = replace(records, index=None)
     known = [Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in dictionaries]
-    return Contents(IndexTable(records, length, list(schemas), known), table)
+    return Contents(IndexTable(records, length, list(schemas), known, blocks), table)
 
 
 class _Columns:

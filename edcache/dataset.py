@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from array import array as Longs
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from edcache.batch import Batch
+from edcache.batch import Batch, Projection
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
@@ -27,10 +29,15 @@ from edcache.format import Head
 from edcache.labels.query import matching_rows
 from edcache.labels.spec import LabelSpec
 from edcache.labels.view import Labels, checked_indices
+from edcache.loader import Loader
 from edcache.reader import Reader
 from edcache.writer import adopt_labels, check_options, check_writing, never_created, new_head
 
 InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
+FieldPath = Any  # a key, an index, "target.boxes", or a tuple of keys and indices
+Transform = Callable[[Any], Any] | None
+
+READ_OPTIONS = frozenset({"allow_pickle", "batch_transform", "io", "transform", "verify", "zero_copy"})
 
 
 class _Samples(Dataset[Any]):
@@ -38,6 +45,10 @@ class _Samples(Dataset[Any]):
 
     `indices` says which samples of the archive they are; it is never copied to read one.
     """
+
+    _fields: Projection | None = None
+    _transform: Transform = None
+    _batch_transform: Transform = None
 
     @property
     def labels(self) -> Labels:
@@ -58,14 +69,19 @@ class _Samples(Dataset[Any]):
     def __len__(self) -> int:
         raise NotImplementedError
 
-    def _sample(self, position: int) -> Any:
-        raise NotImplementedError
-
-    def _view(self, positions: npt.NDArray[np.int64]) -> View:
+    @property
+    def cache(self) -> CachedDataset:
+        """The whole that this is a part of; a cache itself."""
         raise NotImplementedError
 
     def _archive_indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """What lies at positions in [-len(self), len(self)), as indices in [-n, n) of the archive."""
         raise NotImplementedError
+
+    def _view(self, positions: npt.NDArray[np.int64] | None, fields: Projection | None = None) -> View:
+        """A view of samples at positions in [0, len(self)), None for all; `fields` narrows them."""
+        indices = None if positions is None else self._archive_indices(positions)
+        return View(self.cache, indices, fields or self._fields)
 
     @property
     def reader(self) -> Reader:
@@ -84,16 +100,15 @@ class _Samples(Dataset[Any]):
             return self._view(np.arange(len(self), dtype=np.int64)[index])
         if not isinstance(index, int) and np.ndim(index) == 1:
             return self._view(_positions(np.asarray(index), len(self)))
-        return self._sample(self._position(index))
+        return self._read(int(self._archive_indices(np.array([self._position(index)]))[0]))
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
         """The samples at several positions, as torch's DataLoader asks for a batch.
 
         A sequence of ordinary samples for any collate function; torch's `default_collate` makes its batch
-        of dicts, tuples and lists by one gather a field, see `edcache/batch.py`.
+        by one gather a field, see `edcache/batch/`.
         """
-        batch = self._batch(indices)
-        return batch if batch.is_led_to else list(batch)
+        return self._batch(indices)
 
     def batch(self, indices: Sequence[int]) -> Any:
         """The collated samples at several positions: exactly `default_collate([ds[i] for i in indices])`.
@@ -102,9 +117,83 @@ class _Samples(Dataset[Any]):
         """
         return self._batch(indices).collated()
 
-    def _batch(self, indices: Sequence[int]) -> Batch:
-        positions = _positions(np.asarray(indices), len(self))
-        return Batch(self.reader, self._archive_indices(positions), lambda i: self._sample(int(positions[i])))
+    def _batch(self, indices: Any) -> Batch:
+        return Batch(self, self._archive_indices(_integers(indices, len(self))))
+
+    def _read(self, index: int) -> Any:
+        """One sample by its index in the archive."""
+        sample = self.cache._stored(index) if self._fields is None else self._read_fields(self._fields, index)
+        return sample if self._transform is None else self._transform(sample)
+
+    def _read_fields(self, fields: Projection, index: int) -> Any:
+        cache = self.cache
+        if cache.reader.has(index % len(cache)):
+            return fields.read(cache.reader, cache.labels, index % len(cache))
+        return fields.of_sample(cache._stored(index))
+
+    def select(self, *fields: FieldPath, as_tuple: bool = False) -> View:
+        """A view of some fields of every sample; only their bytes are read, and none where labels hold them.
+
+        Args:
+            fields: "image", "target.boxes", 1 or ("target", 0), in the order wanted.
+            as_tuple: samples are tuples of the fields; False makes dicts with the given paths as keys.
+        Raises:
+            OptionError: a field twice; at the first read, one that the samples do not have.
+
+        A `transform` of the cache gets what was selected.
+        >>> ds.select("image", "label", as_tuple=True)[0]
+        """
+        if self._fields is not None:
+            return self._view(None, self._fields.narrowed(fields, as_tuple))
+        columns = {_hashable(source): name for name, source in self.cache.head.labels if source is not None}
+        return self._view(None, Projection(fields, as_tuple, columns))
+
+    def loader(
+        self,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        sampler: Iterable[int] | None = None,
+        drop_last: bool = False,
+        seed: int | None = None,
+        num_threads: int = 2,
+        prefetch: int = 2,
+        pin_memory: bool = False,
+        device: Any = None,
+        reuse: bool = True,
+    ) -> Loader:
+        """Collated batches made by threads of this process, in memory that is used again.
+
+        Args:
+            shuffle: a new order every epoch, which `seed` and the epoch's number determine.
+            sampler: positions to read instead, in its order.
+            drop_last: leave an incomplete last batch out.
+            seed: None draws one from torch's generator.
+            num_threads: how many batches are made at a time. prefetch: how many may wait besides.
+            pin_memory: page-locked memory, for copies to a GPU. device: copy batches there.
+            reuse: the batch is yours until you ask for the next but one; False gives fresh memory.
+        Returns:
+            An iterable with a length, `set_epoch`, `state_dict` and `load_state_dict`.
+        Raises:
+            OptionError: a number below 1, or shuffle and sampler at once. While iterating: as `batch`.
+
+        Samples that must pass a `transform`, text and what is no tensor are made under the interpreter's
+        lock: for those a DataLoader with workers is faster.
+        """
+        return Loader(
+            lambda indices, memory: self._batch(indices).collated(memory=memory),
+            len(self),
+            batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            drop_last=drop_last,
+            seed=seed,
+            num_threads=num_threads,
+            prefetch=prefetch,
+            pin_memory=pin_memory,
+            device=device,
+            reuse=reuse,
+        )
 
     def __iter__(self) -> Iterator[Any]:
         for position in range(len(self)):
@@ -163,6 +252,10 @@ class CachedDataset(_Samples):
         sync: "seal" (default), "chunk" or "never": when written bytes are brought to the disk.
         progress: True or False; by default a bar shows on a terminal.
         fingerprint: JSON-able description of the source that must match the archive's.
+        transform: called with every sample that is read, live: the place of random augmentation.
+        batch_transform: called with every collated batch of `default_collate`, `edcache.collate`, `batch`
+            and `loader`, in the worker where there is one.
+        io: "mmap", "pread", or "auto": pread where the file system is another machine's.
     Raises:
         SourceError: the source raised at an index; what was computed before is kept.
         StaleCacheError: the archive is of another source, or of another length.
@@ -190,12 +283,16 @@ class CachedDataset(_Samples):
         sync: str = "seal",
         progress: bool | None = None,
         fingerprint: dict[str, Any] | None = None,
+        transform: Transform = None,
+        batch_transform: Transform = None,
+        io: str = "auto",
     ) -> None:
         if codec == "pickle" and not allow_pickle:
             raise OptionError('codec="pickle" needs allow_pickle=True too, or nothing could be read back')
         self.path = _path_of(source) if path is None else os.fspath(path)
         self.zero_copy = zero_copy
-        self._reader = Reader(self.path, verify=verify, allow_pickle=allow_pickle)
+        self._reader = Reader(self.path, verify=verify, allow_pickle=allow_pickle, io=io)
+        self._transform, self._batch_transform = transform, batch_transform
         self._source = source
         self._filler: LazyFiller | None = None
         self._labels: Labels | None = None
@@ -275,17 +372,17 @@ class CachedDataset(_Samples):
 
         Args:
             path: the archive; or, with `name`, edflow's root: `<path>/cached/<name>.zip`.
-            options: allow_pickle, zero_copy, verify, as in the class.
+            options: allow_pickle, zero_copy, verify, transform, batch_transform, io, as in the class.
         Raises:
             ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
 
         An archive that a killed writer left opens too: what was published is there, the rest raises
         MissingSampleError.
         """
-        unknown = set(options) - {"allow_pickle", "zero_copy", "verify"}
+        unknown = set(options) - READ_OPTIONS
         if unknown:
             raise OptionError(
-                f"from_cache() takes allow_pickle, zero_copy and verify, not {', '.join(sorted(unknown))}"
+                f"from_cache() takes {', '.join(sorted(READ_OPTIONS))}, not {', '.join(sorted(unknown))}"
             )
         if name is not None:
             path = os.path.join(os.fspath(path), "cached", f"{name}.zip")
@@ -315,6 +412,11 @@ class CachedDataset(_Samples):
     def reader(self) -> Reader:
         """The archive underneath."""
         return self._reader
+
+    @property
+    def cache(self) -> CachedDataset:
+        """This dataset."""
+        return self
 
     @property
     def complete(self) -> bool:
@@ -371,7 +473,9 @@ class CachedDataset(_Samples):
             self._filler.close()
         self._reader.close()
 
-    def _sample(self, position: int) -> Any:
+    def _stored(self, index: int) -> Any:
+        """A sample as it was written, by its index in [-n, n); computed if it is missing and lazy."""
+        position = index if index >= 0 else index + len(self)
         try:
             return self._reader.read(position, copy=not self.zero_copy)
         except MissingSampleError:
@@ -385,33 +489,36 @@ class CachedDataset(_Samples):
                 return self._reader.read(position, copy=not self.zero_copy)
         return self._filler.get(position)
 
-    def _view(self, positions: npt.NDArray[np.int64]) -> View:
-        return View(self, positions)
-
     def _archive_indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return positions
 
 
 class View(_Samples):
-    """A selection of a cache's samples. Making one reads nothing and copies no sample.
+    """A selection of a cache's samples, and of their fields. Making one reads nothing and copies no sample.
 
     Args:
-        cache: the dataset selected from. indices: int64 [n], each in [0, len(cache)).
+        cache: the dataset selected from. indices: int64 [n], each in [0, len(cache)); None for all.
+        fields: the fields that its samples have; None for all.
     """
 
-    def __init__(self, cache: CachedDataset, indices: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self, cache: CachedDataset, indices: npt.NDArray[np.int64] | None, fields: Projection | None = None
+    ) -> None:
         self._cache = cache
         self._indices = indices
+        self._fields = fields
+        self._transform, self._batch_transform = cache._transform, cache._batch_transform
         self._labels: Labels | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_labels": None}
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self._cache) if self._indices is None else len(self._indices)
 
     def __repr__(self) -> str:
-        return f"View({len(self):,} of {len(self._cache):,} samples of {self._cache.path!r})"
+        fields = "" if self._fields is None else f", {self._fields}"
+        return f"View({len(self):,} of {len(self._cache):,} samples of {self._cache.path!r}{fields})"
 
     @property
     def reader(self) -> Reader:
@@ -426,6 +533,8 @@ class View(_Samples):
     @property
     def indices(self) -> npt.NDArray[np.int64]:
         """Positions in the cache, in the view's order: int64 [len(self)], read only."""
+        if self._indices is None:
+            return self._cache.indices
         indices: npt.NDArray[np.int64] = self._indices.view()
         indices.flags.writeable = False
         return indices
@@ -433,17 +542,19 @@ class View(_Samples):
     @property
     def labels(self) -> Labels:
         """The label columns of these samples, in the view's order."""
+        if self._indices is None:
+            return self._cache.labels
         if self._labels is None:
             self._labels = self._cache.labels.take(self._indices)
         return self._labels
 
-    def _sample(self, position: int) -> Any:
-        return self._cache._sample(int(self._indices[position]))
-
-    def _view(self, positions: npt.NDArray[np.int64]) -> View:
-        return View(self._cache, self._archive_indices(positions))
+    def _view(self, positions: npt.NDArray[np.int64] | None, fields: Projection | None = None) -> View:
+        indices = self._indices if positions is None else self._archive_indices(positions)
+        return View(self._cache, indices, fields or self._fields)
 
     def _archive_indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        if self._indices is None:
+            return positions
         chosen: npt.NDArray[np.int64] = self._indices[positions]
         return chosen
 
@@ -463,20 +574,42 @@ def archive_at(path: str) -> Reader | None:
 
 
 def _positions(array: npt.NDArray[Any], length: int) -> npt.NDArray[np.int64]:
-    """What an index array or a mask selects; a copy, so that it may change later."""
+    """What an index array or a mask selects, in [0, length); a copy, so that it may change later."""
+    return np.array(checked_indices(_integers(array, length), length))
+
+
+def _integers(indices: Any, length: int) -> npt.NDArray[np.int64]:
+    """An index array in [-length, length), or the places of a mask, as int64."""
+    array: npt.NDArray[np.int64]
+    if type(indices) is list and indices and type(indices[0]) is int:
+        # What a DataLoader's sampler gives; numpy takes longer to find out that it is integers.
+        with suppress(TypeError, OverflowError):
+            indices = np.frombuffer(Longs("q", indices), np.int64)
+    array = np.asarray(indices)
+    if array.dtype == np.int64:
+        # Not min() and max(): in a loop that has better things to cache they take 4 us each.
+        if len(array) and (array[array.argmin()] < -length or array[array.argmax()] >= length):
+            checked_indices(array, length)
+        return array
     if array.dtype == np.bool_:
         if len(array) != length:
             raise OptionError(f"mask has {len(array):,} entries, the dataset {length:,}")
         return np.flatnonzero(array)
     if len(array) and array.dtype.kind not in "iu":
         raise OptionError(f"an index array of dtype {array.dtype}; use integers, or a bool mask")
-    return np.array(checked_indices(array.astype(np.int64), length))
+    checked_indices(array, length)
+    return array.astype(np.int64)
 
 
 def stale_message(path: str, changed: Sequence[str], remedy: str) -> str:
     """The text of a StaleCacheError: what differs, line by line, and what to do."""
     lines = "".join(f"\n  {line}" for line in changed)
     return f"{path}: made by another call:{lines}\n{remedy}"
+
+
+def _hashable(source: Any) -> FieldPath:
+    """A label's field path as select() takes it; the head keeps a tuple as a list."""
+    return tuple(source) if isinstance(source, list) else source
 
 
 def _path_of(source: Any) -> str:

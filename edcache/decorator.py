@@ -13,14 +13,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, ParamSpec, overload
 
-from edcache.dataset import CachedDataset, archive_at, stale_message
+from edcache.dataset import READ_OPTIONS, CachedDataset, archive_at, stale_message
 from edcache.errors import OptionError, StaleCacheError
 from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed
 from edcache.labels.spec import LabelSpec
 from edcache.reader import Reader
 
 STALE_CHOICES: Final = ("error", "warn", "rebuild", "ignore")
-_READ_OPTIONS: Final = ("allow_pickle", "zero_copy", "verify")
 _warned: set[tuple[str, str]] = set()
 
 P = ParamSpec("P")
@@ -80,7 +79,7 @@ class CachedFactory(Generic[P]):
         found = archive_at(path)
         rebuild = found is not None and self._is_stale(found, fingerprint)
         if found is not None and found.sealed and found.complete and not rebuild:
-            read_only = {name: value for name, value in self.options.items() if name in _READ_OPTIONS}
+            read_only = {name: value for name, value in self.options.items() if name in READ_OPTIONS}
             return CachedDataset(None, path, **read_only)
         if found is not None and not rebuild:
             # The archive's own fingerprint was judged above; on_stale may have let it pass.

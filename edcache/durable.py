@@ -24,7 +24,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from edcache.errors import (
@@ -46,6 +46,10 @@ WHOLE_FILE_LOCK = 1 << 62
 _MAX_OFFSET = 1 << 62
 # Windows has no pread: there, threads take turns with the position. (It has no fork either.)
 _position = threading.Lock()
+_CAN_TELL_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
+_CAN_ADVISE = hasattr(os, "posix_fadvise")
+_MOUNTS = "/proc/self/mountinfo"
+_REMOTE = ("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "ceph", "9p", "afs", "beegfs", "gluster", "pvfs")
 _MAX_WRITE = 1 << 30  # Linux moves at most 0x7ffff000 bytes a call
 
 
@@ -71,6 +75,18 @@ class System:
         with _position:
             os.lseek(fd, offset, os.SEEK_SET)
             return os.read(fd, nbytes)
+
+    def pread_cached(self, fd: int, offset: int) -> bool:
+        """Whether the byte at an offset can be read without waiting for a disk."""
+        try:
+            os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return False
+        return True
+
+    def will_need(self, fd: int, offset: int, nbytes: int) -> None:
+        """Let the kernel begin to read a range into its cache."""
+        os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         """Write at an offset; returns how many bytes went."""
@@ -255,6 +271,26 @@ class File:
             _refused(self.path, f"reading {nbytes:,} bytes at offset {offset:,}", error)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    def is_cached(self, offset: int) -> bool:
+        """Whether the page of an offset is in memory; True where the system cannot tell."""
+        if not _CAN_TELL_CACHED:
+            return True
+        try:
+            return system.pread_cached(self._fd, offset)
+        except OSError:  # EOPNOTSUPP: the file system cannot tell
+            return True
+
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Say that a range will be read soon; nothing where the system cannot be told."""
+        if _CAN_ADVISE:
+            # Advice that is refused costs time and nothing else.
+            with suppress(OSError):
+                system.will_need(self._fd, offset, nbytes)
+
+    def is_remote(self) -> bool:
+        """Whether the file system is known to be on another machine."""
+        return _filesystem(self._stat().st_dev).startswith(_REMOTE)
+
     def pwrite(self, offset: int, data: bytes | bytearray | memoryview) -> None:
         """Write all of `data` at `offset`, however many calls it takes."""
         view = memoryview(data).cast("B")
@@ -324,6 +360,18 @@ class File:
 
 
 _LOCKING = "locking it; if the file system has no byte locks, build the archive on a local one and copy it"
+
+
+def _filesystem(device: int) -> str:
+    """The type of the file system of a device number, "" where the system does not tell."""
+    name = f"{os.major(device)}:{os.minor(device)}" if hasattr(os, "major") else ""
+    try:
+        with open(_MOUNTS, encoding="utf-8", errors="replace") as mounts:
+            lines = [line.split(" - ") for line in mounts]
+    except OSError:
+        return ""
+    found = [after.split()[0] for before, *rest in lines for after in rest[:1] if before.split()[2] == name]
+    return found[-1] if found else ""
 
 
 def written_since_boot(file: File) -> bool:

@@ -55,7 +55,7 @@ Private fields (`_PRIVATE`), each bound to this place in this file by the last o
     8     link: hash of the previous entry's header, which holds the link before it (head: 0)
     8     samples in this entry (chunk: rows; index, labels: rows of the table)
     8     end index: chunk: 1 + the largest sample index in it; index, labels: length of the dataset
-    8     table bytes: chunk: the Arrow table at the start of the payload; others: the whole payload
+    8     table bytes: chunk: what lies before the records (section 3); others: the whole payload
     8     durable: every byte before this offset was synced before this header was written (0: unknown)
     4     crc32 of those table bytes
     4     crc32 of the whole header with this field as zero
@@ -65,9 +65,12 @@ number, offset and link are those that the chain expects there. Anything else is
 
 3. A chunk's payload
 --------------------
-    [Arrow IPC stream: one row per record | zeros to 64 | records | zeros to the end of the page]
+    [Arrow IPC stream: one row per record | block crcs | zeros to 64 | records | zeros to the page]
 
-Record offsets in the table count from the start of the records. A record of 1024 bytes or more
+"Table bytes" are the stream and the block crcs: uint32 each, one for every started `BLOCK_NBYTES`
+from the first byte of the records to the last. They let a reader check many tiny records, or one
+field of a large one, by the bytes around it; the crc32 of the record itself decides where a block's
+does not fit. Record offsets in the table count from the start of the records. A record of 1024 bytes or more
 starts on a multiple of 64, a smaller one on a multiple of 8. As entries start on pages, every
 record of the file starts on a multiple of 8: the file is one 2-D array of overlapping rows, 8 bytes
 apart, and a batch of records of one layout is one gather from it, wherever they lie.
@@ -81,7 +84,8 @@ apart, and a batch of records of one layout is one gather from it, wherever they
     raw_nbytes    uint64  bytes before compression; only in archives that compress
     label/NAME    any     the label columns
 
-The metadata key "edcache" holds JSON. "schemas": [text, ...]. "labels": the types of the label columns
+The metadata key "edcache" holds JSON. "schemas": [text, ...]. "records_nbytes": from the first record
+to the end of the last. "labels": the types of the label columns
 of this chunk and all before it, {NAME: [TYPE, NEGATIVE, BEYOND, INEXACT]}: an Arrow type's name or
 ["list" | "large_list", name]; whether an integer is below 0, whether one is 2**63 or more; one that is
 no float64, or null. A writer that knows only the last chunk so refuses labels that make no column.
@@ -97,7 +101,8 @@ index.arrow is an Arrow IPC file of one batch: the columns offset (from the star
 nbytes, crc32, schema, and raw_nbytes where the archive compresses; sorted by index. When samples
 are absent a first column `index` says which are there; a dense archive leaves it out and row i is
 sample i. Its metadata "edcache" is JSON: {"length", "schemas", "dictionaries": [[offset, nbytes,
-crc32], ...]}. labels.arrow has the same rows and the label columns under their plain names.
+crc32], ...], "chunks": [[offset of the block crcs, offset of the records, bytes of the records],
+...] by rising offset}. labels.arrow has the same rows and the label columns under their plain names.
 
 An archive is *sealed* when it ends with the canonical directory, the directory points at an index
 and a labels entry with the right uuid and consecutive numbers and links, and they end where the
@@ -154,6 +159,7 @@ __all__ = ["crc32"]
 VERSION: Final = 1
 PAGE: Final = 4096
 LATTICE: Final = 8
+BLOCK_NBYTES: Final = 1 << 14
 HEADER_NBYTES: Final = 192
 MAX_HEADER_NBYTES: Final = 320
 MAX_HEAD_NBYTES: Final = 1 << 20
@@ -206,6 +212,18 @@ def align(position: int, multiple: int) -> int:
 def record_alignment(nbytes: int) -> int:
     """The multiple on which a record of `nbytes` stored bytes starts (section 3)."""
     return 64 if nbytes >= 1024 else LATTICE
+
+
+def block_crcs(records: memoryview) -> bytes:
+    """The crc32 of each started `BLOCK_NBYTES` of a chunk's records (section 3)."""
+    blocks = (records[start : start + BLOCK_NBYTES] for start in range(0, len(records), BLOCK_NBYTES))
+    crcs = [crc32(block) for block in blocks]
+    return struct.pack(f"<{len(crcs)}I", *crcs)
+
+
+def block_count(records_nbytes: int) -> int:
+    """How many block crcs a chunk has."""
+    return -(-records_nbytes // BLOCK_NBYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edcache import format
-from edcache.contents import Chain, Contents, payload_crc, read_table
+from edcache.contents import Chain, Contents, blocks_of, payload_crc, read_table
 from edcache.durable import File
 from edcache.errors import CorruptArchiveError
 from edcache.format import Cursor, Header
@@ -122,6 +122,9 @@ class _Verification:
             if any(data[end:offset]):
                 self._problem(header.records_offset + end, f"bytes before record {index} are not zero")
             end = max(end, offset + nbytes)
+        blocks = blocks_of(header, table)
+        if format.block_crcs(data[:end]) != self._file.pread(blocks.crcs_offset, 4 * format.block_count(end)):
+            self._problem(header.records_offset, "the crc32 of its blocks do not fit its records")
         if any(data[end:]):
             self._problem(header.records_offset + end, "bytes after the last record are not zero")
 
@@ -210,6 +213,7 @@ def _same_index(found: IndexTable, expected: IndexTable) -> bool:
         found.length == expected.length
         and found.schemas == expected.schemas
         and found.dictionaries == expected.dictionaries
+        and found.blocks == expected.blocks
         and columns.keys() == others.keys()
         and all(np.array_equal(columns[name], others[name]) for name in columns)
     )

@@ -8,8 +8,6 @@ import sys
 from types import TracebackType
 from typing import Any
 
-from tqdm.auto import tqdm
-
 logger = logging.getLogger("edcache")
 
 
@@ -32,6 +30,8 @@ class Progress:
             print(f"{what}: {kept:,} of {total:,} already cached", file=sys.stderr, flush=True)
         elif kept:
             logger.info("%s: %s of %s already cached", what, f"{kept:,}", f"{total:,}")
+        from tqdm.auto import tqdm  # here, because to open a finished archive shows no bar
+
         self._bar: Any = tqdm(
             total=total - kept,
             desc=f"caching {what}",

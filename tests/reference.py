@@ -105,7 +105,9 @@ def walk(path: str | Path) -> Archive:
             table = pa.ipc.open_stream(entry.payload[:table_nbytes]).read_all()
             assert table.num_rows == entry.fields["samples"]
             assert max(table["index"].to_pylist()) + 1 == entry.fields["end_index"]
-            _take(archive, table, entry.payload[-(-table_nbytes // 64) * 64 :], dictionaries)
+            records = entry.payload[-(-table_nbytes // 64) * 64 :]
+            _check_blocks(table, records, entry.payload[:table_nbytes])
+            _take(archive, table, records, dictionaries)
             for name in [name for name in table.column_names if name.startswith("label/")]:
                 column = archive.labels.setdefault(name[6:], {})
                 column.update(zip(table["index"].to_pylist(), table[name].to_pylist(), strict=True))
@@ -130,6 +132,13 @@ def read_zip(path: str | Path) -> Archive:
         pairs = zip(index["index"].to_pylist(), labels[name].to_pylist(), strict=True)
         result.labels[name] = dict(pairs)
     return result
+
+
+def _check_blocks(table: pa.Table, records: bytes, table_bytes: bytes) -> None:
+    nbytes = json.loads(table.schema.metadata[b"edcache"])["records_nbytes"]
+    assert nbytes == max(row["offset"] + row["nbytes"] for row in table.to_pylist())
+    crcs = [zlib.crc32(records[i : min(i + 16384, nbytes)]) for i in range(0, nbytes, 16384)]
+    assert table_bytes[len(table_bytes) - 4 * len(crcs) :] == struct.pack(f"<{len(crcs)}I", *crcs)
 
 
 def _take(archive: Archive, table: pa.Table, data: bytes, dictionaries: list[bytes]) -> None:

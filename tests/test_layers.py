@@ -17,6 +17,7 @@ FLOORS = [
     {"contents"},
     {"reader", "writer"},
     {"fill", "batch"},
+    {"loader"},
     {"dataset"},
     {"decorator", "maintain"},
     {"present"},

@@ -14,7 +14,9 @@ opens no file.
 """
 
 from edcache.codec.compression import Compression, decompress, train_dictionary
+from edcache.codec.containers import assembler
 from edcache.codec.decode import Decoder, Field, aliased
+from edcache.codec.dtypes import memory_dtype
 from edcache.codec.encode import Encoded, Encoder, encoded_bytes
 from edcache.codec.registry import register
 from edcache.codec.schema import Node
@@ -27,8 +29,10 @@ __all__ = [
     "Field",
     "Node",
     "aliased",
+    "assembler",
     "decompress",
     "encoded_bytes",
+    "memory_dtype",
     "register",
     "train_dictionary",
 ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ _MAX_WINDOW = 1 << 27
 _BLOCK_NBYTES = 4
 _BLOCK_CONTENT = 1 << 17
 _KEPT_CONTEXTS = 8
+_MIN_THREADED = 1 << 20
 _MIN_SAMPLES = 8
 _MIN_SAMPLE = 8
 _MIN_TOTAL = 1024
@@ -135,6 +137,39 @@ def decompress(frame: Buffer, raw_nbytes: int, dictionaries: bytes | Sequence[by
     if len(raw) != raw_nbytes:
         raise CorruptRecordError(f"zstd frame holds {len(raw)} bytes, the index says {raw_nbytes}")
     return raw
+
+
+def decompress_into(
+    out: memoryview,
+    places: Sequence[int],
+    raw_nbytes: Sequence[int],
+    frames: Sequence[Buffer],
+    dictionaries: Sequence[bytes],
+    threads: int,
+) -> None:
+    """Write the content of many frames to their places in a buffer, several threads at a time.
+
+    Args:
+        places, raw_nbytes: where the content of each frame goes in `out`, and its length.
+        threads: at most so many; they end before this returns.
+    Raises:
+        CorruptRecordError: as `decompress`, for any of the frames.
+    """
+
+    def run(chosen: range) -> None:
+        for k in chosen:
+            at, length = places[k], raw_nbytes[k]
+            out[at : at + length] = decompress(frames[k], length, dictionaries)
+
+    # zstd releases the interpreter. Starting threads takes longer than what little there is.
+    threads = min(threads, len(frames)) if sum(raw_nbytes) >= _MIN_THREADED else 1
+    parts = [range(part, len(frames), threads) for part in range(threads)]
+    if threads <= 1:
+        run(range(len(frames)))
+        return
+    with ThreadPoolExecutor(threads, "edcache-zstd") as pool:
+        for future in [pool.submit(run, part) for part in parts]:
+            future.result()
 
 
 def _make_decompressor(key: _Key) -> Any:

@@ -7,7 +7,7 @@ constructors; lengths and dimensions are checked against the record before anyth
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -59,6 +59,7 @@ class Decoder:
         nbytes: of every record, None if they vary.
         fixed_nbytes: of the part of every record that holds the leaves of fixed size.
         structure: the parsed schema; None where records are pickles or carry their own.
+        layout: where its leaves lie; None as above.
     Raises:
         CorruptRecordError: the text is no schema.
     Safety: threads, fork, spawn (by text); nothing is written after construction.
@@ -69,25 +70,25 @@ class Decoder:
         self.nbytes: int | None = None
         self.fixed_nbytes = 0
         self.structure: Node | None = None
-        self._layout: Layout | None = None
+        self.layout: Layout | None = None
         special = _SPECIAL.get(schema_text)
         if special is not None:
             self._decode: Callable[[memoryview, bool], object] = getattr(self, special)
             return
         self.structure = parse(schema_text)
-        self._layout = Layout(self.structure)
-        self.nbytes = self._layout.nbytes
-        self.fixed_nbytes = self._layout.data_offset if self.nbytes is None else self.nbytes
-        self._read = _compile(self.structure, iter(_leaf_readers(self._layout)))
-        self._aliases = any(leaf.kind == "tensor" for leaf in self._layout.leaves)
+        self.layout = Layout(self.structure)
+        self.nbytes = self.layout.nbytes
+        self.fixed_nbytes = self.layout.data_offset if self.nbytes is None else self.nbytes
+        self._read = _compile(self.structure, iter(_leaf_readers(self.layout)))
+        self._aliases = any(leaf.kind == "tensor" for leaf in self.layout.leaves)
         self._decode = self._decode_native
 
     @cached_property
     def fields(self) -> Mapping[Path, Field]:
         """The leaves by path, in tree order, without None; empty where records have no one schema."""
-        if self.structure is None or self._layout is None:
+        if self.structure is None or self.layout is None:
             return MappingProxyType({})
-        offsets = iter(self._layout.offsets)
+        offsets = iter(self.layout.offsets)
         return MappingProxyType({field.path: field for field in _fields(self.structure, offsets)})
 
     def build(self, leaves: Iterable[object]) -> object:
@@ -125,7 +126,7 @@ class Decoder:
 
         Raises: as `decode`.
         """
-        layout = self._layout
+        layout = self.layout
         assert layout is not None
         try:
             spans = _NO_SPANS if self.nbytes is not None else layout.locate(record)
@@ -135,16 +136,59 @@ class Decoder:
                 raise
             raise CorruptRecordError(f"record does not decode: {error}") from error
 
+    def part(self, node: Node) -> Callable[[memoryview], Any]:
+        """How what lies at a node of `structure` is decoded, from a whole record; the caller owns it.
+
+        The function raises as `decode`.
+        """
+        layout = self.layout
+        assert layout is not None
+        read = _compile(node, iter([self._leaf_readers[leaf.path] for leaf in node.leaves()]))
+        varies = any(leaf.nbytes is None for leaf in node.leaves())
+
+        def decode(record: memoryview) -> Any:
+            try:
+                return read(record, layout.locate(record) if varies else _NO_SPANS, None)
+            except (ValueError, OverflowError) as error:
+                if isinstance(error, EdcacheError):
+                    raise
+                raise CorruptRecordError(f"record does not decode: {error}") from error
+
+        return decode
+
+    def extent(self, nodes: Sequence[Node]) -> tuple[int, int] | None:
+        """The bytes of a record in which the leaves at some nodes lie, half-open; None where they vary."""
+        layout = self.layout
+        assert layout is not None
+        places = {leaf.path: offset for leaf, offset in zip(layout.leaves, layout.offsets, strict=True)}
+        low, high = layout.data_offset, 0
+        for leaf in (leaf for node in nodes for leaf in node.leaves()):
+            offset = places[leaf.path]
+            if offset is None or leaf.nbytes is None:
+                return None
+            low, high = min(low, offset), max(high, offset + leaf.nbytes)
+        return min(low, high), high
+
+    def reviver(self, path: Path) -> Callable[[memoryview], Any] | None:
+        """What makes a leaf of variable size of its data; None for arrays, tensors and fixed leaves."""
+        return self._revivers.get(path)
+
+    @cached_property
+    def _revivers(self) -> dict[Path, Callable[[memoryview], Any]]:
+        assert self.layout is not None
+        leaves = (self.layout.leaves[place] for place in self.layout.variable)
+        return {leaf.path: reviver(leaf) for leaf in leaves if leaf.memory is None}
+
     @cached_property
     def _leaf_readers(self) -> dict[Path, _Read]:
-        assert self._layout is not None
-        readers = zip(self._layout.leaves, _leaf_readers(self._layout), strict=True)
+        assert self.layout is not None
+        readers = zip(self.layout.leaves, _leaf_readers(self.layout), strict=True)
         return {leaf.path: read for leaf, read in readers}
 
     def _decode_native(self, record: memoryview, copy: bool) -> object:
         if self.nbytes is None:
-            assert self._layout is not None
-            spans = self._layout.locate(record)
+            assert self.layout is not None
+            spans = self.layout.locate(record)
         elif record.nbytes != self.nbytes:
             raise CorruptRecordError(f"record of {record.nbytes} bytes, its schema says {self.nbytes}")
         else:

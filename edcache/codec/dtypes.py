@@ -88,6 +88,11 @@ TORCH_BY_NAME = {known.name: known for known in _torch_dtypes()}
 TORCH_BY_DTYPE = {known.dtype: known for known in TORCH_BY_NAME.values()}
 
 
+def memory_dtype(dtype: torch.dtype) -> Dtype:
+    """Return the numpy dtype of a torch dtype's memory: int16 for bfloat16, which numpy does not know."""
+    return TORCH_BY_DTYPE[dtype].array
+
+
 def describe(dtype: Dtype) -> Any:
     """Return the JSON value that stands for a numpy dtype, or None if the codec does not store it."""
     description = _describe(dtype, 0)

@@ -103,6 +103,9 @@ _SEQUENCES = frozenset({"list", "tuple"})
 _PATHS = frozenset({"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"})
 _ZONE = re.compile(r"[A-Za-z0-9_+\-]{1,64}(?:/[A-Za-z0-9_+\-]{1,64}){0,3}")
 _DAY_US = 86_400_000_000
+_PLAIN_NBYTES = 1 << 48
+
+_Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -151,6 +154,29 @@ class Node:
                 yield from child.leaves()
         elif self.kind != "none":
             yield self
+
+    def at(self, path: Any) -> Node | None:
+        """Return what lies at a field path: a key, an index, "target.boxes", or a tuple of these."""
+        if not isinstance(path, tuple):
+            whole = self._child(path)
+            if whole is not None or not isinstance(path, str):
+                return whole
+            path = tuple(path.split("."))
+        node: Node | None = self
+        for part in path:
+            node = None if node is None else node._child(part)
+        return node
+
+    def _child(self, part: Any) -> Node | None:
+        if not self.is_container or self.kind == "image":
+            return None
+        places = {key: place for place, key in enumerate(self.keys)}
+        if self.kind in ("namedtuple", "list", "tuple"):
+            places |= {place: place for place in range(len(self.children))}
+        if part in places:
+            return self.children[places[part]]
+        position = int(part) if isinstance(part, str) and part.isascii() and part.isdigit() else None
+        return self.children[places[position]] if position in places else None
 
 
 def dump(node: Any) -> str:
@@ -487,6 +513,34 @@ class Layout:
         if end != total:
             raise CorruptRecordError(f"record of {total} bytes, its leaves end at {end}")
         return spans
+
+    def locate_many(self, slots: _Ints, nbytes: _Ints) -> dict[Path, tuple[_Ints, _Ints, _Ints]] | None:
+        """Return start, end and slots of the variable leaves of many records, counted from each record.
+
+        Args:
+            slots: int64 [n, k], the slots of each record. nbytes: int64 [n], of each record.
+        Returns:
+            By path: int64 [n], [n] and [n, slots of the leaf]. None unless all is as plain as can be: then
+            `locate` of each record says what is wrong, if anything is.
+        """
+        if not len(slots) or slots.min(initial=0) < 0:
+            return None
+        found: dict[Path, tuple[_Ints, _Ints, _Ints]] = {}
+        at, end = 0, np.full(len(slots), self.data_offset, np.int64)
+        for i in self.variable:
+            leaf = self.leaves[i]
+            dims = slots[:, at : at + leaf.slots]
+            at += leaf.slots
+            itemsize = 1 if leaf.memory is None else leaf.memory.itemsize
+            if dims.prod(axis=1, dtype=np.float64).max() * itemsize > _PLAIN_NBYTES:
+                return None
+            sizes = dims.prod(axis=1) * itemsize
+            start = (end + 7) & -8
+            end = start + sizes
+            if np.any(end > nbytes):
+                return None
+            found[leaf.path] = start, end, dims
+        return found if np.array_equal(end, nbytes) else None
 
 
 def align(offset: int, alignment: int) -> int:

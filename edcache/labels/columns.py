@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from edcache.errors import LabelError, LabelTypeError
 from edcache.labels.spec import LabelSource, LabelSpec
@@ -27,6 +26,7 @@ from edcache.labels.values import (
     element_type,
     is_list,
     is_number,
+    number_values,
     numpy_dtype,
     type_of_text,
     type_text,
@@ -316,8 +316,9 @@ def _numbers_of(part: pa.ChunkedArray) -> Iterable[int]:
     if not pa.types.is_integer(element_type(part.type)):
         return
     for chunk in part.chunks:
-        flat = (chunk.flatten() if is_list(part.type) else chunk).drop_null()
-        yield from deciding_numbers(flat.to_numpy(zero_copy_only=False))
+        flat = chunk.flatten() if is_list(part.type) else chunk
+        # drop_null() imports pyarrow.compute, and every open of a growing archive comes by here.
+        yield from deciding_numbers(number_values(flat.drop_null() if flat.null_count else flat))
 
 
 def _enlarged(kind: pa.DataType, parts: Sequence[pa.ChunkedArray]) -> pa.DataType:
@@ -338,7 +339,7 @@ def _cast(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_float16(chunk.type):
         chunk = widened_float16(chunk)
     # Unchecked: Arrow would refuse exact ints past 2**53; ColumnType has seen every value.
-    return pc.cast(chunk, kind, safe=False)
+    return chunk.cast(kind, safe=False)
 
 
 def _chunk_clash(name: str, old: pa.DataType, new: pa.DataType, reason: str, where: str) -> LabelTypeError:

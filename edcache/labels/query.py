@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import reduce
 from operator import and_
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import acero
 
 from edcache.errors import LabelTypeError, OptionError
-from edcache.labels.compare import Column
 from edcache.labels.values import widened_float16
 from edcache.labels.view import Labels, Rows, checked_indices
-from edcache.labels.where import parse_where
 from edcache.labels.wording import unknown_label
+
+if TYPE_CHECKING:
+    import pyarrow.compute as pc
+
+    from edcache.labels.compare import Column
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
@@ -45,11 +46,19 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
         WhereError: a where-string that does not parse.
     Cost: of 10 million rows, some 20 ms for one int column and 60 ms for one string column.
     """
-    masks = _array_masks(labels, conditions)
-    expressions = _expressions(labels, conditions)
+    # Here, because these need pyarrow.compute, 25 ms to import, and to read samples does not.
+    import pyarrow.compute as pc
+
+    from edcache.labels.compare import Column
+    from edcache.labels.where import parse_where
+
+    schema = labels.whole_table.schema
+    columns = {name: Column(name, schema) for name in conditions}
+    masks = _array_masks(labels, columns, conditions)
+    expressions = _expressions(columns, conditions)
     chosen: Rows | None = None
     if isinstance(where, str):
-        expressions.append(parse_where(where, labels.whole_table.schema))
+        expressions.append(parse_where(where, schema))
     elif isinstance(where, pc.Expression):
         expressions.append(where)
     elif callable(where):
@@ -68,9 +77,7 @@ def _rows(masks: list[Mask], chosen: Rows | None, num_rows: int) -> Rows:
     return np.flatnonzero(mask).astype(np.int64, copy=False) if chosen is None else chosen[mask[chosen]]
 
 
-def _expressions(labels: Labels, conditions: Mapping[str, object]) -> list[pc.Expression]:
-    schema = labels.whole_table.schema
-    columns = {name: Column(name, schema) for name in conditions}
+def _expressions(columns: Mapping[str, Column], conditions: Mapping[str, object]) -> list[pc.Expression]:
     return [
         _expression(columns[name], value)
         for name, value in conditions.items()
@@ -107,10 +114,12 @@ def _needs_array(column: Column, value: object) -> bool:
     )
 
 
-def _array_masks(labels: Labels, conditions: Mapping[str, object]) -> list[Mask]:
+def _array_masks(
+    labels: Labels, columns: Mapping[str, Column], conditions: Mapping[str, object]
+) -> list[Mask]:
     masks = []
     for name, value in conditions.items():
-        column = Column(name, labels.whole_table.schema)
+        column = columns[name]
         if not _needs_array(column, value):
             continue
         if isinstance(value, range):
@@ -198,6 +207,9 @@ def _evaluate(labels: Labels, expression: pc.Expression) -> Mask:
 
 
 def _evaluate_table(table: pa.Table, expression: pc.Expression) -> Mask:
+    # Here, because it imports pyarrow.dataset, and with that pandas: 150 ms.
+    from pyarrow import acero
+
     plan = acero.Declaration.from_sequence(
         [
             acero.Declaration("table_source", acero.TableSourceNodeOptions(_widened(table))),
@@ -213,7 +225,7 @@ def _evaluate_table(table: pa.Table, expression: pc.Expression) -> Mask:
         raise LabelTypeError(f"pyarrow cannot evaluate this expression over the labels: {error}") from error
     if not pa.types.is_boolean(mask.type):
         raise LabelTypeError(f"the expression gives {mask.type}, not true or false; compare it with a value")
-    return np.array(pc.fill_null(mask, False).to_numpy(), dtype=bool)
+    return np.array(mask.fill_null(False).to_numpy(), dtype=bool)
 
 
 def _widened(table: pa.Table) -> pa.Table:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from edcache.errors import CorruptArchiveError
 from edcache.labels.columns import LabelTypes
+from edcache.labels.values import number_values, numpy_dtype
 
 _META: Final = b"edcache"
 _LABEL: Final = "label/"
@@ -61,13 +62,15 @@ class Records:
 class ChunkTable(NamedTuple):
     """What the table at the start of a chunk says. offset counts from the chunk's first record.
 
-    label_types: of the label columns of this chunk and all before it.
+    label_types: of the label columns of this chunk and all before it. records_nbytes: from the first
+    record to the end of the last.
     """
 
     records: Records
     labels: pa.Table
     schemas: list[str]
     label_types: LabelTypes
+    records_nbytes: int
 
 
 class Dictionary(NamedTuple):
@@ -78,13 +81,22 @@ class Dictionary(NamedTuple):
     crc32: int
 
 
+class Blocks(NamedTuple):
+    """Where the records of a chunk and the crc32 of their blocks lie: bytes from the start of the file."""
+
+    crcs_offset: int
+    records_offset: int
+    records_nbytes: int
+
+
 class IndexTable(NamedTuple):
-    """What index.arrow says. offset counts from the start of the file."""
+    """What index.arrow says. offset counts from the start of the file; blocks are by rising offset."""
 
     records: Records
     length: int
     schemas: list[str]
     dictionaries: list[Dictionary]
+    blocks: list[Blocks]
 
 
 def pack_chunk_table(table: ChunkTable) -> memoryview:
@@ -92,7 +104,11 @@ def pack_chunk_table(table: ChunkTable) -> memoryview:
     columns = _columns(table.records)
     for name in table.labels.column_names:
         columns[_LABEL + name] = table.labels.column(name).combine_chunks()
-    meta = {"schemas": table.schemas, "labels": table.label_types.to_json()}
+    meta = {
+        "schemas": table.schemas,
+        "records_nbytes": table.records_nbytes,
+        "labels": table.label_types.to_json(),
+    }
     return _stream(_batch(columns, meta))
 
 
@@ -112,12 +128,21 @@ def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
         if records.index is None:
             raise ValueError("it has no column 'index'")
         types = LabelTypes.from_json(meta["labels"])
-        return ChunkTable(records, labels.replace_schema_metadata(None), _texts(meta["schemas"]), types)
+        nbytes = meta["records_nbytes"]
+        if type(nbytes) is not int or nbytes < 0:
+            raise ValueError(f"it says that its records take {nbytes!r} bytes")
+        labels = labels.replace_schema_metadata(None)
+        return ChunkTable(records, labels, _texts(meta["schemas"]), types, nbytes)
 
 
 def pack_index(table: IndexTable) -> memoryview:
     """The Arrow IPC file index.arrow."""
-    meta = {"length": table.length, "schemas": table.schemas, "dictionaries": table.dictionaries}
+    meta = {
+        "length": table.length,
+        "schemas": table.schemas,
+        "dictionaries": table.dictionaries,
+        "chunks": table.blocks,
+    }
     return _file(_batch(_columns(table.records), meta))
 
 
@@ -136,7 +161,10 @@ def parse_index(data: Any, rows: int) -> IndexTable:
         if records.index is not None and not _is_index_column(records.index, length):
             raise ValueError("its index column is not strictly increasing within the length")
         dictionaries = [Dictionary(*(int(part) for part in entry)) for entry in meta["dictionaries"]]
-        return IndexTable(records, length, _texts(meta["schemas"]), dictionaries)
+        blocks = [Blocks(*(int(part) for part in entry)) for entry in meta["chunks"]]
+        if not _are_apart(blocks):
+            raise ValueError("its chunks overlap")
+        return IndexTable(records, length, _texts(meta["schemas"]), dictionaries, blocks)
 
 
 def pack_labels(labels: pa.Table) -> memoryview:
@@ -239,11 +267,20 @@ def _records(table: pa.Table) -> Records:
 
 def _values(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     if column.num_chunks == 0:
-        return np.empty(0, column.type.to_pandas_dtype())
+        return np.empty(0, numpy_dtype(column.type))
     array = column.chunk(0)
     array.validate(full=True)
-    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=True)
-    return values
+    return number_values(array)
+
+
+def _are_apart(blocks: list[Blocks]) -> bool:
+    """Whether each chunk's block crcs and then its records lie behind those of the chunk before."""
+    end = 0
+    for crcs_offset, records_offset, nbytes in blocks:
+        if nbytes < 0 or crcs_offset < end or records_offset < crcs_offset:
+            return False
+        end = records_offset + nbytes
+    return True
 
 
 def _is_index_column(index: npt.NDArray[np.int64], length: int) -> bool:

@@ -41,6 +41,19 @@ def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
     return _DTYPES[kind]  # kind.to_pandas_dtype() needs pandas before pyarrow 15
 
 
+def number_values(array: pa.Array) -> npt.NDArray[Any]:
+    """An array of integers or floats without nulls as numpy: a read-only view of its memory.
+
+    What array.to_numpy() gives, which however imports pandas wherever it is installed: 150 ms.
+    """
+    dtype = numpy_dtype(array.type)
+    if not len(array):
+        return np.empty(0, dtype)
+    values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    values.flags.writeable = False
+    return values
+
+
 def widened_float16(array: pa.Array) -> pa.Array:
     """A float16 array as float32, which older pyarrow neither casts nor compares."""
     values = array.to_numpy(zero_copy_only=False).astype(np.float32)
@@ -55,8 +68,9 @@ class NotALabel(Exception):
 _NUMPY_TYPES: dict[type, pa.DataType] = {
     scalar: pa.from_numpy_dtype(np.dtype(scalar))
     for scalar in (
-        *(np.bool_, np.int8, np.int16, np.int32, np.int64, np.longlong),
-        *(np.uint8, np.uint16, np.uint32, np.uint64, np.ulonglong),
+        # Of two that are one Arrow type the last is its numpy dtype.
+        *(np.bool_, np.int8, np.int16, np.int32, np.longlong, np.int64),
+        *(np.uint8, np.uint16, np.uint32, np.ulonglong, np.uint64),
         *(np.float16, np.float32, np.float64),
     )
 }

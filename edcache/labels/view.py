@@ -8,7 +8,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from edcache.errors import (
     LabelTypeError,
@@ -16,6 +15,7 @@ from edcache.errors import (
     OptionError,
     SampleIndexError,
 )
+from edcache.labels.values import is_number, number_values
 from edcache.labels.wording import unknown_label
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
@@ -134,7 +134,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         column = self.column(name)
         if pa.types.is_nested(column.type):
             raise LabelTypeError(f'label "{name}" is {column.type}; counts() needs a column of single values')
-        counted = pc.value_counts(column)
+        counted = column.value_counts()
         values = to_numpy(counted.field("values"), nullable=column.null_count > 0)
         numbers = counted.field("counts").to_pylist()
         # Of times, numpy keeps what Python's types would round.
@@ -198,6 +198,8 @@ def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:
         nullable: whether the column as a whole has missing values, which decides the dtype.
     """
     kind = array.type
+    if is_number(kind) and not nullable:
+        return number_values(array)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _lists_to_numpy(array, nullable)
     if nullable and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):

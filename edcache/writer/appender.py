@@ -115,7 +115,10 @@ class Appender:
             types, known = LabelTypes.of(chunk.labels), self.label_types()
             if known is not None:
                 types = known.joined(types, self.path)
-            table = pack_chunk_table(ChunkTable(records, chunk.labels, chunk.schemas, types))
+            stream = pack_chunk_table(
+                ChunkTable(records, chunk.labels, chunk.schemas, types, len(chunk.data))
+            )
+            table = b"".join([stream, chunk.block_crcs])
             self._publish(
                 format.KIND_CHUNK,
                 [table, bytes(format.align(len(table), 64) - len(table)), chunk.data],

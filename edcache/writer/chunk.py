@@ -29,6 +29,7 @@ class Chunk:
     labels: Any
     schemas: list[str]
     data: memoryview
+    block_crcs: bytes
     appended: bool
 
     @property
@@ -127,7 +128,8 @@ class ChunkBuilder:
             raw_nbytes=raw_nbytes,
         )
         schemas = [self._encoder.schemas[known] for known in used]
-        return Chunk(records, pending.collector.table(), schemas, data, appended)
+        labels = pending.collector.table()
+        return Chunk(records, labels, schemas, data, format.block_crcs(data), appended)
 
 
 class _Pending:

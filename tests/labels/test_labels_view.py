@@ -15,6 +15,7 @@ from edcache.errors import (
     SampleIndexError,
     UnknownLabelError,
 )
+from edcache.labels.values import number_values
 from edcache.labels.view import Labels
 
 
@@ -62,6 +63,20 @@ def test_a_plain_column_is_a_view_of_the_table(table, name):
     array = Labels(table)[name]
     assert inside(array, table[name].chunk(0).buffers()[1])
     assert not array.flags.writeable
+
+
+NUMBERS = [t() for t in (pa.int8, pa.int16, pa.int32, pa.int64, pa.float16, pa.float32, pa.float64)]
+NUMBERS += [t() for t in (pa.uint8, pa.uint16, pa.uint32, pa.uint64)]
+
+
+@given(st.sampled_from(NUMBERS), st.lists(st.integers(0, 100)), st.integers(0, 20), st.integers(0, 20))
+def test_number_values_are_what_to_numpy_gives(kind, values, start, length):
+    array = pa.array(np.array(values, kind.to_pandas_dtype()), kind).slice(start, length)
+    expected, got = array.to_numpy(), number_values(array)
+    assert (got.dtype, got.dtype.char) == (expected.dtype, expected.dtype.char)
+    assert got.tolist() == expected.tolist()
+    assert not len(array) or np.shares_memory(got, expected)
+    assert not len(array) or not got.flags.writeable
 
 
 def test_equal_lists_are_a_view_in_two_dimensions(table):

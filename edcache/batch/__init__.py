@@ -1,0 +1,17 @@
+"""The bulk path: many records become a collated batch by one gather a field.
+
+    ragged      `collate`, for fields that vary in shape: padded, jagged, or lists of views
+    lazy        `Batch`, the sequence that a DataLoader gets, and how `default_collate` is told of it
+    projection  some fields only, from the labels where they hold them
+    collation   a schema compiled into what `default_collate` makes of its samples
+    memory      where the bytes of a batch go: memory used before, or what a worker hands over
+    paths       field paths in samples
+
+Each imports only those below it.
+"""
+
+from edcache.batch.lazy import Batch
+from edcache.batch.projection import Projection
+from edcache.batch.ragged import Jagged, Padded, collate
+
+__all__ = ["Batch", "Jagged", "Padded", "Projection", "collate"]

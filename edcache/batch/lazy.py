@@ -1,0 +1,130 @@
+"""A batch that is read when it is asked for, and how torch's `default_collate` is told of it.
+
+torch's DataLoader asks a dataset for `__getitems__(indices)` and hands what it gets to `collate_fn`.
+A `Batch` is a sequence of ordinary samples for any collate function of the user's. torch's own looks
+at `batch[0]` and chooses by its type what to do. To that function alone, known by its code, a batch
+shows a `_Mark` there, a type that is registered with it; so nobody else meets an unusual sample, and
+samples of any type take this way. Were it not recognised any more, it would see ordinary samples.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import default_collate
+from torch.utils.data._utils.collate import collate as torch_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+
+from edcache.batch.collation import Special, collation
+from edcache.batch.memory import for_this_process
+from edcache.batch.projection import Projection
+from edcache.reader import Memory
+
+Rows = npt.NDArray[np.int64]
+
+
+class Samples(Protocol):
+    """The dataset of a batch: a cache or a view of one."""
+
+    _fields: Projection | None
+    _transform: Callable[[Any], Any] | None
+    _batch_transform: Callable[[Any], Any] | None
+
+    @property
+    def cache(self) -> Any:
+        """The dataset over the whole archive, with its `reader` and `labels`."""
+
+    def _read(self, index: int) -> Any:
+        """One sample by its index in [-n, n) of the archive, as the dataset's own `[i]` gives it."""
+
+
+class Batch(Sequence[Any]):
+    """The samples at some indices, not read yet.
+
+    Args:
+        dataset: theirs. indices: int64 [n], each in [-n, n) of the archive's samples.
+    """
+
+    __slots__ = ("_dataset", "_indices")
+
+    def __init__(self, dataset: Samples, indices: Rows) -> None:
+        self._dataset = dataset
+        self._indices = indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitem__(self, index: Any) -> Any:
+        if index == 0 and _is_default_collate(sys._getframe(1)):
+            return _MARK
+        read = self._dataset._read
+        if isinstance(index, slice):
+            return [read(i) for i in self._indices[index].tolist()]
+        return read(int(self._indices[range(len(self))[index]]))
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self._dataset._read, self._indices.tolist())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+    def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
+        """What `default_collate` makes of the samples, some fields in a `special` way; or what it raises."""
+        finish = self._dataset._batch_transform
+        batch = self._in_bulk(special, memory or for_this_process())
+        if batch is NotImplemented:
+            samples = list(self)
+            batch = default_collate(samples) if special is None else special.of_samples(samples)
+        return batch if finish is None else finish(batch)
+
+    def _in_bulk(self, special: Special | None, memory: Memory) -> Any:
+        dataset, indices = self._dataset, self._indices
+        if dataset._transform is not None or not len(indices) or _is_changed():
+            return NotImplemented
+        cache, fields = dataset.cache, dataset._fields
+        if fields is not None:
+            return (
+                fields.collated(cache.reader, cache.labels, indices, memory)
+                if special is None
+                else NotImplemented
+            )
+        group = cache.reader.group(indices)
+        collate = None if group is None else collation(group.decoder, special)  # type: ignore[arg-type]
+        return NotImplemented if group is None or collate is None else collate(group, memory)
+
+
+class _Mark:
+    """Stands for the first sample of a batch."""
+
+
+_MARK = _Mark()
+_COLLATE_CODE = torch_collate.__code__
+
+
+def _is_default_collate(frame: Any) -> bool:
+    if frame.f_code is not _COLLATE_CODE:
+        return False
+    known = frame.f_locals.get("collate_fn_map")
+    return known is default_collate_fn_map
+
+
+def _collate_marked(batch: Batch, *, collate_fn_map: Any = None) -> Any:
+    return batch.collated()
+
+
+_bulk_ways = operator.itemgetter(torch.Tensor, np.ndarray, int, float)
+_TORCHS_OWN = _bulk_ways(default_collate_fn_map)
+
+
+def _is_changed() -> bool:
+    """Whether somebody taught default_collate another way with what is gathered here."""
+    return bool(_bulk_ways(default_collate_fn_map) != _TORCHS_OWN)
+
+
+default_collate_fn_map[_Mark] = _collate_marked

@@ -1,0 +1,318 @@
+"""Collating fields that vary in shape: padded, jagged, or as a list of views, each in one buffer.
+
+The buffer is what a DataLoader's worker hands over: a list of 256 tensors would go to the parent as
+256 descriptors, one after the other, which holds any loader at some 2,000 samples a second.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import default_collate
+
+from edcache.batch.collation import Collate, bulk_dtype
+from edcache.batch.lazy import Batch
+from edcache.batch.memory import for_this_process
+from edcache.batch.paths import FieldPath, at, replaced, steps
+from edcache.codec import Decoder, Node
+from edcache.errors import OptionError
+from edcache.reader import Group, Memory, Spans
+
+Ints = npt.NDArray[np.int64]
+
+
+class Padded(NamedTuple):
+    """One field of a batch, padded to one shape.
+
+    values: [n, longest, ...]. lengths: int64 [n], the length of each before padding; [n, ndim] where
+    other dimensions than the first vary too.
+    """
+
+    values: torch.Tensor
+    lengths: torch.Tensor
+
+
+class Jagged(NamedTuple):
+    """One field of a batch, one behind the other: sample i is `values[offsets[i]:offsets[i + 1]]`.
+
+    values: [sum of lengths, ...]. offsets: int64 [n + 1]. As
+    `torch.nested.nested_tensor_from_jagged(values, offsets)` takes them.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+
+class TensorList(list[torch.Tensor]):
+    """A list of tensors that are views of one buffer, and that goes to another process as that buffer."""
+
+    def __init__(self, buffer: torch.Tensor, dims: Ints) -> None:
+        self._buffer, self._dims = buffer, dims
+        self._views = _views(buffer, dims)
+        super().__init__(self._views)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        is_changed = len(self) != len(self._views) or not all(map(operator.is_, self, self._views))
+        return (list, (list(self),)) if is_changed else (TensorList, (self._buffer, self._dims))
+
+
+def collate(
+    *,
+    pad: Mapping[FieldPath, Any] | None = None,
+    jagged: Iterable[FieldPath] = (),
+    as_list: Iterable[FieldPath] = (),
+    max_length: int | None = None,
+    multiple_of: int = 1,
+) -> RaggedCollate:
+    """A `collate_fn` for samples with fields that vary in shape; `default_collate` has the other fields.
+
+    Args:
+        pad: field path -> what to pad with: the field becomes `Padded(values, lengths)`.
+        jagged: field paths: each becomes `Jagged(values, offsets)`. All dimensions but the first are
+            of one size.
+        as_list: field paths: each becomes a list of tensors of its own shapes, views of one buffer.
+            What is no tensor or array, as text, becomes a list of values.
+        max_length: cut the first dimension of the named tensors to at most this.
+        multiple_of: pad the first dimension up to a multiple of this.
+    Raises:
+        OptionError: a field named twice, or one that the samples do not have; a 0-d tensor to be padded.
+
+    Takes the batches of an edcache dataset in bulk, and lists of samples of any dataset. Arrays become
+    tensors. It pickles, so that workers take it under spawn.
+
+    >>> DataLoader(ds, 32, collate_fn=edcache.collate(pad={"input_ids": 0}, as_list=["text"]))
+    """
+    if max_length is not None and max_length < 0:
+        raise OptionError(f"max_length={max_length}; give a length of 0 or more, or None")
+    if multiple_of < 1:
+        raise OptionError(f"multiple_of={multiple_of}; give 1 or more")
+    ways: list[tuple[FieldPath, _Way]] = [
+        *((path, _Pad(value, max_length, multiple_of)) for path, value in (pad or {}).items()),
+        *((path, _Jag(max_length)) for path in _paths(jagged, "jagged")),
+        *((path, _List(max_length)) for path in _paths(as_list, "as_list")),
+    ]
+    named = [path for path, _ in ways]
+    twice = [path for path in named if named.count(path) > 1]
+    if twice:
+        raise OptionError(f"collate() names {twice[0]!r} twice; a field has one way")
+    return RaggedCollate(ways)
+
+
+def _paths(paths: Any, option: str) -> list[FieldPath]:
+    if isinstance(paths, (str, int)):
+        raise OptionError(f"{option}={paths!r}; give a list of field paths: {option}=[{paths!r}]")
+    return list(paths)
+
+
+class RaggedCollate:
+    """What `collate` returns: call it with a batch."""
+
+    def __init__(self, ways: Sequence[tuple[FieldPath, _Way]]) -> None:
+        self._ways = list(ways)
+
+    def __repr__(self) -> str:
+        return f"collate({', '.join(f'{path!r}: {way}' for path, way in self._ways)})"
+
+    def __call__(self, batch: Sequence[Any]) -> Any:
+        """Collate a batch: the lazy one of an edcache dataset, or any list of samples."""
+        if isinstance(batch, Batch):
+            return batch.collated(self)
+        return self.of_samples(batch)
+
+    def way(self, decoder: Decoder, node: Node) -> Collate | None:
+        """How a field is collated in bulk; None where it is not named."""
+        assert decoder.structure is not None
+        found = [way for path, way in self._ways if decoder.structure.at(path) is node]
+        if not found:
+            return None
+        way = found[0]
+        field = decoder.fields.get(node.path)
+        dtype = None if field is None else bulk_dtype(field)
+        if field is None:
+            raise OptionError(f"collate() names {list(node.path)}, a {node.kind}; name the fields in it")
+
+        def run(group: Group, memory: Memory) -> Any:
+            spans = None
+            if dtype is not None and field.kind in ("tensor", "array"):
+                spans = group.spans(field.path) if field.offset is None else group.fixed_spans(field)
+            if spans is None or dtype is None:
+                return way.of_values(group.values(field.path), memory)
+            return way.of_pieces(_InRecords(group, spans, dtype), memory)
+
+        return run
+
+    def of_samples(self, samples: Sequence[Any]) -> Any:
+        """What the bulk path gives, made of samples one by one."""
+        memory = for_this_process()
+        columns = []
+        rest = list(samples)
+        for path, way in self._ways:
+            places = [steps(sample, path, "collate") for sample in rest]
+            values = [at(sample, place) for sample, place in zip(rest, places, strict=True)]
+            # A number in its place, so that default_collate takes the rest.
+            rest = [replaced(sample, place, 0) for sample, place in zip(rest, places, strict=True)]
+            columns.append((places[0], way.of_values(values, memory)))
+        result = default_collate(rest)
+        for place, column in columns:
+            result = replaced(result, place, column)
+        return result
+
+
+# --- the ways ---------------------------------------------------------------------------------------
+
+
+class _Pieces(Protocol):
+    """The tensors of one field of a batch. dims: int64 [n, ndim], the shape of each."""
+
+    dims: Ints
+    dtype: torch.dtype
+
+    def copy(self, lengths: Ints, out: torch.Tensor, at: Ints) -> None:
+        """Copy the first `lengths[i]` rows of each into `out`, to `at[i]` bytes from its start."""
+
+
+class _Way(Protocol):
+    def of_pieces(self, pieces: _Pieces, memory: Memory) -> Any: ...
+
+    def of_values(self, values: list[Any], memory: Memory) -> Any: ...
+
+
+@dataclass(frozen=True)
+class _Pad:
+    value: Any
+    max_length: int | None
+    multiple_of: int
+
+    def of_values(self, values: list[Any], memory: Memory) -> Padded:
+        return self.of_pieces(_Tensors(_tensors(values)), memory)
+
+    def of_pieces(self, pieces: _Pieces, memory: Memory) -> Padded:
+        dims = _cut(pieces.dims, self.max_length)
+        shape = dims.max(axis=0)
+        shape[0] = -(-int(shape[0]) // self.multiple_of) * self.multiple_of
+        out = memory((len(dims), *shape.tolist()), pieces.dtype).fill_(self.value)
+        if (dims[:, 1:] == dims[:1, 1:]).all():
+            row_nbytes = math.prod(out.shape[1:]) * pieces.dtype.itemsize
+            pieces.copy(dims[:, 0], out, np.arange(len(dims)) * row_nbytes)
+            return Padded(out, torch.from_numpy(dims[:, 0].copy()))
+        for row, piece in zip(out, _List(self.max_length).of_pieces(pieces, memory), strict=True):
+            row[tuple(map(slice, piece.shape))] = piece
+        return Padded(out, torch.from_numpy(dims))
+
+
+@dataclass(frozen=True)
+class _Jag:
+    max_length: int | None
+
+    def of_values(self, values: list[Any], memory: Memory) -> Jagged:
+        return self.of_pieces(_Tensors(_tensors(values)), memory)
+
+    def of_pieces(self, pieces: _Pieces, memory: Memory) -> Jagged:
+        dims = _cut(pieces.dims, self.max_length)
+        if not (dims[:, 1:] == dims[:1, 1:]).all():
+            shapes = sorted({tuple(shape) for shape in dims[:, 1:].tolist()})
+            raise OptionError(
+                f"jagged: the samples differ beyond the first dimension: {shapes[:4]}; use pad or as_list"
+            )
+        offsets = _ends(dims[:, 0])
+        rest = tuple(dims[0, 1:].tolist())
+        out = memory((int(offsets[-1]), *rest), pieces.dtype)
+        pieces.copy(dims[:, 0], out, offsets[:-1] * math.prod(rest) * pieces.dtype.itemsize)
+        return Jagged(out, torch.from_numpy(offsets))
+
+
+@dataclass(frozen=True)
+class _List:
+    max_length: int | None
+
+    def of_values(self, values: list[Any], memory: Memory) -> list[Any]:
+        if not all(isinstance(value, (torch.Tensor, np.ndarray)) for value in values):
+            return values
+        tensors = _tensors(values)
+        if len({(tensor.dtype, tensor.ndim) for tensor in tensors}) > 1:
+            return tensors
+        return self.of_pieces(_Tensors(tensors), memory)
+
+    def of_pieces(self, pieces: _Pieces, memory: Memory) -> TensorList:
+        dims = pieces.dims
+        if not dims.shape[1]:
+            lengths = np.ones(len(dims), np.int64)
+            sizes = lengths
+        else:
+            dims = _cut(dims, self.max_length)
+            lengths, sizes = dims[:, 0], dims.prod(axis=1)
+        ends = _ends(sizes)
+        out = memory((int(ends[-1]),), pieces.dtype)
+        pieces.copy(lengths, out, ends[:-1] * pieces.dtype.itemsize)
+        return TensorList(out, dims)
+
+
+def _cut(dims: Ints, max_length: int | None) -> Ints:
+    if not dims.shape[1]:
+        raise OptionError("collate(): a 0-d tensor has no length; leave it to the default, or use as_list")
+    cut: Ints = dims.copy()
+    if max_length is not None:
+        np.minimum(cut[:, 0], max_length, out=cut[:, 0])
+    return cut
+
+
+def _ends(sizes: Ints) -> Ints:
+    """0 and the running sums: int64 [n + 1]."""
+    ends: Ints = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return ends
+
+
+def _views(buffer: torch.Tensor, dims: Ints) -> Sequence[torch.Tensor]:
+    flat = torch.split(buffer, dims.prod(axis=1).tolist())
+    if dims.shape[1] == 1:
+        return tuple(flat)
+    return [piece.view(shape) for piece, shape in zip(flat, dims.tolist(), strict=True)]
+
+
+class _InRecords:
+    def __init__(self, group: Group, spans: Spans, dtype: torch.dtype) -> None:
+        self.dims = spans.dims
+        self.dtype = dtype
+        self._group = group
+        self._spans = spans
+
+    def copy(self, lengths: Ints, out: torch.Tensor, at: Ints) -> None:
+        spans, full = self._spans, self.dims[:, :1]
+        end = spans.end
+        if full.shape[1] and not np.array_equal(lengths, full[:, 0]):
+            row = (spans.end - spans.start) // np.maximum(full[:, 0], 1)
+            end = spans.start + row * lengths
+        self._group.copy(Spans(spans.start, end, self.dims), out, at.tolist())
+
+
+class _Tensors:
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.dtype = tensors[0].dtype
+        self._tensors = tensors
+        kinds = sorted({(str(tensor.dtype), tensor.ndim) for tensor in tensors})
+        if len(kinds) > 1:
+            raise OptionError(
+                f"collate(): the samples differ in dtype or dimensions: {kinds[:4]}; use as_list"
+            )
+        self.dims = np.array([tuple(t.shape) for t in tensors], np.int64).reshape(len(tensors), -1)
+
+    def copy(self, lengths: Ints, out: torch.Tensor, at: Ints) -> None:
+        flat, itemsize = out.view(-1), self.dtype.itemsize
+        for tensor, length, place in zip(self._tensors, lengths.tolist(), at.tolist(), strict=True):
+            cut = tensor[:length] if tensor.ndim else tensor
+            flat[place // itemsize : place // itemsize + cut.numel()] = cut.reshape(-1)
+
+
+def _tensors(values: list[Any]) -> list[torch.Tensor]:
+    kinds = sorted({type(v).__name__ for v in values if not isinstance(v, (torch.Tensor, np.ndarray))})
+    if kinds:
+        raise OptionError(f"collate(): tensors and arrays are padded or jagged, not {kinds[0]}; use as_list")
+    return [value if isinstance(value, torch.Tensor) else torch.as_tensor(value) for value in values]

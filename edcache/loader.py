@@ -1,0 +1,209 @@
+"""Batches made by threads of this process, without a DataLoader's workers.
+
+A worker process hands its batch over in shared memory, page by page. Here threads gather whole
+batches, which releases the interpreter, into a ring of memory that is used again and again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sized
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils._pytree import tree_map
+
+from edcache.batch.memory import fresh
+from edcache.errors import OptionError
+from edcache.reader import Memory
+
+Indices = npt.NDArray[np.int64]
+Gather = Callable[[Indices, Memory], Any]
+
+# The caller owns a batch until it asks for the next but one.
+_HELD = 2
+
+
+class Loader:
+    """Collated batches, epoch after epoch; `dataset.loader(...)` makes it and tells its options.
+
+    Safety: one iteration at a time. Abandoning an iteration ends its threads.
+    """
+
+    def __init__(
+        self,
+        gather: Gather,
+        length: int,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        sampler: Iterable[int] | None,
+        drop_last: bool,
+        seed: int | None,
+        num_threads: int,
+        prefetch: int,
+        pin_memory: bool,
+        device: torch.device | str | None,
+        reuse: bool,
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("num_threads", num_threads), ("prefetch", prefetch)):
+            if not isinstance(value, int) or value < 1:
+                raise OptionError(f"{name}={value!r}; give 1 or more")
+        if shuffle and sampler is not None:
+            raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
+        self.batch_size = batch_size
+        self._gather = gather
+        self._length = length
+        self._shuffle, self._sampler, self._drop_last = shuffle, sampler, drop_last
+        self._seed = int(torch.randint(1 << 62, ())) if seed is None else seed
+        self._num_threads, self._prefetch = num_threads, prefetch
+        self._reuse, self._pin_memory = reuse, pin_memory
+        self._device = None if device is None else torch.device(device)
+        self._epoch = 0
+        self._taken = 0
+        self._resumed = False
+
+    def __repr__(self) -> str:
+        return f"Loader({self._length:,} samples, batch_size={self.batch_size}, epoch {self._epoch})"
+
+    def __len__(self) -> int:
+        """Batches of an epoch.
+
+        Raises:
+            TypeError: the sampler has no length.
+        """
+        samples = self._length
+        if self._sampler is not None:
+            if not isinstance(self._sampler, Sized):
+                raise TypeError(f"{type(self._sampler).__name__} has no length, so this loader has none")
+            samples = len(self._sampler)
+        return samples // self.batch_size if self._drop_last else -(-samples // self.batch_size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration this epoch, from its first batch; the sampler is told too."""
+        self._epoch, self._taken, self._resumed = epoch, 0, False
+        tell = getattr(self._sampler, "set_epoch", None)
+        if tell is not None:
+            tell(epoch)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the iteration is: how many batches of which epoch were handed out."""
+        return {"epoch": self._epoch, "batches": self._taken, "seed": self._seed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Let the next iteration begin where a `state_dict` was taken.
+
+        A sampler must give the same order again.
+        """
+        self.set_epoch(state["epoch"])
+        self._seed, self._taken, self._resumed = state["seed"], state["batches"], True
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self._resumed:
+            self._taken = 0
+        self._resumed = False
+        for batch in self._made(self._batches(self._taken)):
+            self._taken += 1
+            yield batch
+        self._epoch, self._taken = self._epoch + 1, 0
+
+    def _batches(self, skipped: int) -> Iterator[Indices]:
+        order, size = self._order(), self.batch_size
+        end = len(order) // size * size if self._drop_last else len(order)
+        return (order[start : start + size] for start in range(skipped * size, end, size))
+
+    def _order(self) -> Indices:
+        if self._sampler is not None:
+            return np.fromiter(self._sampler, np.int64)
+        if self._shuffle:
+            return np.random.default_rng((self._seed, self._epoch)).permutation(self._length)
+        return np.arange(self._length, dtype=np.int64)
+
+    def _made(self, batches: Iterator[Indices]) -> Iterator[Any]:
+        """The collated batches in order, made by threads that end with this generator, however it ends."""
+        ahead = self._num_threads + self._prefetch
+        free = deque(_Slot(self._pin_memory, self._reuse) for _ in range(ahead + _HELD))
+        at_work: deque[tuple[Future[Any], _Slot]] = deque()
+        held: deque[_Slot] = deque()
+        pool = ThreadPoolExecutor(self._num_threads, "edcache-loader")
+        try:
+            for indices in batches:
+                slot = free.popleft()
+                at_work.append((pool.submit(self._make, indices, slot), slot))
+                if len(at_work) == ahead:
+                    yield self._taken_out(at_work, held, free)
+            while at_work:
+                yield self._taken_out(at_work, held, free)
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+    def _taken_out(
+        self, at_work: deque[tuple[Future[Any], _Slot]], held: deque[_Slot], free: deque[_Slot]
+    ) -> Any:
+        if len(held) == _HELD:
+            free.append(held.popleft())
+        future, slot = at_work.popleft()
+        held.append(slot)
+        batch = future.result()
+        if self._device is not None and self._device.type == "cuda":
+            # It was allocated on the stream of the thread that copied it.
+            stream = torch.cuda.current_stream(self._device)
+            tree_map(lambda leaf: _each(leaf, lambda tensor: tensor.record_stream(stream)), batch)
+        return batch
+
+    def _make(self, indices: Indices, slot: _Slot) -> Any:
+        batch = self._gather(indices, slot.begin())
+        if self._device is None:
+            return batch
+        if self._device.type != "cuda":
+            return _moved(batch, self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(stream):
+            moved = _moved(batch, self._device)
+        # The slot is written again while the training step runs.
+        stream.synchronize()
+        return moved
+
+
+def _moved(batch: Any, device: torch.device) -> Any:
+    return tree_map(lambda leaf: _each(leaf, lambda tensor: tensor.to(device, non_blocking=True)), batch)
+
+
+def _each(leaf: Any, do: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(leaf, torch.Tensor):
+        return do(leaf)
+    # A list of views is no plain list, so that tree_map stops at it.
+    return [_each(item, do) for item in leaf] if isinstance(leaf, list) else leaf
+
+
+class _Slot:
+    """Memory for one batch at a time, used again for the next."""
+
+    def __init__(self, pinned: bool, reuse: bool) -> None:
+        self._pinned, self._reuse = pinned, reuse
+        self._buffers: list[torch.Tensor] = []
+        self._used = 0
+
+    def begin(self) -> Memory:
+        """Let go of the batch that is here; gives what allocates for the next one."""
+        self._used = 0
+        if self._reuse:
+            return self._reused
+        return self._pinned_anew if self._pinned else fresh
+
+    def _reused(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        nbytes = math.prod(shape) * dtype.itemsize
+        place, self._used = self._used, self._used + 1
+        if place == len(self._buffers):
+            self._buffers.append(torch.empty(0, dtype=torch.uint8))
+        if len(self._buffers[place]) < nbytes:
+            make = self._pinned_anew if self._pinned else fresh
+            self._buffers[place] = make((nbytes,), torch.uint8)
+        return self._buffers[place][:nbytes].view(dtype).view(shape)
+
+    def _pinned_anew(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)

@@ -1,0 +1,17 @@
+"""Read an archive: map it, locate records, check and decode them. No lock, no write, no thread.
+
+    reader    `Reader`: a path, a uuid and a few options; what forks and pickles
+    hold      what one process has of it: mapping, index, decoders
+    checks    when a record is compared with its crc32
+    blocks    which bytes were checked in this process, block by block
+    group     many records of one schema, read field by field
+    storage   where the bytes are: mapped, or read from the file; announcing what will be read
+
+Each imports only those below it.
+"""
+
+from edcache.reader.group import Group, Memory, Spans
+from edcache.reader.reader import VERIFY_CHOICES, Reader
+from edcache.reader.storage import IO_CHOICES
+
+__all__ = ["IO_CHOICES", "VERIFY_CHOICES", "Group", "Memory", "Reader", "Spans"]

@@ -1,0 +1,360 @@
+"""What one process has of an archive: the bytes, the index, decoders, what was checked."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from edcache import format
+from edcache.codec import Decoder, aliased
+from edcache.codec.compression import decompress, decompress_into
+from edcache.contents import Chain, Contents, read_table
+from edcache.durable import File
+from edcache.errors import (
+    CorruptArchiveError,
+    CorruptRecordError,
+    MissingSampleError,
+    SampleIndexError,
+    StaleArchiveError,
+)
+from edcache.format import LATTICE, Header
+from edcache.labels import tables
+from edcache.labels.tables import ChunkTable, Dictionary, parse_index, parse_labels, spread
+from edcache.labels.view import checked_indices
+from edcache.reader.checks import Checks, Places
+from edcache.reader.group import Group, Records
+from edcache.reader.storage import Storage
+
+Ints = npt.NDArray[np.int64]
+
+# Single records from here on are worth asking whether the kernel has them.
+_LARGE = 1 << 16
+
+
+class _Alike(NamedTuple):
+    """Records of one schema: their rows in the index table, where they start in the file, int64 [n]."""
+
+    rows: Ints
+    start: Ints
+    decoder: Decoder
+
+
+class Hold:
+    """A reader's hold on the file in one process.
+
+    Attributes:
+        head: what the archive says about itself. contents: its index.
+        place: names the record of a row in messages.
+        chunks: how many, where the chain was walked. damaged: what was unreadable, a line a chunk.
+    """
+
+    def __init__(self, file: File, io: str, verify: str) -> None:
+        self.file = file
+        self.path = file.path
+        self._io, self._verify = io, verify
+        self._size = file.size()
+        self.head, first = format.read_head(file.pread, self.path)
+        self._seal = format.read_seal(file.pread, self._size, self.head.uuid)
+        self._chain = Chain(self.head, first, self.path)
+        self.chunks: int | None = None
+        self.damaged: list[str] = []
+        if self._seal is None:
+            self._chain.extend(file.pread, self._size)
+            self.chunks = len(self._chain.chunks)
+        # Not a byte behind the last entry: a writer may cut a torn tail off, and a mapping of what is no
+        # longer there is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
+        end = self._chain.cursor.offset if self._seal is None else self._size
+        self.storage = Storage(file, min(end, self._size), io)
+        self.contents = self._sealed_contents() if self._seal else self._chain.contents(self._sound_table)
+        self._prepare()
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the archive was sealed when this hold was taken."""
+        return self._seal is not None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file up to its last entry."""
+        return self.storage.size
+
+    @property
+    def private_nbytes(self) -> int:
+        """Bytes of memory that this process has for itself: what was checked, and what is not mapped."""
+        index = self.contents.index.records.columns().values()
+        read = 0 if self.sealed and self.storage.view is not None else sum(column.nbytes for column in index)
+        return read + self.checks.nbytes
+
+    def _pread(self, offset: int, nbytes: int) -> bytes:
+        return bytes(self.storage.read(offset, nbytes))
+
+    def _sealed_contents(self) -> Contents:
+        assert self._seal is not None
+        header = self._seal[0]
+        index = parse_index(self._checked(header, "index.arrow"), header.samples)
+        return Contents(index, None)
+
+    def _checked(self, header: Header, name: str) -> memoryview:
+        data = self.storage.read(header.payload_offset, header.payload_nbytes)
+        if format.crc32(data) != header.payload_crc:
+            raise CorruptArchiveError(
+                f"{self.path}: {name} at offset {header.offset:,} fails its crc32; the samples are not "
+                f'lost: open the archive with CacheWriter(..., mode="a") after "edcache verify {self.path}"'
+            )
+        return data
+
+    def _sound_table(self, header: Header) -> ChunkTable | None:
+        try:
+            return read_table(self._pread, header, self.path)
+        except CorruptArchiveError as error:
+            # A power cut may leave a header without its payload: those samples are missing.
+            self.damaged.append(str(error))
+            return None
+
+    def _prepare(self) -> None:
+        records = self.contents.index.records
+        self._rows = len(records.offset)
+        # Reading one element of a memoryview costs half of what numpy takes.
+        self._offset, self._nbytes = records.offset.data, records.nbytes.data
+        self._schema = records.schema.data
+        self._raw_nbytes = None if records.raw_nbytes is None else records.raw_nbytes.data
+        self._index = records.index
+        self._view = self.storage.view
+        self.place = Places(self.path, self.contents.index)
+        self.checks = Checks(self._view, self.contents.index, self._verify, self.place)
+        self._decoders: dict[tuple[int, bool], Decoder] = {}
+        self._is_bulk = False
+        self._labels: Any = None
+        self._dictionaries: list[bytes] | None = None
+
+    # --- one record ---
+
+    def row(self, index: int) -> int:
+        """The row of the index table that holds a sample."""
+        length = self.contents.index.length
+        if not 0 <= index < length:
+            raise SampleIndexError(f"{self.path}: index {index} not in [0, {length:,})")
+        row = self.find(index)
+        if row is None:
+            raise MissingSampleError(
+                f"{self.path}: sample {index} has no record yet ({self._rows:,} of {length:,} have); "
+                "fill it with warmup() on a dataset that has its source"
+            )
+        return row
+
+    def find(self, index: int) -> int | None:
+        """The row of the index table for an index in range, or None where it has no record."""
+        if self._index is None:
+            return index
+        row = int(np.searchsorted(self._index, index))
+        return row if row < len(self._index) and self._index[row] == index else None
+
+    def record(self, row: int, wanted: tuple[int, int] | None = None) -> memoryview:
+        """The bytes of a record before compression, checked at least where they are wanted."""
+        data = self._stored(row, wanted)
+        if self._raw_nbytes is None:
+            return data
+        try:
+            return memoryview(decompress(data, self._raw_nbytes[row], self.dictionaries()))
+        except CorruptRecordError as error:
+            raise CorruptRecordError(f"{self.place(row)}: {error}") from error
+
+    def _stored(self, row: int, wanted: tuple[int, int] | None = None) -> memoryview:
+        offset, nbytes = self._offset[row], self._nbytes[row]
+        end = offset + nbytes
+        if end > self.storage.size:
+            raise CorruptRecordError(
+                f"{self.place(row)}: it ends at {end:,}, the file at {self.storage.size:,}; "
+                f'run "edcache verify {self.path}"'
+            )
+        if nbytes >= _LARGE and self._view is not None and self.storage.is_probe_due():
+            start = np.array([offset], np.int64)
+            if not self.storage.seems_hot(start):
+                self.storage.announce(start, start + nbytes)
+        data = self.storage.read(offset, nbytes) if self._view is None else self._view[offset:end]
+        self.checks.record(row, data, None if self._raw_nbytes is not None else wanted)
+        return data
+
+    def dictionaries(self) -> list[bytes]:
+        """The compression dictionaries, read and checked once per process."""
+        if self._dictionaries is None:
+            found = (self._dictionary(entry) for entry in self.contents.index.dictionaries)
+            self._dictionaries = [data for data in found if data is not None]
+        return self._dictionaries
+
+    def _dictionary(self, entry: Dictionary) -> bytes | None:
+        """None where it fails its crc32: then only the records that need it are unreadable, and say so."""
+        data = self._pread(entry.offset, entry.nbytes)
+        return data if len(data) == entry.nbytes and format.crc32(data) == entry.crc32 else None
+
+    def decoder(self, row: int, allow_pickle: bool) -> Decoder:
+        """The decoder for a record's schema, compiled once per process."""
+        key = self._schema[row], allow_pickle
+        decoder = self._decoders.get(key)
+        if decoder is None:
+            schemas = self.contents.index.schemas
+            if key[0] >= len(schemas):
+                raise CorruptRecordError(f"{self.place(row)}: schema {key[0]} of {len(schemas)}")
+            decoder = self._decoders[key] = Decoder(schemas[key[0]], allow_pickle=allow_pickle)
+        return decoder
+
+    # --- many records ---
+
+    def group(self, indices: Ints, wanted: tuple[int, int] | None) -> Group | None:
+        """See `Reader.group`."""
+        # The way of nearly every batch, kept short: a batch of small samples takes some 50 us in all.
+        probe = self.storage.is_probe_due()
+        if self._is_bulk and self.checks.is_done and not probe:
+            return Group(self._mapped, self._starts[indices], indices)
+        found = self.alike(indices)
+        if found is None:
+            return None
+        rows, start, decoder = found
+        nbytes = self.contents.index.records.nbytes
+        if probe and not self.storage.seems_hot(start):
+            low, high = (0, nbytes[rows].view(np.int64)) if wanted is None else wanted
+            self.storage.announce(start + low, start + high)
+        if self._raw_nbytes is not None or self._view is None:
+            return self._loaded(rows, decoder)
+        check = self.checks.group(rows, start, wanted)
+        if self._is_uniform:
+            self._is_bulk = self._index is None
+            return Group(self._mapped, start, rows, check)
+        return Group(Records(decoder, self._view, self._base, nbytes), start, rows, check)
+
+    @cached_property
+    def _mapped(self) -> Records:
+        """The mapped file, where all of its records are of one schema."""
+        assert self._view is not None
+        return Records(self._first_decoder, self._view, self._base, self.contents.index.records.nbytes)
+
+    def alike(self, indices: Ints) -> _Alike | None:
+        """Samples that have records of one schema; None where they have not."""
+        rows, records = self._rows_of(indices), self.contents.index.records
+        if rows is None:
+            return None
+        try:
+            start = self._starts[rows]
+        except IndexError:
+            checked_indices(indices, self.contents.index.length)
+            raise
+        if self._is_uniform:
+            return _Alike(rows, start, self._first_decoder)
+        decoder = self.decoder(int(rows[0]), False)
+        return _Alike(rows, start, decoder) if self._are_alike(records.take(rows), decoder) else None
+
+    @cached_property
+    def _starts(self) -> Ints:
+        return self.contents.index.records.offset.view(np.int64)
+
+    @cached_property
+    def _first_decoder(self) -> Decoder:
+        return self.decoder(0, False)
+
+    @cached_property
+    def _is_uniform(self) -> bool:
+        """Whether any records of the archive can be gathered together; looks at the whole index once."""
+        return self._rows > 0 and self._are_alike(self.contents.index.records, self._first_decoder)
+
+    def _rows_of(self, indices: Ints) -> Ints | None:
+        """The rows of the index table that hold samples; None where one has no record."""
+        if self._index is None:
+            return indices
+        indices = checked_indices(indices, self.contents.index.length)
+        rows = np.searchsorted(self._index, indices)
+        found = np.all(rows < len(self._index)) and np.all(self._index[rows] == indices)
+        return rows if found else None
+
+    def _are_alike(self, chosen: tables.Records, decoder: Decoder) -> bool:
+        """Whether the records have one schema and a gather stays within them.
+
+        Where not, reading them one by one works, or says what is wrong.
+        """
+        size, least = self.storage.size, decoder.fixed_nbytes
+        lengths = chosen.nbytes if chosen.raw_nbytes is None else chosen.raw_nbytes
+        return bool(
+            decoder.structure is not None
+            and not np.any(chosen.schema != chosen.schema[0])
+            and chosen.offset.max() <= size
+            and chosen.nbytes.max() <= size
+            and (chosen.offset + chosen.nbytes).max() <= size
+            and not np.any(chosen.offset % LATTICE)
+            and lengths.min() >= least
+            and (decoder.nbytes is None or lengths.max() == least)
+        )
+
+    def _loaded(self, rows: Ints, decoder: Decoder) -> Group | None:
+        """A group over memory of its own: records that are compressed, or not mapped."""
+        index = self.contents.index.records
+        stored = [self._stored(row) for row in rows.tolist()]
+        raw_nbytes = index.raw_nbytes
+        lengths = (index.nbytes if raw_nbytes is None else raw_nbytes)[rows].view(np.int64)
+        ends = np.cumsum((lengths + LATTICE - 1) & -LATTICE)
+        places = np.concatenate(([0], ends[:-1]))
+        memory = np.empty(int(ends[-1]), np.uint8)
+        view, threads = memory.data, torch.get_num_threads()
+        if raw_nbytes is None:
+            for at, data in zip(places.tolist(), stored, strict=True):
+                view[at : at + len(data)] = data
+        else:
+            try:
+                decompress_into(
+                    view,
+                    places.tolist(),
+                    lengths.tolist(),
+                    stored,
+                    self.dictionaries(),
+                    threads,
+                )
+            except CorruptRecordError:
+                return None  # the general path names the record
+        records = Records(decoder, view, torch.from_numpy(memory), lengths)
+        return Group(records, places, np.arange(len(rows)))
+
+    @cached_property
+    def _base(self) -> torch.Tensor:
+        assert self._view is not None
+        return torch.from_numpy(aliased(self._view))
+
+    # --- labels, growth ---
+
+    def labels(self) -> Any:
+        """The label table with one row per sample."""
+        if self._labels is None:
+            index = self.contents.index
+            table = self.contents.labels if self._seal is None else self._sealed_labels(self._seal[1])
+            self._labels = spread(table, index.records.index, index.length)
+        return self._labels
+
+    def _sealed_labels(self, header: Header) -> Any:
+        try:
+            return parse_labels(self._checked(header, "labels.arrow"), header.samples)
+        except CorruptArchiveError as error:
+            raise CorruptArchiveError(f"{self.path}: {error}") from error
+
+    def _has_changed(self, file: File) -> bool:
+        size = file.size()
+        if self.sealed:
+            return size != self._size
+        # The size alone does not tell: a torn tail may have been cut and its bytes used for a chunk.
+        return next(format.walk(file.pread, size, self.head.uuid, self._chain.cursor), None) is not None
+
+    def look_again(self) -> Hold | None:
+        """A new hold on the file if it changed, else None."""
+        file = File.open(self.path, "r")
+        try:
+            if file.identity() != self.file.identity():
+                raise StaleArchiveError(
+                    f"{self.path}: the file was replaced since it was opened; open it again"
+                )
+            if not self._has_changed(file):
+                file.close()
+                return None
+            return Hold(file, self._io, self._verify)
+        except BaseException:
+            file.close()
+            raise

@@ -1,0 +1,262 @@
+"""The reader: a path, a uuid and a few options.
+
+Its hold on the file exists per process, made at the first use; a fork inherits it, which is safe
+because nothing here has a file position, and a pickle leaves it behind.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.codec import Decoder
+from edcache.durable import File
+from edcache.errors import (
+    ArchiveClosedError,
+    CodecError,
+    CorruptRecordError,
+    OptionError,
+    StaleArchiveError,
+)
+from edcache.format import Head
+from edcache.labels.tables import Records
+from edcache.reader.group import Group
+from edcache.reader.hold import Hold
+from edcache.reader.storage import IO_CHOICES
+
+VERIFY_CHOICES: Final = ("touch", "always", "never")
+
+
+class Reader:
+    """Random access to the samples of one archive, sealed or still growing.
+
+    Args:
+        path: the archive. Nothing is opened before the first use.
+        verify: when a record's crc32 is checked: "touch" at its first read in this process,
+            "always" at every read, "never".
+        allow_pickle: read records that are pickles, which run whatever code their author chose.
+        io: "mmap" maps the file, "pread" reads what is asked for into memory of this process, which is
+            what a file system of another machine wants. "auto" looks which it is.
+    Raises, at the first use:
+        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
+        StaleArchiveError: unpickled in a process where the path leads to another archive.
+
+    Cost: a sealed archive opens in the time to checksum its index (26 bytes a sample), whatever
+    its size; an unsealed one reads the table of every chunk. No object per sample is made.
+    Safety: threads, fork, spawn, forkserver. A pickle has under 2 kB whatever the archive's size.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        verify: str = "touch",
+        allow_pickle: bool = False,
+        io: str = "auto",
+    ) -> None:
+        if verify not in VERIFY_CHOICES:
+            raise OptionError(f"verify={verify!r}; choose one of {', '.join(map(repr, VERIFY_CHOICES))}")
+        if io not in IO_CHOICES:
+            raise OptionError(f"io={io!r}; choose one of {', '.join(map(repr, IO_CHOICES))}")
+        self.path = os.fspath(path)
+        self.verify = verify
+        self.allow_pickle = allow_pickle
+        self.io = io
+        self._uuid: bytes | None = None
+        self._hold: Hold | None = None
+        self._closed = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_hold": None, "_uuid": self.head.uuid}
+
+    def __repr__(self) -> str:
+        return f"Reader({self.path!r})"
+
+    def __len__(self) -> int:
+        return self._here.contents.index.length
+
+    @property
+    def head(self) -> Head:
+        """What the archive says about itself."""
+        return self._here.head
+
+    @property
+    def sealed(self) -> bool:
+        """Whether the archive was sealed when it was opened or last refreshed."""
+        return self._here.sealed
+
+    @property
+    def declared_length(self) -> int | None:
+        """Samples of the source as the archive was told: None where it was written without a dataset."""
+        return None if self.head.length is None else len(self)
+
+    @property
+    def chunks(self) -> int | None:
+        """Number of chunks, where the chain was walked; None for a sealed archive."""
+        return self._here.chunks
+
+    @property
+    def damaged(self) -> list[str]:
+        """What was unreadable in an unsealed archive, a line a chunk; those samples are missing."""
+        return list(self._here.damaged)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file, as mapped."""
+        return self._here.nbytes
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of memory that reading takes in this process, samples that were handed out aside.
+
+        Returns:
+            "mapped": of the file, shared by all processes and given back when memory is short.
+            "private": of this process alone; does not grow with what is read.
+        """
+        return {"mapped": self._here.storage.mapped_nbytes, "private": self._here.private_nbytes}
+
+    @property
+    def records(self) -> Records:
+        """Where each record lies: arrays over mapped memory where the archive is sealed, read only."""
+        return self._here.contents.index.records
+
+    @property
+    def schemas(self) -> Sequence[str]:
+        """The schema texts that `records.schema` numbers."""
+        return self._here.contents.index.schemas
+
+    def missing(self) -> npt.NDArray[np.int64]:
+        """The indices without a record, sorted: int64 [k], a copy."""
+        index = self.records.index
+        if index is None:
+            return np.empty(0, np.int64)
+        absent = np.ones(len(self), bool)
+        absent[index] = False
+        return np.flatnonzero(absent)
+
+    @property
+    def present(self) -> int:
+        """How many indices have a record."""
+        return len(self.records.offset)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every index has a record."""
+        return self.records.index is None
+
+    def has(self, index: int) -> bool:
+        """Whether an index in [0, len(self)) has a record."""
+        return self._here.find(index) is not None
+
+    def read(self, index: int, copy: bool = True) -> Any:
+        """Decode one sample.
+
+        Args:
+            index: in [0, len(self)).
+            copy: True returns memory that the caller owns. False returns arrays over the mapped
+                file where nothing is compressed; writing to them is an error or undefined.
+        Raises:
+            SampleIndexError: out of range. MissingSampleError: no record yet.
+            CorruptRecordError: "train.zip: record 17 at offset 4,096: crc32 0x1c291ca3, the index
+                says 0x9ae0daf0; ...".
+            PickleRefusedError, UnregisteredTypeError: the record needs what was not allowed.
+        """
+        here = self._here
+        row = here.row(index)
+        data = here.record(row)
+        try:
+            return here.decoder(row, self.allow_pickle).decode(data, copy=copy)
+        except CodecError as error:
+            raise type(error)(f"{self.path}: sample {index}: {error}") from error
+        except CorruptRecordError as error:
+            raise CorruptRecordError(f"{here.place(row)}: {error}") from error
+
+    def decoder(self, index: int) -> Decoder | None:
+        """How the record of a sample is decoded; None where it has no record."""
+        row = self._here.find(index)
+        return None if row is None else self._here.decoder(row, self.allow_pickle)
+
+    def record(self, index: int, wanted: tuple[int, int] | None = None) -> memoryview:
+        """The bytes of a sample's record before compression; of a mapped file read only, not a copy.
+
+        Args:
+            wanted: which of them will be read, half-open: only those, and the block around, are checked.
+        Raises: as `read`.
+        """
+        here = self._here
+        return here.record(here.row(index), wanted)
+
+    def common_decoder(self, indices: npt.NDArray[np.int64]) -> Decoder | None:
+        """The decoder of samples of one schema; None as in `group`. Reads no record."""
+        found = self._here.alike(indices)
+        return None if found is None else found.decoder
+
+    def group(self, indices: npt.NDArray[np.int64], wanted: tuple[int, int] | None = None) -> Group | None:
+        """Records of one schema, checked as `read` would, for reading field by field.
+
+        Args:
+            indices: int64 [n], n > 0, each in [-len(self), len(self)).
+            wanted: the bytes of each record that will be read, half-open; None for all of it.
+        Returns:
+            None where the samples differ in structure, where some are missing, and where records are
+            pickled or carry their own schema: then `read` them one by one.
+        Raises: CorruptRecordError, SampleIndexError, as `read`.
+        """
+        return self._here.group(indices, wanted)
+
+    def labels(self) -> Any:
+        """The label table: row i is sample i, null where it has no record yet. A pyarrow Table.
+
+        Cost: the first call in a process checksums labels.arrow; columns alias the mapped file.
+        """
+        return self._here.labels()
+
+    def refresh(self) -> bool:
+        """Look again at a file that may have grown; says whether anything changed.
+
+        Arrays and samples handed out before stay what they were.
+
+        Raises:
+            StaleArchiveError: the path now leads to another file.
+        """
+        before = self._here
+        found = before.look_again()
+        if found is None:
+            return False
+        self._hold = found
+        return True
+
+    def close(self) -> None:
+        """Let go of the file; memory that was handed out stays valid. Idempotent."""
+        self._closed = True
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.file.close()
+
+    @property
+    def _here(self) -> Hold:
+        # Two threads may both attach; either result serves, so no lock that a fork could freeze.
+        hold = self._hold
+        if hold is None:
+            hold = self._attach()
+            self._hold = hold
+        return hold
+
+    def _attach(self) -> Hold:
+        if self._closed:
+            raise ArchiveClosedError(f"{self.path}: closed; open it again to read")
+        file = File.open(self.path, "r")
+        try:
+            hold = Hold(file, self.io, self.verify)
+            if self._uuid not in (None, hold.head.uuid):
+                raise StaleArchiveError(
+                    f"{self.path}: another archive is here now than the one that was opened; open it again"
+                )
+        except BaseException:
+            file.close()
+            raise
+        self._uuid = hold.head.uuid
+        return hold

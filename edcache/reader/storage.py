@@ -1,0 +1,79 @@
+"""Where an archive's bytes are: mapped into memory, or read from the file into memory of ours.
+
+Mapped bytes are shared by all processes and cost nothing to look at. On a file system of another
+machine a mapping fetches page by page and a lost connection is a SIGBUS, so there records are read.
+"""
+
+from __future__ import annotations
+
+import mmap
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.durable import File
+
+IO_CHOICES = ("auto", "mmap", "pread")
+
+_PROBES = 8
+# After so many batches that lay in memory, only every so-manyth is probed.
+_HOT_BATCHES, _HOT_STRIDE = 32, 16
+# What lies no further apart is one announcement: the kernel reads ahead that far anyway.
+_GAP = 1 << 16
+
+
+class Storage:
+    """The bytes of one open file up to `size`, and announcing what will be read of them.
+
+    Attributes:
+        view: all of them, mapped and read only; None where they are read instead.
+    """
+
+    def __init__(self, file: File, size: int, io: str) -> None:
+        self.file = file
+        self.size = size
+        self.view: memoryview | None = None
+        if io == "mmap" or (io == "auto" and not file.is_remote()):
+            # access= works on every platform; the mapping outlives the descriptor.
+            self.view = memoryview(mmap.mmap(file.fd, size, access=mmap.ACCESS_READ))
+        self._hot_batches = 0
+
+    @property
+    def mapped_nbytes(self) -> int:
+        """Bytes that are mapped, and so shared by all processes."""
+        return 0 if self.view is None else self.size
+
+    def read(self, offset: int, nbytes: int) -> memoryview:
+        """The bytes of an extent; fewer at the end of the file. Read only."""
+        if self.view is not None:
+            return self.view[offset : offset + nbytes]
+        return memoryview(self.file.pread(offset, min(nbytes, max(0, self.size - offset))))
+
+    def announce(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> None:
+        """Let the kernel fetch extents that will be read.
+
+        Args:
+            start, end: int64 [n], bytes from the start of the file.
+        """
+        order = np.argsort(start)
+        start, end = start[order], np.maximum.accumulate(end[order])
+        breaks = np.flatnonzero(start[1:] > end[:-1] + _GAP) + 1
+        firsts = np.concatenate(([0], breaks))
+        lasts = np.concatenate((breaks, [len(start)])) - 1
+        for low, high in zip(start[firsts].tolist(), end[lasts].tolist(), strict=True):
+            # One run is a pass in file order: what follows will be asked for next.
+            ahead = high - low if len(firsts) == 1 else 0
+            self.file.will_need(low, high - low + ahead)
+
+    def is_probe_due(self) -> bool:
+        """Whether to ask `seems_hot` of the next batch; seldom after many that lay in memory."""
+        self._hot_batches += 1
+        return self._hot_batches <= _HOT_BATCHES or self._hot_batches % _HOT_STRIDE == 0
+
+    def seems_hot(self, start: npt.NDArray[np.int64]) -> bool:
+        """Whether what begins at `start` is in the kernel's cache, by a few probes."""
+        probes = start[:: max(1, len(start) // _PROBES)].tolist()
+        if all(map(self.file.is_cached, probes)):
+            return True
+        self._hot_batches = 0
+        return False

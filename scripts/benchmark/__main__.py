@@ -1,0 +1,130 @@
+"""Arguments, and the order of things."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from benchmark import machine, plot, report
+from benchmark.install import install
+from benchmark.peers import BY_NAME, System
+from benchmark.results import Results, SystemResult
+from benchmark.rounds import ALL_METRICS, Plan, Rounds
+from benchmark.workloads import SHAPES, generate
+
+HERE = Path(__file__).parent
+README = HERE.parents[1] / "README.md"
+
+
+def arguments() -> argparse.Namespace:
+    """What the command line asks for."""
+    plan = Plan()
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench", description="Measure edcache beside other ways to keep a dataset, in one run."
+    )
+    add = parser.add_argument
+    add("--only", type=_some(SHAPES), default=list(SHAPES), metavar="WORKLOADS", help=", ".join(SHAPES))
+    add("--peers", type=_some(BY_NAME), default=list(BY_NAME), metavar="SYSTEMS", help=", ".join(BY_NAME))
+    add("--metrics", type=_some(ALL_METRICS), default=plan.metrics, help=", ".join(ALL_METRICS))
+    add("--scale", type=float, default=1.0, help="share of the samples, for a smoke run: 0.05")
+    add("--repeats", type=int, default=plan.repeats, help="most measurements of each kind (%(default)s)")
+    add(
+        *("--seconds",),
+        type=float,
+        default=plan.seconds,
+        help="no more of them once one system was timed this long (%(default)s)",
+    )
+    add("--limit", type=float, default=plan.limit, help="seconds until a system is given up (%(default)s)")
+    add("--work", type=Path, help="folder for the datasets, about 13 GB (default: a temporary one)")
+    add("--keep", action="store_true", help="do not delete what was made in it")
+    add("--out", type=Path, default=HERE, help="folder for results.md, .json and .png")
+    add("--report", action="store_true", help="measure nothing: tables and plot of the results.json there")
+    add("--readme", action="store_true", help="put the short table into README.md, between its markers")
+    return parser.parse_args()
+
+
+def _some(allowed: Iterable[str]) -> Callable[[str], list[str]]:
+    names = list(allowed)
+
+    def parsed(text: str) -> list[str]:
+        chosen = text.split(",")
+        unknown = [name for name in chosen if name not in names]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: choose from {', '.join(names)}")
+        return chosen
+
+    return parsed
+
+
+def main() -> None:
+    """Measure, or only report."""
+    options = arguments()
+    if options.readme:
+        report.check_markers(README)
+    options.out.mkdir(parents=True, exist_ok=True)
+    file = options.out / "results.json"
+    if options.report:
+        results = Results.load(file)
+    else:
+        results = measured(options, file)
+    (options.out / "results.md").write_text(report.markdown(results))
+    plot.draw(results, options.out / "results.png")
+    if options.readme:
+        report.into_readme(results, README)
+
+
+def measured(options: argparse.Namespace, file: Path) -> Results:
+    """Install, generate, measure; what there is is saved after every workload."""
+    began = time.monotonic()
+    chosen = [BY_NAME[name] for name in options.peers]
+    failures = install(chosen)
+    systems = [system for system in chosen if system.name not in failures]
+    plan = Plan(tuple(options.metrics), options.repeats, options.seconds, options.limit)
+    results = Results(
+        date=datetime.date.today().isoformat(),
+        machine=machine.describe(),
+        options={"scale": options.scale, "repeats": plan.repeats, "seconds": plan.seconds},
+        versions={name: importlib.metadata.version(name) for name in ("torch", "numpy")},
+    )
+    work = options.work or Path(tempfile.mkdtemp(prefix="edcache-bench-"))
+    try:
+        for name in options.only:
+            _measure_one(name, systems, failures, plan, work / name, results, options)
+            results.options["minutes"] = round((time.monotonic() - began) / 60, 1)
+            results.save(file)
+    finally:
+        if options.work is None and not options.keep:
+            shutil.rmtree(work, ignore_errors=True)
+    return results
+
+
+def _measure_one(
+    name: str,
+    systems: list[System],
+    failures: dict[str, str],
+    plan: Plan,
+    folder: Path,
+    results: Results,
+    options: argparse.Namespace,
+) -> None:
+    print(f"{name}: generating", file=sys.stderr)
+    shutil.rmtree(folder, ignore_errors=True)
+    workload = generate(name, folder / "generated", options.scale)
+    try:
+        Rounds(workload, systems, plan, folder, results).run()
+    finally:
+        if not options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    for failed, reason in failures.items():
+        results.workloads[name].systems[failed] = SystemResult(missing=reason)
+
+
+if __name__ == "__main__":
+    main()

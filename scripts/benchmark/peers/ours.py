@@ -1,0 +1,81 @@
+"""edcache: the general path, and what only it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import edcache
+from benchmark.peers.base import Batch, NotAvailable, Peer, collation, torch_loader
+from benchmark.workloads import Sample
+from edcache import CachedDataset, CacheWriter
+
+
+class Edcache(Peer):
+    """Dicts appended one by one, read by torch's DataLoader with its default collate function."""
+
+    def build(self) -> None:
+        with CacheWriter(self.folder / "samples.zip", in_memory_keys=["label"]) as writer:
+            for sample in self.workload:
+                writer.append(sample)
+
+    def open(self) -> None:
+        self.dataset = CachedDataset.from_cache(self.folder / "samples.zip")
+
+    def sample(self, index: int) -> Sample:
+        return self.dataset[index]
+
+    def loader(self, batch_size: int, workers: int) -> Iterable[Batch]:
+        return torch_loader(self.dataset, batch_size, workers, collate_fn=collation(self.workload))
+
+    def select(self, label: int) -> int:
+        return len(self.dataset.filter(label=label))
+
+
+class _Collated(Edcache):
+    """Lists of token ids, collated by edcache."""
+
+    def open(self) -> None:
+        if not hasattr(edcache, "collate"):
+            raise NotAvailable("this edcache has no edcache.collate")
+        super().open()
+
+    def collate_fn(self) -> Any:
+        """The collate function in question."""
+        raise NotImplementedError
+
+    def loader(self, batch_size: int, workers: int) -> Iterable[Batch]:
+        return torch_loader(self.dataset, batch_size, workers, collate_fn=self.collate_fn())
+
+
+class Lists(_Collated):
+    """A list per key, whose tensors are views of one buffer."""
+
+    def collate_fn(self) -> Any:
+        return edcache.collate(as_list=["input_ids", "text"])
+
+
+class Padded(_Collated):
+    """Token ids as one tensor, padded with 0."""
+
+    def collate_fn(self) -> Any:
+        return edcache.collate(pad={"input_ids": 0})
+
+    def sample_of(self, batch: Batch, position: int) -> Sample:
+        padded = super().sample_of(batch, position)
+        return {**padded, "input_ids": padded["input_ids"][padded["input_ids"] != 0]}
+
+
+class OwnLoader(Edcache):
+    """The dataset's own loader: threads, no worker processes."""
+
+    def open(self) -> None:
+        super().open()
+        if not hasattr(self.dataset, "loader"):
+            raise NotAvailable("this edcache has no CachedDataset.loader")
+
+    def loader(self, batch_size: int, workers: int) -> Iterable[Batch]:
+        raise NotImplementedError
+
+    def threaded_loader(self, batch_size: int, threads: int) -> Iterable[Batch]:
+        return self.dataset.loader(batch_size=batch_size, shuffle=True, num_threads=threads)
