@@ -74,9 +74,13 @@ class _Samples(Dataset[Any]):
         """The whole that this is a part of; a cache itself."""
         raise NotImplementedError
 
+    def _archive_index(self, position: int) -> int:
+        """The same for one position in [0, len(self))."""
+        return position
+
     def _archive_indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """What lies at positions in [-len(self), len(self)), as indices in [-n, n) of the archive."""
-        raise NotImplementedError
+        return positions
 
     def _view(self, positions: npt.NDArray[np.int64] | None, fields: Projection | None = None) -> View:
         """A view of samples at positions in [0, len(self)), None for all; `fields` narrows them."""
@@ -96,11 +100,13 @@ class _Samples(Dataset[Any]):
             CorruptRecordError, MissingSampleError: as `Reader.read`.
         Returns memory that the caller owns, unless the dataset was opened with zero_copy=True.
         """
+        if type(index) is int and 0 <= index < len(self):
+            return self._read(self._archive_index(index))
         if isinstance(index, slice):
             return self._view(np.arange(len(self), dtype=np.int64)[index])
         if not isinstance(index, int) and np.ndim(index) == 1:
             return self._view(_positions(np.asarray(index), len(self)))
-        return self._read(int(self._archive_indices(np.array([self._position(index)]))[0]))
+        return self._read(self._archive_index(self._position(index)))
 
     def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
         """The samples at several positions, as torch's DataLoader asks for a batch.
@@ -124,6 +130,14 @@ class _Samples(Dataset[Any]):
         """One sample by its index in the archive."""
         sample = self.cache._stored(index) if self._fields is None else self._read_fields(self._fields, index)
         return sample if self._transform is None else self._transform(sample)
+
+    def _read_many(self, indices: npt.NDArray[np.int64]) -> list[Any]:
+        """What `_read` gives of many samples."""
+        cache = self.cache
+        if self._fields is not None or not cache.complete:
+            return [self._read(index) for index in indices.tolist()]
+        samples = cache.reader.read_many(indices, copy=not cache.zero_copy)
+        return samples if self._transform is None else [self._transform(sample) for sample in samples]
 
     def _read_fields(self, fields: Projection, index: int) -> Any:
         cache = self.cache
@@ -489,9 +503,6 @@ class CachedDataset(_Samples):
                 return self._reader.read(position, copy=not self.zero_copy)
         return self._filler.get(position)
 
-    def _archive_indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        return positions
-
 
 class View(_Samples):
     """A selection of a cache's samples, and of their fields. Making one reads nothing and copies no sample.
@@ -551,6 +562,9 @@ class View(_Samples):
     def _view(self, positions: npt.NDArray[np.int64] | None, fields: Projection | None = None) -> View:
         indices = self._indices if positions is None else self._archive_indices(positions)
         return View(self._cache, indices, fields or self._fields)
+
+    def _archive_index(self, position: int) -> int:
+        return position if self._indices is None else int(self._indices[position])
 
     def _archive_indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         if self._indices is None:

@@ -40,8 +40,8 @@ class Samples(Protocol):
     def cache(self) -> Any:
         """The dataset over the whole archive, with its `reader` and `labels`."""
 
-    def _read(self, index: int) -> Any:
-        """One sample by its index in [-n, n) of the archive, as the dataset's own `[i]` gives it."""
+    def _read_many(self, indices: Rows) -> list[Any]:
+        """Samples by their indices in [-n, n) of the archive, as the dataset's own `[i]` gives them."""
 
 
 class Batch(Sequence[Any]):
@@ -51,11 +51,12 @@ class Batch(Sequence[Any]):
         dataset: theirs. indices: int64 [n], each in [-n, n) of the archive's samples.
     """
 
-    __slots__ = ("_dataset", "_indices")
+    __slots__ = ("_dataset", "_indices", "_samples")
 
     def __init__(self, dataset: Samples, indices: Rows) -> None:
         self._dataset = dataset
         self._indices = indices
+        self._samples: list[Any] | None = None
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -63,23 +64,26 @@ class Batch(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         if index == 0 and _is_default_collate(sys._getframe(1)):
             return _MARK
-        read = self._dataset._read
-        if isinstance(index, slice):
-            return [read(i) for i in self._indices[index].tolist()]
-        return read(int(self._indices[range(len(self))[index]]))
+        return self._list()[index]
 
     def __iter__(self) -> Iterator[Any]:
-        return map(self._dataset._read, self._indices.tolist())
+        return iter(self._list())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return list, (list(self),)
+        return list, (self._list(),)
+
+    def _list(self) -> list[Any]:
+        """All samples, read once: a collate function may go over them several times."""
+        if self._samples is None:
+            self._samples = self._dataset._read_many(self._indices)
+        return self._samples
 
     def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
         """What `default_collate` makes of the samples, some fields in a `special` way; or what it raises."""
         finish = self._dataset._batch_transform
         batch = self._in_bulk(special, memory or for_this_process())
         if batch is NotImplemented:
-            samples = list(self)
+            samples = self._list()
             batch = default_collate(samples) if special is None else special.of_samples(samples)
         return batch if finish is None else finish(batch)
 

@@ -2,9 +2,9 @@
 
 The general way walks the sample and writes its schema node by node. Samples mostly repeat, so the encoder
 first tries the matchers of the last few skeletons it met. A skeleton is a schema whose arrays have an ndim in
-place of a shape; the first four combinations of shapes met in it get a schema each, in which they are
-constant, all later ones share the schema of variable shapes. Both ways end in the same plan, which puts wire
-values at their offsets.
+place of a shape. An array's shape is part of the schema until it is seen to vary; from then on the samples of
+that skeleton share a schema in which it does not. Both ways end in the same plan, which puts wire values at
+their offsets.
 """
 
 from __future__ import annotations
@@ -24,13 +24,11 @@ from edcache.codec.schema import MAX_DEPTH, MAX_NODES, SELF_SCHEMA, Layout, alig
 from edcache.errors import CorruptRecordError, OptionError, UnsupportedTypeError
 
 MAX_SCHEMAS = 64
-FIXED_SHAPES = 4
-
 _RECENT = 4
 _MAX_SKELETONS = 256
 
 Buffer = Any
-Shapes = tuple[tuple[int, ...], ...]
+Shape = tuple[int, ...]
 
 
 class Encoded(NamedTuple):
@@ -131,25 +129,28 @@ class Encoder:
         self._recent = [skeleton, *others[: _RECENT - 1]]
 
     def _plan(self, skeleton: _Skeleton, values: list[Any]) -> _Plan:
-        shapes = tuple([values[place].shape for place in skeleton.array_places])
-        plan = skeleton.plans.get(shapes)
-        if plan is None:
-            try:
-                plan = self._new_plan(skeleton, shapes, values)
-            except CorruptRecordError as error:
-                # The plan checks its schema as a reader will: better refused now than unreadable later.
-                raise UnsupportedTypeError(f"sample: cannot store it: {error}") from error
+        if skeleton.plan is not None:
+            for place, shape in skeleton.constant:
+                if values[place].shape != shape:
+                    break
+            else:
+                if skeleton.varies:
+                    self._check_shapes(skeleton, values)
+                return skeleton.plan
+        try:
+            self._check_shapes(skeleton, values)
+            shapes = skeleton.widened(values)
+            plan = self._admit(skeleton.text(shapes))
+        except CorruptRecordError as error:
+            # The plan checks its schema as a reader will: better refused now than unreadable later.
+            raise UnsupportedTypeError(f"sample: cannot store it: {error}") from error
+        skeleton.settle(shapes, plan)
         return plan
 
-    def _new_plan(self, skeleton: _Skeleton, shapes: Shapes, values: list[Any]) -> _Plan:
-        if len(skeleton.plans) < FIXED_SHAPES:
-            plan = skeleton.plans[shapes] = self._admit(skeleton.text(shapes))
-            return plan
+    def _check_shapes(self, skeleton: _Skeleton, values: list[Any]) -> None:
         for place in skeleton.array_places:
-            dtypes.array_nbytes(values[place].shape, values[place].itemsize)
-        if skeleton.variable is None:
-            skeleton.variable = self._admit(skeleton.text(None))
-        return skeleton.variable
+            if not values[place].nbytes:
+                dtypes.array_nbytes(values[place].shape, values[place].itemsize)
 
     def _admit(self, text: str) -> _Plan:
         layout = Layout(parse(text))
@@ -231,23 +232,42 @@ def _step(key: Any, attribute: bool) -> str:
 
 
 class _Skeleton:
-    """A schema without shapes, its matcher, and the plans of the shapes met in it."""
+    """A schema without shapes, its matcher, and the plan for the samples that have it.
+
+    Attributes:
+        plan: None before the first sample. constant: the arrays that have had one shape so far: their places
+            among the wire values, and the shape. varies: whether others had several.
+    """
 
     def __init__(self, node: Any, array_nodes: list[list[Any]], array_places: list[int]) -> None:
         self._node = node
         self._array_nodes = array_nodes
         self.array_places = array_places
         self.match = matcher(node)
-        self.plans: dict[Shapes, _Plan] = {}
-        self.variable: _Plan | None = None
+        self.plan: _Plan | None = None
+        self.constant: list[tuple[int, Shape]] = []
+        self.varies = False
 
-    def text(self, shapes: Shapes | None) -> str:
-        """Return the schema text with these shapes, or with variable ones."""
-        if shapes is None:
-            return dump(self._node)
+    def widened(self, values: list[Any]) -> list[Shape | None]:
+        """Return the shapes that were the same in all samples and these values; None for the others."""
+        if self.plan is None:
+            return [values[place].shape for place in self.array_places]
+        known = {place: shape for place, shape in self.constant if values[place].shape == shape}
+        return [known.get(place) for place in self.array_places]
+
+    def settle(self, shapes: list[Shape | None], plan: _Plan) -> None:
+        """Use a plan with these shapes from now on."""
+        pairs = zip(self.array_places, shapes, strict=True)
+        self.constant = [(place, shape) for place, shape in pairs if shape is not None]
+        self.varies = len(self.constant) < len(shapes)
+        self.plan = plan
+
+    def text(self, shapes: list[Shape | None]) -> str:
+        """Return the schema text with these shapes; None leaves one open."""
         abstract = [node[2] for node in self._array_nodes]
         for node, shape in zip(self._array_nodes, shapes, strict=True):
-            node[2] = list(shape)
+            if shape is not None:
+                node[2] = list(shape)
         text = dump(self._node)
         for node, ndim in zip(self._array_nodes, abstract, strict=True):
             node[2] = ndim

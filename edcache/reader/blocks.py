@@ -66,7 +66,7 @@ class CheckedBlocks:
         base, first = self._start[run], self._first[run]
         bits, low, high = self._bits, first + (start - base >> _BITS), first + (end - 1 - base >> _BITS)
         wanted = [block for block in range(low, high + 1) if not bits[block >> 3] & 1 << (block & 7)]
-        return not wanted or not len(self._check(np.array(wanted)))
+        return all(self._check_one(block, run) for block in wanted)
 
     def unsound(self, start: Ints, end: Ints) -> npt.NDArray[np.bool_]:
         """Where the blocks around extents do not fit their crc32: bool [n].
@@ -107,11 +107,25 @@ class CheckedBlocks:
         sound = blocks[~np.isin(blocks, failed)] if len(failed) else blocks
         bits = np.frombuffer(self._bits, np.uint8)
         np.bitwise_or.at(bits, sound >> 3, np.uint8(1) << (sound & 7).astype(np.uint8))
-        self._left -= len(sound)
+        self._note_sound(len(sound))
+        return failed
+
+    def _check_one(self, block: int, run: int) -> bool:
+        """`_check` for one block, without numpy's price."""
+        number = block - self._first[run]
+        start = self._start[run] + (number << _BITS)
+        data = self._view[start : min(start + format.BLOCK_NBYTES, self._end[run])]
+        if format.crc32(data) != _CRC.unpack_from(self._view, int(self._crcs_offsets[run]) + 4 * number)[0]:
+            return False
+        self._bits[block >> 3] |= 1 << (block & 7)
+        self._note_sound(1)
+        return True
+
+    def _note_sound(self, count: int) -> None:
+        self._left -= count
         if self._left <= _REST and not self._is_rest_tried:
             self._is_rest_tried = True
             self._check_rest()
-        return failed
 
     def _failing(self, blocks: Ints) -> Ints:
         run = np.searchsorted(self._firsts, blocks, "right") - 1

@@ -207,6 +207,14 @@ class Group:
         decode = self.decoder.decode_field
         return [decode(path, self.record(row)) for row in range(len(self))]
 
+    def decoded(self, copy: bool) -> list[Any]:
+        """Every sample; see `Decoder.decode`."""
+        self._ensure()
+        decode, view = self.decoder.decode, self.view
+        ends = self._start + self._records.nbytes[self._rows].view(np.int64)
+        extents = zip(self._start.tolist(), ends.tolist(), strict=True)
+        return [decode(view[start:end], copy=copy) for start, end in extents]
+
     def record(self, row: int) -> memoryview:
         """The bytes of one record."""
         self._ensure()

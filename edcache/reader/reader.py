@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
@@ -19,6 +20,7 @@ from edcache.errors import (
     ArchiveClosedError,
     CodecError,
     CorruptRecordError,
+    EdcacheError,
     OptionError,
     StaleArchiveError,
 )
@@ -178,6 +180,16 @@ class Reader:
         """How the record of a sample is decoded; None where it has no record."""
         row = self._here.find(index)
         return None if row is None else self._here.decoder(row, self.allow_pickle)
+
+    def read_many(self, indices: npt.NDArray[np.int64], copy: bool = True) -> list[Any]:
+        """Decode the samples at indices in [-len(self), len(self)); returns and raises as `read`."""
+        group = self.group(indices) if len(indices) else None
+        if group is not None:
+            # Whatever is wrong is named by the way below.
+            with suppress(EdcacheError):
+                return group.decoded(copy)
+        length = len(self)
+        return [self.read(index % length, copy) for index in indices.tolist()]
 
     def record(self, index: int, wanted: tuple[int, int] | None = None) -> memoryview:
         """The bytes of a sample's record before compression; of a mapped file read only, not a copy.
