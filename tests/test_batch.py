@@ -121,12 +121,43 @@ def test_a_plain_data_loader_gets_it(ds):
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_hand_over_shared_memory(ds, context):
+def test_workers_hand_over_the_same_batches(ds, context):
     loader = DataLoader(ds, batch_size=7, num_workers=2, multiprocessing_context=context)
     batches = list(loader)
     assert same(batches[0], default_collate([sample(i) for i in range(7)]))
-    assert all(batch["image"].is_shared() for batch in batches)
     assert images(batches) == list(range(60))
+    batches[0]["image"].zero_()
+
+
+def large(i):
+    return {"image": torch.full((400, 400), i, dtype=torch.uint8), "pair": Pair(i, [f"n{i}", i / 2])}
+
+
+def collated_within_a_function(batch):
+    collated = default_collate(batch)
+    assert type(collated) is dict
+    return collated
+
+
+@pytest.mark.parametrize("collate", [None, collated_within_a_function])
+def test_large_tensors_are_gathered_into_what_a_worker_hands_over(tmp_path, collate):
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.extend(map(large, range(12)))
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    batches = list(DataLoader(ds, batch_size=4, num_workers=2, collate_fn=collate))
+    assert all(same(b, default_collate([large(4 * k + i) for i in range(4)])) for k, b in enumerate(batches))
+    assert all(batch["image"].is_shared() for batch in batches)
+
+
+def test_a_bare_tensor_array_or_number_is_collated_in_bulk(tmp_path):
+    for make in (lambda k: torch.full((3,), k), lambda k: np.full(3, k), lambda k: k, lambda k: k / 2):
+        with CacheWriter(tmp_path / "a.zip", "w") as w:
+            w.extend(map(make, range(9)))
+        ds = CachedDataset.from_cache(tmp_path / "a.zip")
+        ds._read_many = None  # a way that reads samples one by one would fail
+        for workers in (0, 1):
+            batches = list(DataLoader(ds, batch_size=4, num_workers=workers))
+            assert same(batches[1], default_collate([make(k) for k in range(4, 8)]))
 
 
 def test_views_subsets_and_splits_keep_it(ds):

@@ -22,6 +22,7 @@ from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from edcache.batch.collation import Special, collation
+from edcache.batch.handover import Parcel, is_next
 from edcache.batch.memory import for_this_process
 from edcache.batch.projection import Projection
 from edcache.reader import Memory
@@ -62,8 +63,11 @@ class Batch(Sequence[Any]):
         return len(self._indices)
 
     def __getitem__(self, index: Any) -> Any:
-        if index == 0 and _is_default_collate(sys._getframe(1)):
-            return _MARK
+        if index == 0:
+            caller = sys._getframe(1)
+            if _is_default_collate(caller):
+                # default_collate, which calls this function of torch's, may be called by the DataLoader.
+                return _MARK_TO_HAND_OVER if _is_handed_over(caller) else _MARK
         return self._list()[index]
 
     def __iter__(self) -> Iterator[Any]:
@@ -107,7 +111,11 @@ class _Mark:
     """Stands for the first sample of a batch."""
 
 
-_MARK = _Mark()
+class _MarkToHandOver:
+    """The same, where the collated batch goes to the parent of this worker as it is."""
+
+
+_MARK, _MARK_TO_HAND_OVER = _Mark(), _MarkToHandOver()
 _COLLATE_CODE = torch_collate.__code__
 
 
@@ -118,8 +126,17 @@ def _is_default_collate(frame: Any) -> bool:
     return known is default_collate_fn_map
 
 
+def _is_handed_over(frame: Any) -> bool:
+    above = frame.f_back
+    return above is not None and above.f_back is not None and is_next(above.f_back)
+
+
 def _collate_marked(batch: Batch, *, collate_fn_map: Any = None) -> Any:
     return batch.collated()
+
+
+def _collate_to_hand_over(batch: Batch, *, collate_fn_map: Any = None) -> Any:
+    return Parcel(batch.collated())
 
 
 _bulk_ways = operator.itemgetter(torch.Tensor, np.ndarray, int, float)
@@ -132,3 +149,4 @@ def _is_changed() -> bool:
 
 
 default_collate_fn_map[_Mark] = _collate_marked
+default_collate_fn_map[_MarkToHandOver] = _collate_to_hand_over

@@ -22,6 +22,8 @@ from edcache.codec import memory_dtype
 # The C library keeps and reuses smaller ones itself.
 _LARGE = 24 << 20
 _KEPT = 2
+# Smaller tensors reach the parent sooner as bytes in its message.
+SHARED = 1 << 19
 
 
 def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -44,9 +46,9 @@ def _stored(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
 
 
 def shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in shared memory, which a worker hands over without a copy."""
+    """A tensor in shared memory, which a worker hands over without a copy; a small one in its own."""
     nbytes = math.prod(shape) * dtype.itemsize
-    if not nbytes:
+    if nbytes < SHARED:
         return fresh(shape, dtype)
     storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
     flat = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))

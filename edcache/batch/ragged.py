@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ import torch
 from torch.utils.data import default_collate
 
 from edcache.batch.collation import Collate, bulk_dtype
+from edcache.batch.handover import Parcel, is_next
 from edcache.batch.lazy import Batch
 from edcache.batch.memory import for_this_process
 from edcache.batch.paths import FieldPath, at, replaced, steps
@@ -61,6 +63,19 @@ class TensorList(list[torch.Tensor]):
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         is_changed = len(self) != len(self._views) or not all(map(operator.is_, self, self._views))
         return (list, (list(self),)) if is_changed else (TensorList, (self._buffer, self._dims))
+
+    def packed(self, pack: Callable[[Any], Any]) -> Any:
+        """What is pickled in its place where `pack` makes smaller messages of tensors."""
+        return _PackedList(self, pack)
+
+
+class _PackedList:
+    def __init__(self, views: TensorList, pack: Callable[[Any], Any]) -> None:
+        self._views, self._pack = views, pack
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, arguments = self._views.__reduce_ex__(5)
+        return make, tuple(map(self._pack, arguments)) if make is TensorList else arguments
 
 
 def collate(
@@ -122,9 +137,8 @@ class RaggedCollate:
 
     def __call__(self, batch: Sequence[Any]) -> Any:
         """Collate a batch: the lazy one of an edcache dataset, or any list of samples."""
-        if isinstance(batch, Batch):
-            return batch.collated(self)
-        return self.of_samples(batch)
+        collated = batch.collated(self) if isinstance(batch, Batch) else self.of_samples(batch)
+        return Parcel(collated) if is_next(sys._getframe(1)) else collated
 
     def way(self, decoder: Decoder, node: Node) -> Collate | None:
         """How a field is collated in bulk; None where it is not named."""
