@@ -6,10 +6,15 @@ batches, which releases the interpreter, into a ring of memory that is used agai
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -26,6 +31,8 @@ Gather = Callable[[Indices, Memory], Any]
 
 # The caller owns a batch until it asks for the next but one.
 _HELD = 2
+# Tasks are of as many batches as take half a millisecond.
+_WORTH_A_TASK, _MAX_BURST = 5e-4, 16
 
 
 class Loader:
@@ -66,6 +73,9 @@ class Loader:
         self._epoch = 0
         self._taken = 0
         self._resumed = False
+        self._ring: _Ring | None = None
+        self._burst = 1
+        self._turn = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Loader({self._length:,} samples, batch_size={self.batch_size}, epoch {self._epoch})"
@@ -106,9 +116,14 @@ class Loader:
         if not self._resumed:
             self._taken = 0
         self._resumed = False
-        for batch in self._made(self._batches(self._taken)):
-            self._taken += 1
-            yield batch
+        ring, self._ring = self._ring or _Ring(self._pin_memory, self._reuse), None
+        try:
+            for batch in self._made(self._batches(self._taken), ring):
+                self._taken += 1
+                yield batch
+        finally:
+            # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
+            self._ring = ring
         self._epoch, self._taken = self._epoch + 1, 0
 
     def _batches(self, skipped: int) -> Iterator[Indices]:
@@ -118,55 +133,64 @@ class Loader:
 
     def _order(self) -> Indices:
         if self._sampler is not None:
-            return np.fromiter(self._sampler, np.int64)
+            order = np.asarray(list(self._sampler))
+            if len(order) and (order.ndim != 1 or order.dtype.kind not in "iu"):
+                raise OptionError(
+                    f"the sampler gives {order.dtype} of shape {order.shape}; it gives integers"
+                )
+            return order.astype(np.int64)
         if self._shuffle:
-            return np.random.default_rng((self._seed, self._epoch)).permutation(self._length)
+            return np.random.default_rng((self._seed % (1 << 64), self._epoch)).permutation(self._length)
         return np.arange(self._length, dtype=np.int64)
 
-    def _made(self, batches: Iterator[Indices]) -> Iterator[Any]:
+    def _made(self, batches: Iterator[Indices], ring: _Ring) -> Iterator[Any]:
         """The collated batches in order, made by threads that end with this generator, however it ends."""
-        ahead = self._num_threads + self._prefetch
-        free = deque(_Slot(self._pin_memory, self._reuse) for _ in range(ahead + _HELD))
-        at_work: deque[tuple[Future[Any], _Slot]] = deque()
-        held: deque[_Slot] = deque()
-        pool = ThreadPoolExecutor(self._num_threads, "edcache-loader")
+        at_work: deque[Future[list[tuple[Any, _Slot]]]] = deque()
+        # The setting is of the thread: threads of threads would wait for each other.
+        pool = ThreadPoolExecutor(self._num_threads, "edcache-loader", torch.set_num_threads, (1,))
         try:
-            for indices in batches:
-                slot = free.popleft()
-                at_work.append((pool.submit(self._make, indices, slot), slot))
-                if len(at_work) == ahead:
-                    yield self._taken_out(at_work, held, free)
-            while at_work:
-                yield self._taken_out(at_work, held, free)
+            while True:
+                burst = list(islice(batches, self._burst))
+                if burst:
+                    at_work.append(pool.submit(self._make_all, burst, ring))
+                if not at_work:
+                    return
+                if not burst or len(at_work) == self._num_threads + self._prefetch:
+                    for batch, slot in at_work.popleft().result():
+                        ring.hand_out(slot)
+                        yield self._here(batch)
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _taken_out(
-        self, at_work: deque[tuple[Future[Any], _Slot]], held: deque[_Slot], free: deque[_Slot]
-    ) -> Any:
-        if len(held) == _HELD:
-            free.append(held.popleft())
-        future, slot = at_work.popleft()
-        held.append(slot)
-        batch = future.result()
-        if self._device is not None and self._device.type == "cuda":
-            # It was allocated on the stream of the thread that copied it.
-            stream = torch.cuda.current_stream(self._device)
-            tree_map(lambda leaf: _each(leaf, lambda tensor: tensor.record_stream(stream)), batch)
-        return batch
+    def _make_all(self, burst: list[Indices], ring: _Ring) -> list[tuple[Any, _Slot]]:
+        # Small batches are mostly work under the interpreter's lock, over which threads would quarrel.
+        with self._turn if len(burst) > 1 else nullcontext():
+            began = time.perf_counter()
+            made = [self._make(indices, ring.slot()) for indices in burst]
+            seconds = (time.perf_counter() - began) / len(burst)
+        # Handing them over one by one would take longer than making them.
+        self._burst = min(_MAX_BURST, max(1, int(_WORTH_A_TASK / max(seconds, 1e-9))))
+        return made
 
-    def _make(self, indices: Indices, slot: _Slot) -> Any:
+    def _make(self, indices: Indices, slot: _Slot) -> tuple[Any, _Slot]:
         batch = self._gather(indices, slot.begin())
         if self._device is None:
-            return batch
+            return batch, slot
         if self._device.type != "cuda":
-            return _moved(batch, self._device)
+            return _moved(batch, self._device), slot
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             moved = _moved(batch, self._device)
         # The slot is written again while the training step runs.
         stream.synchronize()
-        return moved
+        return moved, slot
+
+    def _here(self, batch: Any) -> Any:
+        if self._device is not None and self._device.type == "cuda":
+            # It was allocated on the stream of the thread that copied it.
+            stream = torch.cuda.current_stream(self._device)
+            tree_map(lambda leaf: _each(leaf, lambda tensor: tensor.record_stream(stream)), batch)
+        return batch
 
 
 def _moved(batch: Any, device: torch.device) -> Any:
@@ -178,6 +202,28 @@ def _each(leaf: Any, do: Callable[[torch.Tensor], Any]) -> Any:
         return do(leaf)
     # A list of views is no plain list, so that tree_map stops at it.
     return [_each(item, do) for item in leaf] if isinstance(leaf, list) else leaf
+
+
+class _Ring:
+    """Slots: free, being filled, waiting, or with the caller, who has the last two that were handed out."""
+
+    def __init__(self, pinned: bool, reuse: bool) -> None:
+        self._make = functools.partial(_Slot, pinned, reuse)
+        self._free: deque[_Slot] = deque()
+        self._held: deque[_Slot] = deque()
+
+    def slot(self) -> _Slot:
+        """A free slot; one more where there is none."""
+        try:
+            return self._free.popleft()
+        except IndexError:
+            return self._make()
+
+    def hand_out(self, slot: _Slot) -> None:
+        """Note that the caller gets this one now, and needs the one before the last no more."""
+        self._held.append(slot)
+        if len(self._held) > _HELD:
+            self._free.append(self._held.popleft())
 
 
 class _Slot:

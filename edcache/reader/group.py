@@ -186,7 +186,7 @@ class Group:
         """
         # A loop of slices beats an indexed gather of elements, whatever their length.
         start, end, view = spans.start.tolist(), spans.end.tolist(), self.view
-        target = out.view(-1).view(torch.uint8).numpy().data if out.numel() else memoryview(b"")
+        target = out.view(-1).view(torch.uint8).numpy().data if out.numel() else memoryview(bytearray())
         position = 0
         for k, (low, high) in enumerate(zip(start, end, strict=True)):
             if at is not None:
