@@ -95,6 +95,8 @@ class Batch(Sequence[Any]):
         dataset, indices = self._dataset, self._indices
         if dataset._transform is not None or not len(indices) or _is_changed():
             return NotImplemented
+        if self._samples is not None:
+            return NotImplemented  # whoever has seen them may have changed them
         cache, fields = dataset.cache, dataset._fields
         if fields is not None:
             return (

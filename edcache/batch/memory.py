@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from torch.utils.data import get_worker_info
 from edcache.codec import memory_dtype
 
 # The C library keeps and reuses smaller ones itself.
-_LARGE = 24 << 20
-_KEPT = 2
+_LARGE = 4 << 20
+_KEPT = 4
 # Smaller tensors reach the parent sooner as bytes in its message.
 SHARED = 1 << 19
 
@@ -70,8 +71,10 @@ class _Lease:
         self._memory = memory
 
     def __del__(self) -> None:
-        if len(_kept) < _KEPT:
-            _kept.append(self._memory)
+        _kept.append(self._memory)
+        if len(_kept) > _KEPT:
+            with suppress(IndexError):  # another thread was first
+                _kept.pop(0)
 
 
 _kept: list[npt.NDArray[np.uint8]] = []
@@ -79,11 +82,12 @@ _kept: list[npt.NDArray[np.uint8]] = []
 
 def _reused(nbytes: int) -> npt.NDArray[np.uint8]:
     """At least `nbytes` bytes, from what was given back if one fits without wasting half of it."""
-    for _ in range(len(_kept)):
+    for place in range(len(_kept) - 1, -1, -1):
         try:
-            memory = _kept.pop(0)
-        except IndexError:  # another thread took it
-            break
+            memory = _kept.pop(place)
+        except IndexError:
+            continue
         if nbytes <= len(memory) < 2 * nbytes:
             return np.asarray(_Lease(memory))
+        _kept.insert(place, memory)
     return np.asarray(_Lease(np.empty(nbytes, np.uint8)))

@@ -35,6 +35,12 @@ class Projection:
     def __init__(self, paths: Sequence[FieldPath], as_tuple: bool, columns: Mapping[FieldPath, str]) -> None:
         if not paths:
             raise OptionError('select() takes at least one field: select("image")')
+        for path in paths:
+            if not isinstance(path, (str, int, tuple)):
+                raise OptionError(
+                    f"select() takes field paths, not {path!r}; one is a key, an index, text with dots or a "
+                    'tuple of keys and indices: select("image", ("target", 0))'
+                )
         twice = [path for path in paths if list(paths).count(path) > 1]
         if twice:
             raise OptionError(f"select() names {twice[0]!r} twice")
@@ -131,13 +137,14 @@ def _plan(projection: Projection, decoder: Decoder) -> _Plan | None:
     """How the fields of a schema's samples are read; None where records have no schema of their own."""
     if decoder.structure is None:
         return None
+    labelled = ((decoder.structure.at(path), name) for path, name in projection._columns.items())
+    columns = {node.path: name for node, name in labelled if node is not None}
     parts = []
     for path in projection.paths:
         node = decoder.structure.at(path)
         if node is None:
-            keys = ", ".join(map(repr, decoder.structure.keys)) or "none"
-            raise OptionError(f"select() names {path!r}, which the samples do not have; their fields: {keys}")
-        column = projection._columns.get(path) if node.kind in _EXACT else None
+            return None  # an item of a list that is one leaf, or an error that a sample shows
+        column = columns.get(node.path) if node.kind in _EXACT else None
         collate = _collate_of(decoder, node, projection.as_tuple)
         parts.append(_Part(path, node.kind, column, decoder.part(node), collate))
     nodes = [decoder.structure.at(part.path) for part in parts if part.column is None]

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from edcache.batch.collation import Collate, bulk_dtype
+from edcache.batch.collation import Collate, NotInBulk, bulk_dtype
 from edcache.batch.handover import Parcel, is_next
 from edcache.batch.lazy import Batch
 from edcache.batch.memory import for_this_process
@@ -61,8 +61,10 @@ class TensorList(list[torch.Tensor]):
         super().__init__(self._views)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        is_changed = len(self) != len(self._views) or not all(map(operator.is_, self, self._views))
-        return (list, (list(self),)) if is_changed else (TensorList, (self._buffer, self._dims))
+        is_same = len(self) == len(self._views) and all(map(operator.is_, self, self._views))
+        if is_same and [list(view.shape) for view in self._views] == self._dims.tolist():
+            return TensorList, (self._buffer, self._dims)
+        return list, (list(self),)
 
     def packed(self, pack: Callable[[Any], Any]) -> Any:
         """What is pickled in its place where `pack` makes smaller messages of tensors."""
@@ -141,16 +143,22 @@ class RaggedCollate:
         return Parcel(collated) if is_next(sys._getframe(1)) else collated
 
     def way(self, decoder: Decoder, node: Node) -> Collate | None:
-        """How a field is collated in bulk; None where it is not named."""
+        """How a field is collated in bulk; None where it is not named.
+
+        Raises:
+            NotInBulk: a field is named that is none, so that the samples must say what is wrong.
+        """
         assert decoder.structure is not None
+        if node is decoder.structure and any(node.at(path) is None for path, _ in self._ways):
+            raise NotInBulk
         found = [way for path, way in self._ways if decoder.structure.at(path) is node]
         if not found:
             return None
         way = found[0]
         field = decoder.fields.get(node.path)
         dtype = None if field is None else bulk_dtype(field)
-        if field is None:
-            raise OptionError(f"collate() names {list(node.path)}, a {node.kind}; name the fields in it")
+        if field is None or field.kind == "image":
+            raise NotInBulk
 
         def run(group: Group, memory: Memory) -> Any:
             spans = None
@@ -247,11 +255,12 @@ class _List:
     max_length: int | None
 
     def of_values(self, values: list[Any], memory: Memory) -> list[Any]:
-        if not all(isinstance(value, (torch.Tensor, np.ndarray)) for value in values):
+        try:
+            tensors = _tensors(values)
+        except (OptionError, TypeError):
             return values
-        tensors = _tensors(values)
         if len({(tensor.dtype, tensor.ndim) for tensor in tensors}) > 1:
-            return tensors
+            return [tensor[: self.max_length] if tensor.ndim else tensor for tensor in tensors]
         return self.of_pieces(_Tensors(tensors), memory)
 
     def of_pieces(self, pieces: _Pieces, memory: Memory) -> TensorList:
