@@ -63,7 +63,9 @@ class Appender:
         try:
             with file.locked(format.LOCK_APPEND):
                 if _never_created(file):
-                    file.truncate(0)
+                    # Not where it is empty: ext4 writes a file that was cut to nothing out when it is closed.
+                    if file.size():
+                        file.truncate(0)
                     file.pwrite(0, format.pack_head(head))
                 found, cursor = format.read_head(file.pread, name)
                 appender = cls(file, found, cursor, sync)

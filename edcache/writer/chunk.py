@@ -16,6 +16,8 @@ from edcache.labels.tables import Records
 
 CHUNK_NBYTES = 4 << 20
 
+_LARGE = 1 << 15
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -49,7 +51,7 @@ class ChunkBuilder:
     def __init__(self, encoder: Encoder, collector: LabelCollector, expected_nbytes: int) -> None:
         self._encoder = encoder
         self._expected_nbytes = expected_nbytes
-        self._pending = _Pending(collector, expected_nbytes)
+        self._pending = _Pending(collector, _zeros(expected_nbytes))
 
     def __len__(self) -> int:
         return len(self._pending.rows)
@@ -81,6 +83,12 @@ class ChunkBuilder:
         offset = format.align(self.nbytes, format.record_alignment(encoded.nbytes))
         buffer = pending.room(offset, encoded.nbytes)
         pending.collector.add(index, sample)
+        if offset < pending.dirty:
+            # What lies between the pieces, and before the record, is zero.
+            start = self.nbytes
+            buffer[start:offset] = bytes(offset - start)
+            if sum(memoryview(piece).nbytes for _, piece in encoded.pieces) < encoded.nbytes:
+                buffer[offset : offset + encoded.nbytes] = bytes(encoded.nbytes)
         for position, piece in encoded.pieces:
             flat: Any = piece if type(piece) is bytes else np.frombuffer(piece, np.uint8)
             start = offset + position
@@ -105,7 +113,7 @@ class ChunkBuilder:
     def clear(self) -> None:
         """Forget what was added: it is published."""
         # One assignment, so that an interrupt finds all of it pending, or nothing.
-        self._pending = _Pending(self._pending.collector.successor(), self._expected_nbytes)
+        self._pending = self._pending.successor(self._expected_nbytes)
 
     def _pack(self, compress: Callable[[Any], bytes] | None, appended: bool) -> Chunk:
         pending = self._pending
@@ -135,15 +143,25 @@ class ChunkBuilder:
 class _Pending:
     """The samples of one chunk: their labels, a row (index, offset, nbytes, schema) each, their bytes."""
 
-    __slots__ = ("buffer", "chunk", "collector", "rows", "written")
+    __slots__ = ("buffer", "chunk", "collector", "dirty", "rows", "written")
 
-    def __init__(self, collector: LabelCollector, nbytes: int) -> None:
+    def __init__(self, collector: LabelCollector, buffer: memoryview, dirty: int = 0) -> None:
         self.collector = collector
         self.rows: list[tuple[int, int, int, int]] = []
-        # numpy's zeros come from the kernel untouched: padding is zero at no cost.
-        self.buffer = _zeros(nbytes)
+        # Zeros from `dirty` on; before, what an earlier chunk left.
+        self.buffer = buffer
+        self.dirty = dirty
         self.written = 0
         self.chunk: Chunk | None = None
+
+    def successor(self, nbytes: int) -> _Pending:
+        """The next chunk, after this one was published."""
+        collector, rows = self.collector.successor(), self.rows
+        used = rows[-1][1] + rows[-1][2] if rows else 0
+        # Faulting new pages in takes as long as filling them; among small records new zeros are cheaper.
+        if used >= _LARGE * max(1, len(rows)):
+            return _Pending(collector, self.buffer, max(used, self.dirty))
+        return _Pending(collector, _zeros(nbytes))
 
     def settle(self, end: int) -> None:
         """Undo what an interrupted `add` left: labels without a row, bytes behind `end`."""
@@ -157,7 +175,7 @@ class _Pending:
         if offset + nbytes > len(self.buffer):
             bigger = _zeros((offset + nbytes) * 3 // 2)
             bigger[:offset] = self.buffer[:offset]
-            self.buffer = bigger
+            self.buffer, self.dirty = bigger, min(self.dirty, offset)
         self.written = offset + nbytes
         return self.buffer
 
