@@ -29,6 +29,9 @@ from edcache.reader import Memory
 Indices = npt.NDArray[np.int64]
 Gather = Callable[[Indices, Memory], Any]
 
+# Batches and where they lie, and what was raised by the one after them.
+_Made = tuple[list[tuple[Any, "_Slot"]], BaseException | None]
+
 # The caller owns a batch until it asks for the next but one.
 _HELD = 2
 # Tasks are of as many batches as take half a millisecond.
@@ -145,9 +148,8 @@ class Loader:
 
     def _made(self, batches: Iterator[Indices], ring: _Ring) -> Iterator[Any]:
         """The collated batches in order, made by threads that end with this generator, however it ends."""
-        at_work: deque[Future[list[tuple[Any, _Slot]]]] = deque()
-        # The setting is of the thread: threads of threads would wait for each other.
-        pool = ThreadPoolExecutor(self._num_threads, "edcache-loader", torch.set_num_threads, (1,))
+        at_work: deque[Future[_Made]] = deque()
+        pool = ThreadPoolExecutor(self._num_threads, "edcache-loader", _work_alone)
         try:
             while True:
                 burst = list(islice(batches, self._burst))
@@ -156,21 +158,29 @@ class Loader:
                 if not at_work:
                     return
                 if not burst or len(at_work) == self._num_threads + self._prefetch:
-                    for batch, slot in at_work.popleft().result():
+                    made, error = at_work.popleft().result()
+                    for batch, slot in made:
                         ring.hand_out(slot)
                         yield self._here(batch)
+                    if error is not None:
+                        raise error
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _make_all(self, burst: list[Indices], ring: _Ring) -> list[tuple[Any, _Slot]]:
+    def _make_all(self, burst: list[Indices], ring: _Ring) -> _Made:
+        made: list[tuple[Any, _Slot]] = []
         # Small batches are mostly work under the interpreter's lock, over which threads would quarrel.
         with self._turn if len(burst) > 1 else nullcontext():
             began = time.perf_counter()
-            made = [self._make(indices, ring.slot()) for indices in burst]
+            try:
+                for indices in burst:
+                    made.append(self._make(indices, ring.slot()))  # noqa: PERF401 - what was made is kept
+            except BaseException as error:  # noqa: BLE001 - raised in the caller, behind what was made
+                return made, error
             seconds = (time.perf_counter() - began) / len(burst)
         # Handing them over one by one would take longer than making them.
         self._burst = min(_MAX_BURST, max(1, int(_WORTH_A_TASK / max(seconds, 1e-9))))
-        return made
+        return made, None
 
     def _make(self, indices: Indices, slot: _Slot) -> tuple[Any, _Slot]:
         batch = self._gather(indices, slot.begin())
@@ -191,6 +201,18 @@ class Loader:
             stream = torch.cuda.current_stream(self._device)
             tree_map(lambda leaf: _each(leaf, lambda tensor: tensor.record_stream(stream)), batch)
         return batch
+
+
+def _work_alone() -> None:
+    """Let torch use this one thread only, or threads of threads would wait for each other.
+
+    The setting is of the thread, but those that start later take it over: another thread sets it back.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    other = threading.Thread(target=torch.set_num_threads, args=(before,))
+    other.start()
+    other.join()
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

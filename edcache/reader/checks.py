@@ -56,6 +56,7 @@ class Checks:
             column.data for column in (records.offset, records.nbytes, records.crc32)
         )
         self._blocks = None if view is None else CheckedBlocks(view, index.blocks)
+        self._whole_left = len(self._offset)
 
     @property
     def nbytes(self) -> int:
@@ -70,7 +71,7 @@ class Checks:
             CorruptRecordError: "train.zip: record 17 at offset 4,096: crc32 0x1c291ca3, the index says ...".
         """
         blocks = self._blocks
-        if self._never or (blocks is not None and blocks.done and not self._always):
+        if self.is_done:
             return
         if blocks is None or self._always:
             self._compare(row, data)
@@ -85,7 +86,9 @@ class Checks:
     @property
     def is_done(self) -> bool:
         """Whether nothing is left to check."""
-        return self._never or (self._blocks is not None and self._blocks.done and not self._always)
+        if self._never or self._always or self._blocks is None:
+            return self._never
+        return self._blocks.done or not self._whole_left
 
     def group(self, rows: Ints, start: Ints, wanted: tuple[int, int] | None) -> Check | None:
         """How the records of some rows are checked; None where all is known to be sound.
@@ -138,9 +141,13 @@ class Checks:
     def _check_whole(self, row: int, data: memoryview) -> None:
         # Threads and lost bits: as in CheckedBlocks.
         bit, bits = 1 << (row & 7), self._whole
-        if not bits[row >> 3] & bit:
-            self._compare(row, data)
-            bits[row >> 3] |= bit
+        if bits[row >> 3] & bit:
+            return
+        self._compare(row, data)
+        bits[row >> 3] |= bit
+        self._whole_left -= 1
+        if self._whole_left <= 0:
+            self._whole_left = len(self._offset) - sum(byte.bit_count() for byte in bits)
 
     def _compare(self, row: int, data: memoryview) -> None:
         found, said = format.crc32(data), self._crc32[row]
