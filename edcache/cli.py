@@ -342,6 +342,7 @@ def _said(reader: Reader) -> dict[str, Any]:
         "missing": len(reader) - len(nbytes),
         "chunks": reader.chunks,
         "nbytes": reader.nbytes,
+        "memory": reader.memory(),
         "record_nbytes": {
             "total": int(nbytes.sum()),
             "median": float(np.median(nbytes)) if len(nbytes) else None,

@@ -437,6 +437,25 @@ class CachedDataset(_Samples):
         """Whether every sample has a record."""
         return self._reader.complete
 
+    def info(self) -> dict[str, Any]:
+        """The state of the archive, and what reading it takes in this process.
+
+        Returns:
+            path, samples, present, sealed, labels (their names), nbytes (of the file), mapped (bytes of it
+            that are mapped, shared by all processes and given back when memory is short) and private
+            (bytes of this process alone; they do not grow with what is read).
+        """
+        reader = self._reader
+        return {
+            "path": self.path,
+            "samples": len(self),
+            "present": reader.present,
+            "sealed": reader.sealed,
+            "labels": [name for name, _ in reader.head.labels],
+            "nbytes": reader.nbytes,
+            **reader.memory(),
+        }
+
     @property
     def missing(self) -> npt.NDArray[np.int64]:
         """The indices without a record: int64 [k], sorted."""

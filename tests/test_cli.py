@@ -348,6 +348,7 @@ def test_info_as_json_has_stable_keys(archive):
         "missing",
         "chunks",
         "nbytes",
+        "memory",
         "record_nbytes",
         "codec",
         "compression",

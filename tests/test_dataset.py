@@ -511,3 +511,16 @@ def test_pickles_are_refused_unless_allowed_by_name(path: Path) -> None:
     with pytest.raises(PickleRefusedError, match="allow_pickle=True"):
         CachedDataset.from_cache(path)[0]
     assert CachedDataset.from_cache(path, allow_pickle=True)[3] == {"set": {3}}
+
+
+def test_info_tells_mapped_from_private_bytes(cache: CachedDataset) -> None:
+    before = cache.info()
+    assert before["samples"] == before["present"] == 10
+    assert before["sealed"] is True
+    assert before["labels"] == ["y", "name"]
+    assert before["mapped"] == before["nbytes"] == os.path.getsize(cache.path)
+    for _ in range(3):
+        list(cache)
+        cache.batch(range(10))
+    assert cache.info() == before
+    assert before["private"] < 4096
