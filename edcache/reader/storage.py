@@ -60,6 +60,9 @@ class Storage:
         breaks = np.flatnonzero(start[1:] > end[:-1] + _GAP) + 1
         firsts = np.concatenate(([0], breaks))
         lasts = np.concatenate((breaks, [len(start)])) - 1
+        # In the order in which they will be read: the first is copied while the last is fetched.
+        first_read = np.argsort(np.minimum.reduceat(order, firsts))
+        firsts, lasts = firsts[first_read], lasts[first_read]
         for low, high in zip(start[firsts].tolist(), end[lasts].tolist(), strict=True):
             # One run is a pass in file order: what follows will be asked for next.
             ahead = high - low if len(firsts) == 1 else 0
