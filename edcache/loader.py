@@ -149,7 +149,9 @@ class Loader:
     def _made(self, batches: Iterator[Indices], ring: _Ring) -> Iterator[Any]:
         """The collated batches in order, made by threads that end with this generator, however it ends."""
         at_work: deque[Future[_Made]] = deque()
-        pool = ThreadPoolExecutor(self._num_threads, "edcache-loader", _work_alone)
+        pool = ThreadPoolExecutor(
+            self._num_threads, "edcache-loader", _work_alone, (torch.get_num_threads(),)
+        )
         try:
             while True:
                 burst = list(islice(batches, self._burst))
@@ -203,12 +205,12 @@ class Loader:
         return batch
 
 
-def _work_alone() -> None:
+def _work_alone(before: int) -> None:
     """Let torch use this one thread only, or threads of threads would wait for each other.
 
-    The setting is of the thread, but those that start later take it over: another thread sets it back.
+    The setting is of the thread, but those that start later take it over: another thread sets it back to
+    what it was before.
     """
-    before = torch.get_num_threads()
     torch.set_num_threads(1)
     other = threading.Thread(target=torch.set_num_threads, args=(before,))
     other.start()

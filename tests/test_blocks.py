@@ -1,0 +1,462 @@
+"""With verify="touch" damage is met where it lies and nowhere else; in the end nothing is left to check."""
+
+import random
+import re
+import threading
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import default_collate
+
+from edcache import CachedDataset, CacheWriter
+from edcache.errors import CorruptRecordError
+
+BLOCK = 1 << 14
+
+
+def same(one, other):
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.equal(other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+# --- archives ---------------------------------------------------------------------------------------
+
+
+def noise(k, nbytes):
+    return torch.from_numpy(np.random.default_rng(k).integers(0, 256, nbytes, np.uint8))
+
+
+def fixed(nbytes):
+    return lambda k: {"x": noise(k, nbytes - 8), "label": k}
+
+
+def varying(k):
+    return {"x": noise(k, [0, 5, 700, 17_000, 70_000][k % 5]), "label": k, "text": f"{k}" * (k % 4)}
+
+
+def plainly(path, make, count, **options):
+    with CacheWriter(path, "w", sync="never", publish_seconds=None, **options) as w:
+        w.extend(map(make, range(count)))
+
+
+def shuffled(path, make, count, chunk_size):
+    """Some samples are missing, and those that are there lie in another order than their indices."""
+    order = [k for k in range(count) if k % 7 != 3]
+    random.Random(1).shuffle(order)
+    with CacheWriter(path, "w", sync="never", publish_seconds=None, chunk_size=chunk_size) as w:
+        for k in order:
+            w.write(k, make(k))
+
+
+def grown(path, make, count, chunk_size):
+    half = count // 2
+    with CacheWriter(path, "w", sync="never", publish_seconds=None, chunk_size=chunk_size) as w:
+        w.extend(map(make, range(half)))
+    with CacheWriter(path, "a", sync="never", publish_seconds=None, chunk_size=chunk_size) as w:
+        w.extend(map(make, range(half, count)))
+
+
+ARCHIVES = {
+    "tiny": (fixed(24), 1500, lambda *a: plainly(*a, chunk_size=1100)),
+    "small": (fixed(800), 120, lambda *a: plainly(*a, chunk_size=50)),
+    "medium": (fixed(20_000), 16, lambda *a: plainly(*a, chunk_size=6)),
+    "large": (fixed(200_000), 5, lambda *a: plainly(*a, chunk_size=3)),
+    "odd": (fixed(1_001), 60, lambda *a: plainly(*a, chunk_size=25)),
+    "varying": (varying, 25, lambda *a: plainly(*a, chunk_size=9)),
+    "shuffled": (fixed(600), 90, lambda *a: shuffled(*a, chunk_size=40)),
+    "grown": (fixed(900), 60, lambda *a: grown(*a, chunk_size=25)),
+    "zstd": (fixed(900), 60, lambda *a: plainly(*a, chunk_size=25, compression="zstd")),
+}
+
+
+class Archive:
+    """A file with its samples, and where everything in it lies."""
+
+    def __init__(self, path, make, count, write):
+        write(path, make, count)
+        self.path = path
+        records = CachedDataset.from_cache(path).reader.records
+        index = range(count) if records.index is None else records.index.tolist()
+        self.extents = {
+            k: (offset, offset + nbytes)
+            for k, offset, nbytes in zip(index, records.offset.tolist(), records.nbytes.tolist(), strict=True)
+        }
+        self.samples = {k: make(k) for k in self.extents}
+        self.indices = list(self.samples)
+        self.entries = [e.fields for e in reference.entries(path) if e.fields["kind"] == reference.CHUNK]
+        self.size = path.stat().st_size
+
+    def regions(self):
+        """Half-open extents of what is no record, by class."""
+        ends = sorted(self.extents.values())
+        found = {"header": [], "table": [], "crcs": [], "padding": [], "behind": []}
+        for entry in self.entries:
+            table = entry["offset"] + entry["nbytes"]
+            first = min(start for start, _ in ends if start >= table + entry["table_nbytes"])
+            inside = [(start, end) for start, end in ends if first <= start < entry["next"]]
+            blocks = -(-(inside[-1][1] - first) // BLOCK)
+            crcs = table + entry["table_nbytes"] - 4 * blocks
+            found["header"].append((entry["offset"], table))
+            found["table"].append((table, crcs))
+            found["crcs"].append((crcs, crcs + 4 * blocks))
+            found["padding"].append((crcs + 4 * blocks, first))
+            found["padding"] += [(e, s) for (_, e), (s, _) in pairwise(inside)]
+            found["behind"].append((inside[-1][1], entry["next"]))
+        return {name: [e for e in extents if e[0] < e[1]] for name, extents in found.items()}
+
+    def damaged(self, offsets):
+        """The records that have one of the bytes."""
+        return {k for k, (start, end) in self.extents.items() if any(start <= o < end for o in offsets)}
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("blocks")
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = Archive(directory / f"{name}.zip", *ARCHIVES[name])
+        return made[name]
+
+    return get
+
+
+class flipped:
+    """Bits of some bytes of a file are turned while the block runs."""
+
+    def __init__(self, path, offsets, mask=0x10):
+        self.path, self.offsets, self.mask = path, sorted(set(offsets)), mask
+
+    def __enter__(self):
+        self._turn()
+
+    def __exit__(self, *_):
+        self._turn()
+
+    def _turn(self):
+        with open(self.path, "r+b") as file:
+            for offset in self.offsets:
+                file.seek(offset)
+                byte = file.read(1)[0]
+                file.seek(offset)
+                file.write(bytes([byte ^ self.mask]))
+
+
+# --- what a read may give ---------------------------------------------------------------------------
+
+
+def wrong(read, wanted, asked, damaged):
+    """Why a read was wrong: it gives what was written, or names a record that is asked for and damaged."""
+    try:
+        found = read()
+    except CorruptRecordError as error:
+        named = re.search(r": record (\d+) at offset [\d,]+: crc32 0x", str(error))
+        if named is None:
+            return f"no record is named: {error}"
+        return "" if int(named[1]) in damaged & set(asked) else f"named {named[1]}, damaged are {damaged}"
+    if damaged & set(asked):
+        return f"{asked}: nothing was raised"
+    return "" if same(found, wanted) else f"{asked}: other values"
+
+
+def collated(samples):
+    try:
+        return default_collate(samples)
+    except RuntimeError:
+        return None
+
+
+def reading(archive, ds, indices, is_batch):
+    """A read and what it should give; where samples do not stack the batch is read as a list."""
+    wanted = [archive.samples[k] for k in indices]
+    if not is_batch:
+        return (lambda: ds[indices[0]]), wanted[0], indices[:1]
+    stacked = collated(wanted)
+    if stacked is None:
+        return (lambda: list(ds.__getitems__(indices))), wanted, indices
+    return (lambda: ds.batch(indices)), stacked, indices
+
+
+def wrong_reads(archive, offsets, rng, verify="touch", io="mmap"):
+    damaged = archive.damaged(offsets)
+    with flipped(archive.path, offsets):
+        found = []
+        some = archive.indices if len(archive.indices) <= 60 else rng.sample(archive.indices, 40)
+        some = [*some, *damaged]
+        for order in ("singly", "in batches", "by turns"):
+            ds = CachedDataset.from_cache(archive.path, verify=verify, io=io)
+            rng.shuffle(some)
+            for place, k in enumerate(some):
+                is_batch = order == "in batches" or (order == "by turns" and place % 2 == 0)
+                chosen = [k, *rng.sample(archive.indices, min(4, len(archive.indices)))] if is_batch else [k]
+                why = wrong(*reading(archive, ds, chosen, is_batch), damaged)
+                found += [f"{order}: {why}"] if why else []
+            everything = reading(archive, ds, archive.indices, True)
+            why = wrong(*everything, damaged)
+            found += [f"all at once: {why}"] if why else []
+            ds.close()
+    return found
+
+
+def corners(start, end, rng, more=2):
+    """The first and the last byte of an extent, those around the borders of blocks of it, and some others."""
+    around = {
+        start,
+        end - 1,
+        start + (end - start) // 2,
+        *(start + BLOCK * n + d for n in (1, 2) for d in (-1, 0)),
+    }
+    around |= {rng.randrange(start, end) for _ in range(more)}
+    return sorted(offset for offset in around if start <= offset < end)
+
+
+# --- one damaged byte -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_a_damaged_record_is_named_and_no_other(archives, name):
+    archive, rng = archives(name), random.Random(name)
+    first, last = archive.entries[0], archive.entries[-1]
+    chosen = {archive.indices[0], archive.indices[-1], rng.choice(archive.indices)}
+    for entry in (first, last):
+        inside = [k for k, (start, _) in archive.extents.items() if entry["offset"] < start < entry["next"]]
+        chosen |= {min(inside, key=archive.extents.get), max(inside, key=archive.extents.get)}
+    for k in chosen:
+        start, end = archive.extents[k]
+        for offset in rng.sample(points := corners(start, end, rng), min(3, len(points))):
+            assert wrong_reads(archive, [offset], rng) == [], f"record {k}, byte {offset - start}"
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+@pytest.mark.parametrize("region", ["header", "table", "crcs", "padding", "behind"])
+def test_damage_elsewhere_is_never_met(archives, name, region):
+    archive, rng = archives(name), random.Random(name)
+    extents = archive.regions()[region]
+    if region != "padding":
+        assert extents
+    points = {point for start, end in extents for point in corners(start, end, rng, 1)}
+    for offset in rng.sample(sorted(points), min(3, len(points))):
+        assert archive.damaged([offset]) == set()
+        assert wrong_reads(archive, [offset], rng) == [], f"{region} at {offset}"
+
+
+def test_every_byte_of_a_small_archive_is_of_one_record_or_harmless(tmp_path):
+    archive = Archive(tmp_path / "a.zip", fixed(24), 7, lambda *a: plainly(*a, chunk_size=4))
+    first, last = archive.entries[0], archive.entries[-1]
+    table = first["offset"] + first["nbytes"]
+    rng, wrongs = random.Random(1), []
+    for offset in [*range(table, first["next"], 41), *range(last["next"] - 100, last["next"], 3)]:
+        wrongs += [(offset, why) for why in wrong_reads(archive, [offset], rng)]
+    for extent in archive.extents.values():
+        for offset in range(*extent):
+            wrongs += [(offset, why) for why in wrong_reads(archive, [offset], rng)]
+    assert wrongs == []
+
+
+@pytest.mark.parametrize("name", ["tiny", "small", "medium", "large", "varying", "shuffled"])
+@pytest.mark.parametrize(("verify", "io"), [("always", "mmap"), ("touch", "pread"), ("always", "pread")])
+def test_other_ways_of_checking_find_the_same(archives, name, verify, io):
+    archive, rng = archives(name), random.Random(name)
+    start, end = archive.extents[rng.choice([k for k in archive.indices if archive.samples[k]["x"].numel()])]
+    assert wrong_reads(archive, [rng.randrange(start, end)], rng, verify, io) == []
+    (low, high), *_ = archive.regions()["crcs"]
+    assert wrong_reads(archive, [rng.randrange(low, high)], rng, verify, io) == []
+
+
+# --- many damaged bytes -----------------------------------------------------------------------------
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_damage_is_met_only_where_it_lies(archives, data):
+    archive = archives(data.draw(st.sampled_from(["tiny", "small", "medium", "varying", "shuffled", "zstd"])))
+    rng = random.Random(data.draw(st.integers(0, 1 << 32)))
+    records = [archive.extents[rng.choice(archive.indices)] for _ in range(rng.randrange(4))]
+    others = [rng.choice(extents) for extents in archive.regions().values() if extents and rng.random() < 0.3]
+    offsets = [rng.randrange(*extent) for extent in records + others if extent[0] < extent[1]]
+    damaged = archive.damaged(offsets)
+    with flipped(archive.path, offsets):
+        ds = CachedDataset.from_cache(archive.path)
+        selection = ds.select("label", "x")
+        for _ in range(rng.randrange(1, 12)):
+            view = rng.choice([ds, ds, selection, ds[:]])
+            indices = [rng.choice(archive.indices) for _ in range(rng.randrange(1, 20))]
+            read, wanted, asked = reading(archive, view, indices, rng.random() < 0.6)
+            if view is selection:
+                wanted = collated_selection(archive, indices, asked, wanted)
+            why = wrong(read, wanted, asked, damaged)
+            assert why == ""
+
+
+def collated_selection(archive, indices, asked, wanted):
+    def pick(sample):
+        return {"label": sample["label"], "x": sample["x"]}
+
+    if len(asked) == 1 and not isinstance(wanted, list):
+        is_single = not isinstance(wanted["label"], torch.Tensor)
+        return (
+            pick(archive.samples[asked[0]])
+            if is_single
+            else default_collate([pick(archive.samples[asked[0]])])
+        )
+    picked = [pick(archive.samples[k]) for k in indices]
+    stacked = collated(picked)
+    return picked if stacked is None or isinstance(wanted, list) else stacked
+
+
+@pytest.mark.parametrize("name", ["medium", "large"])
+def test_a_small_field_of_a_damaged_record_reads_or_names_it(archives, name):
+    archive, rng = archives(name), random.Random(name)
+    start, end = archive.extents[2]
+    for offset in corners(start, end, rng, 6):
+        with flipped(archive.path, [offset]):
+            ds = CachedDataset.from_cache(archive.path).select("label")
+            near = (end - 8 - offset) < BLOCK
+            for read, wanted in ((lambda ds=ds: ds[2], {"label": 2}), (lambda ds=ds: ds.batch([2, 1]), None)):
+                wanted = wanted or {"label": torch.tensor([2, 1])}
+                if offset >= end - 8:
+                    assert wrong(read, wanted, [2], {2}) == ""
+                elif near:
+                    assert "" in (wrong(read, wanted, [2], {2}), wrong(read, wanted, [2], set()))
+                else:
+                    assert wrong(read, wanted, [2], set()) == ""
+            assert ds[1] == {"label": 1}
+
+
+def test_all_records_damaged_are_all_named(archives):
+    for name in ("tiny", "varying", "large"):
+        archive = archives(name)
+        some = archive.indices[:40]
+        with flipped(archive.path, [archive.extents[k][1] - 1 for k in some]):
+            ds = CachedDataset.from_cache(archive.path)
+            for _ in range(2):
+                for k in some:
+                    with pytest.raises(CorruptRecordError, match=f"record {k} at offset"):
+                        ds[k]
+                    with pytest.raises(CorruptRecordError, match=f"record {k} at offset"):
+                        ds.batch([k])
+
+
+def test_a_record_that_was_replaced_is_not_looked_at(tmp_path):
+    make = fixed(800)
+    with CacheWriter(tmp_path / "a.zip", publish_seconds=None, chunk_size=10) as w:
+        w.extend(make(k + 100) for k in range(30))
+    old = CachedDataset.from_cache(tmp_path / "a.zip").reader.records.offset.tolist()
+    with CacheWriter(tmp_path / "a.zip", "a", publish_seconds=None) as w:
+        for k in range(0, 30, 2):
+            w.write(k, make(k))
+    with flipped(tmp_path / "a.zip", [old[k] + 11 for k in range(0, 30, 2)]):
+        ds = CachedDataset.from_cache(tmp_path / "a.zip")
+        expected = [make(k if k % 2 == 0 else k + 100) for k in range(30)]
+        assert same(list(ds), expected)
+        assert same(CachedDataset.from_cache(tmp_path / "a.zip").batch(range(30)), default_collate(expected))
+
+
+def test_an_unsealed_archive_is_checked_too(tmp_path):
+    w = CacheWriter(tmp_path / "a.zip", publish_seconds=None, chunk_size=20)
+    w.extend(map(fixed(800), range(50)))
+    w.flush()
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    assert not ds.reader.sealed
+    start = int(ds.reader.records.offset[33])
+    with flipped(tmp_path / "a.zip", [start + 100]):
+        for ds in (CachedDataset.from_cache(tmp_path / "a.zip") for _ in range(2)):
+            with pytest.raises(CorruptRecordError, match="record 33 at offset"):
+                ds.batch([32, 33, 34])
+            with pytest.raises(CorruptRecordError, match="record 33 at offset"):
+                ds[33]
+            assert same(ds[32], fixed(800)(32))
+            w.extend([fixed(800)(len(ds))])
+            w.flush()
+            assert ds.refresh()
+            with pytest.raises(CorruptRecordError, match="record 33 at offset"):
+                ds[33]
+    w.close()
+
+
+# --- nothing is left --------------------------------------------------------------------------------
+
+
+def is_done(ds):
+    return ds.reader._here.checks.is_done
+
+
+def one_by_one(ds, indices):
+    for k in indices:
+        ds[k]
+
+
+def batchwise(ds, indices):
+    for start in range(0, len(indices), 16):
+        list(ds.__getitems__(indices[start : start + 16]))
+
+
+def with_two_threads(ds, indices):
+    threads = [threading.Thread(target=one_by_one, args=(ds, indices[n::2])) for n in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    one_by_one(ds, indices)
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+@pytest.mark.parametrize("read", [one_by_one, batchwise, with_two_threads])
+def test_after_many_reads_nothing_is_left_to_check(archives, name, read):
+    archive = archives(name)
+    ds = CachedDataset.from_cache(archive.path)
+    assert not is_done(ds)
+    order = list(archive.indices)
+    random.Random(name).shuffle(order)
+    for _ in range(2):
+        read(ds, order)
+    assert is_done(ds)
+    assert all(same(ds[k], archive.samples[k]) for k in order)
+
+
+def test_many_blocks_are_done_only_when_all_were_read(tmp_path):
+    # 24 MiB: the last 16 MiB are checked at once.
+    with CacheWriter(tmp_path / "a.zip", sync="never", publish_seconds=None, chunk_size=100) as w:
+        w.extend({"x": torch.full((40_000,), k % 256, dtype=torch.uint8)} for k in range(640))
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    ds.batch(range(100))
+    assert not is_done(ds)
+    for start in range(0, 640, 32):
+        ds.batch(range(start, start + 32))
+    assert is_done(ds)
+    assert ds[600]["x"].tolist() == [600 % 256] * 40_000
+
+
+def test_what_is_damaged_is_never_done(archives):
+    archive = archives("small")
+    with flipped(archive.path, [archive.extents[7][0]]):
+        ds = CachedDataset.from_cache(archive.path)
+        sound = [k for k in archive.indices if k != 7]
+        for _ in range(3):
+            one_by_one(ds, sound)
+            batchwise(ds, sound)
+        assert not is_done(ds)
+        with pytest.raises(CorruptRecordError, match="record 7 at offset"):
+            ds[7]
+
+
+def test_damage_that_comes_after_all_was_checked_is_not_looked_for(archives):
+    archive = archives("small")
+    ds = CachedDataset.from_cache(archive.path)
+    one_by_one(ds, archive.indices)
+    assert is_done(ds)
+    with flipped(archive.path, [archive.extents[7][0]]):
+        assert ds[7]["label"] == 7
+        with pytest.raises(CorruptRecordError, match="record 7 at offset"):
+            CachedDataset.from_cache(archive.path, verify="always")[7]

@@ -1,0 +1,673 @@
+"""ds.loader(): the batches of a DataLoader, made by threads, in memory that is used again."""
+
+import gc
+import json
+import re
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import (
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    default_collate,
+)
+
+from edcache import CachedDataset, CacheWriter
+from edcache.errors import CorruptRecordError, OptionError, SampleIndexError
+
+COUNT = 103
+
+
+def same(one, other):
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and one.equal(other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def sample(k):
+    return {
+        "image": torch.full((16, 16, 3), k % 256, dtype=torch.uint8),
+        "label": k,
+        "name": f"n{k}",
+        "half": torch.full((3,), k, dtype=torch.bfloat16),
+        "array": np.full((2, 2), k, np.int16),
+    }
+
+
+def expected(indices):
+    return default_collate([sample(k) for k in indices])
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    path = tmp_path_factory.mktemp("loader") / "a.zip"
+    with CacheWriter(path, in_memory_keys=["label"], chunk_size=16) as w:
+        w.extend(map(sample, range(COUNT)))
+    return path
+
+
+@pytest.fixture
+def ds(archive):
+    return CachedDataset.from_cache(archive)
+
+
+def labels(batches):
+    return [label for batch in batches for label in batch["label"].tolist()]
+
+
+def our_threads():
+    return [t for t in threading.enumerate() if t.name.startswith("edcache-loader")]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    before = set(threading.enumerate())
+    yield
+    gc.collect()
+    assert set(threading.enumerate()) <= before
+
+
+# --- what it gives ----------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.integers(1, COUNT + 5),
+    st.booleans(),
+    st.integers(1, 4),
+    st.integers(1, 4),
+    st.booleans(),
+    st.sampled_from([None, "cpu"]),
+)
+def test_unshuffled_it_gives_the_batches_of_a_data_loader(ds, size, drop, threads, prefetch, reuse, device):
+    loader = ds.loader(
+        size, drop_last=drop, num_threads=threads, prefetch=prefetch, reuse=reuse, device=device
+    )
+    torchs = list(DataLoader(ds, size, drop_last=drop))
+    assert len(loader) == len(torchs)
+    count = 0
+    for batch, other in zip(loader, torchs, strict=True):
+        assert same(batch, other)
+        count += 1
+    assert count == len(torchs)
+
+
+def test_it_works_on_views_selections_and_empty_datasets(ds):
+    view = ds.filter("label >= 50")[3:20]
+    assert labels(view.loader(4)) == list(range(53, 70))
+    selected = view.select("label", "half", as_tuple=True)
+    for batch, other in zip(selected.loader(4), DataLoader(selected, 4), strict=True):
+        assert same(batch, other)
+    nothing = ds.filter(label=1000)
+    assert len(nothing.loader(4)) == 0
+    assert list(nothing.loader(4)) == []
+    assert list(ds.loader(COUNT + 1, drop_last=True)) == []
+
+
+def test_text_and_what_varies_is_collated_too(tmp_path):
+    made = [{"x": torch.arange(3) + k, "y": torch.zeros(k // 8, 2), "t": f"{k}" * k} for k in range(24)]
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.extend(made)
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    batches = list(ds.loader(8, reuse=False))
+    assert same(batches, [default_collate(made[k : k + 8]) for k in (0, 8, 16)])
+
+
+def test_with_batch_transform_it_gives_what_that_gives(archive):
+    seen = []
+
+    def finish(batch):
+        seen.append(threading.current_thread().name)
+        return batch["label"] * 2
+
+    ds = CachedDataset.from_cache(archive, batch_transform=finish)
+    assert torch.cat(list(ds.loader(10))).tolist() == [2 * k for k in range(COUNT)]
+    assert len(seen) == 11
+    assert all(name.startswith("edcache-loader") for name in seen)
+
+
+def test_with_transform_it_gives_the_transformed(archive):
+    ds = CachedDataset.from_cache(archive, transform=lambda s: s["label"] + 1)
+    assert torch.cat(list(ds.loader(10))).tolist() == [k + 1 for k in range(COUNT)]
+
+
+# --- order ------------------------------------------------------------------------------------------
+
+
+def test_shuffled_every_sample_comes_once_an_epoch(ds):
+    loader = ds.loader(8, shuffle=True, seed=3)
+    epochs = [labels(loader) for _ in range(3)]
+    assert all(sorted(epoch) == list(range(COUNT)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 3
+    for batch in loader:
+        assert same(batch, expected(batch["label"].tolist()))
+
+
+def test_seed_and_epoch_determine_the_order(ds):
+    one, other = ds.loader(8, shuffle=True, seed=3), ds.loader(8, shuffle=True, seed=3, num_threads=4)
+    epochs = [labels(one) for _ in range(3)]
+    assert [labels(other) for _ in range(3)] == epochs
+    other.set_epoch(1)
+    assert labels(other) == epochs[1]
+    assert labels(other) == epochs[2]
+    different = ds.loader(8, shuffle=True, seed=4)
+    assert labels(different) != epochs[0]
+
+
+def test_without_a_seed_torchs_generator_gives_one(ds):
+    def first(seed):
+        torch.manual_seed(seed)
+        return labels(ds.loader(8, shuffle=True))
+
+    assert first(1) == first(1)
+    assert first(1) != first(2)
+
+
+def test_drop_last_leaves_the_incomplete_batch_out(ds):
+    loader = ds.loader(10, drop_last=True, shuffle=True, seed=1)
+    assert len(loader) == 10
+    for _ in range(2):
+        sizes = [len(batch["label"]) for batch in loader]
+        assert sizes == [10] * 10
+
+
+def test_an_epoch_that_was_abandoned_begins_anew(ds):
+    loader = ds.loader(8, shuffle=True, seed=3)
+    whole = labels(loader)
+    loader.set_epoch(0)
+    for _ in loader:
+        break
+    assert labels(loader) == whole
+
+
+# --- samplers ---------------------------------------------------------------------------------------
+
+
+def test_a_sampler_gives_the_order(ds):
+    order = [5, 5, 102, 0, 7, 33]
+    for sampler in (order, tuple(order), np.array(order), torch.tensor(order)):
+        loader = ds.loader(4, sampler=sampler)
+        assert len(loader) == 2
+        assert labels(loader) == order
+        assert labels(loader) == order
+    assert labels(ds.loader(4, sampler=[-1, -COUNT])) == [102, 0]
+    assert labels(ds.loader(4, sampler=order, drop_last=True)) == order[:4]
+    assert labels(ds.loader(4, sampler=SequentialSampler(ds))) == list(range(COUNT))
+
+
+def test_torchs_samplers_serve(ds):
+    chosen = [3, 50, 99]
+    assert sorted(labels(ds.loader(2, sampler=SubsetRandomSampler(chosen)))) == chosen
+    weights = [1.0 if k in chosen else 0.0 for k in range(COUNT)]
+    weighted = ds.loader(16, sampler=WeightedRandomSampler(weights, 200))
+    assert len(weighted) == 13
+    assert set(labels(weighted)) <= set(chosen)
+    assert sorted(labels(ds.loader(9, sampler=RandomSampler(ds)))) == list(range(COUNT))
+
+
+def test_ranks_share_an_epoch_and_are_told_of_it(ds):
+    def epoch(number, ranks=3):
+        of_ranks = []
+        for rank in range(ranks):
+            sampler = DistributedSampler(ds, ranks, rank, shuffle=True, seed=7, drop_last=True)
+            loader = ds.loader(5, sampler=sampler)
+            loader.set_epoch(number)
+            assert len(loader) == len(list(loader)) == 7
+            loader.set_epoch(number)
+            sampler.set_epoch(number)
+            found = labels(loader)
+            sampler.set_epoch(number)
+            assert found == list(sampler)
+            of_ranks.append(found)
+        return of_ranks
+
+    first, second = epoch(0), epoch(1)
+    assert len({label for rank in first for label in rank}) == 102
+    assert first != second
+    assert epoch(1) == second
+
+
+def test_a_sampler_without_a_length_serves_once(ds):
+    loader = ds.loader(4, sampler=(k for k in [1, 2, 3, 4, 5]))
+    with pytest.raises(TypeError, match="generator has no length, so this loader has none"):
+        len(loader)
+    assert labels(loader) == [1, 2, 3, 4, 5]
+
+
+def test_a_sampler_of_a_view_counts_in_the_view(ds):
+    assert labels(ds[50:60].loader(2, sampler=[0, 9])) == [50, 59]
+
+
+@pytest.mark.parametrize("sampler", [[1.5, 2.0], [True] * COUNT, [[1, 2], [3]], ["1"], [None]])
+def test_a_sampler_of_anything_but_integers_is_an_error(ds, sampler):
+    with pytest.raises((OptionError, TypeError, ValueError)):
+        list(ds.loader(4, sampler=sampler))
+
+
+# --- resuming ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("taken", "drop_last"),
+    [(0, False), (1, True), (6, False), (6, True), (12, False), (12, True), (13, False)],
+)
+def test_a_state_taken_amid_an_epoch_continues_exactly(ds, taken, drop_last):
+    loader = ds.loader(8, shuffle=True, seed=11, drop_last=drop_last)
+    epochs = [[batch["label"].tolist() for batch in loader] for _ in range(3)]
+    loader = ds.loader(8, shuffle=True, seed=11, drop_last=drop_last)
+    list(loader)
+    state = loader.state_dict()
+    iterator = iter(loader)
+    for _ in range(taken):
+        next(iterator)
+        state = loader.state_dict()
+    other = ds.loader(8, shuffle=True, drop_last=drop_last)
+    other.load_state_dict(state)
+    assert [batch["label"].tolist() for batch in other] == epochs[1][taken:]
+    assert [batch["label"].tolist() for batch in other] == epochs[2]
+
+
+def test_a_state_is_plain_and_survives_json_and_a_second_interruption(ds):
+    loader = ds.loader(8, shuffle=True, seed=11)
+    whole = [batch["label"].tolist() for batch in loader]
+    loader.set_epoch(0)
+    found = []
+    for stop in (3, 5, 100):
+        for place, batch in enumerate(loader):
+            found.append(batch["label"].tolist())
+            if place + 1 == stop:
+                break
+        state = json.loads(json.dumps(loader.state_dict()))
+        loader = ds.loader(8, shuffle=True)
+        loader.load_state_dict(state)
+    assert found == whole
+
+
+def test_a_state_is_loaded_into_the_loader_that_gave_it(ds):
+    loader = ds.loader(8, shuffle=True, seed=11)
+    whole = labels(loader)
+    loader.set_epoch(0)
+    iterator = iter(loader)
+    head = [next(iterator) for _ in range(4)][:4]
+    state = loader.state_dict()
+    del iterator
+    loader.load_state_dict(state)
+    assert labels(loader) == whole[32:]
+    assert len(head) == 4
+
+
+def test_a_state_with_a_sampler_continues_in_its_order(ds):
+    sampler = DistributedSampler(ds, 2, 0, seed=3)
+    loader = ds.loader(4, sampler=sampler)
+    loader.set_epoch(2)
+    whole = labels(loader)
+    loader.set_epoch(2)
+    for place, _ in enumerate(loader):
+        if place == 4:
+            break
+    state = loader.state_dict()
+    fresh = DistributedSampler(ds, 2, 0, seed=3)
+    other = ds.loader(4, sampler=fresh)
+    other.load_state_dict(state)
+    assert labels(other) == whole[20:]
+
+
+# --- memory -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("threads", "prefetch"), [(1, 1), (2, 2), (4, 1), (1, 6)])
+def test_a_batch_is_intact_until_the_next_but_one_is_asked_for(ds, threads, prefetch):
+    loader = ds.loader(3, shuffle=True, seed=5, num_threads=threads, prefetch=prefetch)
+    for _ in range(2):
+        before = None
+        for batch in loader:
+            time.sleep(0.002)
+            assert same(batch, expected(batch["label"].tolist()))
+            if before is not None:
+                held, order = before
+                assert same(held, expected(order))
+            before = batch, batch["label"].tolist()
+
+
+def test_memory_is_used_again(ds):
+    places = {batch["image"].data_ptr() for batch in ds.loader(2)}
+    assert len(places) < 20
+
+
+def test_without_reuse_all_batches_of_an_epoch_stay(ds):
+    batches = list(ds.loader(3, shuffle=True, seed=5, reuse=False, num_threads=4))
+    assert sorted(labels(batches)) == list(range(COUNT))
+    for batch in batches:
+        assert same(batch, expected(batch["label"].tolist()))
+    assert len({batch["image"].data_ptr() for batch in batches}) == len(batches)
+
+
+def test_a_batch_outlives_its_loader(ds):
+    loader = ds.loader(50)
+    *_, last = loader
+    del loader
+    gc.collect()
+    assert same(last, expected(range(100, COUNT)))
+
+
+@pytest.mark.parametrize("is_abandoned", [False, True])
+def test_the_last_batch_of_an_epoch_is_intact_when_the_next_begins(ds, is_abandoned):
+    loader = ds.loader(3, num_threads=3)
+    for _ in range(3):
+        for last in loader:
+            if is_abandoned and last["label"][0] >= 30:
+                break
+        order = last["label"].tolist()
+        iterator = iter(loader)
+        first = next(iterator)
+        time.sleep(0.01)
+        assert same(last, expected(order))
+        assert same(first, expected(range(3)))
+        del iterator
+
+
+def test_writing_into_a_batch_changes_no_other(ds):
+    for batch in ds.loader(4):
+        assert same(batch, expected(batch["label"].tolist()))
+        for value in batch.values():
+            if isinstance(value, torch.Tensor):
+                value.fill_(77)
+    assert same(ds.batch(range(8)), expected(range(8)))
+
+
+def test_batches_of_growing_size_fit(tmp_path):
+    made = [{"x": torch.full((1 + k // 4 * 50, 7), k)} for k in range(40)]
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.extend(made)
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    order = [*range(40), *reversed(range(40))]
+    for place, batch in enumerate(ds.loader(4, sampler=order)):
+        assert same(batch, default_collate([made[k] for k in order[place * 4 : place * 4 + 4]]))
+
+
+# --- what goes wrong --------------------------------------------------------------------------------
+
+
+def flip(path, offset):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def consume(loader):
+    found = []
+    with pytest.raises(Exception) as caught:
+        for batch in loader:
+            found += batch["label"].tolist() if isinstance(batch, dict) else []
+    return found, caught.value
+
+
+def test_a_corrupt_record_raises_at_its_batch(tmp_path, archive):
+    path = tmp_path / "b.zip"
+    path.write_bytes(archive.read_bytes())
+    flip(path, int(CachedDataset.from_cache(path).reader.records.offset[45]))
+    ds = CachedDataset.from_cache(path)
+    loader = ds.loader(10)
+    found, error = consume(loader)
+    assert type(error) is CorruptRecordError
+    assert re.search("record 45 at offset .*: crc32 0x", str(error))
+    assert found == list(range(40))
+    assert consume(loader)[0] == found
+    assert labels(ds.loader(10, sampler=range(46, COUNT))) == list(range(46, COUNT))
+
+
+def test_batches_before_the_one_that_fails_are_all_given(tmp_path):
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.extend({"label": k} for k in range(3000))
+    flip(tmp_path / "a.zip", int(CachedDataset.from_cache(tmp_path / "a.zip").reader.records.offset[2777]))
+    for threads in (1, 3):
+        loader = CachedDataset.from_cache(tmp_path / "a.zip").loader(1, num_threads=threads)
+        for _ in range(2):
+            assert consume(loader)[0] == list(range(2777))
+            assert loader.state_dict()["batches"] == 2777
+
+
+class Odd(Exception):
+    def __init__(self, one, two):
+        super().__init__(one)
+        self.two = two
+
+
+ODD = Odd("one", "two")
+
+
+def raise_odd(_):
+    raise ODD
+
+
+@pytest.mark.parametrize("options", [{"transform": raise_odd}, {"batch_transform": raise_odd}])
+def test_what_a_transform_raises_is_raised_as_it_is(archive, options):
+    loader = CachedDataset.from_cache(archive, **options).loader(10)
+    assert consume(loader)[1] is ODD
+    assert consume(loader)[1] is ODD
+
+
+def stop(_):
+    raise StopIteration("from a transform")
+
+
+@pytest.mark.parametrize("name", ["transform", "batch_transform"])
+def test_a_stop_iteration_ends_no_epoch_silently(archive, name):
+    ds = CachedDataset.from_cache(archive, **{name: stop})
+    with pytest.raises((RuntimeError, StopIteration)):
+        for _ in ds.loader(10):
+            pass
+
+
+def test_an_index_out_of_range_is_an_error(ds):
+    with pytest.raises(SampleIndexError, match="103"):
+        list(ds.loader(10, sampler=[0, 103]))
+
+
+def test_what_does_not_stack_is_an_error(tmp_path):
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.extend(torch.zeros(k) for k in range(4))
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        list(CachedDataset.from_cache(tmp_path / "a.zip").loader(2))
+
+
+def broken(loader):
+    for _ in loader:
+        break
+
+
+def failed(loader):
+    with pytest.raises(KeyError):
+        for _ in loader:
+            raise KeyError
+
+
+def deleted(loader):
+    iterator = iter(loader)
+    next(iterator)
+    assert our_threads()
+    del iterator
+
+
+def closed(loader):
+    iterator = iter(loader)
+    next(iterator)
+    iterator.close()
+
+
+def begun_only(loader):
+    iter(loader)
+
+
+def returned(loader):
+    def first():
+        for batch in loader:
+            return batch
+        return None
+
+    assert first() is not None
+
+
+def in_a_generator(loader):
+    def doubled():
+        for batch in loader:
+            yield batch
+            yield batch
+
+    next(doubled())
+
+
+@pytest.mark.parametrize("abandon", [broken, failed, deleted, closed, begun_only, returned, in_a_generator])
+def test_abandoning_an_iteration_leaves_no_thread(ds, abandon):
+    loader = ds.loader(2, num_threads=3, prefetch=4)
+    abandon(loader)
+    assert our_threads() == []
+    assert labels(loader) == list(range(COUNT))
+    assert our_threads() == []
+
+
+def test_a_finished_epoch_leaves_no_thread(ds):
+    iterator = iter(ds.loader(20))
+    list(iterator)
+    assert our_threads() == []
+
+
+EXITING = """
+import sys, edcache
+loader = edcache.CachedDataset.from_cache(sys.argv[1]).loader(2, shuffle=True)
+iterator = iter(loader)
+next(iterator)
+print("bye")
+"""
+
+
+def test_a_process_that_holds_an_iteration_exits(archive):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", EXITING, archive], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "bye\n", "")
+
+
+COUNTING = """
+import sys, threading, torch, edcache
+
+def of_a_new_thread():
+    found = []
+    thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+torch.set_num_threads(2)
+before = torch.get_num_threads(), of_a_new_thread()
+loader = edcache.CachedDataset.from_cache(sys.argv[1]).loader(2, num_threads=8)
+for _ in range(5):
+    list(loader)
+    assert before == (torch.get_num_threads(), of_a_new_thread())
+print("left")
+"""
+
+
+def test_torchs_number_of_threads_is_left_as_it_is(archive):
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTING, archive], capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "left\n", done.stderr
+
+
+def test_two_loaders_at_once_do_not_meet(ds):
+    one, other = ds.loader(7, shuffle=True, seed=1), ds[10:].loader(5, shuffle=True, seed=2)
+    seen = [], []
+    for first, second in zip(one, other, strict=False):
+        assert same(first, expected(first["label"].tolist()))
+        assert same(second, expected(second["label"].tolist()))
+        seen[0].append(first)
+        seen[1].append(second)
+    assert len(seen[0]) == 15
+
+
+def test_two_loaders_in_two_threads_do_not_meet(ds):
+    found = {}
+
+    def run(seed):
+        loader = ds.loader(7, shuffle=True, seed=seed)
+        found[seed] = [same(batch, expected(batch["label"].tolist())) for _ in range(3) for batch in loader]
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(len(found[seed]) == 45 and all(found[seed]) for seed in range(4))
+
+
+# --- options ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"batch_size": 0}, "batch_size=0; give 1 or more"),
+        ({"batch_size": -1}, "batch_size=-1; give 1 or more"),
+        ({"batch_size": 2.0}, "batch_size=2.0; give 1 or more"),
+        ({"batch_size": None}, "batch_size=None; give 1 or more"),
+        ({"num_threads": 0}, "num_threads=0; give 1 or more"),
+        ({"prefetch": 0}, "prefetch=0; give 1 or more"),
+        (
+            {"shuffle": True, "sampler": [1]},
+            "shuffle=True and sampler= exclude each other; let the sampler shuffle",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(ds, options, text):
+    with pytest.raises(OptionError) as caught:
+        ds.loader(**{"batch_size": 4, **options})
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 70, 0])
+def test_any_integer_is_a_seed(ds, seed):
+    assert sorted(labels(ds.loader(50, shuffle=True, seed=seed))) == list(range(COUNT))
+
+
+def test_a_device_is_where_the_batches_are(ds):
+    (batch, *_) = ds.loader(8, device="cpu")
+    assert batch["image"].device == torch.device("cpu")
+    (batch, *_) = ds.loader(8, device=torch.device("meta"))
+    assert batch["image"].device.type == batch["half"].device.type == "meta"
+    assert batch["name"] == [f"n{k}" for k in range(8)]
+    with pytest.raises(RuntimeError):
+        ds.loader(8, device="nowhere")
+
+
+def test_a_growing_archive_is_read_as_it_was_when_the_loader_was_made(tmp_path):
+    w = CacheWriter(tmp_path / "a.zip")
+    w.extend(map(sample, range(10)))
+    w.flush()
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    loader = ds.loader(4)
+    assert labels(loader) == list(range(10))
+    w.extend(map(sample, range(10, 20)))
+    w.close()
+    assert ds.refresh()
+    assert labels(loader) == list(range(10))
+    assert labels(ds.loader(4)) == list(range(20))

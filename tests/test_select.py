@@ -1,0 +1,684 @@
+"""ds.select(): some fields of every sample, as they are in the whole; labels alone touch no record."""
+
+import pickle
+import struct
+from collections import OrderedDict, namedtuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Subset, default_collate, random_split
+
+from edcache import CachedDataset, CacheWriter
+from edcache.batch import Batch
+from edcache.errors import CorruptRecordError, MissingSampleError, OptionError, PickleRefusedError
+
+Pair = namedtuple("Pair", ["left", "right"])
+
+COUNT = 8
+DTYPES = [
+    *(torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32),
+    *(torch.complex64, torch.uint16),
+]
+ARRAYS = ["?", "u1", "<i4", "<f2", "<f8", ">f4", "<u2", "U3", "M8[s]"]
+
+
+def same(one, other):
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and bits(one).equal(bits(other))
+    if isinstance(one, float):
+        return struct.pack("d", one) == struct.pack("d", other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def bits(tensor):
+    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor
+
+
+def outcome(make):
+    try:
+        return make(), None
+    except Exception as error:
+        return None, (type(error), str(error))
+
+
+def write(path, samples, indices=None, **options):
+    with CacheWriter(path, "w", **options) as w:
+        if indices is None:
+            w.extend(samples)
+        else:
+            for index, sample in zip(indices, samples, strict=True):
+                w.write(index, sample)
+    return CachedDataset.from_cache(path)
+
+
+def at(sample, path):
+    for step in path:
+        sample = (
+            getattr(sample, step) if isinstance(step, str) and isinstance(sample, tuple) else sample[step]
+        )
+    return sample
+
+
+def picked(sample, paths, as_tuple):
+    values = [at(sample, steps) for steps in paths.values()]
+    return tuple(values) if as_tuple else dict(zip(paths, values, strict=True))
+
+
+# --- selecting equals picking -----------------------------------------------------------------------
+
+
+def tensors(shape, dtype):
+    return lambda k: (torch.arange(int(np.prod(shape))) + k).reshape(shape).to(dtype)
+
+
+def arrays(shape, dtype):
+    return lambda k: (np.arange(int(np.prod(shape))) % 7 + k % 5).reshape(shape).astype(dtype)
+
+
+shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+leaves = st.one_of(
+    st.builds(tensors, shapes, st.sampled_from(DTYPES)),
+    st.builds(arrays, shapes, st.sampled_from(ARRAYS)),
+    st.sampled_from(
+        [
+            lambda k: torch.arange(k % 3),
+            lambda k: np.arange(k)[:, None],
+            lambda k: k,
+            lambda k: k * 3,
+            lambda k: k / 3,
+            lambda k: k % 2 == 0,
+            lambda k: "text" * (k % 3),
+            lambda k: bytes([k]),
+            lambda k: np.float32(k),
+            lambda k: [k] * 3,
+            lambda k: None,
+            lambda k: None if k == 4 else k,
+            lambda k: k if k % 3 else float(k),
+            lambda k: k if k % 3 else bool(k),
+            lambda k: 2**63 if k == 5 else k,
+            lambda k: float("nan") if k == 2 else -0.0,
+            lambda k: complex(k, 1),
+        ]
+    ),
+)
+
+
+def trees(children):
+    keys = st.sampled_from(["a", "b", "a.b", 3, "3"])
+    return st.one_of(
+        st.dictionaries(keys, children, min_size=1, max_size=3).map(
+            lambda parts: lambda k: {key: part(k) for key, part in parts.items()}
+        ),
+        st.dictionaries(keys, children, min_size=1, max_size=2).map(
+            lambda parts: lambda k: OrderedDict((key, part(k)) for key, part in parts.items())
+        ),
+        st.lists(children, min_size=1, max_size=3).map(
+            lambda parts: lambda k: tuple(part(k) for part in parts)
+        ),
+        st.lists(children, min_size=1, max_size=3).map(lambda parts: lambda k: [part(k) for part in parts]),
+        st.tuples(children, children).map(lambda parts: lambda k: Pair(parts[0](k), parts[1](k))),
+    )
+
+
+samples = trees(st.recursive(leaves, trees, max_leaves=4))
+several = st.one_of(
+    samples,
+    samples.map(lambda make: lambda k: {"x": make(k), "more": k} if k % 3 else {"x": make(k)}),
+)
+
+
+def places(tree):
+    """The paths of everything in a sample, containers too."""
+    children = []
+    if isinstance(tree, dict):
+        children = list(tree.items())
+    elif isinstance(tree, (list, tuple)):
+        children = list(zip(getattr(tree, "_fields", range(len(tree))), tree, strict=True))
+    return [()] + [(key, *rest) for key, value in children for rest in places(value)]
+
+
+def is_column(make, path):
+    return all(isinstance(at(make(k), path), (int, float, str, type(None))) for k in range(COUNT))
+
+
+@st.composite
+def selections(draw, make):
+    """What to select, by the path as it is given: its keys and indices."""
+    found = [path for path in places(make(0)) if path]
+    found = [path for path in found if all(path in places(make(k)) for k in range(COUNT))]
+    paths = {}
+    for path in draw(st.lists(st.sampled_from(found), min_size=1, max_size=3, unique=True)) if found else []:
+        paths[path[0] if len(path) == 1 and draw(st.booleans()) else path] = path
+    return paths or {places(make(0))[1][0]: places(make(0))[1]}
+
+
+SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@settings(SETTINGS, max_examples=300)
+@given(st.data(), several, st.lists(st.integers(-COUNT, COUNT - 1), min_size=1, max_size=5), st.booleans())
+def test_selected_fields_are_those_of_the_samples(tmp_path, data, make, indices, as_tuple):
+    compression = data.draw(st.sampled_from([None, None, "zstd", "zstd+dict"]))
+    paths = data.draw(selections(make))
+    columns = [path for path in paths.values() if is_column(make, path)]
+    columns = columns if data.draw(st.booleans()) else []
+    keys = {f"column {n}": path if len(path) > 1 else path[0] for n, path in enumerate(columns)}
+    made = [make(k) for k in range(COUNT)]
+    written, error = outcome(
+        lambda: write(tmp_path / "a.zip", made, in_memory_keys=keys, compression=compression, chunk_size=3)
+    )
+    if error:  # labels that make no column
+        written = write(tmp_path / "a.zip", made, compression=compression, chunk_size=3)
+    for io in ("mmap", "pread"):
+        ds = CachedDataset.from_cache(written.path, io=io)
+        view = ds.select(*paths, as_tuple=as_tuple)
+        assert len(view) == len(ds)
+        wanted = [outcome(lambda i=i: picked(made[i], paths, as_tuple)) for i in indices]
+        found = [outcome(lambda i=i, view=view: view[i]) for i in indices]
+        for (one, error), (other, other_error) in zip(found, wanted, strict=True):
+            assert (error is None) == (other_error is None)
+            assert same(one, other)
+        if any(error for _, error in wanted):
+            return
+        expected, error = outcome(lambda view=view: default_collate([view[i] for i in indices]))
+        for collated in (
+            lambda view=view: view.batch(indices),
+            lambda view=view: default_collate(view.__getitems__(indices)),
+        ):
+            batch, batch_error = outcome(collated)
+            assert batch_error == error
+            assert same(batch, expected)
+        assert same(list(view.__getitems__(indices)), [view[i] for i in indices])
+
+
+# --- one archive ------------------------------------------------------------------------------------
+
+
+def sample(k):
+    return {
+        "image": torch.full((4, 4), k, dtype=torch.uint8),
+        "label": k % 5,
+        "target": {"boxes": torch.full((k % 3, 4), k / 2), "area": k * 10, "name": f"n{k}"},
+        "score": k / 7,
+        "good": k % 2 == 0,
+        "kind": "abc"[k % 3],
+    }
+
+
+KEYS = ["label", "target.area", "target.name", "score", "good", "kind"]
+
+
+@pytest.fixture
+def ds(tmp_path):
+    return write(tmp_path / "a.zip", map(sample, range(40)), in_memory_keys=KEYS, chunk_size=16)
+
+
+def test_fields_come_in_the_order_asked(ds):
+    view = ds.select("kind", "target.boxes", "label")
+    assert list(view[7]) == ["kind", "target.boxes", "label"]
+    assert list(view.batch([7, 7])) == ["kind", "target.boxes", "label"]
+    pairs = ds.select("label", "image", as_tuple=True)
+    assert same(pairs[7], (2, sample(7)["image"]))
+    assert type(pairs.batch([7, 8])) is list
+
+
+def test_containers_and_nested_fields_are_selected(ds):
+    view = ds.select("target", "target.name", ("target", "area"))
+    expected = {"target": sample(8)["target"], "target.name": "n8", ("target", "area"): 80}
+    assert same(view[8], expected)
+    assert same(view.batch([8, 8]), default_collate([expected, expected]))
+
+
+def test_a_whole_key_goes_before_a_dotted_path(tmp_path):
+    made = [{"a.b": k, "a": {"b": k + 100, "c": k + 200}} for k in range(4)]
+    ds = write(tmp_path / "a.zip", made, in_memory_keys={"one": "a.b", "two": ("a", "b")})
+    view = ds.select("a.b", ("a", "b"), "a.c")
+    assert view[1] == {"a.b": 1, ("a", "b"): 101, "a.c": 201}
+    assert {key: value.tolist() for key, value in view.batch([1, 3]).items()} == {
+        "a.b": [1, 3],
+        ("a", "b"): [101, 103],
+        "a.c": [201, 203],
+    }
+
+
+def test_tuples_and_lists_are_selected_by_place(tmp_path):
+    made = [(torch.full((2,), k), {"a": [k, f"{k}"]}, k) for k in range(6)]
+    ds = write(tmp_path / "a.zip", made, in_memory_keys={"label": 2, "text": (1, "a", 1)})
+    view = ds.select(2, (1, "a", 1), (1, "a", 0), 0)
+    assert same(view[3], {2: 3, (1, "a", 1): "3", (1, "a", 0): 3, 0: made[3][0]})
+    assert same(view.batch([3, 1]), default_collate([view[3], view[1]]))
+    assert same(ds.select("1.a.0")[4], {"1.a.0": 4})
+
+
+@pytest.mark.parametrize("length", [3, 30])
+def test_an_item_of_a_list_is_selected_whatever_the_lists_length(tmp_path, length):
+    made = [{"numbers": list(range(k, k + length)), "x": k} for k in range(4)]
+    ds = write(tmp_path / "a.zip", made)
+    view = ds.select("numbers.1", ("numbers", 2))
+    assert view[3] == {"numbers.1": 4, ("numbers", 2): 5}
+    assert view.batch([3, 1])["numbers.1"].tolist() == [4, 2]
+
+
+def test_named_tuples_are_selected_by_name_and_by_place(tmp_path):
+    ds = write(tmp_path / "a.zip", [Pair(k, torch.full((2,), k)) for k in range(4)], in_memory_keys=["left"])
+    assert same(ds.select("right", 0)[2], {"right": torch.full((2,), 2), 0: 2})
+    assert same(ds.select("left")[2], {"left": 2})
+    assert ds.select("left", as_tuple=True).batch([2, 3])[0].tolist() == [2, 3]
+
+
+def test_it_composes_with_views_filters_subsets_and_splits(ds):
+    wanted = [{"kind": "abc"[k % 3], "label": k % 5} for k in range(40)]
+    view = ds[10:30].select("kind", "label")
+    assert list(view) == wanted[10:30]
+    assert list(ds.select("kind", "label")[10:30]) == wanted[10:30]
+    assert list(ds.filter(label=1).select("kind", "label")[2:4]) == wanted[1::5][2:4]
+    assert list(ds.select("kind", "label").filter("label == 1")) == wanted[1::5]
+    assert list(ds.select("kind", "label").filter(good=True)) == wanted[::2]
+    assert ds.select("kind").labels["score"].tolist() == ds.labels["score"].tolist()
+    assert list(Subset(view, [3, 1])) == [wanted[13], wanted[11]]
+    loaded = next(iter(DataLoader(Subset(view, [3, 1]), 2)))
+    assert same(loaded, default_collate([wanted[13], wanted[11]]))
+    left, right = random_split(view, [5, 15])
+    both = [*left, *right]
+    assert sorted(both, key=str) == sorted(wanted[10:30], key=str)
+    assert isinstance(view.__getitems__([1, 2]), Batch)
+    assert view[-1] == wanted[29]
+    assert view.indices.tolist() == list(range(10, 30))
+    assert view[[3, 1]].batch([0])["label"].tolist() == [13 % 5]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_select(ds, context):
+    view = ds.filter("label > 1").select("image", "target.area", as_tuple=True)
+    expected = list(DataLoader(view, 5))
+    loader = DataLoader(view, 5, num_workers=2, multiprocessing_context=context)
+    assert same(list(loader), expected)
+    assert same(pickle.loads(pickle.dumps(view))[3], view[3])
+
+
+def test_selecting_from_a_selection_narrows(ds):
+    once = ds.select("kind", "target.area", "label")
+    twice = once.select("label", "target.area")
+    assert same(twice[7], {"label": 2, "target.area": 70})
+    assert same(once.select("label", as_tuple=True)[7], (2,))
+    assert same(once.filter(label=2).select("label")[1], {"label": 2})
+    assert same(twice.batch([7]), default_collate([twice[7]]))
+    assert len(once[3:6].select("label")) == 3
+
+
+def test_a_field_that_was_left_out_is_not_selected_again(ds):
+    once = ds.select("kind", "target.area")
+    for path in ("label", "target", ("target", "area")):
+        with pytest.raises(OptionError) as caught:
+            once.select("kind", path)
+        assert str(caught.value) == (
+            f"select() names {path!r}; what was selected before is ('kind', 'target.area')"
+        )
+
+
+def test_wrong_selections_are_refused(ds, tmp_path):
+    with pytest.raises(OptionError) as caught:
+        ds.select()
+    assert str(caught.value) == 'select() takes at least one field: select("image")'
+    with pytest.raises(OptionError) as caught:
+        ds.select("kind", "label", "kind")
+    assert str(caught.value) == "select() names 'kind' twice"
+    keys = "'image', 'label', 'target', 'score', 'good', 'kind'"
+    for path in ("nope", "target.nope", ("target", 0), 0, "image.0", ("image", 0)):
+        view = ds.select("kind", path)
+        for read in (lambda view=view: view[0], lambda view=view: view.batch([0, 1])):
+            with pytest.raises(OptionError) as caught:
+                read()
+            assert str(caught.value) == (
+                f"select() names {path!r}, which the samples do not have; they are dicts with the keys {keys}"
+            )
+    bare = write(tmp_path / "bare.zip", [torch.ones(3)] * 2).select("x")
+    with pytest.raises(OptionError) as caught:
+        bare[0]
+    assert str(caught.value) == "select() names 'x', which the samples do not have; they are of type Tensor"
+
+
+@pytest.mark.parametrize("path", [["label"], {"label": 1}, [0, 1]])
+def test_a_list_of_fields_is_refused_with_a_message(ds, path):
+    with pytest.raises(OptionError):
+        ds.select(path)[0]
+
+
+def test_a_field_that_some_samples_lack_is_named_where_it_lacks(tmp_path):
+    ds = write(tmp_path / "a.zip", [{"x": 1, "y": 2} if k % 2 else {"x": 1} for k in range(4)])
+    view = ds.select("y")
+    assert view[1] == {"y": 2}
+    assert view.batch([1, 3])["y"].tolist() == [2, 2]
+    for read in (lambda: view[2], lambda: view.batch([1, 2])):
+        with pytest.raises(OptionError, match="'y', which the samples do not have"):
+            read()
+
+
+def test_what_was_selected_is_the_callers_own(ds):
+    view = ds.select("image", "target")
+    view[3]["image"].zero_()
+    view[3]["target"]["boxes"] = None
+    view.batch([3, 6])["image"].zero_()
+    assert same(view[3], {"image": sample(3)["image"], "target": sample(3)["target"]})
+
+
+def test_the_representation_tells_what_is_selected(ds):
+    text = repr(ds[:5].select("label", "target.area", as_tuple=True))
+    assert "select('label', 'target.area', as_tuple=True)" in text
+    assert "5 of 40 samples" in text
+
+
+# --- labels -----------------------------------------------------------------------------------------
+
+
+def ruin(ds, *, seed=0):
+    """Overwrite every byte of every record, and nothing else."""
+    records = ds.reader.records
+    rng = np.random.default_rng(seed)
+    with open(ds.path, "r+b") as file:
+        for offset, nbytes in zip(records.offset.tolist(), records.nbytes.tolist(), strict=True):
+            file.seek(offset)
+            file.write(rng.integers(0, 256, nbytes, np.uint8).tobytes() if seed else bytes(nbytes))
+    return CachedDataset.from_cache(ds.path)
+
+
+LABELLED = [("label", "label"), ("score", "score"), ("good", "good"), ("kind", "kind"), ("target.area",) * 2]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_labels_alone_touch_no_record(tmp_path, seed, compression, io):
+    made = [sample(k) for k in range(40)]
+    ruined = ruin(
+        write(tmp_path / "a.zip", made, in_memory_keys=KEYS, compression=compression, chunk_size=16),
+        seed=seed,
+    )
+    ds = CachedDataset.from_cache(ruined.path, io=io, verify="always")
+    paths = ("label", "score", "good", "kind", "target.area", "target.name")
+    for chosen in [(path,) for path in paths] + [paths]:
+        for as_tuple in (False, True):
+            view = ds.select(*chosen, as_tuple=as_tuple)
+            wanted = [picked(s, {p: p.split(".") for p in chosen}, as_tuple) for s in made]
+            assert same(list(view), wanted)
+            assert same(list(view.__getitems__([-1, 5, 5])), [wanted[39], wanted[5], wanted[5]])
+            batch = default_collate([wanted[k] for k in (39, 5, 5)])
+            assert same(view.batch([-1, 5, 5]), batch)
+            assert same(next(iter(DataLoader(view, 40))), default_collate(wanted))
+            assert same(next(iter(view.loader(40))), default_collate(wanted))
+    for read in (
+        lambda: ds[3],
+        lambda: ds.batch([3, 4]),
+        lambda: ds.select("label", "image")[3],
+        lambda: ds.select("label", "image").batch([3, 4]),
+        lambda: ds.select("target")[3],
+    ):
+        with pytest.raises(CorruptRecordError, match="record 3 at offset"):
+            read()
+
+
+def test_a_label_given_as_keys_is_the_one_with_dots(tmp_path):
+    ds = ruin(
+        write(tmp_path / "a.zip", map(sample, range(8)), in_memory_keys=[("target", "area"), "target.name"])
+    )
+    assert ds.select("target.area").batch([3])["target.area"].tolist() == [30]
+    assert ds.select(("target", "name"))[3] == {("target", "name"): "n3"}
+
+
+def test_labels_of_functions_are_no_fields(tmp_path):
+    keys = {"label": lambda s: s["label"] + 100, "extra": lambda s: 1}
+    ds = write(tmp_path / "a.zip", map(sample, range(8)), in_memory_keys=keys)
+    assert ds.select("label")[3] == {"label": 3}
+    assert ds.select("label").batch([3, 4])["label"].tolist() == [3, 4]
+    with pytest.raises(OptionError, match="'extra', which the samples do not have"):
+        ds.select("extra")[3]
+
+
+def test_a_column_of_another_name_is_taken_by_its_path(tmp_path):
+    keys = {"kind": "label", "label": "kind"}
+    ds = ruin(write(tmp_path / "a.zip", map(sample, range(8)), in_memory_keys=keys))
+    assert ds.select("kind", "label")[7] == {"kind": "b", "label": 2}
+    assert ds.select("label").batch([7, 6])["label"].tolist() == [2, 1]
+
+
+def test_labels_whose_kind_varies_are_what_the_samples_have(tmp_path):
+    columns = {
+        "int or float": lambda k: k if k % 2 else k / 2,
+        "int or None": lambda k: k if k % 2 else None,
+        "float or None": lambda k: k / 2 if k % 2 else None,
+        "text or None": lambda k: f"{k}" if k % 2 else None,
+        "bool or None": lambda k: k % 3 == 0 if k % 2 else None,
+        "large": lambda k: 2**64 - 1 - k if k % 2 else k,
+        "beyond float": lambda k: 2**53 + 1 + k if k % 2 else k + 1,
+        "narrow": lambda k: np.float32(1 / (k + 1)) if k % 2 else 1 / (k + 1),
+        "numpy int": lambda k: np.int8(k) if k % 2 else k,
+        "numpy bool": lambda k: np.bool_(k % 3) if k % 2 else k % 3 == 0,
+        "tensor": lambda k: torch.tensor(k),
+        "array": lambda k: np.array(k, np.int16),
+        "numpy text": lambda k: np.str_(k) if k % 2 else f"{k}",
+        "not a number": lambda k: float("nan") if k % 2 else float("-inf"),
+        "list": lambda k: [k, k + 1],
+        "always None": lambda k: None,
+    }
+    made = [{name: value(k) for name, value in columns.items()} for k in range(8)]
+    for name in columns:
+        ds = write(
+            tmp_path / "a.zip", [{name: s[name], "x": torch.ones(2)} for s in made], in_memory_keys=[name]
+        )
+        view = ds.select(name, as_tuple=True)
+        assert same(list(view), [(s[name],) for s in made]), name
+        for chosen in ([1, 3], [0, 2], [0, 1, 2]):
+            picks = [(made[k][name],) for k in chosen]
+            expected = outcome(lambda picks=picks: default_collate(picks))
+            found = outcome(lambda view=view, chosen=chosen: view.batch(chosen))
+            assert same(found[0], expected[0]), name
+            assert found[1] == expected[1], name
+
+
+def test_a_sparse_archive_gives_what_it_has(tmp_path):
+    indices = [1, 2, 5, 9]
+    keys = ["label", "kind", "good", "score"]
+    ds = write(tmp_path / "a.zip", [sample(k) for k in indices], indices, in_memory_keys=keys)
+    view = ds.select("label", "kind", "good", "score", "image")
+    wanted = {
+        k: {name: sample(k)[name] for name in ("label", "kind", "good", "score", "image")} for k in indices
+    }
+    assert all(same(view[k], wanted[k]) for k in indices)
+    assert same(view.batch([9, 1, -8]), default_collate([wanted[9], wanted[1], wanted[2]]))
+    alone = ds.select("kind")
+    assert alone[5] == {"kind": sample(5)["kind"]}
+    for read in (lambda: alone[3], lambda: alone.batch([5, 3]), lambda: view[3], lambda: view.batch([3])):
+        with pytest.raises(MissingSampleError, match="sample 3 has no record yet"):
+            read()
+
+
+class Source:
+    def __init__(self):
+        self.asked = []
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, k):
+        self.asked.append(k)
+        return sample(k)
+
+
+def test_a_lazy_cache_computes_what_is_missing(tmp_path):
+    source = Source()
+    ds = CachedDataset(source, tmp_path / "a.zip", lazy=True, in_memory_keys=["label"])
+    view = ds.select("label", "target.area")
+    assert view[3] == {"label": 3, "target.area": 30}
+    assert same(
+        view.batch([3, 7]), default_collate([{"label": k % 5, "target.area": k * 10} for k in (3, 7)])
+    )
+    with pytest.raises(OptionError, match="'nope', which the samples do not have"):
+        ds.select("nope")[4]
+    assert [view[k]["target.area"] for k in range(10)] == list(range(0, 100, 10))
+    ds.close()
+    again = CachedDataset(source, tmp_path / "a.zip", lazy=True, in_memory_keys=["label"])
+    asked = len(source.asked)
+    assert [s["label"] for s in again.select("label")] == [k % 5 for k in range(10)]
+    assert len(source.asked) == asked
+
+
+def test_a_growing_archive_gives_labels_of_new_samples(tmp_path):
+    w = CacheWriter(tmp_path / "a.zip", in_memory_keys=["label"])
+    w.extend(map(sample, range(4)))
+    w.flush()
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    assert ds.select("label").batch([3])["label"].tolist() == [3]
+    w.extend(map(sample, range(4, 8)))
+    w.close()
+    assert ds.refresh()
+    assert ds.select("label").batch([3, 7])["label"].tolist() == [3, 2]
+    assert ds.select("label")[7] == {"label": 2}
+
+
+def test_pickled_records_are_selected_from_where_that_is_allowed(tmp_path):
+    made = [{"x": {1, k}, "label": k, "t": (torch.ones(2), k)} for k in range(4)]
+    write(tmp_path / "a.zip", made, codec="pickle", in_memory_keys=["label"])
+    ds = CachedDataset.from_cache(tmp_path / "a.zip", allow_pickle=True)
+    view = ds.select("x", "label", ("t", 1))
+    assert view[3] == {"x": {1, 3}, "label": 3, ("t", 1): 3}
+    assert ds.select("label", "t.0").batch([1, 3])["label"].tolist() == [1, 3]
+    with pytest.raises(OptionError, match="'nope', which the samples do not have"):
+        ds.select("nope")[0]
+    with pytest.raises(PickleRefusedError):
+        CachedDataset.from_cache(tmp_path / "a.zip").select("x")[0]
+
+
+def test_a_transform_gets_what_was_selected(ds):
+    seen = []
+    live = CachedDataset.from_cache(ds.path, transform=lambda s: seen.append(list(s)) or s["label"])
+    assert live.select("label", "kind")[7] == 2
+    assert live.select("label").batch([7, 8]).tolist() == [2, 3]
+    assert seen == [["label", "kind"], ["label"], ["label"]]
+
+
+# --- the bytes that are read ------------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+def large(k):
+    rng = np.random.default_rng(k)
+    return {
+        "image": torch.from_numpy(rng.integers(0, 256, (1024, 1024), np.uint8)),
+        "mask": torch.from_numpy(rng.integers(0, 2, (256, 256), np.uint8)),
+        "boxes": torch.arange(8) + k,
+        "label": k,
+    }
+
+
+def flipped(ds, offset):
+    with open(ds.path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 0x10]))
+    return CachedDataset.from_cache(ds.path)
+
+
+@pytest.fixture
+def big(tmp_path):
+    return write(tmp_path / "big.zip", map(large, range(3)))
+
+
+def reads(view):
+    return [
+        lambda: view[1],
+        lambda: view.batch([0, 1]),
+        lambda: view.batch([1]),
+        lambda: next(iter(view.loader(3))),
+    ]
+
+
+@pytest.mark.parametrize("place", [0, 16384, MIB // 2, MIB - 32768])
+@pytest.mark.parametrize("fields", [("mask",), ("boxes",), ("label", "mask"), ("boxes", "label")])
+def test_damage_far_from_the_field_is_not_met(big, place, fields):
+    offset = int(big.reader.records.offset[1])
+    damaged = flipped(big, offset + place)
+    for read in reads(damaged.select(*fields)):
+        read()
+    assert same(damaged.select(*fields)[1], {name: large(1)[name] for name in fields})
+    assert same(
+        damaged.select(*fields).batch([2, 1]),
+        default_collate([{name: large(k)[name] for name in fields} for k in (2, 1)]),
+    )
+    for chosen in (("image",), ("image", "mask"), ("boxes", "image")):
+        for read in reads(damaged.select(*chosen)):
+            with pytest.raises(CorruptRecordError, match="record 1 at offset"):
+                read()
+    for read in reads(damaged):
+        with pytest.raises(CorruptRecordError, match="record 1 at offset"):
+            read()
+    assert same(damaged.select(*fields)[1], {name: large(1)[name] for name in fields})
+
+
+@pytest.mark.parametrize("field", ["mask", "boxes", "label"])
+def test_damage_in_the_field_is_met(big, field):
+    start = {"mask": MIB, "boxes": MIB + 65536, "label": MIB + 65536 + 64}[field]
+    size = {"mask": 65536, "boxes": 64, "label": 8}[field]
+    offset = int(big.reader.records.offset[1]) + start
+    for place in (0, size - 1):
+        damaged = flipped(big, offset + place)
+        for read in reads(damaged.select(field)):
+            with pytest.raises(CorruptRecordError, match="record 1 at offset"):
+                read()
+        assert same(damaged.select(field)[0], {field: large(0)[field]})
+        assert same(damaged.select("image")[0], {"image": large(0)["image"]})
+        flipped(big, offset + place)
+
+
+def test_a_field_that_was_checked_says_nothing_of_the_others(big):
+    damaged = flipped(big, int(big.reader.records.offset[1]) + 5000)
+    for _ in range(3):
+        assert same(
+            damaged.select("mask").batch([0, 1, 2])["mask"], torch.stack([large(k)["mask"] for k in range(3)])
+        )
+        with pytest.raises(CorruptRecordError):
+            damaged.batch([0, 1])
+        with pytest.raises(CorruptRecordError):
+            damaged.select("image")[1]
+
+
+def test_always_checks_the_whole_record_and_never_none_of_it(big):
+    flipped(big, int(big.reader.records.offset[1]) + 5)
+    for read in reads(CachedDataset.from_cache(big.path, verify="never").select("image")):
+        read()
+    for read in reads(CachedDataset.from_cache(big.path, verify="always").select("mask")):
+        with pytest.raises(CorruptRecordError):
+            read()
+
+
+def test_damage_anywhere_in_a_compressed_record_is_met(tmp_path):
+    ds = write(tmp_path / "a.zip", map(large, range(2)), compression="zstd")
+    records = ds.reader.records
+    damaged = flipped(ds, int(records.offset[1] + records.nbytes[1]) - 5)
+    for read in (lambda: damaged.select("label")[1], lambda: damaged.select("boxes").batch([0, 1])):
+        with pytest.raises(CorruptRecordError, match="record 1 at offset"):
+            read()
+    assert damaged.select("label")[0] == {"label": 0}
+
+
+def test_a_field_behind_a_variable_one_is_checked_with_all_of_it(tmp_path):
+    made = [{"x": torch.full((1000 * (k + 1),), k), "y": torch.full((5 + k,), k)} for k in range(4)]
+    ds = write(tmp_path / "a.zip", made)
+    view = ds.select("y")
+    assert same(list(view), [{"y": m["y"]} for m in made])
+    damaged = flipped(ds, int(ds.reader.records.offset[2]) + 3000)
+    for read in (lambda: damaged.select("y")[2], lambda: damaged.select("x")[2], lambda: damaged[2]):
+        with pytest.raises(CorruptRecordError, match="record 2 at offset"):
+            read()

@@ -1,0 +1,459 @@
+"""io="mmap", "pread" and "auto" give the same; what they take, and what they keep of a file that goes."""
+
+import gc
+import os
+import pickle
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, default_collate
+
+import edcache
+from edcache import CachedDataset, CacheWriter, Reader
+from edcache.errors import (
+    ArchiveNotFoundError,
+    CorruptRecordError,
+    MissingSampleError,
+    OptionError,
+    SampleIndexError,
+    StaleArchiveError,
+)
+
+CHOICES = ["mmap", "pread", "auto"]
+COUNT = 12
+
+
+def same(one, other):
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and one.equal(other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+def outcome(make):
+    try:
+        return make(), None
+    except Exception as error:
+        return None, (type(error), str(error))
+
+
+def everywhere(path, **options):
+    return [CachedDataset.from_cache(path, io=io, **options) for io in CHOICES]
+
+
+# --- the same results -------------------------------------------------------------------------------
+
+
+def values(dtype, lengths):
+    return lambda k: (torch.arange(lengths[k % len(lengths)] * 2) + k).reshape(-1, 2).to(dtype)
+
+
+leaves = st.one_of(
+    st.builds(
+        values,
+        st.sampled_from([torch.uint8, torch.bool, torch.bfloat16, torch.float64, torch.uint16]),
+        st.lists(st.sampled_from([0, 1, 3, 50]), min_size=1, max_size=3),
+    ),
+    st.sampled_from(
+        [
+            lambda k: k,
+            lambda k: "text" * k,
+            lambda k: np.full((k % 3, 2), k, ">f4"),
+            lambda k: np.full((3,), k, np.int16),
+            lambda k: None,
+            lambda k: [k] * 9,
+            lambda k: k / 3 if k % 2 else None,
+        ]
+    ),
+)
+makers = st.one_of(
+    leaves,
+    st.lists(leaves, min_size=1, max_size=3).map(
+        lambda parts: lambda k: {f"f{i}": p(k) for i, p in enumerate(parts)}
+    ),
+    st.lists(leaves, min_size=1, max_size=3).map(lambda parts: lambda k: tuple(p(k) for p in parts)),
+)
+
+
+def same_outcomes(found):
+    first, *others = found
+    return all(other[1] == first[1] and same(other[0], first[0]) for other in others)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    makers,
+    st.lists(st.integers(-COUNT - 1, COUNT), min_size=1, max_size=6),
+    st.sampled_from([None, "zstd", "zstd+dict"]),
+    st.sampled_from(["sealed", "growing", "sparse"]),
+    st.sampled_from(["touch", "always", "never"]),
+)
+def test_all_ways_give_the_same(tmp_path, make, indices, compression, state, verify):
+    path = tmp_path / "a.zip"
+    path.unlink(missing_ok=True)
+    present = [k for k in range(COUNT) if state != "sparse" or k % 4]
+    with CacheWriter(path, compression=compression, chunk_size=4) as w:
+        for k in present[:6]:
+            w.write(k, make(k))
+        w.flush()
+        datasets = everywhere(path, verify=verify)
+        before = [outcome(lambda ds=ds: list(ds)) for ds in datasets]
+        assert same_outcomes(before)
+        for k in present[6:]:
+            w.write(k, make(k))
+        w.flush() if state == "growing" else w.close()
+        assert [ds.refresh() for ds in datasets] == [True] * 3
+        for read in (
+            lambda ds: [ds[i] for i in indices],
+            lambda ds: ds.batch(indices),
+            lambda ds: default_collate(ds.__getitems__(indices)),
+            lambda ds: edcache.collate(as_list=[()])(ds.__getitems__(indices)),
+            lambda ds: list(ds.__getitems__(indices)),
+            lambda ds: list(ds.select("f0", "f1")[2:].__getitems__([0, 1])),
+            lambda ds: ds.select("f0").batch(indices),
+        ):
+            assert same_outcomes([outcome(lambda ds=ds, read=read: read(ds)) for ds in datasets])
+    inside = [i for i in indices if -len(datasets[0]) <= i < len(datasets[0])]
+    wanted = [i % len(datasets[0]) for i in inside]
+    if all(k in present for k in wanted):
+        assert all(same([ds[i] for i in inside], [make(k) for k in wanted]) for ds in datasets)
+
+
+def sample(k):
+    return {
+        "image": torch.full((64, 64), k % 256, dtype=torch.uint8),
+        "ids": torch.arange(k % 5),
+        "label": k,
+    }
+
+
+def write(path, count=60, **options):
+    with CacheWriter(path, "w", in_memory_keys=["label"], chunk_size=16, **options) as w:
+        w.extend(map(sample, range(count)))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return write(tmp_path / "a.zip")
+
+
+@pytest.mark.parametrize("io", CHOICES)
+def test_views_labels_selections_and_loaders_read_it(path, io):
+    ds = CachedDataset.from_cache(path, io=io)
+    view = ds.filter("label >= 30").select("label", "image")
+    wanted = default_collate([{name: sample(k)[name] for name in ("label", "image")} for k in range(30, 60)])
+    assert same(view.batch(range(30)), wanted)
+    assert same(next(iter(view.loader(30))), wanted)
+    collated = edcache.collate(pad={"ids": 9})(ds.__getitems__([7, 4]))
+    assert collated["ids"].values.tolist() == [[0, 1, 9, 9], [0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize("io", CHOICES)
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_read_it(path, io, context):
+    ds = CachedDataset.from_cache(path, io=io).select("image", "label")
+    expected = list(DataLoader(ds, 16))
+    assert same(list(DataLoader(ds, 16, num_workers=2, multiprocessing_context=context)), expected)
+
+
+@pytest.mark.parametrize("io", CHOICES)
+def test_threads_read_it(path, io):
+    ds = CachedDataset.from_cache(path, io=io)
+    wrong = []
+
+    def read(seed):
+        rng = random.Random(seed)
+        for _ in range(100):
+            indices = [rng.randrange(60) for _ in range(3)]
+            if not same(list(ds.__getitems__(indices)), [sample(k) for k in indices]):
+                wrong.append(indices)
+            if not same(ds[indices[0]], sample(indices[0])):
+                wrong.append(indices[0])
+
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+@pytest.mark.parametrize("io", CHOICES)
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_what_is_read_is_the_callers_own(tmp_path, io, compression):
+    ds = CachedDataset.from_cache(write(tmp_path / "a.zip", compression=compression), io=io)
+    for made in (ds[7], ds.__getitems__([7])[0], ds.select("image")[7], ds.batch([7, 7])):
+        made["image"].zero_()
+    assert same(ds[7], sample(7))
+    assert ds.batch([7])["image"].sum() == 7 * 64 * 64
+
+
+@pytest.mark.parametrize("io", CHOICES)
+def test_zero_copy_reads_the_same(path, io):
+    ds = CachedDataset.from_cache(path, io=io, zero_copy=True)
+    assert same(list(ds), [sample(k) for k in range(60)])
+    assert same(list(ds.__getitems__([5, 3])), [sample(5), sample(3)])
+
+
+@pytest.mark.parametrize("io", CHOICES)
+def test_it_survives_a_pickle_as_it_was_asked_for(path, io):
+    ds = pickle.loads(pickle.dumps(CachedDataset.from_cache(path, io=io)))
+    assert ds.reader.io == io
+    assert same(ds[7], sample(7))
+    assert (ds.reader.memory()["mapped"] == 0) == (io == "pread")
+
+
+@pytest.mark.parametrize("io", CHOICES)
+def test_pickled_records_are_read(tmp_path, io):
+    with CacheWriter(tmp_path / "a.zip", codec="pickle") as w:
+        w.extend({k} for k in range(5))
+    ds = CachedDataset.from_cache(tmp_path / "a.zip", io=io, allow_pickle=True)
+    assert list(ds) == [{k} for k in range(5)]
+    assert list(ds.__getitems__([3, 1])) == [{3}, {1}]
+
+
+class Source:
+    in_memory_keys = ("label",)
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, k):
+        return sample(k)
+
+
+@pytest.mark.parametrize("io", CHOICES)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_a_cache_that_fills_itself_takes_it(tmp_path, io, lazy):
+    ds = CachedDataset(Source(), tmp_path / "a.zip", io=io, lazy=lazy)
+    assert same([ds[k] for k in range(10)], [sample(k) for k in range(10)])
+    assert same(list(ds.__getitems__([3, 4])), [sample(3), sample(4)])
+    ds.close()
+    assert same(list(CachedDataset(Source(), tmp_path / "a.zip", io=io)), [sample(k) for k in range(10)])
+
+
+@pytest.mark.parametrize("io", CHOICES)
+def test_the_decorator_takes_it(tmp_path, io):
+    @edcache.cachable(tmp_path / "a.zip", io=io)
+    def made():
+        return Source()
+
+    for _ in range(2):
+        assert made().reader.io == io
+        assert same(made()[3], sample(3))
+
+
+# --- errors -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("io", ["MMAP", "", None, "read", 1])
+def test_a_wrong_choice_is_refused(path, io):
+    text = f"io={io!r}; choose one of 'auto', 'mmap', 'pread'"
+    for make in (
+        lambda: CachedDataset.from_cache(path, io=io),
+        lambda: Reader(path, io=io),
+        lambda: CachedDataset(Source(), path, io=io),
+    ):
+        with pytest.raises(OptionError) as caught:
+            make()
+        assert str(caught.value) == text
+
+
+def flip(path, offset):
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 4]))
+
+
+@pytest.mark.parametrize("io", CHOICES)
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_damaged_record_raises(tmp_path, io, compression):
+    path = write(tmp_path / "a.zip", compression=compression)
+    records = Reader(path).records
+    flip(path, int(records.offset[17] + records.nbytes[17] // 2))
+    ds = CachedDataset.from_cache(path, io=io)
+    for read in (
+        lambda: ds[17],
+        lambda: ds.batch([17]),
+        lambda: ds.select("image", "label").batch([16, 17]),
+        lambda: list(ds.__getitems__([16, 17])),
+        lambda: list(ds.loader(20)),
+    ):
+        for _ in range(2):
+            with pytest.raises(CorruptRecordError, match=r"record 17 at offset [\d,]+: crc32 0x"):
+                read()
+    assert same(ds[16], sample(16))
+
+
+def test_damage_that_comes_later_is_seen_where_records_are_read_again(path):
+    pread = CachedDataset.from_cache(path, io="pread")
+    assert same(list(pread), [sample(k) for k in range(60)])
+    flip(path, int(pread.reader.records.offset[17]))
+    with pytest.raises(CorruptRecordError, match="record 17"):
+        pread[17]
+    with pytest.raises(CorruptRecordError, match="record 17"):
+        list(pread.__getitems__([17, 16]))
+
+
+def test_errors_are_the_same(tmp_path):
+    with CacheWriter(tmp_path / "a.zip") as w:
+        for k in (1, 3):
+            w.write(k, sample(k))
+    for ds in everywhere(tmp_path / "a.zip"):
+        with pytest.raises(MissingSampleError, match="sample 2 has no record yet"):
+            ds[2]
+        with pytest.raises(MissingSampleError, match="sample 2 has no record yet"):
+            ds.batch([1, 2])
+        for read in (lambda ds=ds: ds[4], lambda ds=ds: ds.batch([1, 4])):
+            with pytest.raises(SampleIndexError, match="4"):
+                read()
+    for io in CHOICES:
+        with pytest.raises(ArchiveNotFoundError):
+            CachedDataset.from_cache(tmp_path / "none.zip", io=io)
+
+
+@pytest.mark.parametrize("cut", [1, 100, 5000, 50_000])
+def test_a_file_that_was_cut_short_before_it_was_opened_raises_alike(path, cut):
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) - cut])
+    found = []
+    for io in CHOICES:
+        opened, error = outcome(lambda io=io: CachedDataset.from_cache(path, io=io))
+        if error:
+            found.append(error)
+        else:
+            found.append([outcome(lambda ds=opened, k=k: ds[k]) for k in range(len(opened))])
+    assert all(len(f) == len(found[0]) for f in found)
+    assert all(a[1] == b[1] and same(a[0], b[0]) for f in found[1:] for a, b in zip(f, found[0], strict=True))
+
+
+# --- memory -----------------------------------------------------------------------------------------
+
+
+def test_mapped_is_the_file_and_private_is_little(path):
+    size = os.path.getsize(path)
+    for io in ("mmap", "auto"):
+        memory = CachedDataset.from_cache(path, io=io).reader.memory()
+        assert sorted(memory) == ["mapped", "private"]
+        assert memory["mapped"] == size
+        assert 0 <= memory["private"] < 4096
+    memory = CachedDataset.from_cache(path, io="pread").reader.memory()
+    assert memory["mapped"] == 0
+    assert 20 * 60 <= memory["private"] < 20 * 60 + 4096
+    assert all(type(value) is int for value in memory.values())
+
+
+@pytest.mark.parametrize("io", CHOICES)
+@pytest.mark.parametrize("verify", ["touch", "always", "never"])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_private_memory_does_not_grow_with_reading(tmp_path, io, verify, compression):
+    ds = CachedDataset.from_cache(
+        write(tmp_path / "a.zip", 300, compression=compression), io=io, verify=verify
+    )
+    before = ds.reader.memory()
+    for k in range(300):
+        ds[k]
+    for k in range(0, 300, 50):
+        ds.batch(range(k, k + 1))
+        list(ds.__getitems__(range(k, k + 50)))
+        ds.select("label", "image").batch(range(k, k + 50))
+    after = ds.reader.memory()
+    assert after["mapped"] == before["mapped"]
+    assert after["private"] - before["private"] <= 64
+
+
+def resident():
+    gc.collect()
+    with open("/proc/self/smaps_rollup") as file:
+        lines = dict(line.split(":") for line in file if ":" in line and "-" not in line.split()[0])
+    return sum(int(lines[key].split()[0]) for key in ("Private_Clean", "Private_Dirty")) << 10
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="tells memory on Linux only")
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_what_it_says_is_what_the_process_has(tmp_path, io):
+    with CacheWriter(tmp_path / "a.zip", sync="never") as w:
+        w.extend({"x": torch.full((100_000,), k, dtype=torch.uint8)} for k in range(200))
+    ds = CachedDataset.from_cache(tmp_path / "a.zip", io=io)
+    for k in range(40):
+        ds[k]
+    before = resident()
+    for _ in range(2):
+        for k in range(200):
+            ds[k]
+    # Pages of a mapping that nobody else maps count as private and clean.
+    grown = resident() - before - (os.path.getsize(tmp_path / "a.zip") if io == "mmap" else 0)
+    assert grown < 4 << 20
+
+
+@pytest.mark.parametrize("io", CHOICES)
+def test_memory_of_a_growing_archive_follows_it(tmp_path, io):
+    w = CacheWriter(tmp_path / "a.zip", chunk_size=16)
+    w.extend(map(sample, range(20)))
+    w.flush()
+    ds = CachedDataset.from_cache(tmp_path / "a.zip", io=io)
+    first = ds.reader.memory()
+    w.extend(map(sample, range(20, 200)))
+    w.close()
+    assert ds.refresh()
+    second = ds.reader.memory()
+    assert (second["mapped"] > first["mapped"]) == (io != "pread")
+    assert same(ds[199], sample(199))
+
+
+# --- a file that goes -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("io", CHOICES)
+@pytest.mark.parametrize("compression", [None, "zstd+dict"])
+def test_a_deleted_file_is_read_on(tmp_path, io, compression):
+    path = write(tmp_path / "a.zip", compression=compression)
+    ds = CachedDataset.from_cache(path, io=io)
+    path.unlink()
+    assert same([ds[k] for k in range(60)], [sample(k) for k in range(60)])
+    assert same(list(ds.__getitems__([3, 59])), [sample(3), sample(59)])
+    assert ds.labels["label"].tolist() == list(range(60))
+    assert same(list(ds.filter(label=[7, 9]).select("ids")), [{"ids": sample(k)["ids"]} for k in (7, 9)])
+    loader = DataLoader(ds.select("label"), 60, num_workers=1, multiprocessing_context="fork")
+    assert next(iter(loader))["label"].tolist() == list(range(60))
+    assert len(list(ds.select("image").loader(20))) == 3
+
+
+@pytest.mark.parametrize("io", CHOICES)
+def test_a_file_that_was_replaced_is_read_as_it_was(tmp_path, path, io):
+    ds = CachedDataset.from_cache(path, io=io)
+    with CacheWriter(tmp_path / "new.zip") as w:
+        w.extend(range(60))
+    os.replace(tmp_path / "new.zip", path)
+    assert same([ds[k] for k in range(60)], [sample(k) for k in range(60)])
+    with pytest.raises(StaleArchiveError):
+        ds.refresh()
+
+
+@pytest.mark.parametrize("io", CHOICES)
+def test_closing_leaves_no_descriptor(path, io):
+    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+    for _ in range(5):
+        ds = CachedDataset.from_cache(path, io=io)
+        ds.batch([1, 2, 3][:1])
+        ds.labels["label"]
+        ds.close()
+        CachedDataset.from_cache(path, io=io)[1]
+    del ds
+    gc.collect()
+    assert before == 0 or len(os.listdir("/proc/self/fd")) <= before
