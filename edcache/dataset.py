@@ -306,6 +306,9 @@ class CachedDataset(_Samples):
         self.path = _path_of(source) if path is None else os.fspath(path)
         self.zero_copy = zero_copy
         self._reader = Reader(self.path, verify=verify, allow_pickle=allow_pickle, io=io)
+        for name, function in (("transform", transform), ("batch_transform", batch_transform)):
+            if function is not None and not callable(function):
+                raise OptionError(f"{name}={function!r}; give a function, or None")
         self._transform, self._batch_transform = transform, batch_transform
         self._source = source
         self._filler: LazyFiller | None = None

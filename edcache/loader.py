@@ -61,7 +61,7 @@ class Loader:
         reuse: bool,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("num_threads", num_threads), ("prefetch", prefetch)):
-            if not isinstance(value, int) or value < 1:
+            if not isinstance(value, (int, np.integer)) or value < 1:
                 raise OptionError(f"{name}={value!r}; give 1 or more")
         if shuffle and sampler is not None:
             raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
@@ -78,7 +78,6 @@ class Loader:
         self._resumed = False
         self._ring: _Ring | None = None
         self._burst = 1
-        self._turn = threading.Lock()
 
     def __repr__(self) -> str:
         return f"Loader({self._length:,} samples, batch_size={self.batch_size}, epoch {self._epoch})"
@@ -149,6 +148,7 @@ class Loader:
     def _made(self, batches: Iterator[Indices], ring: _Ring) -> Iterator[Any]:
         """The collated batches in order, made by threads that end with this generator, however it ends."""
         at_work: deque[Future[_Made]] = deque()
+        turn = threading.Lock()
         pool = ThreadPoolExecutor(
             self._num_threads, "edcache-loader", _work_alone, (torch.get_num_threads(),)
         )
@@ -156,7 +156,7 @@ class Loader:
             while True:
                 burst = list(islice(batches, self._burst))
                 if burst:
-                    at_work.append(pool.submit(self._make_all, burst, ring))
+                    at_work.append(pool.submit(self._make_all, burst, ring, turn))
                 if not at_work:
                     return
                 if not burst or len(at_work) == self._num_threads + self._prefetch:
@@ -169,10 +169,10 @@ class Loader:
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _make_all(self, burst: list[Indices], ring: _Ring) -> _Made:
+    def _make_all(self, burst: list[Indices], ring: _Ring, turn: threading.Lock) -> _Made:
         made: list[tuple[Any, _Slot]] = []
         # Small batches are mostly work under the interpreter's lock, over which threads would quarrel.
-        with self._turn if len(burst) > 1 else nullcontext():
+        with turn if len(burst) > 1 else nullcontext():
             began = time.perf_counter()
             try:
                 for indices in burst:

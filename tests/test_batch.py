@@ -243,3 +243,26 @@ def test_a_forwarded_getitems_of_the_source_does_not_bypass_the_cache(tmp_path):
 
     ds = CachedDataset(Source(), tmp_path / "a.zip")
     assert ds.batch([2, 3])["x"].tolist() == [2, 3]
+
+
+def sorted_by_label(batch):
+    batch.sort(key=lambda s: s["label"], reverse=True)
+    return [s["label"] for s in batch]
+
+
+def changed_like_a_list(batch):
+    batch[0] = {**batch[0], "label": 100}
+    del batch[1]
+    batch.append({**batch[0], "label": 200})
+    batch.insert(0, {**batch[0], "label": 300})
+    assert len(batch) == 5
+    doubled = batch + batch.copy()
+    assert [s["label"] for s in doubled] == [s["label"] for s in batch] * 2
+    return default_collate(batch)["label"].tolist()
+
+
+def test_a_collate_function_may_use_a_batch_as_a_list(ds):
+    (labels,) = DataLoader(ds[:4], batch_size=4, collate_fn=sorted_by_label)
+    assert labels == [3, 2, 1, 0]
+    (labels,) = DataLoader(ds[:4], batch_size=4, collate_fn=changed_like_a_list)
+    assert labels == [300, 100, 2, 3, 200]

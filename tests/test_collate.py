@@ -712,3 +712,28 @@ def test_damaged_and_missing_samples_are_named_as_in_a_single_read(tmp_path, ds)
     sparse = write(tmp_path / "s.zip", [{"x": torch.ones(k)} for k in (1, 3)], [1, 3])
     with pytest.raises(MissingSampleError, match="sample 2 has no record yet"):
         edcache.collate(pad={"x": 0})(sparse.__getitems__([1, 2]))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"pad": ["x"]}, "pad=['x']; give what to pad with, by field path: pad={\"input_ids\": 0}"),
+        ({"as_list": None}, "as_list=None; give a list of field paths: as_list=[None]"),
+        ({"max_length": 2.5}, "max_length=2.5; give a length of 0 or more, or None"),
+        ({"multiple_of": 0.5}, "multiple_of=0.5; give 1 or more"),
+    ],
+)
+def test_options_of_another_type_are_refused(options, text):
+    with pytest.raises(OptionError) as caught:
+        edcache.collate(**options)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(-1, torch.uint8), (0.5, torch.int64), (300, torch.uint8), (None, torch.float32)]
+)
+def test_what_a_dtype_cannot_hold_does_not_pad(tmp_path, value, dtype):
+    ds = write(tmp_path / "a.zip", [{"x": torch.zeros(k + 1, dtype=dtype)} for k in range(3)])
+    for batch in (ds.__getitems__([1, 2]), [ds[1], ds[2]]):
+        with pytest.raises(OptionError, match=f"^pad: {value} is no value of {dtype}; give one that is$"):
+            edcache.collate(pad={"x": value})(batch)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, MutableSequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,8 +45,8 @@ class Samples(Protocol):
         """Samples by their indices in [-n, n) of the archive, as the dataset's own `[i]` gives them."""
 
 
-class Batch(Sequence[Any]):
-    """The samples at some indices, not read yet.
+class Batch(MutableSequence[Any]):
+    """The samples at some indices, not read yet; what lists can do it can do, as collate functions sort them.
 
     Args:
         dataset: theirs. indices: int64 [n], each in [-n, n) of the archive's samples.
@@ -60,7 +60,7 @@ class Batch(Sequence[Any]):
         self._samples: list[Any] | None = None
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self._indices if self._samples is None else self._samples)
 
     def __getitem__(self, index: Any) -> Any:
         if index == 0:
@@ -70,8 +70,32 @@ class Batch(Sequence[Any]):
                 return _MARK_TO_HAND_OVER if _is_handed_over(caller) else _MARK
         return self._list()[index]
 
+    def __setitem__(self, index: Any, value: Any) -> None:
+        self._list()[index] = value
+
+    def __delitem__(self, index: Any) -> None:
+        del self._list()[index]
+
     def __iter__(self) -> Iterator[Any]:
         return iter(self._list())
+
+    def __add__(self, other: Any) -> list[Any]:
+        return [*self._list(), *other]
+
+    def __radd__(self, other: Any) -> list[Any]:
+        return [*other, *self._list()]
+
+    def insert(self, index: int, value: Any) -> None:
+        """As of a list."""
+        self._list().insert(index, value)
+
+    def sort(self, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> None:
+        """As of a list."""
+        self._list().sort(key=key, reverse=reverse)
+
+    def copy(self) -> list[Any]:
+        """The samples as a list."""
+        return self._list().copy()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return list, (self._list(),)

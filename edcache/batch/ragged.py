@@ -106,10 +106,12 @@ def collate(
 
     >>> DataLoader(ds, 32, collate_fn=edcache.collate(pad={"input_ids": 0}, as_list=["text"]))
     """
-    if max_length is not None and max_length < 0:
-        raise OptionError(f"max_length={max_length}; give a length of 0 or more, or None")
-    if multiple_of < 1:
-        raise OptionError(f"multiple_of={multiple_of}; give 1 or more")
+    if max_length is not None and (not isinstance(max_length, int) or max_length < 0):
+        raise OptionError(f"max_length={max_length!r}; give a length of 0 or more, or None")
+    if not isinstance(multiple_of, int) or multiple_of < 1:
+        raise OptionError(f"multiple_of={multiple_of!r}; give 1 or more")
+    if pad is not None and not isinstance(pad, Mapping):
+        raise OptionError(f'pad={pad!r}; give what to pad with, by field path: pad={{"input_ids": 0}}')
     ways: list[tuple[FieldPath, _Way]] = [
         *((path, _Pad(value, max_length, multiple_of)) for path, value in (pad or {}).items()),
         *((path, _Jag(max_length)) for path in _paths(jagged, "jagged")),
@@ -123,7 +125,7 @@ def collate(
 
 
 def _paths(paths: Any, option: str) -> list[FieldPath]:
-    if isinstance(paths, (str, int)):
+    if not isinstance(paths, Iterable) or isinstance(paths, str):
         raise OptionError(f"{option}={paths!r}; give a list of field paths: {option}=[{paths!r}]")
     return list(paths)
 
@@ -215,10 +217,21 @@ class _Pad:
     def of_values(self, values: list[Any], memory: Memory) -> Padded:
         return self.of_pieces(_Tensors(_tensors(values)), memory)
 
+    def _check(self, dtype: torch.dtype) -> None:
+        """That torch does not pad uint8 with 255 where -1 was asked for."""
+        try:
+            filled = torch.full((1,), 0, dtype=dtype).fill_(self.value)
+            fits = dtype.is_floating_point or dtype.is_complex or filled.item() == self.value
+        except (TypeError, ValueError, RuntimeError):
+            fits = False
+        if not fits:
+            raise OptionError(f"pad: {self.value!r} is no value of {dtype}; give one that is")
+
     def of_pieces(self, pieces: _Pieces, memory: Memory) -> Padded:
         dims = _cut(pieces.dims, self.max_length)
         shape = dims.max(axis=0)
         shape[0] = -(-int(shape[0]) // self.multiple_of) * self.multiple_of
+        self._check(pieces.dtype)
         out = memory((len(dims), *shape.tolist()), pieces.dtype).fill_(self.value)
         if (dims[:, 1:] == dims[:1, 1:]).all():
             row_nbytes = math.prod(out.shape[1:]) * pieces.dtype.itemsize
@@ -257,7 +270,7 @@ class _List:
     def of_values(self, values: list[Any], memory: Memory) -> list[Any]:
         try:
             tensors = _tensors(values)
-        except (OptionError, TypeError):
+        except (OptionError, TypeError, ValueError):
             return values
         if len({(tensor.dtype, tensor.ndim) for tensor in tensors}) > 1:
             return [tensor[: self.max_length] if tensor.ndim else tensor for tensor in tensors]

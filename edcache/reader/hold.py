@@ -87,7 +87,10 @@ class Hold:
         """Bytes of memory that this process has for itself: what was checked, and what is not mapped."""
         index = self.contents.index.records.columns().values()
         read = 0 if self.sealed and self.storage.view is not None else sum(column.nbytes for column in index)
-        return read + self.checks.nbytes
+        labels = 0
+        if self._labels is not None and (self.storage.view is None or not self.sealed):
+            labels = int(self._labels.nbytes)
+        return read + labels + self.checks.nbytes
 
     def _pread(self, offset: int, nbytes: int) -> bytes:
         return bytes(self.storage.read(offset, nbytes))
