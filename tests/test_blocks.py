@@ -11,22 +11,13 @@ import reference
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from likeness import same
 from torch.utils.data import default_collate
 
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptRecordError
 
 BLOCK = 1 << 14
-
-
-def same(one, other):
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.equal(other)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 # --- archives ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from likeness import same
 from torch.utils.data import (
     DataLoader,
     DistributedSampler,
@@ -27,18 +28,6 @@ from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptRecordError, OptionError, SampleIndexError
 
 COUNT = 103
-
-
-def same(one, other):
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and one.equal(other)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 def sample(k):

@@ -1,7 +1,6 @@
 """ds.select(): some fields of every sample, as they are in the whole; labels alone touch no record."""
 
 import pickle
-import struct
 from collections import OrderedDict, namedtuple
 
 import numpy as np
@@ -9,6 +8,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from likeness import outcome, same
 from torch.utils.data import DataLoader, Subset, default_collate, random_split
 
 from edcache import CachedDataset, CacheWriter
@@ -23,33 +23,6 @@ DTYPES = [
     *(torch.complex64, torch.uint16),
 ]
 ARRAYS = ["?", "u1", "<i4", "<f2", "<f8", ">f4", "<u2", "U3", "M8[s]"]
-
-
-def same(one, other):
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and bits(one).equal(bits(other))
-    if isinstance(one, float):
-        return struct.pack("d", one) == struct.pack("d", other)
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
-
-
-def bits(tensor):
-    return tensor.reshape(-1).view(torch.uint8) if tensor.numel() else tensor
-
-
-def outcome(make):
-    try:
-        return make(), None
-    except Exception as error:
-        return None, (type(error), str(error))
 
 
 def write(path, samples, indices=None, **options):

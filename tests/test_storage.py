@@ -11,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from likeness import outcome, same
 from torch.utils.data import DataLoader, default_collate
 
 import edcache
@@ -26,27 +27,6 @@ from edcache.errors import (
 
 CHOICES = ["mmap", "pread", "auto"]
 COUNT = 12
-
-
-def same(one, other):
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and one.equal(other)
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
-
-
-def outcome(make):
-    try:
-        return make(), None
-    except Exception as error:
-        return None, (type(error), str(error))
 
 
 def everywhere(path, **options):

@@ -8,6 +8,7 @@ from collections import OrderedDict, namedtuple
 import numpy as np
 import pytest
 import torch
+from likeness import same
 from torch.utils.data import DataLoader, Subset, default_collate
 
 import edcache
@@ -15,20 +16,6 @@ from edcache import CachedDataset, CacheWriter, cachable
 from edcache.errors import CorruptRecordError, OptionError, SourceError
 
 COUNT = 24
-
-
-def same(one, other):
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and one.equal(other)
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other)
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 def sample(k):
