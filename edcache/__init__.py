@@ -3,6 +3,7 @@
     cachable        decorate a dataset factory: the first call fills, later calls open
     CachedDataset   the dataset over an archive; from_cache() opens one without its source
     CacheWriter     write an archive without a Dataset
+    collate         a collate_fn for fields that vary in shape
     register        let the codec store an enum or a dataclass
     errors          every exception, one tree under EdcacheError
 
@@ -15,9 +16,11 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
     3  reader, writer                           they meet only in the file
     4  fill, batch                              which samples are missing, who computes them;
                                                 many records to one collated batch
-    5  dataset                                  CachedDataset and its views
-    6  decorator, maintain                      @cachable; verify
-    7  cli                                      parse, call one function, print, exit code
+    5  loader                                   batches by threads of this process
+    6  dataset                                  CachedDataset and its views
+    7  decorator, maintain                      @cachable; verify
+    8  present                                  how a person is shown tables and samples
+    9  cli                                      parse, call one function, print, exit code
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from likeness import outcome, same
 from torch.utils.data import DataLoader, default_collate
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader
+from edcache import CachedDataset, CacheWriter, Reader, durable
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptRecordError,
@@ -437,3 +437,106 @@ def test_closing_leaves_no_descriptor(path, io):
     del ds
     gc.collect()
     assert before == 0 or len(os.listdir("/proc/self/fd")) <= before
+
+
+# --- what is announced to the kernel -----------------------------------------------------------------
+
+
+class Kernel(durable.System):
+    """Says that nothing, or everything, is in its cache; notes what will be needed."""
+
+    def __init__(self, is_cached):
+        self.is_cached = is_cached
+        self.announced = []
+
+    def pread_cached(self, fd, offset):
+        return self.is_cached
+
+    def will_need(self, fd, offset, nbytes):
+        self.announced.append((offset, offset + nbytes))
+        super().will_need(fd, offset, nbytes)
+
+
+@pytest.fixture
+def large(tmp_path):
+    with CacheWriter(tmp_path / "large.zip") as w:
+        w.extend({"x": torch.full((100_000,), k, dtype=torch.uint8)} for k in range(40))
+    return tmp_path / "large.zip"
+
+
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_a_cold_batch_is_announced_in_the_order_in_which_it_is_read(large, io):
+    ds = CachedDataset.from_cache(large, io=io)
+    order = [30, 3, 17, 4]
+    offset, nbytes = ds.reader.records.offset, ds.reader.records.nbytes
+    extent = {k: (int(offset[k]), int(offset[k] + nbytes[k])) for k in order}
+    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+        batch = ds.batch(order)
+    assert kernel.announced == [extent[30], (extent[3][0], extent[4][1]), extent[17]]
+    assert batch["x"][:, 0].tolist() == order
+
+
+def test_a_pass_in_file_order_is_announced_ahead(large):
+    ds = CachedDataset.from_cache(large)
+    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+        ds.batch(range(4, 8))
+    (start, end), offset = kernel.announced[0], ds.reader.records.offset
+    assert len(kernel.announced) == 1
+    assert start == offset[4]
+    assert offset[10] < end <= offset[12]
+
+
+def test_only_what_a_projection_reads_is_announced(large, tmp_path):
+    with CacheWriter(tmp_path / "b.zip") as w:
+        w.extend({"x": torch.zeros(300_000), "y": torch.full((40_000,), k)} for k in range(6))
+    ds = CachedDataset.from_cache(tmp_path / "b.zip")
+    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+        assert ds.select("y").batch([4, 1])["y"][:, 0].tolist() == [4, 1]
+    assert [end - start for start, end in kernel.announced] == [320_000] * 2
+
+
+def test_what_is_cached_is_not_announced_and_soon_seldom_asked_for(large):
+    ds = CachedDataset.from_cache(large)
+    with durable.replace_system(Kernel(is_cached=True)) as kernel:
+        for _ in range(50):
+            ds.batch([5, 1])
+        assert kernel.announced == []
+        kernel.is_cached = False
+        for _ in range(20):
+            ds.batch([5, 1])
+    assert kernel.announced
+
+
+def test_a_file_system_that_cannot_tell_is_taken_to_have_all(large, monkeypatch):
+    ds = CachedDataset.from_cache(large)
+
+    def refuse(self, fd, offset):
+        raise OSError(95, "Operation not supported")
+
+    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+        monkeypatch.setattr(Kernel, "pread_cached", refuse)
+        assert ds.batch([7])["x"][0, 0] == 7
+    assert kernel.announced == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "maps"), [("nfs4", False), ("fuse.sshfs", False), ("ext4", True), ("tmpfs", True)]
+)
+def test_auto_reads_where_the_file_is_on_another_machine(large, tmp_path, monkeypatch, kind, maps):
+    device = os.stat(large).st_dev
+    mounts = tmp_path / "mountinfo"
+    numbers = f"{os.major(device)}:{os.minor(device)}"
+    lines = [
+        "21 1 0:19 / /proc rw - proc proc rw",
+        f"36 1 {numbers} / /data rw master:1 - {kind} host:/data rw",
+    ]
+    mounts.write_text("\n".join(lines))
+    monkeypatch.setattr(durable, "_MOUNTS", str(mounts))
+    ds = CachedDataset.from_cache(large)
+    assert (ds.info()["mapped"] > 0) is maps
+    assert ds[3]["x"][0] == 3
+
+
+def test_auto_maps_where_the_system_does_not_tell(large, monkeypatch):
+    monkeypatch.setattr(durable, "_MOUNTS", "/nowhere")
+    assert CachedDataset.from_cache(large).info()["mapped"] == os.path.getsize(large)
