@@ -17,10 +17,11 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
     4  fill, batch                              which samples are missing, who computes them;
                                                 many records to one collated batch
     5  loader                                   batches by threads of this process
-    6  dataset                                  CachedDataset and its views
-    7  decorator, maintain                      @cachable; verify
-    8  present                                  how a person is shown tables and samples
-    9  cli                                      parse, call one function, print, exit code
+    6  views                                    selections of samples and fields
+    7  dataset                                  CachedDataset
+    8  decorator, maintain                      @cachable; verify
+    9  present                                  how a person is shown tables and samples
+    10 cli                                      parse, call one function, print, exit code
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ if TYPE_CHECKING:
     from edcache import errors
     from edcache.batch import collate
     from edcache.codec import register
-    from edcache.dataset import CachedDataset, View
+    from edcache.dataset import CachedDataset
     from edcache.decorator import cachable
     from edcache.errors import EdcacheError
     from edcache.labels.view import Labels
     from edcache.maintain import verify
     from edcache.reader import Reader
+    from edcache.views import View
     from edcache.writer import CacheWriter
 
 __version__ = "0.1.0"
@@ -63,7 +65,7 @@ _HOMES = {
     "EdcacheError": "edcache.errors",
     "Labels": "edcache.labels.view",
     "Reader": "edcache.reader",
-    "View": "edcache.dataset",
+    "View": "edcache.views",
     "cachable": "edcache.decorator",
     "collate": "edcache.batch",
     "register": "edcache.codec",

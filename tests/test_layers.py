@@ -18,6 +18,7 @@ FLOORS = [
     {"reader", "writer"},
     {"fill", "batch"},
     {"loader"},
+    {"views"},
     {"dataset"},
     {"decorator", "maintain"},
     {"present"},
