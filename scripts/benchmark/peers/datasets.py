@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
-from datasets import Array2D, Array3D, Dataset, Features, Sequence, Value
+from datasets import Array2D, Array3D, Dataset, Features, Sequence, Value, concatenate_datasets
 from datasets.utils.logging import disable_progress_bar
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
@@ -48,8 +48,8 @@ class HuggingFace(Peer):
 
     def open(self) -> None:
         files = sorted(str(file) for file in self.folder.rglob("*.arrow"))
-        assert len(files) == 1, files
-        self.dataset = Dataset.from_file(files[0]).with_format("arrow")
+        parts = [Dataset.from_file(file) for file in files]
+        self.dataset = concatenate_datasets(parts).with_format("arrow")
 
     def sample(self, index: int) -> Sample:
         batch = self._tensors(self.dataset[index])
