@@ -248,3 +248,21 @@ def test_a_collate_function_may_use_a_batch_as_a_list(ds):
     assert labels == [3, 2, 1, 0]
     (labels,) = DataLoader(ds[:4], batch_size=4, collate_fn=changed_like_a_list)
     assert labels == [300, 100, 2, 3, 200]
+
+
+def test_memory_is_used_again_only_when_nothing_is_over_it(tmp_path):
+    with CacheWriter(tmp_path / "a.zip", sync="never") as w:
+        w.extend({"x": torch.full((300, 400), k, dtype=torch.uint8), "k": k} for k in range(120))
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    held, views, addresses = [], [], []
+    for round_ in range(4):
+        for number, batch in enumerate(DataLoader(ds, batch_size=40, shuffle=True)):
+            addresses.append(batch["x"].data_ptr())
+            if (round_ + number) % 3 == 0:
+                held.append(batch)
+            elif number == 1:
+                views.append((batch["x"][7, 3], int(batch["k"][7])))
+        assert all((batch["x"] == batch["k"][:, None, None]).all() for batch in held)
+        assert all((view == k).all() for view, k in views)
+    assert len(set(addresses)) < len(addresses)
+    assert len({batch["x"].data_ptr() for batch in held}) == len(held)

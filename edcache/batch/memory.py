@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -61,6 +60,9 @@ def for_this_process() -> Any:
     return fresh if get_worker_info() is None else shared
 
 
+_kept: list[npt.NDArray[np.uint8]] = []
+
+
 class _Lease:
     """Lends memory to one array, and takes it back when no array or tensor is over it any more."""
 
@@ -70,14 +72,14 @@ class _Lease:
         self.__array_interface__ = memory.__array_interface__
         self._memory = memory
 
-    def __del__(self) -> None:
-        _kept.append(self._memory)
-        if len(_kept) > _KEPT:
-            with suppress(IndexError):  # another thread was first
-                _kept.pop(0)
-
-
-_kept: list[npt.NDArray[np.uint8]] = []
+    # Bound here: when the interpreter ends, the module's names may go before the last batch does.
+    def __del__(self, kept: list[npt.NDArray[np.uint8]] = _kept, most: int = _KEPT) -> None:
+        kept.append(self._memory)
+        if len(kept) > most:
+            try:
+                kept.pop(0)
+            except IndexError:
+                pass  # another thread was first
 
 
 def _reused(nbytes: int) -> npt.NDArray[np.uint8]:
