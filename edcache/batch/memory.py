@@ -75,11 +75,7 @@ class _Lease:
     # Bound here: when the interpreter ends, the module's names may go before the last batch does.
     def __del__(self, kept: list[npt.NDArray[np.uint8]] = _kept, most: int = _KEPT) -> None:
         kept.append(self._memory)
-        if len(kept) > most:
-            try:
-                kept.pop(0)
-            except IndexError:
-                pass  # another thread was first
+        del kept[:-most]
 
 
 def _reused(nbytes: int) -> npt.NDArray[np.uint8]:
