@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from edcache.labels.compare import Column
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
+
+_FEW = 16
 
 
 def matching_rows(labels: Labels, conditions: Mapping[str, object], where: object = None) -> Rows:
@@ -46,6 +48,11 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
         WhereError: a where-string that does not parse.
     Cost: of 10 million rows, some 20 ms for one int column and 60 ms for one string column.
     """
+    if where is None and conditions:
+        plain = [_plain_mask(labels, name, value) for name, value in conditions.items()]
+        found = [mask for mask in plain if mask is not None]
+        if len(found) == len(plain):
+            return _rows(found, None, labels.num_rows)
     # Here, because these need pyarrow.compute, 25 ms to import, and to read samples does not.
     import pyarrow.compute as pc
 
@@ -68,6 +75,24 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
     if expressions:
         masks.append(_evaluate(labels, reduce(and_, expressions)))
     return _rows(masks, chosen, labels.num_rows)
+
+
+def _plain_mask(labels: Labels, name: str, value: object) -> Mask | None:
+    """The mask of an int, or a few, in a column of integers without nulls; None for all else.
+
+    By numpy, as the first condition in pyarrow costs the import of its engine, 0.2 s where pandas is there.
+    """
+    values: list[Any] = value if type(value) is list else [value]
+    if name not in labels or not 0 < len(values) <= _FEW or any(type(v) is not int for v in values):
+        return None
+    column = labels[name]
+    if column.dtype.kind not in "iu" or column.ndim != 1:
+        return None
+    bounds = np.iinfo(column.dtype)
+    if not all(bounds.min <= v <= bounds.max for v in values):
+        return None
+    mask: Mask = reduce(or_, [column == v for v in values])
+    return mask
 
 
 def _rows(masks: list[Mask], chosen: Rows | None, num_rows: int) -> Rows:
