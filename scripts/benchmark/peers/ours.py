@@ -62,8 +62,9 @@ class Padded(_Collated):
         return edcache.collate(pad={"input_ids": 0})
 
     def sample_of(self, batch: Batch, position: int) -> Sample:
-        padded = super().sample_of(batch, position)
-        return {**padded, "input_ids": padded["input_ids"][padded["input_ids"] != 0]}
+        values, lengths = batch["input_ids"]
+        rest = super().sample_of({**batch, "input_ids": values}, position)
+        return {**rest, "input_ids": values[position, : lengths[position]]}
 
 
 class OwnLoader(Edcache):
