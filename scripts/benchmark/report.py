@@ -183,7 +183,7 @@ def short(results: Results) -> str:
         f"![samples per second of a shuffled epoch]({PICTURE})\n\n" + "\n".join(lines) + "\n\n"
         "Shuffled epochs through a DataLoader without workers / with 2, medians; "
         "own loaders with 1 / 2 threads. "
-        f"Measured side by side in one run of `scripts/bench` on {_day(results)}, on "
+        f"Measured side by side, each workload in one run of `scripts/bench` on {_day(results)}, on "
         f"{machine.in_words(results.machine)}. More figures and how they were taken: "
         "[results.md](scripts/benchmark/results.md)."
     )
