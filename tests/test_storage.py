@@ -345,6 +345,7 @@ def test_private_memory_does_not_grow_with_reading(tmp_path, io, verify, compres
     ds = CachedDataset.from_cache(
         write(tmp_path / "a.zip", 300, compression=compression), io=io, verify=verify
     )
+    assert ds.labels["label"][7] is not None  # the label table is kept once it was asked for
     before = ds.reader.memory()
     for k in range(300):
         ds[k]
