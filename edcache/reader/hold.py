@@ -65,6 +65,9 @@ class Hold:
         if self._seal is None:
             self._chain.extend(file.pread, self._size)
             self.chunks = len(self._chain.chunks)
+            if self._chain.seal is not None:
+                # Its last header may have been written since it was looked for.
+                self._seal = format.read_seal(file.pread, self._size, self.head.uuid)
         # Not a byte behind the last entry: a writer may cut a torn tail off, and a mapping of what is no
         # longer there is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
         end = self._chain.cursor.offset if self._seal is None else self._size
