@@ -13,6 +13,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from edcache.batch import Batch, Projection
+from edcache.batch.paths import FieldPath
 from edcache.errors import OptionError, SampleIndexError
 from edcache.labels.query import matching_rows
 from edcache.labels.view import Labels, checked_indices
@@ -22,7 +23,6 @@ from edcache.reader import Reader
 if TYPE_CHECKING:
     from edcache.dataset import CachedDataset
 
-FieldPath = Any  # a key, an index, "target.boxes", or a tuple of keys and indices
 Transform = Callable[[Any], Any] | None
 
 
@@ -32,6 +32,7 @@ class Samples(Dataset[Any]):
     `indices` says which samples of the archive they are; it is never copied to read one.
     """
 
+    _indices: npt.NDArray[np.int64] | None = None  # in the archive; None for all
     _fields: Projection | None = None
     _transform: Transform = None
     _batch_transform: Transform = None
@@ -62,15 +63,18 @@ class Samples(Dataset[Any]):
 
     def _archive_index(self, position: int) -> int:
         """The same for one position in [0, len(self))."""
-        return position
+        return position if self._indices is None else int(self._indices[position])
 
     def _archive_indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """What lies at positions in [-len(self), len(self)), as indices in [-n, n) of the archive."""
-        return positions
+        if self._indices is None:
+            return positions
+        chosen: npt.NDArray[np.int64] = self._indices[positions]
+        return chosen
 
     def _view(self, positions: npt.NDArray[np.int64] | None, fields: Projection | None = None) -> View:
         """A view of samples at positions in [0, len(self)), None for all; `fields` narrows them."""
-        indices = None if positions is None else self._archive_indices(positions)
+        indices = self._indices if positions is None else self._archive_indices(positions)
         return View(self.cache, indices, fields or self._fields)
 
     @property
@@ -285,19 +289,6 @@ class View(Samples):
         if self._labels is None:
             self._labels = self._cache.labels.take(self._indices)
         return self._labels
-
-    def _view(self, positions: npt.NDArray[np.int64] | None, fields: Projection | None = None) -> View:
-        indices = self._indices if positions is None else self._archive_indices(positions)
-        return View(self._cache, indices, fields or self._fields)
-
-    def _archive_index(self, position: int) -> int:
-        return position if self._indices is None else int(self._indices[position])
-
-    def _archive_indices(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        if self._indices is None:
-            return positions
-        chosen: npt.NDArray[np.int64] = self._indices[positions]
-        return chosen
 
 
 def _positions(array: npt.NDArray[Any], length: int) -> npt.NDArray[np.int64]:

@@ -4,6 +4,7 @@
     lazy        `Batch`, the sequence that a DataLoader gets, and how `default_collate` is told of it
     projection  some fields only, from the labels where they hold them
     collation   a schema compiled into what `default_collate` makes of its samples
+    handover    how a worker hands a batch to its parent
     memory      where the bytes of a batch go: memory used before, or what a worker hands over
     paths       field paths in samples
 

@@ -61,7 +61,8 @@ def _packed(leaf: Any) -> Any:
 
 def _is_small(tensor: torch.Tensor) -> bool:
     is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
-    return is_plain and 0 < tensor.numel() * tensor.element_size() < SHARED and not tensor.is_conj()
+    is_lazy = tensor.is_conj() or tensor.is_neg()
+    return is_plain and not is_lazy and 0 < tensor.numel() * tensor.element_size() < SHARED
 
 
 def _tensor(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

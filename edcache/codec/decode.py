@@ -7,7 +7,7 @@ constructors; lengths and dimensions are checked against the record before anyth
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -90,16 +90,6 @@ class Decoder:
             return MappingProxyType({})
         offsets = iter(self.layout.offsets)
         return MappingProxyType({field.path: field for field in _fields(self.structure, offsets)})
-
-    def build(self, leaves: Iterable[object]) -> object:
-        """Make the tree of this schema around other leaves: one for each of `fields`, in that order.
-
-        Raises:
-            UnregisteredTypeError: the tree holds a dataclass that is not registered.
-        """
-        if self.structure is None:
-            raise ValueError("a decoder of pickles or of self-described records has no one structure")
-        return _build(self.structure, iter(leaves))
 
     def decode(self, record: memoryview, *, copy: bool = True) -> object:
         """Decode one record.
@@ -237,14 +227,6 @@ def _fields(node: Node, offsets: Iterator[int | None]) -> Iterator[Field]:
     elif node.kind != "none":
         shape = () if node.code else node.shape
         yield Field(node.path, node.kind, node.dtype, shape, next(offsets), node.nbytes)
-
-
-def _build(node: Node, leaves: Iterator[object]) -> object:
-    if node.kind == "none":
-        return None
-    if node.kind == "image" or not node.is_container:
-        return next(leaves)
-    return assembler(node)([_build(child, leaves) for child in node.children])
 
 
 def _compile(node: Node, readers: Iterator[_Read]) -> _Read:

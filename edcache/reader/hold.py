@@ -25,14 +25,11 @@ from edcache.format import LATTICE, Header
 from edcache.labels import tables
 from edcache.labels.tables import ChunkTable, Dictionary, parse_index, parse_labels, spread
 from edcache.labels.view import checked_indices
-from edcache.reader.checks import Checks, Places
+from edcache.reader.checks import LARGE, Checks, Places
 from edcache.reader.group import Group, Records
 from edcache.reader.storage import Storage
 
 Ints = npt.NDArray[np.int64]
-
-# Single records from here on are worth asking whether the kernel has them.
-_LARGE = 1 << 16
 
 
 class _Alike(NamedTuple):
@@ -169,7 +166,9 @@ class Hold:
         except CorruptRecordError as error:
             raise CorruptRecordError(f"{self.place(row)}: {error}") from error
 
-    def _stored(self, row: int, wanted: tuple[int, int] | None = None) -> memoryview:
+    def _stored(
+        self, row: int, wanted: tuple[int, int] | None = None, *, is_announced: bool = False
+    ) -> memoryview:
         offset, nbytes = self._offset[row], self._nbytes[row]
         end = offset + nbytes
         if end > self.storage.size:
@@ -177,7 +176,7 @@ class Hold:
                 f"{self.place(row)}: it ends at {end:,}, the file at {self.storage.size:,}; "
                 f'run "edcache verify {self.path}"'
             )
-        if nbytes >= _LARGE and self._view is not None and self.storage.is_probe_due():
+        if nbytes >= LARGE and not is_announced and self._view is not None and self.storage.is_probe_due():
             start = np.array([offset], np.int64)
             if not self.storage.seems_hot(start):
                 self.storage.announce(start, start + nbytes)
@@ -296,7 +295,7 @@ class Hold:
     def _loaded(self, rows: Ints, decoder: Decoder) -> Group | None:
         """A group over memory of its own: records that are compressed, or not mapped."""
         index = self.contents.index.records
-        stored = [self._stored(row) for row in rows.tolist()]
+        stored = [self._stored(row, is_announced=True) for row in rows.tolist()]
         raw_nbytes = index.raw_nbytes
         lengths = (index.nbytes if raw_nbytes is None else raw_nbytes)[rows].view(np.int64)
         ends = np.cumsum((lengths + LATTICE - 1) & -LATTICE)

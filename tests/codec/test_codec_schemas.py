@@ -60,13 +60,6 @@ def test_fields_describe_leaves():
     assert (fields["s",].shape, fields["s",].offset, fields["s",].nbytes) == (None, None, None)
     assert fields["p", "x"].dtype == np.dtype("f4")
     assert decoder.nbytes is None
-    assert decoder.build([1, 2, 3, 4, 5, 6]) == {
-        "t": 1,
-        "k": 2,
-        "s": 3,
-        "p": Point(4, None),
-        "b": Box([5], 6),
-    }
 
 
 def test_a_bulk_gather_by_offset_reads_what_decode_reads():
