@@ -22,20 +22,21 @@ import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_map
 
+from edcache.batch import Batch
 from edcache.batch.memory import fresh
 from edcache.errors import OptionError
 from edcache.reader import Memory
 
 Indices = npt.NDArray[np.int64]
-Gather = Callable[[Indices, Memory], Any]
 
 # Batches and where they lie, and what was raised by the one after them.
+_Filled = Iterable[tuple[Any, "_Slot"]]
 _Made = tuple[list[tuple[Any, "_Slot"]], BaseException | None]
 
 # The caller owns a batch until it asks for the next but one.
 _HELD = 2
-# Tasks are of as many batches as take half a millisecond.
-_WORTH_A_TASK, _MAX_BURST = 5e-4, 16
+# Tasks are of as many batches as take a millisecond.
+_WORTH_A_TASK, _MAX_BURST = 1e-3, 32
 
 
 class Loader:
@@ -46,7 +47,7 @@ class Loader:
 
     def __init__(
         self,
-        gather: Gather,
+        read: Callable[[Indices], Batch],
         length: int,
         batch_size: int,
         *,
@@ -66,7 +67,7 @@ class Loader:
         if shuffle and sampler is not None:
             raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
         self.batch_size = batch_size
-        self._gather = gather
+        self._read = read
         self._length = length
         self._shuffle, self._sampler, self._drop_last = shuffle, sampler, drop_last
         self._seed = int(torch.randint(1 << 62, ())) if seed is None else seed
@@ -77,7 +78,7 @@ class Loader:
         self._taken = 0
         self._resumed = False
         self._ring: _Ring | None = None
-        self._burst = 1
+        self._seconds_a_batch = math.inf
 
     def __repr__(self) -> str:
         return f"Loader({self._length:,} samples, batch_size={self.batch_size}, epoch {self._epoch})"
@@ -154,7 +155,7 @@ class Loader:
         )
         try:
             while True:
-                burst = list(islice(batches, self._burst))
+                burst = list(islice(batches, self._burst()))
                 if burst:
                     at_work.append(pool.submit(self._make_all, burst, ring, turn))
                 if not at_work:
@@ -170,32 +171,65 @@ class Loader:
             pool.shutdown(wait=True, cancel_futures=True)
 
     def _make_all(self, burst: list[Indices], ring: _Ring, turn: threading.Lock) -> _Made:
-        made: list[tuple[Any, _Slot]] = []
-        # Small batches are mostly work under the interpreter's lock, over which threads would quarrel.
-        with turn if len(burst) > 1 else nullcontext():
-            began = time.perf_counter()
-            try:
-                for indices in burst:
-                    made.append(self._make(indices, ring.slot()))  # noqa: PERF401 - what was made is kept
-            except BaseException as error:  # noqa: BLE001 - raised in the caller, behind what was made
-                return made, error
+        began = time.perf_counter()
+        at_once = self._at_once(burst, ring)
+        if at_once is not None:
+            made, error = self._sent(at_once)
+        else:
+            # Small batches are mostly work under the interpreter's lock, over which threads would quarrel.
+            with turn if len(burst) > 1 else nullcontext():
+                began = time.perf_counter()
+                made, error = self._sent(self._one_by_one(burst, ring))
+        if error is None:
             seconds = (time.perf_counter() - began) / len(burst)
-        # Handing them over one by one would take longer than making them.
-        self._burst = min(_MAX_BURST, max(1, int(_WORTH_A_TASK / max(seconds, 1e-9))))
+            # One that had to wait for the interpreter or the processor says little.
+            self._seconds_a_batch = min(seconds, 1.5 * self._seconds_a_batch)
+        return made, error
+
+    def _burst(self) -> int:
+        """How many batches make a task: handing small ones over one by one takes longer than making them."""
+        return min(_MAX_BURST, max(1, int(_WORTH_A_TASK / max(self._seconds_a_batch, 1e-9))))
+
+    def _at_once(self, burst: list[Indices], ring: _Ring) -> _Filled | None:
+        """The batches of a burst as parts of a large one; None where they are to be made one by one."""
+        if len(burst) == 1 or not self._reuse:
+            return None
+        slot = ring.slot()
+        try:
+            batches = self._read(np.concatenate(burst)).collated_by(self.batch_size, slot.begin())
+        except Exception:  # noqa: BLE001 - one by one, it is raised at its batch
+            batches = None
+        if batches is None:
+            ring.give_back(slot)
+            return None
+        return ((batch, slot) for batch in batches)
+
+    def _one_by_one(self, burst: list[Indices], ring: _Ring) -> _Filled:
+        for indices in burst:
+            slot = ring.slot()
+            yield self._read(indices).collated(memory=slot.begin()), slot
+
+    def _sent(self, batches: _Filled) -> _Made:
+        """The batches on the device, up to the first that raises."""
+        made: list[tuple[Any, _Slot]] = []
+        try:
+            for batch, slot in batches:
+                made.append((self._on_device(batch), slot))
+        except BaseException as error:  # noqa: BLE001 - raised in the caller, behind what was made
+            return made, error
         return made, None
 
-    def _make(self, indices: Indices, slot: _Slot) -> tuple[Any, _Slot]:
-        batch = self._gather(indices, slot.begin())
+    def _on_device(self, batch: Any) -> Any:
         if self._device is None:
-            return batch, slot
+            return batch
         if self._device.type != "cuda":
-            return _moved(batch, self._device), slot
+            return _moved(batch, self._device)
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
             moved = _moved(batch, self._device)
         # The slot is written again while the training step runs.
         stream.synchronize()
-        return moved, slot
+        return moved
 
     def _here(self, batch: Any) -> Any:
         if self._device is not None and self._device.type == "cuda":
@@ -209,8 +243,9 @@ def _work_alone(before: int) -> None:
     """Let torch use this one thread only, or threads of threads would wait for each other.
 
     The setting is of the thread, but those that start later take it over: another thread sets it back to
-    what it was before.
+    what it was before. A thread that did not look yet would take that over at its first look.
     """
+    torch.get_num_threads()
     torch.set_num_threads(1)
     other = threading.Thread(target=torch.set_num_threads, args=(before,))
     other.start()
@@ -243,15 +278,24 @@ class _Ring:
         except IndexError:
             return self._make()
 
+    def give_back(self, slot: _Slot) -> None:
+        """Note that nobody uses this one."""
+        self._free.append(slot)
+
     def hand_out(self, slot: _Slot) -> None:
-        """Note that the caller gets this one now, and needs the one before the last no more."""
+        """Note that the caller gets a batch of this one now, and needs the one before the last no more.
+
+        The batches of a slot come in a row.
+        """
         self._held.append(slot)
         if len(self._held) > _HELD:
-            self._free.append(self._held.popleft())
+            left = self._held.popleft()
+            if left not in self._held:
+                self.give_back(left)
 
 
 class _Slot:
-    """Memory for one batch at a time, used again for the next."""
+    """Memory for one batch at a time, or for several that were gathered at once; then used again."""
 
     def __init__(self, pinned: bool, reuse: bool) -> None:
         self._pinned, self._reuse = pinned, reuse

@@ -185,7 +185,7 @@ class Samples(Dataset[Any]):
         lock: for those a DataLoader with workers is faster.
         """
         return Loader(
-            lambda indices, memory: self._batch(indices).collated(memory=memory),
+            self._batch,
             len(self),
             batch_size,
             shuffle=shuffle,

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
 from torch.utils.data import DataLoader, Subset, default_collate, random_split
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from edcache import CachedDataset, CacheWriter
 from edcache.batch import Batch
@@ -43,7 +44,7 @@ leaves = st.one_of(
     st.just(lambda k: k % 2 == 0),
     st.just(lambda k: "text" * (k % 3)),
     st.just(lambda k: bytes([k])),
-    st.just(lambda k: np.float32(k)),
+    st.sampled_from("?bBhHiIlLqQefdFD").map(lambda code: lambda k: np.dtype(code).type(k * 0.3)),
     st.just(lambda k: [k] * 9),
     st.just(lambda k: None if k == 4 else k),
     st.just(lambda k: complex(k, 1)),
@@ -80,6 +81,25 @@ def test_the_bulk_path_equals_default_collate_of_the_samples(tmp_path, make, ind
         assert found_error == error
         assert same(found, expected)
         assert error or same(default_collate([ds[i] for i in indices]), expected)
+
+
+@pytest.mark.parametrize("code", "?bBhHiIlLqQefdFD")
+def test_extreme_numpy_scalars_are_collated_as_ever(tmp_path, code):
+    dtype = np.dtype(code)
+    values = [dtype.type(k) for k in (0, 1, 1, 0)]
+    if dtype.kind in "iu":
+        values += [np.iinfo(dtype).min, np.iinfo(dtype).max]
+    elif dtype.kind in "fc":
+        finite = np.finfo(dtype)
+        values += [finite.min, finite.max, finite.smallest_subnormal, -0.0, np.inf, -np.inf, np.nan]
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.extend({"x": dtype.type(value)} for value in values)
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    everything = range(len(ds))
+    expected, error = outcome(lambda: default_collate([ds[i] for i in everything]))
+    found, found_error = outcome(lambda: ds.batch(everything))
+    assert found_error == error
+    assert same(found, expected)
 
 
 def sample(i):
@@ -266,3 +286,25 @@ def test_memory_is_used_again_only_when_nothing_is_over_it(tmp_path):
         assert all((view == k).all() for view, k in views)
     assert len(set(addresses)) < len(addresses)
     assert len({batch["x"].data_ptr() for batch in held}) == len(held)
+
+
+NUMPY_SCALARS = next(kind for kind in default_collate_fn_map if isinstance(kind, tuple))
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, int, np.int64, dict, NUMPY_SCALARS])
+def test_what_default_collate_was_taught_it_does_here_too(tmp_path, monkeypatch, kind):
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.extend({"t": torch.full((2,), k), "k": k, "n": np.int64(k)} for k in range(4))
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    before = ds.batch([0, 1])
+    monkeypatch.setitem(default_collate_fn_map, kind, lambda batch, *, collate_fn_map: ["taught", len(batch)])
+    expected = default_collate([ds[0], ds[1]])
+    assert not same(expected, before)
+    assert same(ds.batch([0, 1]), expected)
+    assert same(default_collate(ds.__getitems__([0, 1])), expected)
+
+
+def test_what_default_collate_was_taught_of_other_types_leaves_the_bulk_path(ds, monkeypatch):
+    monkeypatch.setitem(default_collate_fn_map, slice, lambda batch, *, collate_fn_map: batch)
+    monkeypatch.setattr(CachedDataset, "_read_many", None)
+    assert ds.select("image").batch([0, 1])["image"].shape == (2, 2, 3)

@@ -73,6 +73,19 @@ def no_thread_is_left():
     assert set(threading.enumerate()) <= before
 
 
+def plain(k):
+    return {"image": torch.full((4, 3), k % 256, dtype=torch.uint8), "pair": (k, np.float32(k)), "label": k}
+
+
+@pytest.fixture(scope="module")
+def plain_archive(tmp_path_factory):
+    """Samples that can be gathered as a whole."""
+    path = tmp_path_factory.mktemp("plain") / "a.zip"
+    with CacheWriter(path, in_memory_keys=["label"], chunk_size=128) as w:
+        w.extend(map(plain, range(1000)))
+    return path
+
+
 # --- what it gives ----------------------------------------------------------------------------------
 
 
@@ -335,9 +348,57 @@ def test_a_batch_is_intact_until_the_next_but_one_is_asked_for(ds, threads, pref
             before = batch, batch["label"].tolist()
 
 
+@pytest.mark.parametrize(("threads", "prefetch"), [(1, 1), (2, 2), (4, 1)])
+@pytest.mark.parametrize("size", [3, 7])
+def test_small_batches_are_gathered_several_at_once(plain_archive, threads, prefetch, size):
+    ds = CachedDataset.from_cache(plain_archive, batch_transform=lambda batch: {**batch, "more": 1})
+    loader = ds.loader(size, shuffle=True, num_threads=threads, prefetch=prefetch)
+    shared = 0
+    for _ in range(4):
+        seen, before = [], None
+        for batch in loader:
+            order = batch["label"].tolist()
+            assert same(batch, {**default_collate([plain(k) for k in order]), "more": 1})
+            if before is not None:
+                image = before["image"].untyped_storage().data_ptr()
+                shared += image == batch["image"].untyped_storage().data_ptr()
+                assert not before["image"].any(), "the caller's own change is undone"
+            batch["image"].zero_()
+            seen += order
+            before = batch
+        assert sorted(seen) == list(range(1000))
+    assert shared > len(loader)
+
+
+def test_what_a_batch_transform_raises_amid_several_comes_at_its_batch(plain_archive):
+    def check(batch):
+        calls.append(batch["label"].tolist())
+        if 500 in calls[-1]:
+            raise ODD
+        return batch
+
+    loader = CachedDataset.from_cache(plain_archive, batch_transform=check).loader(3)
+    for _ in range(3):
+        calls = []
+        found, error = consume(loader)
+        assert (found, error) == (list(range(498)), ODD)
+        assert len({tuple(call) for call in calls}) == len(calls), "a batch was transformed twice"
+
+
+def test_a_slice_that_is_gathered_with_a_corrupt_record_comes_up_to_it(tmp_path, plain_archive):
+    path = tmp_path / "b.zip"
+    path.write_bytes(plain_archive.read_bytes())
+    flip(path, int(CachedDataset.from_cache(path).reader.records.offset[777]))
+    loader = CachedDataset.from_cache(path).loader(2)
+    for _ in range(3):
+        found, error = consume(loader)
+        assert (found, type(error)) == (list(range(776)), CorruptRecordError)
+
+
 def test_memory_is_used_again(ds):
-    places = {batch["image"].data_ptr() for batch in ds.loader(2)}
-    assert len(places) < 20
+    loader = ds.loader(2)
+    places = [batch["image"].data_ptr() for _ in range(20) for batch in loader]
+    assert len(set(places)) < len(places) / 5
 
 
 def test_without_reuse_all_batches_of_an_epoch_stay(ds):
@@ -581,6 +642,18 @@ def test_torchs_number_of_threads_is_left_as_it_is(archive):
         [sys.executable, "-c", COUNTING, archive], capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "left\n", done.stderr
+
+
+def test_torch_uses_no_other_threads_in_those_of_a_loader(archive):
+    found = []
+    ds = CachedDataset.from_cache(archive, batch_transform=lambda _: found.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        list(ds.loader(5))
+    finally:
+        torch.set_num_threads(before)
+    assert set(found) == {1}
 
 
 def test_two_loaders_at_once_do_not_meet(ds):

@@ -62,6 +62,14 @@ def collation(decoder: Decoder, special: Special | None = None) -> Collate | Non
         return None
 
 
+@functools.lru_cache(maxsize=256)
+def is_gathered(decoder: Decoder) -> bool:
+    """Whether all of a collated batch is gathered, so that a part of it is what the part's samples give."""
+    return collation(decoder) is not None and all(
+        field.offset is not None and bulk_dtype(field) is not None for field in decoder.fields.values()
+    )
+
+
 def collation_of(decoder: Decoder, node: Node, column: type) -> Collate:
     """The same for what lies at one node; default_collate would hold its values in a `column`.
 
@@ -147,10 +155,10 @@ def _leaf(field: Field, column: type) -> Collate:
 
 
 def bulk_dtype(field: Field) -> torch.dtype | None:
-    """The dtype of the tensor that default_collate stacks of a field; None where it does something else."""
+    """The dtype of what default_collate stacks of a field; None where it does something else."""
     if field.kind == "tensor":
         assert isinstance(field.dtype, torch.dtype)
         return field.dtype if field.dtype in _BULK_DTYPES else None
-    if field.kind == "array":
+    if field.kind in ("array", "scalar"):
         return _NUMPY_TO_TORCH.get(field.dtype)  # type: ignore[arg-type]
     return _SCALARS.get(field.kind)

@@ -9,19 +9,19 @@ samples of any type take this way. Were it not recognised any more, it would see
 
 from __future__ import annotations
 
-import operator
 import sys
-from collections.abc import Callable, Iterator, MutableSequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from edcache.batch.collation import Special, collation
+from edcache.batch.collation import Special, collation, is_gathered
 from edcache.batch.handover import Parcel, is_next
 from edcache.batch.memory import for_this_process
 from edcache.batch.projection import Projection
@@ -115,12 +115,34 @@ class Batch(MutableSequence[Any]):
             batch = default_collate(samples) if special is None else special.of_samples(samples)
         return batch if finish is None else finish(batch)
 
+    def collated_by(self, size: int, memory: Memory) -> Iterable[Any] | None:
+        """`collated()` of every `size` samples in turn, by one gather a field for all of them.
+
+        They share memory. None where not every field can be gathered, and for a selection of fields.
+        """
+        dataset = self._dataset
+        if not self._is_bulk() or dataset._fields is not None:
+            return None
+        group = dataset.cache.reader.group(self._indices)
+        collate = None if group is None or not is_gathered(group.decoder) else collation(group.decoder)
+        if collate is None:
+            return None
+        leaves, structure = tree_flatten(collate(group, memory))
+        parts = zip(*(leaf.split(size) for leaf in leaves), strict=True)
+        batches = (tree_unflatten(part, structure) for part in parts)
+        finish = dataset._batch_transform
+        return batches if finish is None else map(finish, batches)
+
+    def _is_bulk(self) -> bool:
+        """Whether what default_collate makes of the samples may be gathered from their records."""
+        if self._dataset._transform is not None or not len(self._indices) or _is_changed():
+            return False
+        return self._samples is None  # whoever has seen them may have changed them
+
     def _in_bulk(self, special: Special | None, memory: Memory) -> Any:
         dataset, indices = self._dataset, self._indices
-        if dataset._transform is not None or not len(indices) or _is_changed():
+        if not self._is_bulk():
             return NotImplemented
-        if self._samples is not None:
-            return NotImplemented  # whoever has seen them may have changed them
         cache, fields = dataset.cache, dataset._fields
         if fields is not None:
             return (
@@ -165,14 +187,17 @@ def _collate_to_hand_over(batch: Batch, *, collate_fn_map: Any = None) -> Any:
     return Parcel(batch.collated())
 
 
-_bulk_ways = operator.itemgetter(torch.Tensor, np.ndarray, int, float)
-_TORCHS_OWN = _bulk_ways(default_collate_fn_map)
+default_collate_fn_map[_Mark] = _collate_marked
+default_collate_fn_map[_MarkToHandOver] = _collate_to_hand_over
+
+_KNOWN = dict(default_collate_fn_map)
+_IN_BULK = (torch.Tensor, np.ndarray, np.generic, int, float, dict, list, tuple)
 
 
 def _is_changed() -> bool:
     """Whether somebody taught default_collate another way with what is gathered here."""
-    return bool(_bulk_ways(default_collate_fn_map) != _TORCHS_OWN)
-
-
-default_collate_fn_map[_Mark] = _collate_marked
-default_collate_fn_map[_MarkToHandOver] = _collate_to_hand_over
+    if default_collate_fn_map == _KNOWN:
+        return False
+    changed = [key for key, way in default_collate_fn_map.items() if _KNOWN.get(key) is not way]
+    kinds = (kind for key in changed for kind in (key if isinstance(key, tuple) else (key,)))
+    return len(default_collate_fn_map) < len(_KNOWN) or any(issubclass(kind, _IN_BULK) for kind in kinds)
