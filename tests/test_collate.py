@@ -152,7 +152,8 @@ def options(draw, make):
 
 
 def plain(asked, path, way, values):
-    if way == "as_list" and any(isinstance(v, np.ndarray) and v.dtype.kind in "UM" for v in values):
+    dtypes = [v.dtype for v in values if isinstance(v, np.ndarray)]
+    if way == "as_list" and any(dtype.kind in "UM" or not dtype.isnative for dtype in dtypes):
         return values  # of dtypes that torch has not
     values = [torch.as_tensor(v) if isinstance(v, np.ndarray) else v for v in values]
     cut = [v[: asked["max_length"]] if isinstance(v, torch.Tensor) and v.ndim else v for v in values]

@@ -55,3 +55,15 @@ def test_other_conditions_are_what_imports_them(path):
     """Else the tests above would find nothing whatever is imported."""
     found = imported(path, "assert len(dataset.filter('label == 3')) == 1")
     assert {"pyarrow.compute", "pyarrow.acero"} <= set(found)
+
+
+BUILD = """
+labels = dict(i=1, f=0.5, b=True, t="x", n=None, d=datetime.date(2020, 1, 2), l=[1, 2])
+with edcache.CacheWriter(sys.argv[1] + ".new", in_memory_keys=list(labels)) as w:
+    w.append({"x": torch.ones(3), **labels})
+    w.append({"x": torch.ones(3), **dict.fromkeys(labels)})
+"""
+
+
+def test_writing_an_archive_with_labels_imports_nothing_heavy(path):
+    assert imported(path, "import datetime\n" + BUILD) == []

@@ -2,6 +2,7 @@
 
     wording.py   values and missing columns, as messages put them
     spec.py      LabelSpec: which fields of a sample are labels
+    arrays.py    Arrow arrays from and to numpy
     values.py    one label value and its type; the one type of a column
     columns.py   LabelCollector: samples -> the label columns of a chunk; those of many chunks as one
     tables.py    the archive's tables to Arrow IPC bytes and back

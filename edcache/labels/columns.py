@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from edcache.errors import LabelError, LabelTypeError
+from edcache.labels.arrays import from_numpy, from_texts, list_items, number_values, numpy_dtype
 from edcache.labels.spec import LabelSource, LabelSpec
 from edcache.labels.values import (
     EXACT,
@@ -26,8 +27,6 @@ from edcache.labels.values import (
     element_type,
     is_list,
     is_number,
-    number_values,
-    numpy_dtype,
     type_of_text,
     type_text,
     widened_float16,
@@ -174,35 +173,35 @@ def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
     """One Arrow array of the values, which are known to fit `kind`; no validity bitmap without a None."""
     if is_list(kind):
         return _build_lists(values, kind)
+    if pa.types.is_null(kind):
+        return pa.nulls(len(values))
     if is_number(kind) or pa.types.is_boolean(kind):
-        dtype = numpy_dtype(kind)
-        return _build_numpy(values, dtype, dtype.type(0), kind)
+        return _build_numpy(values, numpy_dtype(kind), kind)
     if pa.types.is_date32(kind):
-        return _build_numpy(values, np.dtype("M8[D]"), np.datetime64(0, "D"), kind)
+        return _build_numpy(values, np.dtype("M8[D]"), kind)
     if pa.types.is_timestamp(kind):
-        dtype = np.dtype(f"M8[{kind.unit}]")
-        return _build_numpy(values, dtype, np.datetime64(0, kind.unit), kind)
+        return _build_numpy(values, np.dtype(f"M8[{kind.unit}]"), kind)
     if pa.types.is_duration(kind):
-        dtype = np.dtype(f"m8[{kind.unit}]")
-        return _build_numpy(values, dtype, np.timedelta64(0, kind.unit), kind)
-    return pa.array(values, type=kind)
+        return _build_numpy(values, np.dtype(f"m8[{kind.unit}]"), kind)
+    return from_texts(values, kind)
 
 
-def _build_numpy(values: list[Any], dtype: np.dtype[Any], filler: Any, kind: pa.DataType) -> pa.Array:
-    # Arrow's own conversion refuses ints beyond 2**53 in a float column, exact or not.
-    if not any(value is None for value in values):
-        return pa.array(np.array(values, dtype=dtype), type=kind)
-    mask = np.fromiter((value is None for value in values), dtype=bool, count=len(values))
-    filled = [filler if value is None else value for value in values]
-    return pa.array(np.array(filled, dtype=dtype), type=kind, mask=mask)
+def _build_numpy(values: list[Any], dtype: np.dtype[Any], kind: pa.DataType) -> pa.Array:
+    missing = None
+    if any(value is None for value in values):
+        missing = np.fromiter((value is None for value in values), np.bool_, len(values))
+        filler = np.zeros((), dtype)[()]
+        values = [filler if value is None else value for value in values]
+    array = np.array(values, dtype=dtype)
+    if dtype.kind in "mM":
+        array = array.view(np.int64).astype(np.int32 if pa.types.is_date32(kind) else np.int64)
+    return from_numpy(array, kind, missing)
 
 
 def _build_lists(values: list[Any], kind: pa.DataType) -> pa.Array:
-    ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)])
-    offsets = pa.array(ends, type=pa.int32())
-    if any(value is None for value in values):
-        mask = np.array([*(value is None for value in values), False])
-        offsets = pa.array(ends.astype(np.int32), mask=mask)
+    ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
+    missing = np.array([*(value is None for value in values), False])
+    offsets = from_numpy(ends, pa.int32(), missing if missing.any() else None)
     return pa.ListArray.from_arrays(offsets, _build_flat(values, kind.value_type))
 
 
@@ -210,7 +209,7 @@ def _build_flat(values: list[Any], element: pa.DataType) -> pa.Array:
     present = [value for value in values if value is not None]
     if present and all(isinstance(value, np.ndarray) for value in present):
         flat = np.concatenate(present, dtype=numpy_dtype(element), casting="unsafe")
-        return pa.array(flat, type=element)
+        return from_numpy(flat, element)
     return _build([item for value in present for item in value], element)
 
 
@@ -316,14 +315,12 @@ def _numbers_of(part: pa.ChunkedArray) -> Iterable[int]:
     if not pa.types.is_integer(element_type(part.type)):
         return
     for chunk in part.chunks:
-        flat = chunk.flatten() if is_list(part.type) else chunk
-        # drop_null() imports pyarrow.compute, and every open of a growing archive comes by here.
-        yield from deciding_numbers(number_values(flat.drop_null() if flat.null_count else flat))
+        yield from deciding_numbers(number_values(list_items(chunk) if is_list(part.type) else chunk))
 
 
 def _enlarged(kind: pa.DataType, parts: Sequence[pa.ChunkedArray]) -> pa.DataType:
     if is_list(kind):
-        items = sum(len(chunk.flatten()) for part in parts if is_list(part.type) for chunk in part.chunks)
+        items = sum(len(list_items(chunk)) for part in parts if is_list(part.type) for chunk in part.chunks)
         return pa.large_list(kind.value_type) if items > _OFFSET_LIMIT else kind
     large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
     if kind in large and sum(part.nbytes for part in parts) > _OFFSET_LIMIT:

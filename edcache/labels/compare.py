@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from edcache.errors import LabelTypeError
-from edcache.labels.values import numpy_dtype
+from edcache.labels.arrays import numpy_dtype
 from edcache.labels.wording import unknown_label
 
 _OPERATIONS: dict[str, Callable[[pc.Expression, pc.Expression], pc.Expression]] = {

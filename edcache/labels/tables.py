@@ -17,8 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edcache.errors import CorruptArchiveError
+from edcache.labels.arrays import from_numpy, number_values, numpy_dtype
 from edcache.labels.columns import LabelTypes
-from edcache.labels.values import number_values, numpy_dtype
 
 _META: Final = b"edcache"
 _LABEL: Final = "label/"
@@ -201,11 +201,11 @@ def spread(labels: pa.Table, index: npt.NDArray[np.int64] | None, length: int) -
         return labels
     rows = np.full(length, -1, np.int64)
     rows[index] = np.arange(len(index))
-    return labels.take(pa.array(rows, mask=rows < 0))
+    return labels.take(from_numpy(rows, pa.int64(), rows < 0))
 
 
 def _columns(records: Records) -> dict[str, Any]:
-    return {name: pa.array(column, _COLUMNS[name]) for name, column in records.columns().items()}
+    return {name: from_numpy(column, _COLUMNS[name]) for name, column in records.columns().items()}
 
 
 def _batch(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> pa.RecordBatch:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from edcache.labels.arrays import NUMBERS, numpy_dtype
 from edcache.labels.wording import shown
 
 EXACT = 2**53  # every integer up to here is a float64
@@ -34,24 +35,6 @@ class Cell(NamedTuple):
     type: pa.DataType
     value: Any
     numbers: Sequence[int] = ()
-
-
-def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """The numpy dtype of an Arrow bool, integer or float type."""
-    return _DTYPES[kind]  # kind.to_pandas_dtype() needs pandas before pyarrow 15
-
-
-def number_values(array: pa.Array) -> npt.NDArray[Any]:
-    """An array of integers or floats without nulls as numpy: a read-only view of its memory.
-
-    What array.to_numpy() gives, which however imports pandas wherever it is installed: 150 ms.
-    """
-    dtype = numpy_dtype(array.type)
-    if not len(array):
-        return np.empty(0, dtype)
-    values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
-    values.flags.writeable = False
-    return values
 
 
 def widened_float16(array: pa.Array) -> pa.Array:
@@ -75,7 +58,6 @@ _NUMPY_TYPES: dict[type, pa.DataType] = {
     )
 }
 _FLOATS = (float, np.float16, np.float32, np.float64)
-_DTYPES = {kind: np.dtype(scalar) for scalar, kind in _NUMPY_TYPES.items()}
 # No value of these classes can change a column's type, but for a str that is not UTF-8.
 SETTLED = frozenset({bool, bytes, np.bool_, *_FLOATS})
 INTEGERS = frozenset({int, *(cls for cls, kind in _NUMPY_TYPES.items() if pa.types.is_integer(kind))})
@@ -355,7 +337,7 @@ _NAMED_TYPES = {
     str(kind): kind
     for kind in (
         pa.null(),
-        *_DTYPES,
+        *NUMBERS,
         *(pa.string(), pa.large_string(), pa.binary(), pa.large_binary(), pa.date32()),
         *(pa.duration(unit) for unit in ("s", "ms", "us", "ns")),
         *(pa.timestamp(unit, zone) for unit in ("s", "ms", "us", "ns") for zone in (None, "UTC")),

@@ -15,7 +15,8 @@ from edcache.errors import (
     OptionError,
     SampleIndexError,
 )
-from edcache.labels.values import is_number, number_values
+from edcache.labels.arrays import from_numpy, number_values
+from edcache.labels.values import is_number
 from edcache.labels.wording import unknown_label
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
@@ -147,7 +148,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """The column as Arrow has it."""
         column = self._whole.column(name)
         rows = self.rows
-        return column if rows is None else column.take(pa.array(rows))
+        return column if rows is None else column.take(from_numpy(rows, pa.int64()))
 
     def _column(self, name: str) -> npt.NDArray[Any]:
         rows = self.rows
@@ -261,7 +262,7 @@ def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _taken(table: pa.Table, rows: Rows) -> pa.Table:
-    return table.take(pa.array(rows)) if table.num_columns else table
+    return table.take(from_numpy(rows, pa.int64())) if table.num_columns else table
 
 
 def _as_indices(indices: npt.ArrayLike) -> npt.NDArray[Any]:

@@ -15,7 +15,7 @@ from edcache.errors import (
     SampleIndexError,
     UnknownLabelError,
 )
-from edcache.labels.values import number_values
+from edcache.labels.arrays import list_items, number_values
 from edcache.labels.view import Labels
 
 
@@ -77,6 +77,18 @@ def test_number_values_are_what_to_numpy_gives(kind, values, start, length):
     assert got.tolist() == expected.tolist()
     assert not len(array) or np.shares_memory(got, expected)
     assert not len(array) or not got.flags.writeable
+
+
+@given(st.sampled_from(NUMBERS), st.lists(st.none() | st.integers(0, 100)), st.integers(0, 20))
+def test_number_values_leave_out_what_is_null(kind, values, start):
+    array = pa.array(values, pa.int64()).cast(kind).slice(start)
+    assert number_values(array).tolist() == [value for value in values[start:] if value is not None]
+
+
+@given(st.lists(st.none() | st.lists(st.none() | st.integers(0, 9))), st.integers(0, 5), st.booleans())
+def test_list_items_are_what_flatten_gives(values, start, large):
+    lists = pa.array(values, (pa.large_list if large else pa.list_)(pa.int64())).slice(start)
+    assert list_items(lists).to_pylist() == lists.flatten().to_pylist()
 
 
 def test_equal_lists_are_a_view_in_two_dimensions(table):

@@ -1,0 +1,90 @@
+"""Arrow arrays from and to numpy, without pandas.
+
+`pa.array` and `Array.to_numpy` import pandas, wherever it is installed, to see whether that made the
+values: up to half a second, at the first sample that a process writes or reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+_DTYPES = {
+    kind: np.dtype(name)
+    for kind, name in (
+        *((pa.bool_(), "?"), (pa.int8(), "i1"), (pa.int16(), "i2"), (pa.int32(), "i4"), (pa.int64(), "i8")),
+        *((pa.uint8(), "u1"), (pa.uint16(), "u2"), (pa.uint32(), "u4"), (pa.uint64(), "u8")),
+        *((pa.float16(), "f2"), (pa.float32(), "f4"), (pa.float64(), "f8")),
+    )
+}
+NUMBERS = tuple(_DTYPES)
+"""The Arrow types of bools, integers and floats."""
+
+
+def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
+    """The numpy dtype of an Arrow bool, integer or float type."""
+    return _DTYPES[kind]  # kind.to_pandas_dtype() needs pandas before pyarrow 15
+
+
+def number_values(array: pa.Array) -> npt.NDArray[Any]:
+    """The integers or floats of an array that are not null as numpy; without nulls a view of its memory.
+
+    Read only.
+    """
+    dtype = numpy_dtype(array.type)
+    if not len(array):
+        return np.empty(0, dtype)
+    validity, data = array.buffers()
+    values = np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
+    if array.null_count:
+        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+        values = values[bits[array.offset : array.offset + len(array)].view(np.bool_)]
+    values.flags.writeable = False
+    return values
+
+
+def list_items(lists: pa.Array) -> pa.Array:
+    """The items of all lists in a row; what `flatten()` gives, which imports pyarrow.compute."""
+    if not len(lists):
+        return lists.values[:0]
+    ends = np.frombuffer(
+        lists.offsets.buffers()[1], np.int64 if pa.types.is_large_list(lists.type) else np.int32
+    )
+    first, last = ends[lists.offset], ends[lists.offset + len(lists)]
+    return lists.values.slice(first, last - first)
+
+
+def from_numpy(
+    values: npt.NDArray[Any], kind: pa.DataType, missing: npt.NDArray[np.bool_] | None = None
+) -> pa.Array:
+    """An Arrow array over the memory of a numpy array, where the layouts agree.
+
+    Args:
+        values: of the type's own dtype: bools, numbers, dates as int32, times as int64 ticks.
+        missing: bool [n], which values are null; None for none.
+    """
+    nulls = 0 if missing is None else int(missing.sum())
+    validity = None if missing is None or not nulls else _bits(~missing)
+    data = _bits(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, len(values), [validity, data], nulls)
+
+
+def from_texts(values: Sequence[str | bytes | None], kind: pa.DataType) -> pa.Array:
+    """An Arrow string or binary array of less than 2 GiB."""
+    texts = [value.encode() if isinstance(value, str) else value for value in values]
+    parts = [b"" if text is None else text for text in texts]
+    offsets = np.fromiter(accumulate(map(len, parts), initial=0), np.int32, len(parts) + 1)
+    missing = np.fromiter((text is None for text in texts), np.bool_, len(texts))
+    nulls = int(missing.sum())
+    validity = _bits(~missing) if nulls else None
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(b"".join(parts))]
+    return pa.Array.from_buffers(kind, len(texts), buffers, nulls)
+
+
+def _bits(flags: npt.NDArray[np.bool_]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))
