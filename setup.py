@@ -9,7 +9,10 @@ setup(
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    packages=["edcache", *(f"edcache.{room}" for room in ("batch", "codec", "labels", "reader", "writer"))],
+    packages=[
+        "edcache",
+        *(f"edcache.{room}" for room in ("batch", "codec", "fill", "labels", "reader", "writer")),
+    ],
     package_data={"edcache": ["py.typed"]},
     python_requires=">=3.10",
     install_requires=[

@@ -6,6 +6,7 @@ same while an archive is not sealed. Nothing here writes.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,16 @@ from edcache import format
 from edcache.errors import CorruptArchiveError
 from edcache.format import Cursor, Head, Header, PRead
 from edcache.labels.columns import no_labels, unify
-from edcache.labels.tables import Blocks, ChunkTable, Dictionary, IndexTable, Records, parse_chunk_table
+from edcache.labels.tables import (
+    Blocks,
+    ChunkTable,
+    Dictionary,
+    Failure,
+    IndexTable,
+    Records,
+    failures_of,
+    parse_chunk_table,
+)
 
 _PIECE_NBYTES = 1 << 22
 MAX_SCHEMAS = 1 << 16
@@ -49,6 +59,8 @@ class Chain:
             none of the following.
         entries: everything but seals: what a zip directory lists between head and index.
         chunks: the chunks. dictionaries: the compression dictionaries, oldest first.
+        failures: what was last said of each sample that failed, by index, and the sequence number of the
+            entry that says it; it may have a record by now.
     """
 
     def __init__(self, head: Head, cursor: Cursor, where: str) -> None:
@@ -63,7 +75,15 @@ class Chain:
         self.entries: list[Header] = []
         self.chunks: list[Header] = []
         self.dictionaries: list[Header] = []
+        self.failures: dict[int, tuple[int, Failure]] = {}
         self._index: Header | None = None
+
+    def copy(self) -> Chain:
+        """The same as far as walked; one may go on without the other."""
+        other = copy.copy(self)
+        for name in ("lost", "entries", "chunks", "dictionaries", "failures"):
+            setattr(other, name, getattr(self, name).copy())
+        return other
 
     def extend(self, pread: PRead, size: int) -> None:
         """Take in what follows the cursor in a file of `size` bytes."""
@@ -99,6 +119,7 @@ class Chain:
             return
         if said["length"] is not None:
             self.length = said["length"]
+        self.failures |= {failure.index: (header.seq, failure) for failure in said["failed"]}
         if said["lost"]:
             self.lost |= said["lost"]
             for entries in (self.entries, self.chunks, self.dictionaries):
@@ -124,7 +145,8 @@ class Chain:
             table: reads the table of a chunk; None leaves its samples out.
         """
         names = [name for name, _ in self.head.labels]
-        return merge(self.chunks, table, self.dictionaries, self.length, names, self.where)
+        failures = [failure for _, failure in self.failures.values()]
+        return merge(self.chunks, table, self.dictionaries, self.length, names, self.where, failures)
 
 
 def _read_amendment(pread: PRead, header: Header) -> dict[str, Any] | None:
@@ -137,7 +159,8 @@ def _read_amendment(pread: PRead, header: Header) -> dict[str, Any] | None:
         length, lost = said.get("length"), said.get("lost", [])
         if not (length is None or (type(length) is int and length >= 0)):
             return None
-        return {"length": length, "lost": {int(seq) for seq in lost}}
+        failed = failures_of(said.get("failed", []))
+        return {"length": length, "lost": {int(seq) for seq in lost}, "failed": failed}
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -202,6 +225,7 @@ def merge(
     length: int | None,
     label_names: Sequence[str],
     where: str,
+    failures: Sequence[Failure] = (),
 ) -> Contents:
     """Merge the tables of chunks in chain order into one; of two records of an index the later wins.
 
@@ -209,6 +233,7 @@ def merge(
         tables: reads the table of a chunk; None leaves its samples out.
         length: what the head or an amendment says; None takes one more than the largest index.
         label_names: the columns of the label table where there is no chunk.
+        failures: of samples, some of which may have a record.
     Cost: some 40 bytes of memory a sample, and its labels twice.
     """
     rows = sum(header.samples for header in chunks)
@@ -237,7 +262,20 @@ def merge(
     if len(records.offset) == length:
         records = replace(records, index=None)
     known = [Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in dictionaries]
-    return Contents(IndexTable(records, length, list(schemas), known, blocks), table)
+    failed = _without_record(failures, records.index, length)
+    return Contents(IndexTable(records, length, list(schemas), known, blocks, failed), table)
+
+
+def _without_record(
+    failures: Sequence[Failure], index: npt.NDArray[np.int64] | None, length: int
+) -> list[Failure]:
+    """Those of samples within the length that have no record, by rising index."""
+    if index is None:
+        return []
+    if not failures:
+        return []
+    present = set(index.tolist())
+    return sorted(f for f in failures if f.index < length and f.index not in present)
 
 
 class _Columns:

@@ -17,17 +17,20 @@ from edcache.errors import (
     OptionError,
     StaleCacheError,
 )
-from edcache.fill import LazyFiller, check_length, check_source, fill
+from edcache.fill import Job, LazyFiller, bytes_limit, check_job, check_length, check_source, claim_size, fill
 from edcache.fingerprint import differences, type_fingerprint
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
+from edcache.labels.tables import Failure
 from edcache.labels.view import Labels
+from edcache.progress import Show
 from edcache.reader import Reader
-from edcache.views import Samples, Transform
+from edcache.views import Samples, Transform, View
 from edcache.writer import adopt_labels, check_options, check_writing, never_created, new_head
 
 InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
 
+FILL_OPTIONS = ("num_workers", "multiprocessing_context", "if_filling", "check_space", "progress")
 READ_OPTIONS = frozenset({"allow_pickle", "batch_transform", "io", "transform", "verify", "zero_copy"})
 
 
@@ -50,7 +53,22 @@ class CachedDataset(Samples):
             then; torch knows no such tensor, and writing into one ends the process.
         verify: when checksums are looked at: "touch" (first read in a process), "always", "never".
         sync: "seal" (default), "chunk" or "never": when written bytes are brought to the disk.
-        progress: True or False; by default a bar shows on a terminal.
+        progress: True or False; by default a bar shows on a terminal. A function is called with (samples
+            present, samples of the dataset) instead.
+        num_workers: processes that compute what is missing, each of which appends for itself: 0 computes in
+            this one, "auto" takes one for each processor that this process may use.
+        multiprocessing_context: "fork", "spawn", "forkserver", or a context; the platform's by default.
+        if_filling: where another process fills the archive already: "join" shares the work, "wait" waits
+            for it, "fail" raises ArchiveLockedError.
+        on_error: what becomes of a sample that cannot be made: "raise" ends the fill, "skip" records it
+            (see `errors`) and a later fill tries again, "skip_final" records it as absent for good.
+        retries: how often a sample whose source raised is tried again at once.
+        timeout: seconds for one sample; one that hangs, in C code too, is then as one that raises.
+        check_space: end a fill early where the disk cannot hold what is missing.
+        max_bytes: a lazy archive grows no larger: bytes, "20GB", or a part of the free disk such as 0.5.
+            What does not fit is computed every time.
+        on_full: what a full disk does to a lazy cache: "passthrough" computes every time, with one warning;
+            "raise" raises StorageError.
         fingerprint: JSON-able description of the source that must match the archive's.
         transform: called with every sample that is read, live: the place of random augmentation.
         batch_transform: called with every collated batch of `default_collate`, `edcache.collate`, `batch`
@@ -81,7 +99,16 @@ class CachedDataset(Samples):
         zero_copy: bool = False,
         verify: str = "touch",
         sync: str = "seal",
-        progress: bool | None = None,
+        progress: Show = None,
+        num_workers: int | str = 0,
+        multiprocessing_context: Any = None,
+        if_filling: str = "join",
+        on_error: str = "raise",
+        retries: int = 0,
+        timeout: float | None = None,
+        check_space: bool = True,
+        max_bytes: int | float | str | None = None,
+        on_full: str = "passthrough",
         fingerprint: dict[str, Any] | None = None,
         transform: Transform = None,
         batch_transform: Transform = None,
@@ -105,15 +132,35 @@ class CachedDataset(Samples):
         keys = in_memory_keys if in_memory_keys is not None else getattr(source, "in_memory_keys", None)
         self._spec = LabelSpec.parse(keys)
         check_writing(sync, chunk_size)
+        check_job(on_error, retries, timeout)
+        if max_bytes is not None and not (lazy if force_cache is None else not force_cache):
+            raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
         self._asked = {"codec": codec, "compression": compression}
-        self._fill_options: dict[str, Any] = {"chunk_size": chunk_size, "sync": sync}
-        self._progress = progress
-        self._head = new_head(
+        self._fill_options: dict[str, Any] = {
+            "num_workers": num_workers,
+            "multiprocessing_context": multiprocessing_context,
+            "if_filling": if_filling,
+            "check_space": check_space,
+            "progress": progress,
+        }
+        self._lazy_options: dict[str, Any] = {
+            "max_bytes": bytes_limit(max_bytes, self.path),
+            "on_full": on_full,
+        }
+        length = len(source) if hasattr(source, "__len__") else None
+        head = new_head(
             self._spec,
-            length=len(source) if hasattr(source, "__len__") else None,
+            length=length,
+            claim_size=claim_size(length or 0),
             codec=codec or "native",
             compression=compression,
             fingerprint=fingerprint or type_fingerprint(source),
+        )
+        self._job = Job(
+            *(source, self.path, head, self._spec, chunk_size, sync),
+            on_error=on_error,
+            retries=retries,
+            timeout=timeout,
         )
         self._start(lazy if force_cache is None else not force_cache, keep_existing)
         self._pin()
@@ -129,7 +176,7 @@ class CachedDataset(Samples):
             return
         check_source(self._source, self.path)
         if lazy:
-            self._filler = LazyFiller(self._source, self.path, self._head, self._spec, **self._fill_options)
+            self._filler = LazyFiller(self._job, **self._lazy_options)
             self._filler.create()
         else:
             self._fill(rebuild=not keep_existing)
@@ -142,30 +189,21 @@ class CachedDataset(Samples):
         found = archive_at(self.path)
         if found is None:
             return False
-        assert self._head.fingerprint is not None
-        changed = (
-            differences(found.head.fingerprint, self._head.fingerprint) if found.head.fingerprint else []
-        )
+        asked = self._job.head
+        assert asked.fingerprint is not None
+        changed = differences(found.head.fingerprint, asked.fingerprint) if found.head.fingerprint else []
         if changed:
             remedy = "use another path, or pass keep_existing=False to build it anew"
             raise StaleCacheError(stale_message(self.path, changed, remedy))
-        length = self._head.length or 0
+        length = asked.length or 0
         longer = len(found) if len(found) > length else None
         check_length(self.path, found.declared_length or longer, length)
         adopt_labels(found.head, self._spec, self.path)
         check_options(found.head, self.path, **self._asked)
         return found.sealed and found.complete and len(found) >= length
 
-    def _fill(self, rebuild: bool = False) -> None:
-        fill(
-            self._source,
-            self.path,
-            self._head,
-            self._spec,
-            progress=self._progress,
-            rebuild=rebuild,
-            **self._fill_options,
-        )
+    def _fill(self, rebuild: bool = False, **options: Any) -> None:
+        fill(self._job, rebuild=rebuild, **self._fill_options | options)
 
     @classmethod
     def from_cache(
@@ -203,7 +241,7 @@ class CachedDataset(Samples):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_labels": None}
         if self._source is not None and self.complete:
-            state |= {"_source": None, "_filler": None, "_spec": None}
+            state |= {"_source": None, "_filler": None, "_spec": None, "_job": None}
         return state
 
     @property
@@ -223,8 +261,21 @@ class CachedDataset(Samples):
 
     @property
     def complete(self) -> bool:
-        """Whether every sample has a record."""
+        """Whether every sample has a record, or is recorded as absent for good."""
         return self._reader.complete
+
+    @property
+    def errors(self) -> list[Failure]:
+        """Why samples have no record, for those that failed when they were made.
+
+        Each has index, final (absent for good), error (the exception's name), message and traceback.
+        """
+        return list(self._reader.failures)
+
+    def available(self) -> View:
+        """The samples that have a record, as a view."""
+        index = self._reader.records.index
+        return self._view(np.arange(len(self)) if index is None else np.array(index))
 
     def info(self) -> dict[str, Any]:
         """The state of the archive, and what reading it takes in this process.
@@ -269,11 +320,17 @@ class CachedDataset(Samples):
             self._labels = None
         return changed
 
-    def warmup(self) -> CachedDataset:
+    def warmup(self, num_workers: int | str | None = None, **options: Any) -> CachedDataset:
         """Compute every missing sample now, with a progress bar, and seal the archive.
 
+        Args:
+            num_workers: as in the class; None takes what was given there.
+            options: multiprocessing_context, if_filling, check_space, progress, as in the class.
         Raises: as the class; OptionError where the dataset was opened without its source.
         """
+        unknown = set(options) - set(FILL_OPTIONS)
+        if unknown:
+            raise OptionError(f"warmup() takes {', '.join(FILL_OPTIONS)}, not {', '.join(sorted(unknown))}")
         if self._source is None:
             if not self.complete:
                 raise OptionError(
@@ -283,7 +340,7 @@ class CachedDataset(Samples):
             return self
         if self._filler is not None:
             self._filler.flush()
-        self._fill()
+        self._fill(**options if num_workers is None else options | {"num_workers": num_workers})
         self.refresh()
         return self
 
@@ -305,7 +362,7 @@ class CachedDataset(Samples):
                 raise
         if self._filler.has_pending(position):
             self._filler.flush()
-        if self._reader.refresh():
+        if self._filler.is_published(position) and self._reader.refresh():
             self._labels = None
             if self._reader.has(position):
                 return self._reader.read(position, copy=not self.zero_copy)

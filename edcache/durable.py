@@ -11,7 +11,7 @@ those through `system`, so that a test can record the operations or fail the n-t
 - On Linux a pwrite to a descriptor opened with O_APPEND ignores its offset, so none is.
 - A POSIX record lock vanishes when *any* descriptor of the file is closed in the process. Locks
   here are open-file-description locks, which end with the description that took them: at its last
-  close, however the process dies. A fork shares them, so a child must not unlock its parent's.
+  close, however the process dies. A fork shares them; so a child closes what its parent may lock.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import struct
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
@@ -140,6 +141,14 @@ class System:
             if start == WHOLE_FILE_LOCK:
                 fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
+    def is_locked(self, fd: int, start: int, length: int) -> bool:
+        """Whether others hold a lock on one of the bytes; False where the system cannot tell."""
+        if sys.platform == "win32" or not hasattr(fcntl, "F_OFD_GETLK"):
+            return False
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+        kind = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
+        return bool(kind != fcntl.F_UNLCK)
+
     def unlock(self, fd: int, start: int, length: int) -> None:
         """Release what `lock` took."""
         if sys.platform == "win32":
@@ -172,6 +181,19 @@ def replace_system(other: System) -> Iterator[System]:
         system = before
 
 
+_lockable: weakref.WeakSet[File] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """Let go of the parent's locks in a forked child: they would outlive the parent with it."""
+    for file in list(_lockable):
+        file.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_inherited)
+
+
 class File:
     """One open regular file, read and written at offsets.
 
@@ -187,6 +209,8 @@ class File:
         self.path = path
         self.writable = writable
         self._fd = fd
+        if writable:
+            _lockable.add(self)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], mode: str) -> File:
@@ -340,6 +364,13 @@ class File:
                 return False
             _refused(self.path, _LOCKING, error)
         return True
+
+    def is_locked(self, start: int, length: int) -> bool:
+        """Whether another open file has locked one of the bytes; False where the system cannot tell."""
+        try:
+            return system.is_locked(self._fd, start, length)
+        except OSError as error:
+            _refused(self.path, "asking for its locks", error)
 
     def unlock(self, start: int, length: int = 1) -> None:
         """Release bytes that this open file locked."""

@@ -16,7 +16,9 @@
     │       └── CorruptRecordError             one record; the others still read
     ├── SampleIndexError (IndexError)          an index outside [-n, n)
     ├── MissingSampleError (LookupError)       an index in range that has no record yet
+    │   └── SampleFailedError                  it has none because it could not be made
     ├── SourceError (RuntimeError)             the source dataset raised while a sample was computed
+    ├── WorkerError (RuntimeError)             worker processes of a fill end, and no sample is to blame
     ├── CodecError
     │   ├── UnsupportedTypeError (TypeError)   a leaf that the native codec does not store
     │   ├── UnregisteredTypeError (TypeError)  an enum or dataclass that this process has not registered
@@ -106,8 +108,16 @@ class MissingSampleError(EdcacheError, LookupError):
     """
 
 
+class SampleFailedError(MissingSampleError):
+    """A sample that could not be made when it was tried; the text has the traceback of that time."""
+
+
 class SourceError(EdcacheError, RuntimeError):
     """The source dataset raised while a sample was computed; `__cause__` is its exception."""
+
+
+class WorkerError(EdcacheError, RuntimeError):
+    """Worker processes of a fill end, and no sample is to blame; or what one raised could not be sent."""
 
 
 class CodecError(EdcacheError):

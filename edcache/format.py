@@ -92,8 +92,11 @@ no float64, or null. A writer that knows only the last chunk so refuses labels t
 
 Where one index appears in several chunks the newest chunk wins.
 
-An amendment's JSON has "length", the samples of the dataset from now on, or "lost", the sequence
-numbers of entries that do not count any more (section 5), or both.
+An amendment's JSON has one or more of "length", the samples of the dataset from now on, "lost", the
+sequence numbers of entries that do not count any more (section 5), and "failed", the samples that could
+not be made: [[index, final, name of the exception, its text, traceback], ...]. A final one counts as
+absent for good, another one is tried again by the next fill. A record of the same index outdates it, and
+so does a later entry about it.
 
 4. The seal
 -----------
@@ -102,7 +105,8 @@ nbytes, crc32, schema, and raw_nbytes where the archive compresses; sorted by in
 are absent a first column `index` says which are there; a dense archive leaves it out and row i is
 sample i. Its metadata "edcache" is JSON: {"length", "schemas", "dictionaries": [[offset, nbytes,
 crc32], ...], "chunks": [[offset of the block crcs, offset of the records, bytes of the records],
-...] by rising offset}. labels.arrow has the same rows and the label columns under their plain names.
+...] by rising offset}, and "failed" as in an amendment where samples without a record failed.
+labels.arrow has the same rows and the label columns under their plain names.
 
 An archive is *sealed* when it ends with the canonical directory, the directory points at an index
 and a labels entry with the right uuid and consecutive numbers and links, and they end where the
@@ -134,7 +138,8 @@ cut what lies behind the last of them (a torn tail); write the payload; write th
   the archive is unsealed and the chain, which runs through the old seal, tells all.
 
 Locks are on single bytes far behind any data: `LOCK_APPEND` for an append or a seal, `LOCK_SESSION`
-by whoever replaces the archive, `LOCK_CLAIM + k` by whoever computes claim k of a fill (a claim is
+by whoever replaces the archive, one of `FILLERS` bytes from `LOCK_FILLER` on by everyone who fills it,
+`LOCK_CLAIM + k` by whoever computes claim k of a fill (a claim is
 a run of `claim_size` consecutive indices). The kernel frees them when their holder dies.
 """
 
@@ -168,6 +173,8 @@ KIND_HEAD, KIND_CHUNK, KIND_DICTIONARY, KIND_AMENDMENT, KIND_INDEX, KIND_LABELS 
 
 LOCK_APPEND: Final = 1 << 62
 LOCK_SESSION: Final = LOCK_APPEND + 1
+LOCK_FILLER: Final = LOCK_APPEND + (1 << 16)
+FILLERS: Final = 1 << 16
 LOCK_CLAIM: Final = LOCK_APPEND + (1 << 32)
 
 _HEAD_NAME: Final = "edcache.json"

@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 logger = logging.getLogger("edcache")
+
+
+Show = bool | Callable[[int, int], object] | None
 
 
 class Progress:
@@ -18,40 +22,43 @@ class Progress:
         what: what is being filled, such as the archive's name.
         kept, total: samples present at the start, samples of the dataset.
         show: whether the bar shows: True always, False never, None on a terminal. EDCACHE_PROGRESS=0
-            or 1 decides where show is None. On ranks other than 0 nothing shows unless asked for.
+            or 1 decides where show is None. On ranks other than 0 nothing shows unless asked for. A
+            function is called with (samples present, samples of the dataset) instead.
 
     "train.zip: 412 of 1,797 already cached" goes to stderr wherever that is, so that logs of batch jobs
     have it too, but for show=False, EDCACHE_PROGRESS=0 and other ranks.
     """
 
-    def __init__(self, what: str, kept: int, total: int, show: bool | None) -> None:
-        self.samples = 0
-        if kept and show is not False and os.environ.get("EDCACHE_PROGRESS") != "0" and _is_first_rank():
+    def __init__(self, what: str, kept: int, total: int, show: Show) -> None:
+        self._present, self._total = kept, total
+        self._tell = show if callable(show) else None
+        visible = False if callable(show) else show
+        if kept and visible is not False and os.environ.get("EDCACHE_PROGRESS") != "0" and _is_first_rank():
             print(f"{what}: {kept:,} of {total:,} already cached", file=sys.stderr, flush=True)
         elif kept:
             logger.info("%s: %s of %s already cached", what, f"{kept:,}", f"{total:,}")
         from tqdm.auto import tqdm  # here, because to open a finished archive shows no bar
 
+        self._nbytes = 0
         self._bar: Any = tqdm(
             total=total - kept,
             desc=f"caching {what}",
             unit=" samples",
-            disable=not _shown(show),
+            disable=not _shown(visible),
             dynamic_ncols=True,
             smoothing=0.1,
         )
 
-    def advance(self, samples: int, nbytes: int) -> None:
-        """Some more samples were computed, of so many bytes in all of this process so far."""
-        self.samples += samples
+    def advance(self, samples: int, nbytes: int = 0) -> None:
+        """Some more samples are there, of so many bytes."""
+        self._present += samples
+        self._nbytes += nbytes
         self._bar.update(samples)
+        if self._tell is not None and samples:
+            self._tell(self._present, self._total)
         if not self._bar.disable and self._bar.format_dict["elapsed"] > 0:
-            rate = nbytes / self._bar.format_dict["elapsed"] / 1e6
+            rate = self._nbytes / self._bar.format_dict["elapsed"] / 1e6
             self._bar.set_postfix_str(f"{rate:,.1f} MB/s", refresh=False)
-
-    def found(self, samples: int) -> None:
-        """Some samples turned out to be there already, published by somebody else."""
-        self._bar.update(samples)
 
     def __enter__(self) -> Progress:
         return self

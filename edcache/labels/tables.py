@@ -89,14 +89,49 @@ class Blocks(NamedTuple):
     records_nbytes: int
 
 
+@dataclass(frozen=True, order=True, slots=True)
+class Failure:
+    """A sample that could not be made.
+
+    Attributes:
+        index: its index. final: it counts as absent for good; else a later fill tries again.
+        error: the name of what was raised. message: its text. traceback: as Python prints it.
+    """
+
+    index: int
+    final: bool
+    error: str
+    message: str
+    traceback: str
+
+    def to_json(self) -> list[Any]:
+        """What `failures_of` reads."""
+        return [self.index, self.final, self.error, self.message, self.traceback]
+
+
+def failures_of(said: Any) -> list[Failure]:
+    """Read what JSON has of failures; ValueError for anything else."""
+    if not isinstance(said, list):
+        raise ValueError("its failures are no list")
+    for entry in said:
+        kinds = [type(part) for part in entry] if isinstance(entry, list) else None
+        if kinds != [int, bool, str, str, str] or entry[0] < 0:
+            raise ValueError("one of its failures is none")
+    return [Failure(*entry) for entry in said]
+
+
 class IndexTable(NamedTuple):
-    """What index.arrow says. offset counts from the start of the file; blocks are by rising offset."""
+    """What index.arrow says. offset counts from the start of the file; blocks are by rising offset.
+
+    failures: of samples without a record, by rising index.
+    """
 
     records: Records
     length: int
     schemas: list[str]
     dictionaries: list[Dictionary]
     blocks: list[Blocks]
+    failures: Sequence[Failure] = ()
 
 
 def pack_chunk_table(table: ChunkTable) -> memoryview:
@@ -137,12 +172,14 @@ def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
 
 def pack_index(table: IndexTable) -> memoryview:
     """The Arrow IPC file index.arrow."""
-    meta = {
+    meta: dict[str, Any] = {
         "length": table.length,
         "schemas": table.schemas,
         "dictionaries": table.dictionaries,
         "chunks": table.blocks,
     }
+    if table.failures:
+        meta["failed"] = [failure.to_json() for failure in table.failures]
     return _file(_batch(_columns(table.records), meta))
 
 
@@ -164,7 +201,10 @@ def parse_index(data: Any, rows: int) -> IndexTable:
         blocks = [Blocks(*(int(part) for part in entry)) for entry in meta["chunks"]]
         if not _are_apart(blocks):
             raise ValueError("its chunks overlap")
-        return IndexTable(records, length, _texts(meta["schemas"]), dictionaries, blocks)
+        failures = failures_of(meta.get("failed", []))
+        if any(failure.index >= length for failure in failures):
+            raise ValueError("one of its failures is of no sample")
+        return IndexTable(records, length, _texts(meta["schemas"]), dictionaries, blocks, failures)
 
 
 def pack_labels(labels: pa.Table) -> memoryview:

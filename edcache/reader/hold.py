@@ -18,12 +18,13 @@ from edcache.errors import (
     CorruptArchiveError,
     CorruptRecordError,
     MissingSampleError,
+    SampleFailedError,
     SampleIndexError,
     StaleArchiveError,
 )
 from edcache.format import LATTICE, Header
 from edcache.labels import tables
-from edcache.labels.tables import ChunkTable, Dictionary, parse_index, parse_labels, spread
+from edcache.labels.tables import ChunkTable, Dictionary, Failure, parse_index, parse_labels, spread
 from edcache.labels.view import checked_indices
 from edcache.reader.checks import LARGE, Checks, Places
 from edcache.reader.group import Group, Records
@@ -43,13 +44,16 @@ class _Alike(NamedTuple):
 class Hold:
     """A reader's hold on the file in one process.
 
+    Args:
+        before: an earlier hold on the same file.
+
     Attributes:
         head: what the archive says about itself. contents: its index.
         place: names the record of a row in messages.
         chunks: how many, where the chain was walked. damaged: what was unreadable, a line a chunk.
     """
 
-    def __init__(self, file: File, io: str, verify: str) -> None:
+    def __init__(self, file: File, io: str, verify: str, before: Hold | None = None) -> None:
         self.file = file
         self.path = file.path
         self._io, self._verify = io, verify
@@ -57,8 +61,13 @@ class Hold:
         self.head, first = format.read_head(file.pread, self.path)
         self._seal = format.read_seal(file.pread, self._size, self.head.uuid)
         self._chain = Chain(self.head, first, self.path)
+        self._tables: dict[int, ChunkTable | None] = {}
         self.chunks: int | None = None
         self.damaged: list[str] = []
+        if before is not None and not before.sealed:
+            # A growing archive is looked at again and again: what was read of it is not read again.
+            self._chain, self._tables = before._chain.copy(), before._tables
+            self.damaged = before.damaged.copy()
         if self._seal is None:
             self._chain.extend(file.pread, self._size)
             self.chunks = len(self._chain.chunks)
@@ -111,6 +120,11 @@ class Hold:
         return data
 
     def _sound_table(self, header: Header) -> ChunkTable | None:
+        if header.seq not in self._tables:
+            self._tables[header.seq] = self._read_table(header)
+        return self._tables[header.seq]
+
+    def _read_table(self, header: Header) -> ChunkTable | None:
         try:
             return read_table(self._pread, header, self.path)
         except CorruptArchiveError as error:
@@ -143,11 +157,33 @@ class Hold:
             raise SampleIndexError(f"{self.path}: index {index} not in [0, {length:,})")
         row = self.find(index)
         if row is None:
-            raise MissingSampleError(
-                f"{self.path}: sample {index} has no record yet ({self._rows:,} of {length:,} have); "
-                "fill it with warmup() on a dataset that has its source"
-            )
+            raise self._no_record(index)
         return row
+
+    def _no_record(self, index: int) -> MissingSampleError:
+        failure = self.failures.get(index)
+        if failure is not None:
+            again = "it counts as absent for good" if failure.final else "a later fill tries again"
+            return SampleFailedError(
+                f"{self.path}: sample {index} failed when it was made, {again}; available() leaves it out\n"
+                f"{failure.error}: {failure.message}\n{failure.traceback}"
+            )
+        length = self.contents.index.length
+        return MissingSampleError(
+            f"{self.path}: sample {index} has no record yet ({self._rows:,} of {length:,} have); "
+            "fill it with warmup() on a dataset that has its source"
+        )
+
+    @cached_property
+    def failures(self) -> dict[int, Failure]:
+        """Why samples have no record, by index; of some that have none."""
+        return {failure.index: failure for failure in self.contents.index.failures}
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample has a record, or is absent for good."""
+        absent = sum(failure.final for failure in self.contents.index.failures)
+        return self._rows + absent == self.contents.index.length
 
     def find(self, index: int) -> int | None:
         """The row of the index table for an index in range, or None where it has no record."""
@@ -359,7 +395,7 @@ class Hold:
             if not self._has_changed(file):
                 file.close()
                 return None
-            return Hold(file, self._io, self._verify)
+            return Hold(file, self._io, self._verify, self)
         except BaseException:
             file.close()
             raise

@@ -25,7 +25,7 @@ from edcache.errors import (
     StaleArchiveError,
 )
 from edcache.format import Head
-from edcache.labels.tables import Records
+from edcache.labels.tables import Failure, Records
 from edcache.reader.group import Group
 from edcache.reader.hold import Hold
 from edcache.reader.storage import IO_CHOICES
@@ -146,8 +146,13 @@ class Reader:
 
     @property
     def complete(self) -> bool:
-        """Whether every index has a record."""
-        return self.records.index is None
+        """Whether every index has a record, or is recorded as absent for good."""
+        return self._here.complete
+
+    @property
+    def failures(self) -> Sequence[Failure]:
+        """Why samples have no record, where they failed: by rising index."""
+        return self._here.contents.index.failures
 
     def has(self, index: int) -> bool:
         """Whether an index in [0, len(self)) has a record."""

@@ -11,10 +11,12 @@ Imports run upwards in this list only.
 from edcache.writer.appender import Appender, never_created
 from edcache.writer.batcher import ChunkWriter, check_writing
 from edcache.writer.cache import CacheWriter, adopt_labels, check_options, new_head, start_replacing
+from edcache.writer.chunk import ChunkBuilder
 
 __all__ = [
     "Appender",
     "CacheWriter",
+    "ChunkBuilder",
     "ChunkWriter",
     "adopt_labels",
     "check_options",

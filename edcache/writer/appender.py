@@ -41,6 +41,7 @@ class Appender:
         self.chain = Chain(head, cursor, file.path)
         self._file = file
         self._pid = os.getpid()
+        self._is_closed = False
         self._sync = sync
         self._failed: str | None = None
         self._intended: tuple[Chunk, Header] | None = None
@@ -86,6 +87,11 @@ class Appender:
     def length(self) -> int | None:
         """Samples of the dataset, where the head or an amendment says it."""
         return self.chain.length
+
+    @property
+    def end_offset(self) -> int:
+        """Where the chain ends, as far as seen: bytes from the start of the file."""
+        return self.chain.cursor.offset
 
     def catch_up(self) -> None:
         """Take in what others published since; reads headers only and takes no lock."""
@@ -179,6 +185,20 @@ class Appender:
             if self.chain.seal is None:
                 self._write_seal(self.chain.contents(self._table))
 
+    def join_fillers(self) -> None:
+        """Let others see, until `close`, that this process fills the archive."""
+        self.check_usable()
+        first = os.getpid()
+        for place in range(first, first + format.FILLERS):
+            if self._file.try_lock(format.LOCK_FILLER + place % format.FILLERS):
+                return
+
+    @property
+    def has_fillers(self) -> bool:
+        """Whether another process fills the archive; False where the system cannot tell."""
+        self.check_usable()
+        return self._file.is_locked(format.LOCK_FILLER, format.FILLERS)
+
     def claim(self, number: int) -> bool:
         """Lock claim `number` of a fill if nobody else holds it; says whether it did."""
         self.check_usable()
@@ -196,10 +216,11 @@ class Appender:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._file.fd < 0
+        return self._is_closed
 
     def close(self) -> None:
         """Close the file without sealing; idempotent."""
+        self._is_closed = True
         self._file.close()
 
     # --- the chain, as far as this process has seen it ---
@@ -230,14 +251,14 @@ class Appender:
 
     def check_usable(self) -> None:
         """Raise ArchiveClosedError after close() or in a forked child, StorageError after a failed sync."""
-        if self._file.fd < 0:
-            raise ArchiveClosedError(f"{self.path}: closed; open it again to append")
         if self._pid != os.getpid():
-            # The description, and so every lock on it, is shared with the parent.
+            # A forked child does not keep the file: every lock on it would be the parent's too.
             raise ArchiveClosedError(
                 f"{self.path}: opened for appending by process {self._pid}, used in its child "
                 f"{os.getpid()}; open it again in the child"
             )
+        if self._is_closed:
+            raise ArchiveClosedError(f"{self.path}: closed; open it again to append")
         if self._failed:
             raise StorageError(f"{self.path}: {self._failed}; open it again, which checks what is there")
 

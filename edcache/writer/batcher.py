@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from functools import partial
 from typing import Any
 
@@ -81,7 +81,7 @@ class ChunkWriter:
         """
         if not self.pending:
             return
-        chunk = self._builder.unpublished or self._builder.chunk(self._compress(), appended)
+        chunk = self._builder.unpublished or self._builder.chunk(self._compress(self._builder), appended)
         try:
             self.appender.append(chunk)
         except LabelError:
@@ -90,27 +90,41 @@ class ChunkWriter:
             raise
         self._builder.clear()
 
+    def take(self) -> ChunkBuilder:
+        """The pending samples, for `publish_taken`; another thread may do that while more are added."""
+        taken, self._builder = self._builder, self._builder.successor()
+        return taken
+
+    def publish_taken(self, taken: ChunkBuilder, but: Set[int] = frozenset()) -> None:
+        """Publish samples that were taken, but for some indices.
+
+        Raises: as `publish`; the samples are let go whatever is raised.
+        """
+        chunk = taken.chunk(self._compress(taken), False).without(but)
+        if chunk.count:
+            self.appender.append(chunk)
+
     def _new_builder(self) -> ChunkBuilder:
         nbytes = min(self._most_nbytes, CHUNK_NBYTES) + (CHUNK_NBYTES >> 3)
         collector = LabelCollector(self._spec, self.appender.label_types())
         return ChunkBuilder(self._encoder, collector, nbytes)
 
-    def _compress(self) -> Callable[[Any], bytes] | None:
+    def _compress(self, builder: ChunkBuilder) -> Callable[[Any], bytes] | None:
         compression = self._compression
         if compression is None:
             return None
         if compression.dictionary and self._dictionary is None:
             # Too few records to train on leave it None, and the next chunk tries again.
-            self._dictionary = self._shared_dictionary()
+            self._dictionary = self._shared_dictionary(builder)
         return partial(compression.compress, dictionary=self._dictionary)
 
-    def _shared_dictionary(self) -> bytes | None:
-        """The archive's dictionary; where there is none, train one on the pending records."""
+    def _shared_dictionary(self, builder: ChunkBuilder) -> bytes | None:
+        """The archive's dictionary; where there is none, train one on the builder's records."""
         self.appender.catch_up()
         known = self.appender.dictionaries()
         if known:
             return known[0]
-        trained = train_dictionary(self._builder.raw_records())
+        trained = train_dictionary(builder.raw_records())
         if trained is not None:
             self.appender.append_dictionary(trained)
         return trained

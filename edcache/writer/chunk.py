@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -38,6 +38,24 @@ class Chunk:
     def count(self) -> int:
         """Number of records."""
         return len(self.records.offset)
+
+    def without(self, indices: Set[int]) -> Chunk:
+        """The same chunk without the records of some indices; their bytes stay where they lie between."""
+        index = self.records.index
+        assert index is not None
+        rows = np.array([row for row, known in enumerate(index.tolist()) if known not in indices], np.int64)
+        if len(rows) == self.count:
+            return self
+        records = self.records.take(rows)
+        end = int((records.offset + records.nbytes).max()) if len(rows) else 0
+        data = self.data[:end]
+        return replace(
+            self,
+            records=records,
+            labels=self.labels.take(rows) if self.labels.num_columns else self.labels,
+            data=data,
+            block_crcs=format.block_crcs(data),
+        )
 
 
 class ChunkBuilder:
@@ -94,6 +112,16 @@ class ChunkBuilder:
             start = offset + position
             buffer[start : start + len(flat)] = flat
         pending.rows.append((index, offset, encoded.nbytes, encoded.schema))
+
+    @property
+    def indices(self) -> list[int]:
+        """Of the samples, in the order in which they were added."""
+        return [index for index, *_ in self._pending.rows]
+
+    def successor(self) -> ChunkBuilder:
+        """An empty one that goes on from here: the label columns keep their types."""
+        collector = self._pending.collector.successor()
+        return ChunkBuilder(self._encoder, collector, self._expected_nbytes)
 
     def raw_records(self) -> list[bytes]:
         """A copy of each record as it is before compression, to train a dictionary on."""

@@ -1,0 +1,29 @@
+"""Fill an archive: which samples are missing, who computes them, what happens when one fails.
+
+    job        Job: what is asked for; computing one sample
+    presence   which samples are there; when to publish
+    part       one process's part: claims, what is computed, what is published
+    board      what worker processes and their parent know of each other
+    worker     what runs in a worker process
+    crew       worker processes: started, watched, replaced
+    space      whether the disk can hold it
+    filling    `fill`: alone, with a crew, or beside others
+    lazy       samples computed when they are asked for
+
+Each imports only those above it.
+"""
+
+from edcache.fill.filling import fill
+from edcache.fill.job import Job, check_job, check_length, check_source, claim_size
+from edcache.fill.lazy import LazyFiller, bytes_limit
+
+__all__ = [
+    "Job",
+    "LazyFiller",
+    "bytes_limit",
+    "check_job",
+    "check_length",
+    "check_source",
+    "claim_size",
+    "fill",
+]

@@ -1,0 +1,225 @@
+"""Fill an archive: alone, with workers, or beside other processes that fill it already."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from edcache import durable
+from edcache.errors import ArchiveLockedError, OptionError, SourceError
+from edcache.fill.crew import Crew, crew_context, usable_cpus
+from edcache.fill.job import Job, check_source
+from edcache.fill.part import Part, Watch
+from edcache.fill.presence import Presence
+from edcache.fill.space import SpaceCheck
+from edcache.labels.tables import Failure
+from edcache.progress import Progress, Show
+from edcache.writer import Appender, start_replacing
+
+logger = logging.getLogger("edcache")
+
+IF_FILLING: Final = ("join", "wait", "fail")
+_LOOK_SECONDS = 0.2
+
+
+def fill(
+    job: Job,
+    *,
+    num_workers: int | str = 0,
+    multiprocessing_context: Any = None,
+    if_filling: str = "join",
+    check_space: bool = True,
+    progress: Show = None,
+    rebuild: bool = False,
+) -> int:
+    """Compute every sample of a source that the archive lacks, and seal it.
+
+    Args:
+        num_workers: processes that compute; 0 computes in this one, "auto" takes one for each processor
+            that this process may use. A timeout takes one at least.
+        multiprocessing_context: "fork", "spawn", "forkserver", or a context; the platform's by default.
+        if_filling: where another process fills the archive already: "join" shares the work, "wait" waits
+            for it, and takes over where it ends early, "fail" raises ArchiveLockedError.
+        check_space: whether to end early where the disk cannot hold what is missing.
+        progress: as `Progress` takes it.
+        rebuild: fill `path + ".new"` from nothing and put it in the place of `path` at the end;
+            whoever has the old archive open keeps reading it.
+    Returns:
+        How many samples this process and its workers published.
+    Raises:
+        SourceError: the source raised, hung, or killed its workers; everything computed before is
+            published, and calling again continues there.
+        StaleCacheError: the archive has another length than the source.
+        UnsupportedTypeError, LabelError: a sample cannot be stored, or makes no label column.
+        StorageError: the disk is full, or will be; everything published stays.
+        WorkerError: workers end, and no sample is to blame.
+
+    A chunk is published when it is full, and otherwise after a tenth of the time spent so far
+    (0.2 to 2 seconds): a kill costs little of what was computed, even in the first seconds.
+    """
+    check_source(job.source, job.path)
+    if if_filling not in IF_FILLING:
+        raise OptionError(f"if_filling={if_filling!r}; choose one of {', '.join(map(repr, IF_FILLING))}")
+    workers = worker_count(num_workers)
+    if job.timeout is not None:
+        workers = max(1, workers)
+    context = crew_context(multiprocessing_context)
+    if not rebuild:
+        return _Filling(job, workers, context, if_filling, check_space, progress).run()
+    session = start_replacing(job.path + ".new")
+    try:
+        new = replace(job, path=job.path + ".new")
+        computed = _Filling(new, workers, context, if_filling, check_space, progress).run()
+        durable.replace(job.path + ".new", job.path)
+    finally:
+        session.close()
+    return computed
+
+
+def worker_count(asked: int | str) -> int:
+    """How many workers `num_workers=` asks for.
+
+    Raises:
+        OptionError: it is no number from 0 up, and not "auto".
+    """
+    if asked == "auto":
+        return usable_cpus()
+    if type(asked) is not int or asked < 0:
+        raise OptionError(f'num_workers={asked!r}; give 0 or more, or "auto"')
+    return asked
+
+
+class _Filling:
+    """One call of `fill`."""
+
+    def __init__(
+        self, job: Job, workers: int, context: Any, if_filling: str, check_space: bool, show: Show
+    ) -> None:
+        self._job = job
+        self._workers = workers
+        self._context = context
+        self._if_filling = if_filling
+        self._check_space = check_space
+        self._show = show
+
+    def run(self) -> int:
+        appender = self._job.open()
+        try:
+            self._job.writer(appender)  # the labels are looked at before anything is computed
+            self._job = replace(self._job, since=appender.chain.cursor.seq)
+            return self._fill(appender, Presence(appender, len(self._job.source), self._job.since))
+        finally:
+            appender.close()
+
+    def _fill(self, appender: Appender, presence: Presence) -> int:
+        total, kept = len(presence.present), presence.count
+        if not presence.missing.any():
+            self._seal(appender, presence)
+            return 0
+        with Progress(os.path.basename(self._job.path), kept, total, self._show) as progress:
+            self._heed_others(appender, presence, progress)
+            appender.join_fillers()
+            watch = _Shown(progress, self._space(presence))
+            try:
+                computed = self._compute(appender, presence, watch)
+            except KeyboardInterrupt:
+                self._say_how_to_resume(appender, presence)
+                raise
+        presence.update()
+        self._seal(appender, presence)
+        return computed
+
+    def _heed_others(self, appender: Appender, presence: Presence, progress: Progress) -> None:
+        if self._if_filling == "fail" and appender.has_fillers:
+            raise ArchiveLockedError(
+                f'{self._job.path}: another process is filling it; wait for it, or use if_filling="join"'
+            )
+        while self._if_filling == "wait" and appender.has_fillers and presence.missing.any():
+            time.sleep(_LOOK_SECONDS)
+            progress.advance(presence.update())
+
+    def _space(self, presence: Presence) -> SpaceCheck | None:
+        missing = int(np.count_nonzero(presence.missing))
+        return SpaceCheck(self._job.path, missing) if self._check_space else None
+
+    def _compute(self, appender: Appender, presence: Presence, watch: _Shown) -> int:
+        # A daemonic process, such as a DataLoader's worker, may not start others.
+        if not self._workers or multiprocessing.current_process().daemon:
+            Part(self._job, appender, watch).run()
+            return watch.samples
+        claims = -(-len(presence.present) // appender.head.claim_size)
+
+        def tick() -> None:
+            before = appender.end_offset
+            watch.seen(presence.update(), appender.end_offset - before)
+
+        crew = Crew(self._job, min(self._workers, claims), self._context, tick)
+        crew.run()
+        self._account_for(appender, crew.set_aside)
+        return crew.computed
+
+    def _account_for(self, appender: Appender, set_aside: list[Failure]) -> None:
+        if not set_aside:
+            return
+        if self._job.on_error == "raise":
+            told = "; ".join(failure.message for failure in set_aside)
+            raise SourceError(f"{self._job.path}: {told}; the others are kept, and filling again tries again")
+        appender.amend(failed=[failure.to_json() for failure in set_aside])
+
+    def _seal(self, appender: Appender, presence: Presence) -> None:
+        if presence.complete:
+            appender.seal()
+            return
+        failed = int(np.count_nonzero(presence.tried & ~presence.present & ~presence.absent))
+        if failed:
+            logger.warning(
+                "%s: %s of %s samples failed; the dataset's `errors` tells why, filling again tries again",
+                *(self._job.path, f"{failed:,}", f"{len(presence.present):,}"),
+            )
+
+    def _say_how_to_resume(self, appender: Appender, presence: Presence) -> None:
+        presence.update()
+        print(
+            f"{self._job.path}: interrupted; {presence.count:,} of {len(presence.present):,} samples are "
+            "kept, the same call continues",
+            file=sys.stderr,
+        )
+
+
+class _Shown(Watch):
+    """What a fill in this process shows of itself."""
+
+    def __init__(self, progress: Progress, space: SpaceCheck | None) -> None:
+        self._progress = progress
+        self._space = space
+        self._nbytes = 0
+        self.samples = 0
+
+    def done(self, nbytes: int) -> None:
+        self._nbytes += nbytes
+        self._progress.advance(1, nbytes)
+
+    def published(self, samples: int) -> None:
+        self.samples += samples
+        self._note_space(samples, self._nbytes)
+
+    def found(self, samples: int) -> None:
+        self._progress.advance(samples)
+
+    def seen(self, samples: int, nbytes: int) -> None:
+        """So many samples appeared in the archive, and it grew by so many bytes."""
+        if samples:
+            self._progress.advance(samples, nbytes)
+            self._note_space(samples, nbytes)
+
+    def _note_space(self, samples: int, nbytes: int) -> None:
+        if self._space is not None and samples:
+            space, self._space = self._space, None
+            space.look(samples, nbytes)

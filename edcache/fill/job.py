@@ -1,0 +1,132 @@
+"""What a fill is asked to do, and computing one sample of it."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Any, Final
+
+from edcache.errors import EdcacheError, OptionError, SourceError, StaleCacheError
+from edcache.format import Head
+from edcache.labels.spec import LabelSpec
+from edcache.labels.tables import Failure
+from edcache.writer import Appender, ChunkWriter, adopt_labels
+
+ON_ERROR: Final = ("raise", "skip", "skip_final")
+_MOST_TRACEBACK = 8_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """One archive to fill from one source; what goes to every process that helps.
+
+    Attributes:
+        source: has __len__ and __getitem__(int). head: of the archive, where it does not exist yet.
+        on_error: what becomes of a sample that cannot be made: "raise" ends the fill, "skip" records it
+            and goes on, "skip_final" records it as absent for good.
+        retries: how often a sample whose source raised is tried again at once.
+        timeout: seconds for one sample, or None.
+        since: entries of the archive from this sequence number on are of this fill.
+    """
+
+    source: Any
+    path: str
+    head: Head
+    spec: LabelSpec
+    chunk_size: int | None = None
+    sync: str = "seal"
+    on_error: str = "raise"
+    retries: int = 0
+    timeout: float | None = None
+    since: int = 0
+
+    def open(self) -> Appender:
+        """The archive, made if it is not there yet.
+
+        Raises:
+            StaleCacheError: it has another length than the source.
+        """
+        appender = Appender.open(self.path, self.head, create=False, sync=self.sync)
+        try:
+            check_length(self.path, appender.length, len(self.source))
+        except BaseException:
+            appender.close()
+            raise
+        return appender
+
+    def writer(self, appender: Appender) -> ChunkWriter:
+        """What encodes samples for the archive, with the label columns that it was begun with."""
+        return ChunkWriter(appender, adopt_labels(appender.head, self.spec, self.path), self.chunk_size)
+
+    def compute(self, index: int) -> Any:
+        """One sample from the source, tried as often as asked for.
+
+        Raises:
+            SourceError: "train.zip: the source raised at index 7: ValueError: ...; ..."; the source's
+                exception is its __cause__.
+        """
+        for _ in range(self.retries):
+            try:
+                return self.source[index]
+            except Exception:  # noqa: BLE001, S112 - the last try below says what it raises
+                continue
+        return compute(self.source, index, self.path)
+
+    def failure(self, index: int, error: Exception) -> Failure:
+        """What the archive keeps of a sample that could not be made."""
+        cause = error.__cause__ if isinstance(error, SourceError) and error.__cause__ else error
+        text = "".join(traceback.format_exception(cause))[-_MOST_TRACEBACK:]
+        return Failure(index, self.on_error == "skip_final", type(cause).__name__, str(cause), text)
+
+
+def compute(source: Any, index: int, path: str) -> Any:
+    """One sample from the source.
+
+    Raises:
+        SourceError: as `Job.compute`.
+    """
+    try:
+        return source[index]
+    except Exception as error:
+        raise SourceError(
+            f"{path}: the source raised at index {index}: {type(error).__name__}: {error}; "
+            "what was computed before is kept, and filling again continues there"
+        ) from error
+
+
+def claim_size(length: int) -> int:
+    """Consecutive samples that one process computes at a time: few enough that all end together."""
+    return min(64, max(1, length // 100))
+
+
+def check_job(on_error: str, retries: int, timeout: float | None) -> None:
+    """Raise OptionError for options that no fill takes."""
+    if on_error not in ON_ERROR:
+        raise OptionError(f"on_error={on_error!r}; choose one of {', '.join(map(repr, ON_ERROR))}")
+    if type(retries) is not int or retries < 0:
+        raise OptionError(f"retries={retries!r}; give 0 or more")
+    if timeout is not None and not timeout > 0:
+        raise OptionError(f"timeout={timeout!r}; give seconds above 0, or None")
+
+
+def check_source(source: Any, path: str) -> None:
+    """Raise OptionError for what is no map-style dataset."""
+    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        raise OptionError(
+            f"{path}: the source, a {type(source).__name__}, has no len() or no [index]; "
+            "write an iterable with CacheWriter(path).extend(...)"
+        )
+
+
+def check_length(path: str, found: int | None, length: int) -> None:
+    """Raise StaleCacheError where an archive was begun for another number of samples."""
+    if found is not None and found != length:
+        raise StaleCacheError(
+            f"{path}: begun for {found:,} samples, the source has {length:,} now; "
+            'build it again (keep_existing=False, or on_stale="rebuild"), or choose another path'
+        )
+
+
+def placed(error: EdcacheError, path: str) -> EdcacheError:
+    """The same error, with the archive in front of its text."""
+    return type(error)(f"{path}: {error}")

@@ -1,0 +1,308 @@
+"""Samples computed when they are asked for, and kept.
+
+Whoever reads gets the sample at once. It is encoded then and there, since the reader may change it;
+compressing and appending go on in a thread, which holds at most a few chunks. So an epoch that
+fills takes little longer than one over the source.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+import threading
+import warnings
+from collections import deque
+from multiprocessing import util as multiprocessing_util
+from typing import Any, Final
+
+from edcache.errors import CodecError, LabelError, OptionError, StorageError
+from edcache.fill.job import Job, placed
+from edcache.fill.presence import Presence, PublishClock
+from edcache.writer import ChunkBuilder, ChunkWriter
+
+logger = logging.getLogger("edcache")
+
+ON_FULL: Final = ("passthrough", "raise")
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_MOST_WAITING = 2
+_LOOK_SECONDS = 0.2
+
+
+class LazyFiller:
+    """Computes samples when they are asked for, and keeps them.
+
+    One per process: a fork or a pickle leaves the open archive behind and opens its own at the
+    first missing sample. What is pending is published when a chunk is full, every two seconds at the
+    latest, and when the process ends in any way that runs Python's exit handlers.
+
+    Args:
+        max_bytes: the archive grows no larger; a float is a part of the disk's free space. None: no limit.
+        on_full: what a full disk does: "passthrough" computes from then on and keeps nothing, with one
+            warning; "raise" raises StorageError.
+    """
+
+    def __init__(self, job: Job, max_bytes: int | None = None, on_full: str = "passthrough") -> None:
+        if on_full not in ON_FULL:
+            raise OptionError(f"on_full={on_full!r}; choose one of {', '.join(map(repr, ON_FULL))}")
+        self._job = job
+        self._max_bytes = max_bytes
+        self._on_full = on_full
+        self._open: _OpenArchive | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_open": None}
+
+    def create(self) -> None:
+        """Make the archive where there is none, and check that it is for a source of this length."""
+        appender = self._job.open()
+        try:
+            self._job.writer(appender)
+        finally:
+            appender.close()
+
+    def get(self, index: int) -> Any:
+        """Compute a sample, keep it for the archive, and return it as the source made it."""
+        archive = self._opened()
+        sample = self._job.compute(index)
+        archive.keep(index, sample)
+        return sample
+
+    def has_pending(self, index: int) -> bool:
+        """Whether this process computed a sample and has not published it yet."""
+        return self._open is not None and self._open.is_mine and index in self._open.pending
+
+    def is_published(self, index: int) -> bool:
+        """Whether the archive has a sample now, whoever published it."""
+        return self._opened().has(index)
+
+    def flush(self) -> None:
+        """Publish what is pending; the process whose flush completes the archive seals it."""
+        if self._open is not None:
+            self._open.flush()
+
+    def close(self) -> None:
+        """Publish what is pending and let go of the archive."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _opened(self) -> _OpenArchive:
+        if self._open is None or not self._open.is_mine:
+            self._open = _OpenArchive(self._job, self._max_bytes, self._on_full == "raise")
+            # Workers of a DataLoader leave by os._exit, which skips atexit but not these. Nothing but the
+            # open archive is held, so that a filler that is dropped goes, and takes it along.
+            multiprocessing_util.Finalize(self, self._open.close, exitpriority=10)
+        return self._open
+
+
+class _OpenArchive:
+    """One process's hold on an archive that it fills lazily.
+
+    The thread alone publishes, with a file of its own. What it shares with readers lies under `_turn`.
+    """
+
+    def __init__(self, job: Job, max_bytes: int | None, raises_when_full: bool) -> None:
+        self._pid = os.getpid()
+        self._path, length = job.path, len(job.source)
+        self._looker = job.open()
+        self._seen = Presence(self._looker, length)
+        self._writer: ChunkWriter = job.writer(job.open())
+        self._presence = Presence(self._writer.appender, length)
+        self._max_bytes = max_bytes
+        self._raises_when_full = raises_when_full
+        self._is_full = False
+        self._clock = PublishClock()
+        self._turn = threading.Condition()
+        self._waiting: deque[ChunkBuilder] = deque()
+        self._in_hand: ChunkBuilder | None = None
+        self._flushes = 0
+        self._is_closing = False
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self.pending: set[int] = set()
+
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process opened it, and did not inherit it in a fork."""
+        return self._pid == os.getpid()
+
+    def has(self, index: int) -> bool:
+        """Whether the archive has a sample now."""
+        self._seen.update()
+        return bool(self._seen.present[index])
+
+    def keep(self, index: int, sample: Any) -> None:
+        """Encode a sample now, for the thread to publish."""
+        with self._turn:
+            self._raise_error()
+            if self._is_full or self._is_closing or index in self.pending:
+                return
+            while len(self._waiting) >= _MOST_WAITING and self._error is None:
+                self._turn.wait(_LOOK_SECONDS)
+            try:
+                self._writer.add(index, sample)
+            except (CodecError, LabelError) as error:
+                raise placed(error, self._path) from error
+            self.pending.add(index)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="edcache-lazy", daemon=True)
+                self._thread.start()
+            if self._writer.full or self._has_all():
+                self._waiting.append(self._writer.take())
+                self._turn.notify_all()
+
+    def _has_all(self) -> bool:
+        return self._seen.count + len(self.pending) >= len(self._seen.present)
+
+    def flush(self) -> None:
+        """Publish what is pending, and seal when nothing is missing any more."""
+        if not self.is_mine or self._writer.appender.closed:
+            return
+        with self._turn:
+            if self._thread is not None:
+                self._flushes += 1
+                self._turn.notify_all()
+                while (self.pending or self._flushes) and self._error is None and self._thread.is_alive():
+                    self._turn.wait(_LOOK_SECONDS)
+            self._raise_error()
+
+    def close(self) -> None:
+        """Publish and let go; idempotent, and nothing in a process that inherited it."""
+        if not self.is_mine or self._writer.appender.closed:
+            return
+        try:
+            self.flush()
+        finally:
+            with self._turn:
+                self._is_closing = True
+                self._turn.notify_all()
+            if self._thread is not None:
+                self._thread.join()
+            self._writer.appender.close()
+            self._looker.close()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    # --- the thread ---
+
+    def _run(self) -> None:
+        while True:
+            with self._turn:
+                self._turn.wait_for(self._has_work, self._seconds_to_wait())
+                if self._is_closing and not self._waiting and not self._writer.pending:
+                    return
+                self._in_hand = self._next()
+            try:
+                self._publish(self._in_hand)
+            except BaseException as error:  # noqa: BLE001 - raised in whoever reads, flushes or closes next
+                self._give_up(error)
+            with self._turn:
+                if self._in_hand is not None:
+                    self.pending.difference_update(self._in_hand.indices)
+                self._in_hand = None
+                if not self._waiting and not self._writer.pending:
+                    self._flushes = 0
+                self._turn.notify_all()
+
+    def _has_work(self) -> bool:
+        return bool(self._waiting or self._flushes or self._is_closing or self._is_due())
+
+    def _is_due(self) -> bool:
+        return self._writer.pending > 0 and self._clock.due
+
+    def _seconds_to_wait(self) -> float | None:
+        return _LOOK_SECONDS if self._writer.pending else None
+
+    def _next(self) -> ChunkBuilder | None:
+        if self._waiting:
+            return self._waiting.popleft()
+        return self._writer.take() if self._writer.pending else None
+
+    def _publish(self, builder: ChunkBuilder | None) -> None:
+        self._presence.update()
+        if builder is not None:
+            self._clock.published()
+            if self._max_bytes is not None and self._size_with(builder) > self._max_bytes:
+                self._stop_keeping(f"the archive would grow beyond max_bytes={self._max_bytes:,}")
+                return
+            # A sample may have been computed twice at a time; it is stored once.
+            present = self._presence.present
+            self._writer.publish_taken(builder, but={i for i in builder.indices if present[i]})
+            self._presence.update()
+        if self._presence.complete:
+            self._writer.appender.seal()
+
+    def _size_with(self, builder: ChunkBuilder) -> int:
+        return self._writer.appender.end_offset + builder.nbytes
+
+    def _give_up(self, error: BaseException) -> None:
+        if isinstance(error, StorageError) and error.errno in _FULL and not self._raises_when_full:
+            self._stop_keeping(str(error))
+            return
+        self._error = error
+
+    def _stop_keeping(self, reason: str) -> None:
+        self._is_full = True
+        with self._turn:
+            self._waiting.clear()
+            if self._writer.pending:
+                self._writer.take()
+            kept = set() if self._in_hand is None else set(self._in_hand.indices)
+            self.pending &= kept
+        warnings.warn(
+            f"{self._path}: {reason}; samples that are not stored yet are computed every time from now on",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+
+
+def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
+    """How large `max_bytes=` lets an archive grow.
+
+    Args:
+        asked: bytes; text such as "20GB" or "512MiB"; a float in (0, 1], a part of the disk's free space.
+    Raises:
+        OptionError: it is none of these.
+    """
+    if asked is None:
+        return None
+    if isinstance(asked, float) and 0 < asked <= 1:
+        return int(asked * _free(path))
+    if isinstance(asked, str):
+        return _parsed(asked)
+    if type(asked) is int and asked > 0:
+        return asked
+    raise OptionError(_NO_LIMIT.format(asked))
+
+
+_NO_LIMIT = 'max_bytes={!r}; give bytes, text such as "20GB", or a part of the free disk such as 0.5'
+_UNITS: Final = {
+    unit + ending: base**power
+    for power, unit in enumerate(("", "K", "M", "G", "T", "P"))
+    for ending, base in (("B", 1000), ("IB", 1024), ("", 1000))
+}
+
+
+def _parsed(text: str) -> int:
+    stripped = text.strip().replace("_", "").upper()
+    digits = stripped.rstrip("KMGTPIB ")
+    try:
+        nbytes = float(digits) * _UNITS[stripped[len(digits) :].strip()]
+    except (ValueError, KeyError):
+        raise OptionError(_NO_LIMIT.format(text)) from None
+    if not 0 < nbytes < float("inf"):
+        raise OptionError(_NO_LIMIT.format(text))
+    return int(nbytes)
+
+
+def _free(path: str) -> int:
+    folder = os.path.dirname(os.path.abspath(path))
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    there = os.path.getsize(path) if os.path.exists(path) else 0
+    return shutil.disk_usage(folder).free + there

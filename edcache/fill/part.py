@@ -1,0 +1,161 @@
+"""One process's part in filling an archive.
+
+A fill walks the claims of the archive: runs of `claim_size` consecutive indices. Whoever locks a
+claim's byte computes what is missing in it; the kernel frees the lock when that process ends,
+however it ends. So any number of processes that fill one archive share the work, and none waits
+for a dead one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+
+from edcache.errors import CodecError, LabelError, SourceError
+from edcache.fill.job import Job, placed
+from edcache.fill.presence import Presence, PublishClock
+from edcache.labels.tables import Failure
+from edcache.writer import Appender
+
+
+class Watch:
+    """What a part tells whoever watches it, and asks; this one hears nothing and says nothing.
+
+    Attributes:
+        aside: indices that are not to be computed.
+    """
+
+    aside: Container[int] = ()
+
+    def begin(self, index: int) -> None:
+        """A sample will be computed now; may raise to end the part."""
+
+    def done(self, nbytes: int) -> None:
+        """It was computed, and its record takes so many bytes before compression."""
+
+    def published(self, samples: int) -> None:
+        """So many samples of this part are in the archive now."""
+
+    def found(self, samples: int) -> None:
+        """So many others were published by somebody else."""
+
+    def interruptible(self) -> AbstractContextManager[None]:
+        """Around code of the source, and around waiting: what may be cut short."""
+        return nullcontext()
+
+
+class Part:
+    """One process's part in filling one archive; its caller seals.
+
+    Args:
+        appender: the archive; nobody else may use it meanwhile.
+    """
+
+    def __init__(self, job: Job, appender: Appender, watch: Watch) -> None:
+        self._job = job
+        self._appender = appender
+        self._watch = watch
+        self._writer = job.writer(appender)
+        self.presence = Presence(appender, len(job.source), job.since)
+        self._claim_size = appender.head.claim_size
+        self._held: list[int] = []
+        self._failed: list[Failure] = []
+        self._unseen = 0
+        self._clock = PublishClock()
+
+    def run(self) -> None:
+        """Compute what is missing, and wait for what others have claimed.
+
+        Raises: what ends the fill; before it goes on, what was computed is published.
+        """
+        try:
+            self._compute_claims()
+        finally:
+            self._publish()
+            self.presence.update()
+
+    def _compute_claims(self) -> None:
+        claimed_by_others = []
+        for claim in self._claims():
+            if self._appender.claim(claim):
+                self._compute(claim)
+            else:
+                claimed_by_others.append(claim)
+        for claim in claimed_by_others:
+            # Nothing is held while waiting, so that two fills cannot wait for each other.
+            self._publish()
+            with self._watch.interruptible():
+                self._appender.wait_claim(claim)
+            self._compute(claim)
+
+    def _claims(self) -> Iterator[int]:
+        """The numbers of the claims in which something is missing, first those that failed before."""
+        size, presence = self._claim_size, self.presence
+        first = np.unique(np.flatnonzero(presence.retried & presence.missing) // size).tolist()
+        everything = range(-(-len(presence.present) // size))
+        for claim in [*first, *(claim for claim in everything if claim not in set(first))]:
+            if self._missing_in(claim):
+                yield claim
+
+    def _missing_in(self, claim: int) -> list[int]:
+        presence, start = self.presence, claim * self._claim_size
+        part = slice(start, start + self._claim_size)
+        settled = presence.present[part] | presence.absent[part] | presence.tried[part]
+        return [start + offset for offset in np.flatnonzero(~settled).tolist()]
+
+    def _compute(self, claim: int) -> None:
+        """Compute what is missing in a claim that this process has locked."""
+        self._held.append(claim)
+        # Its last holder published before letting go, so now is the time to look.
+        self._look()
+        for index in self._missing_in(claim):
+            if index in self._watch.aside:
+                continue
+            self._add(index)
+            if self._writer.full or self._clock.due:
+                self._publish(keep=claim)
+        if not self._writer.pending and not self._failed:
+            self._release()
+
+    def _add(self, index: int) -> None:
+        before = self._writer.pending_nbytes
+        self._watch.begin(index)
+        try:
+            with self._watch.interruptible():
+                sample = self._job.compute(index)
+            self._writer.add(index, sample)
+        except (SourceError, CodecError, LabelError) as error:
+            if self._job.on_error == "raise":
+                if isinstance(error, SourceError):
+                    raise
+                raise placed(error, self._job.path) from error
+            self._failed.append(self._job.failure(index, error))
+        self._watch.done(self._writer.pending_nbytes - before)
+
+    def _look(self) -> None:
+        found = self.presence.update() - self._unseen
+        self._unseen = 0
+        if found > 0:
+            self._watch.found(found)
+
+    def _publish(self, keep: int | None = None) -> None:
+        """Publish what is pending and let go of the claims, but for the one still being computed."""
+        pending = self._writer.pending
+        try:
+            self._writer.publish()
+            self._unseen += pending
+            self._watch.published(pending)
+            if self._failed:
+                self._appender.amend(failed=[failure.to_json() for failure in self._failed])
+                self._failed = []
+        finally:
+            self._clock.published()
+            self._release(keep)
+
+    def _release(self, keep: int | None = None) -> None:
+        for claim in self._held:
+            if claim != keep:
+                self._appender.release(claim)
+        self._held = [claim for claim in self._held if claim == keep]

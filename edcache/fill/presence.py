@@ -1,0 +1,85 @@
+"""Which samples an archive has, and when to publish more of them."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.writer import Appender
+
+LEAST_SECONDS, MOST_SECONDS = 0.2, 2.0
+
+
+class Presence:
+    """Which samples an archive holds, kept up to date as chunks are published by anyone.
+
+    Args:
+        since: failures that were recorded before the entry of this sequence number are tried again.
+    Attributes:
+        present: bool [length], which have a record. count: how many.
+        absent: bool [length], which are recorded as absent for good.
+        tried: bool [length], which failed since. retried: which failed before.
+    """
+
+    def __init__(self, appender: Appender, length: int, since: int = 0) -> None:
+        self._appender = appender
+        self._since = since
+        self._entries = self._chunks = 0
+        self.present, self.absent, self.tried, self.retried = (np.zeros(length, bool) for _ in range(4))
+        self.count = 0
+        self.update()
+
+    def update(self) -> int:
+        """Take in what was published since the last call; returns how many samples are new."""
+        self._appender.catch_up()
+        chain = self._appender.chain
+        if chain.cursor.seq == self._entries:
+            return 0
+        self._entries = chain.cursor.seq
+        self._note_failures()
+        index = self._appender.indices_of(chain.chunks[self._chunks :])
+        self._chunks = len(chain.chunks)
+        self.present[index[index < len(self.present)]] = True
+        before, self.count = self.count, int(np.count_nonzero(self.present))
+        return self.count - before
+
+    def _note_failures(self) -> None:
+        for index, (entry, failure) in self._appender.chain.failures.items():
+            if index < len(self.present):
+                self.absent[index] = failure.final
+                self.tried[index] = entry >= self._since
+                self.retried[index] = entry < self._since
+
+    @property
+    def missing(self) -> npt.NDArray[np.bool_]:
+        """Which samples are to be computed: bool [length]."""
+        settled: npt.NDArray[np.bool_] = self.present | self.absent | self.tried
+        return ~settled
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample has a record, or is recorded as absent for good."""
+        return bool((self.present | self.absent).all())
+
+
+class PublishClock:
+    """When to publish although the chunk is not full.
+
+    After a tenth of the time spent so far, 0.2 to 2 seconds: a kill then costs little of what was
+    computed, even in the first seconds, and chunks of slow sources do not become tiny.
+    """
+
+    def __init__(self) -> None:
+        self._began = self._published = time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        """Whether enough time has passed since the last publication."""
+        now = time.monotonic()
+        return now - self._published > min(max((now - self._began) / 10, LEAST_SECONDS), MOST_SECONDS)
+
+    def published(self) -> None:
+        """Start counting anew."""
+        self._published = time.monotonic()

@@ -1,0 +1,128 @@
+"""What runs in a worker process of a fill."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing import connection, parent_process
+from typing import Any
+
+import torch
+
+from edcache.fill.board import Board
+from edcache.fill.job import Job
+from edcache.fill.part import Part, Watch
+
+# Whoever lost its parent may finish its sample, and publish, for so long.
+GRACE_SECONDS = 2.0
+_LOOK_SECONDS = 0.5
+
+
+class Stopped(BaseException):
+    """The fill ends for this worker; what it has computed is to be published."""
+
+
+def work(job: Job, board: Board, number: int, results: Any) -> None:
+    """Fill together with others until nothing is missing.
+
+    Sends to `results`: None; or, of the exception that ended the fill, the traceback as text, and then
+    (exception, its cause) where they can be sent.
+    """
+    watch = _Watch(board, number)
+    _settle(watch, number)
+    error: BaseException | None = None
+    try:
+        appender = job.open()
+        try:
+            appender.join_fillers()
+            Part(job, appender, watch).run()
+        finally:
+            appender.close()
+    except Stopped:
+        pass
+    except BaseException as raised:  # noqa: BLE001 - raised in the parent
+        error = raised
+    with suppress(BrokenPipeError):
+        _report(error, results)
+    results.close()
+
+
+def _report(error: BaseException | None, results: Any) -> None:
+    if error is None:
+        results.send(None)
+        return
+    results.send("".join(traceback.format_exception(error)))
+    # What cannot be sent is of the user's class; the traceback tells of it.
+    with suppress(Exception):
+        results.send((error, error.__cause__))
+
+
+class _Watch(Watch):
+    def __init__(self, board: Board, number: int) -> None:
+        self._board = board
+        self._number = number
+        self._is_open = False
+        self._is_asked = False
+        self.aside = board
+
+    def begin(self, index: int) -> None:
+        if self._is_asked or self._board.stopped:
+            raise Stopped
+        self._board.begin(self._number, index)
+
+    def done(self, nbytes: int) -> None:
+        self._board.end(self._number)
+
+    def published(self, samples: int) -> None:
+        self._board.published(self._number, samples)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        self._is_open = True
+        try:
+            if self._is_asked:
+                raise Stopped
+            yield
+        finally:
+            self._is_open = False
+
+    def interrupt(self, signum: int, frame: object) -> None:
+        """End the sample that is being computed; a publication goes on to its end."""
+        self._is_asked = True
+        if self._is_open:
+            self._is_open = False
+            raise Stopped
+
+
+def _settle(watch: _Watch, number: int) -> None:
+    signal.signal(signal.SIGINT, watch.interrupt)
+    signal.signal(signal.SIGTERM, watch.interrupt)
+    torch.set_num_threads(1)
+    # A fork inherits the generators, and all workers would draw the same numbers.
+    seed = (int(torch.randint(1 << 31, ())) + number) % (1 << 32)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+    threading.Thread(target=_end_with_parent, name="edcache-parent", daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is None:
+        return
+    # Of forked workers each holds open what tells the others that the parent is gone.
+    is_child = os.getppid() == parent.pid
+    while not connection.wait([parent.sentinel], _LOOK_SECONDS):
+        if is_child and os.getppid() != parent.pid:
+            break
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE_SECONDS)
+    os._exit(1)
