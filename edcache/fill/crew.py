@@ -122,6 +122,9 @@ class Crew:
             self._replace(worker)
             return
         error = None if text is None else _received(worker.results, text)
+        if worker.is_late and error is None:
+            self._replace(worker)
+            return
         self._workers.remove(worker)
         # All is published; what may still run are threads of the source.
         worker.process.join(_STOP_SECONDS)
@@ -138,8 +141,14 @@ class Crew:
         if begun != worker.began or index is None:
             worker.began, worker.since = begun, now
         elif self._job.timeout is not None and now - worker.since > self._job.timeout:
-            worker.is_late = True
-            worker.process.kill()
+            # Code in Python ends and what was computed before is published; code in C does not hear it.
+            if not worker.is_late:
+                # Before it lets go of its claim, or the next one would hang there too.
+                self._note_delay(index)
+                worker.is_late = True
+                worker.process.terminate()
+            elif now - worker.since > self._job.timeout + _STOP_SECONDS:
+                worker.process.kill()
 
     def _replace(self, worker: _Worker) -> None:
         """Somebody ended without a word: start another, unless its sample has done so before."""
@@ -148,9 +157,7 @@ class Crew:
         self._workers.remove(worker)
         index, _ = self._board.at(worker.number)
         self._board.end(worker.number)
-        if index is not None and worker.is_late:
-            self._note_delay(index)
-        elif index is not None:
+        if index is not None and not worker.is_late:
             self._note_death(index, worker.process.exitcode)
         self._check_progress(worker.process.exitcode)
         self._start(worker.number)
