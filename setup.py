@@ -27,7 +27,9 @@ setup(
     ],
     extras_require={
         "image": ["Pillow>=9"],
+        "dask": ["distributed>=2023.5"],
         "pandas": ["pandas>=1.5"],
+        "ray": ["ray>=2.9"],
         "xla": ["torch_xla>=2.2"],
         "quickstart": ["scikit-learn>=1.3", "Pillow>=9"],
         "test": [
@@ -39,6 +41,9 @@ setup(
             "Pillow>=9",
             "pandas>=1.5",
             "scikit-learn>=1.3",
+            "distributed>=2023.5",
+            "loky>=3.4",
+            "ray>=2.9",
         ],
     },
     entry_points={"console_scripts": ["edcache = edcache.cli:main"]},

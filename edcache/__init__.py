@@ -4,6 +4,7 @@
     CachedDataset   the dataset over an archive; from_cache() opens one without its source
     CacheWriter     write an archive without a Dataset
     collate         a collate_fn for fields that vary in shape
+    ray_executor    an Executor whose tasks run in Ray, to fill by
     register        let the codec store an enum or a dataclass
     errors          every exception, one tree under EdcacheError
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from edcache.dataset import CachedDataset
     from edcache.decorator import cachable
     from edcache.errors import EdcacheError
+    from edcache.fill import ray_executor
     from edcache.labels.view import Labels
     from edcache.maintain import verify
     from edcache.reader import Reader
@@ -55,6 +57,7 @@ __all__ = [
     "cachable",
     "collate",
     "errors",
+    "ray_executor",
     "register",
     "verify",
 ]
@@ -68,6 +71,7 @@ _HOMES = {
     "View": "edcache.views",
     "cachable": "edcache.decorator",
     "collate": "edcache.batch",
+    "ray_executor": "edcache.fill",
     "register": "edcache.codec",
     "verify": "edcache.maintain",
 }

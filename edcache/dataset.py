@@ -30,7 +30,10 @@ from edcache.writer import adopt_labels, check_options, check_writing, never_cre
 
 InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
 
-FILL_OPTIONS = ("num_workers", "multiprocessing_context", "if_filling", "check_space", "progress")
+FILL_OPTIONS = (
+    *("num_workers", "multiprocessing_context", "executor", "shared_filesystem"),
+    *("if_filling", "check_space", "progress"),
+)
 READ_OPTIONS = frozenset({"allow_pickle", "batch_transform", "io", "transform", "verify", "zero_copy"})
 
 
@@ -58,6 +61,10 @@ class CachedDataset(Samples):
         num_workers: processes that compute what is missing, each of which appends for itself: 0 computes in
             this one, "auto" takes one for each processor that this process may use.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context; the platform's by default.
+        executor: computes instead: anything with the interface of `concurrent.futures.Executor`, such as
+            Dask's `client.get_executor()`, mpi4py's, loky's, Python's own, or `edcache.ray_executor()`.
+        shared_filesystem: whether the executor's processes see the file, and append for themselves; False
+            lets them return encoded samples, which this process appends.
         if_filling: where another process fills the archive already: "join" shares the work, "wait" waits
             for it, "fail" raises ArchiveLockedError.
         on_error: what becomes of a sample that cannot be made: "raise" ends the fill, "skip" records it
@@ -102,6 +109,8 @@ class CachedDataset(Samples):
         progress: Show = None,
         num_workers: int | str = 0,
         multiprocessing_context: Any = None,
+        executor: Any = None,
+        shared_filesystem: bool = True,
         if_filling: str = "join",
         on_error: str = "raise",
         retries: int = 0,
@@ -139,6 +148,8 @@ class CachedDataset(Samples):
         self._fill_options: dict[str, Any] = {
             "num_workers": num_workers,
             "multiprocessing_context": multiprocessing_context,
+            "executor": executor,
+            "shared_filesystem": shared_filesystem,
             "if_filling": if_filling,
             "check_space": check_space,
             "progress": progress,
@@ -240,6 +251,9 @@ class CachedDataset(Samples):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_labels": None}
+        if self._source is not None:
+            # Of this process: an engine's client, a bar's function.
+            state["_fill_options"] = self._fill_options | {"executor": None, "progress": None}
         if self._source is not None and self.complete:
             state |= {"_source": None, "_filler": None, "_spec": None, "_job": None}
         return state
@@ -325,7 +339,8 @@ class CachedDataset(Samples):
 
         Args:
             num_workers: as in the class; None takes what was given there.
-            options: multiprocessing_context, if_filling, check_space, progress, as in the class.
+            options: multiprocessing_context, executor, shared_filesystem, if_filling, check_space and
+                progress, as in the class.
         Raises: as the class; OptionError where the dataset was opened without its source.
         """
         unknown = set(options) - set(FILL_OPTIONS)

@@ -6,6 +6,7 @@
     board      what worker processes and their parent know of each other
     worker     what runs in a worker process
     crew       worker processes: started, watched, replaced
+    cluster    an engine with the interface of concurrent.futures
     space      whether the disk can hold it
     filling    `fill`: alone, with a crew, or beside others
     lazy       samples computed when they are asked for
@@ -13,6 +14,7 @@
 Each imports only those above it.
 """
 
+from edcache.fill.cluster import ray_executor
 from edcache.fill.filling import fill
 from edcache.fill.job import Job, check_job, check_length, check_source, claim_size
 from edcache.fill.lazy import LazyFiller, bytes_limit
@@ -26,4 +28,5 @@ __all__ = [
     "check_source",
     "claim_size",
     "fill",
+    "ray_executor",
 ]

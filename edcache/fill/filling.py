@@ -7,13 +7,16 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from edcache import durable
 from edcache.errors import ArchiveLockedError, OptionError, SourceError
+from edcache.fill.cluster import Cluster
 from edcache.fill.crew import Crew, crew_context, usable_cpus
 from edcache.fill.job import Job, check_source
 from edcache.fill.part import Part, Watch
@@ -34,6 +37,8 @@ def fill(
     *,
     num_workers: int | str = 0,
     multiprocessing_context: Any = None,
+    executor: Any = None,
+    shared_filesystem: bool = True,
     if_filling: str = "join",
     check_space: bool = True,
     progress: Show = None,
@@ -45,6 +50,10 @@ def fill(
         num_workers: processes that compute; 0 computes in this one, "auto" takes one for each processor
             that this process may use. A timeout takes one at least.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context; the platform's by default.
+        executor: computes instead of workers of our own: anything with the interface of
+            `concurrent.futures.Executor`. The source goes with every task.
+        shared_filesystem: whether its processes see the file, and append for themselves; False lets them
+            return encoded samples, which this process appends.
         if_filling: where another process fills the archive already: "join" shares the work, "wait" waits
             for it, and takes over where it ends early, "fail" raises ArchiveLockedError.
         check_space: whether to end early where the disk cannot hold what is missing.
@@ -67,16 +76,13 @@ def fill(
     check_source(job.source, job.path)
     if if_filling not in IF_FILLING:
         raise OptionError(f"if_filling={if_filling!r}; choose one of {', '.join(map(repr, IF_FILLING))}")
-    workers = worker_count(num_workers)
-    if job.timeout is not None:
-        workers = max(1, workers)
-    context = crew_context(multiprocessing_context)
+    compute = _means(job, num_workers, multiprocessing_context, executor, shared_filesystem)
     if not rebuild:
-        return _Filling(job, workers, context, if_filling, check_space, progress).run()
+        return _Filling(job, compute, if_filling, check_space, progress).run()
     session = start_replacing(job.path + ".new")
     try:
         new = replace(job, path=job.path + ".new")
-        computed = _Filling(new, workers, context, if_filling, check_space, progress).run()
+        computed = _Filling(new, compute, if_filling, check_space, progress).run()
         durable.replace(job.path + ".new", job.path)
     finally:
         session.close()
@@ -96,15 +102,70 @@ def worker_count(asked: int | str) -> int:
     return asked
 
 
+_Compute = Callable[[Job, Appender, Presence, "_Shown"], int]
+
+
+def _means(job: Job, num_workers: int | str, context: Any, executor: Any, shared: bool) -> _Compute:
+    """How a fill computes: by an engine, by a crew of workers, or alone.
+
+    Raises:
+        OptionError: options that contradict each other.
+    """
+    workers, made = worker_count(num_workers), crew_context(context)
+    if executor is not None:
+        if workers or job.timeout is not None:
+            raise OptionError("executor= has processes of its own; leave num_workers and timeout out")
+        return partial(_by_engine, executor, shared)
+    if job.timeout is not None:
+        workers = max(1, workers)
+    # A daemonic process, such as a DataLoader's worker, may not start others.
+    if not workers or multiprocessing.current_process().daemon:
+        return _alone
+    return partial(_by_crew, workers, made)
+
+
+def _alone(job: Job, appender: Appender, presence: Presence, watch: _Shown) -> int:
+    Part(job, appender, watch).run()
+    return watch.samples
+
+
+def _by_crew(
+    workers: int, context: Any, job: Job, appender: Appender, presence: Presence, watch: _Shown
+) -> int:
+    claims = -(-len(presence.present) // appender.head.claim_size)
+    crew = Crew(job, min(workers, claims), context, partial(_look, appender, presence, watch))
+    crew.run()
+    _account_for(job, appender, crew.set_aside)
+    return crew.computed
+
+
+def _by_engine(
+    executor: Any, shared: bool, job: Job, appender: Appender, presence: Presence, watch: _Shown
+) -> int:
+    engine = Cluster(executor, job, appender, presence, partial(_look, appender, presence, watch))
+    return engine.run(shared)
+
+
+def _look(appender: Appender, presence: Presence, watch: _Shown) -> None:
+    before = appender.end_offset
+    watch.seen(presence.update(), appender.end_offset - before)
+
+
+def _account_for(job: Job, appender: Appender, set_aside: list[Failure]) -> None:
+    if not set_aside:
+        return
+    if job.on_error == "raise":
+        told = "; ".join(failure.message for failure in set_aside)
+        raise SourceError(f"{job.path}: {told}; the others are kept, and filling again tries again")
+    appender.amend(failed=[failure.to_json() for failure in set_aside])
+
+
 class _Filling:
     """One call of `fill`."""
 
-    def __init__(
-        self, job: Job, workers: int, context: Any, if_filling: str, check_space: bool, show: Show
-    ) -> None:
+    def __init__(self, job: Job, compute: _Compute, if_filling: str, check_space: bool, show: Show) -> None:
         self._job = job
-        self._workers = workers
-        self._context = context
+        self._compute = compute
         self._if_filling = if_filling
         self._check_space = check_space
         self._show = show
@@ -128,7 +189,7 @@ class _Filling:
             appender.join_fillers()
             watch = _Shown(progress, self._space(presence))
             try:
-                computed = self._compute(appender, presence, watch)
+                computed = self._compute(self._job, appender, presence, watch)
             except KeyboardInterrupt:
                 self._say_how_to_resume(appender, presence)
                 raise
@@ -148,30 +209,6 @@ class _Filling:
     def _space(self, presence: Presence) -> SpaceCheck | None:
         missing = int(np.count_nonzero(presence.missing))
         return SpaceCheck(self._job.path, missing) if self._check_space else None
-
-    def _compute(self, appender: Appender, presence: Presence, watch: _Shown) -> int:
-        # A daemonic process, such as a DataLoader's worker, may not start others.
-        if not self._workers or multiprocessing.current_process().daemon:
-            Part(self._job, appender, watch).run()
-            return watch.samples
-        claims = -(-len(presence.present) // appender.head.claim_size)
-
-        def tick() -> None:
-            before = appender.end_offset
-            watch.seen(presence.update(), appender.end_offset - before)
-
-        crew = Crew(self._job, min(self._workers, claims), self._context, tick)
-        crew.run()
-        self._account_for(appender, crew.set_aside)
-        return crew.computed
-
-    def _account_for(self, appender: Appender, set_aside: list[Failure]) -> None:
-        if not set_aside:
-            return
-        if self._job.on_error == "raise":
-            told = "; ".join(failure.message for failure in set_aside)
-            raise SourceError(f"{self._job.path}: {told}; the others are kept, and filling again tries again")
-        appender.amend(failed=[failure.to_json() for failure in set_aside])
 
     def _seal(self, appender: Appender, presence: Presence) -> None:
         if presence.complete:

@@ -51,15 +51,17 @@ class Part:
 
     Args:
         appender: the archive; nobody else may use it meanwhile.
+        claims: those to look at; None for all.
     """
 
-    def __init__(self, job: Job, appender: Appender, watch: Watch) -> None:
+    def __init__(self, job: Job, appender: Appender, watch: Watch, claims: list[int] | None = None) -> None:
         self._job = job
         self._appender = appender
         self._watch = watch
         self._writer = job.writer(appender)
         self.presence = Presence(appender, len(job.source), job.since)
         self._claim_size = appender.head.claim_size
+        self._only = claims
         self._held: list[int] = []
         self._failed: list[Failure] = []
         self._unseen = 0
@@ -94,7 +96,8 @@ class Part:
         """The numbers of the claims in which something is missing, first those that failed before."""
         size, presence = self._claim_size, self.presence
         first = np.unique(np.flatnonzero(presence.retried & presence.missing) // size).tolist()
-        everything = range(-(-len(presence.present) // size))
+        everything = range(-(-len(presence.present) // size)) if self._only is None else self._only
+        first = [claim for claim in first if claim in everything]
         for claim in [*first, *(claim for claim in everything if claim not in set(first))]:
             if self._missing_in(claim):
                 yield claim

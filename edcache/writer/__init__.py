@@ -9,14 +9,16 @@ Imports run upwards in this list only.
 """
 
 from edcache.writer.appender import Appender, never_created
-from edcache.writer.batcher import ChunkWriter, check_writing
+from edcache.writer.batcher import ChunkEncoder, ChunkWriter, check_writing
 from edcache.writer.cache import CacheWriter, adopt_labels, check_options, new_head, start_replacing
-from edcache.writer.chunk import ChunkBuilder
+from edcache.writer.chunk import Chunk, ChunkBuilder
 
 __all__ = [
     "Appender",
     "CacheWriter",
+    "Chunk",
     "ChunkBuilder",
+    "ChunkEncoder",
     "ChunkWriter",
     "adopt_labels",
     "check_options",

@@ -9,10 +9,11 @@ from typing import Any
 from edcache.codec import Encoder
 from edcache.codec.compression import Compression, train_dictionary
 from edcache.errors import LabelError, OptionError
+from edcache.format import Head
 from edcache.labels.columns import LabelCollector
 from edcache.labels.spec import LabelSpec
 from edcache.writer.appender import SYNC_CHOICES, Appender
-from edcache.writer.chunk import CHUNK_NBYTES, ChunkBuilder
+from edcache.writer.chunk import CHUNK_NBYTES, Chunk, ChunkBuilder
 
 
 def check_writing(sync: str, chunk_size: int | None, chunk_nbytes: int = CHUNK_NBYTES) -> None:
@@ -128,3 +129,38 @@ class ChunkWriter:
         if trained is not None:
             self.appender.append_dictionary(trained)
         return trained
+
+
+class ChunkEncoder:
+    """Samples to chunks where there is no archive to append to.
+
+    Args:
+        head: of the archive that they are for. chunk_size: most samples in a chunk, or None.
+    """
+
+    def __init__(self, head: Head, spec: LabelSpec, chunk_size: int | None) -> None:
+        self._most = chunk_size
+        nbytes = CHUNK_NBYTES + (CHUNK_NBYTES >> 3)
+        self._builder = ChunkBuilder(Encoder(head.codec), LabelCollector(spec), nbytes)
+        compression = Compression.parse(head.compression)
+        # The archive's dictionary is not here; a frame without one is read as well.
+        self._compress = None if compression is None else partial(compression.compress, dictionary=None)
+
+    def add(self, index: int, sample: object) -> None:
+        """Encode a sample; raises as `ChunkWriter.add`."""
+        self._builder.add(index, sample)
+
+    @property
+    def pending(self) -> int:
+        """Samples added and not taken."""
+        return len(self._builder)
+
+    @property
+    def full(self) -> bool:
+        """Whether the pending samples make a whole chunk."""
+        return self._builder.nbytes >= CHUNK_NBYTES or (self._most is not None and self.pending >= self._most)
+
+    def take(self) -> Chunk:
+        """The pending samples as a chunk."""
+        taken, self._builder = self._builder, self._builder.successor()
+        return taken.chunk(self._compress, False)

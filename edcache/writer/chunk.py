@@ -39,11 +39,20 @@ class Chunk:
         """Number of records."""
         return len(self.records.offset)
 
+    @property
+    def indices(self) -> list[int]:
+        """Of its samples."""
+        assert self.records.index is not None
+        indices: list[int] = self.records.index.tolist()
+        return indices
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A memoryview does not travel.
+        return _chunk, (self.records, self.labels, self.schemas, bytes(self.data), self.block_crcs)
+
     def without(self, indices: Set[int]) -> Chunk:
         """The same chunk without the records of some indices; their bytes stay where they lie between."""
-        index = self.records.index
-        assert index is not None
-        rows = np.array([row for row, known in enumerate(index.tolist()) if known not in indices], np.int64)
+        rows = np.array([row for row, known in enumerate(self.indices) if known not in indices], np.int64)
         if len(rows) == self.count:
             return self
         records = self.records.take(rows)
@@ -56,6 +65,10 @@ class Chunk:
             data=data,
             block_crcs=format.block_crcs(data),
         )
+
+
+def _chunk(records: Records, labels: Any, schemas: list[str], data: bytes, block_crcs: bytes) -> Chunk:
+    return Chunk(records, labels, schemas, memoryview(data), block_crcs, False)
 
 
 class ChunkBuilder:
