@@ -1,16 +1,25 @@
 """Lazy caches: computed when asked for, kept for everyone, sealed by whoever brings the last sample."""
 
+import errno
 import os
 import pickle
+import re
+import shutil
+import threading
 import time
+import warnings
+from multiprocessing import get_context
 
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, Reader
-from edcache.errors import OptionError, SourceError, StaleCacheError, UnsupportedTypeError
+from edcache import CachedDataset, Reader, durable
+from edcache.errors import OptionError, SourceError, StaleCacheError, StorageError, UnsupportedTypeError
+from edcache.fill import bytes_limit
+from edcache.format import Head
+from edcache.writer import Appender
 
 
 class Logged:
@@ -41,10 +50,10 @@ def computed(log):
     return sorted(map(int, log.read_text().split())) if log.exists() else []
 
 
-def wait_for(path, samples):
+def wait_for(path, samples, sealed=False):
     """Publication goes on in a thread."""
     limit = time.monotonic() + 10
-    while Reader(path).present < samples:
+    while Reader(path).present < samples or (sealed and not Reader(path).sealed):
         assert time.monotonic() < limit
         time.sleep(0.01)
 
@@ -78,6 +87,9 @@ def test_workers_of_a_data_loader_fill_it_together(path, log, persistent):
     loader = DataLoader(ds, batch_size=5, num_workers=2, persistent_workers=persistent)
     seen = torch.cat([batch["x"][:, 0] for batch in loader])
     assert seen.tolist() == list(range(40))
+    wait_for(path, 40, sealed=True)
+    ds.refresh()
+    assert torch.cat([batch["x"][:, 0] for batch in loader]).tolist() == list(range(40))
     del loader
     assert computed(log) == list(range(40))
     assert edcache.verify(path).sealed
@@ -186,3 +198,160 @@ def test_another_length_is_noticed_at_the_construction(path, log):
 def test_lazy_does_not_begin_anew(path, log):
     with pytest.raises(OptionError, match="lazy=True fills what is there; to begin anew delete the file"):
         CachedDataset(Logged(log), path, lazy=True, keep_existing=False)
+
+
+# --- what does not fit ------------------------------------------------------------------------------
+
+
+class Big(Logged):
+    def __getitem__(self, i):
+        return {**super().__getitem__(i), "big": torch.full((10_000,), i % 100, dtype=torch.uint8)}
+
+
+@pytest.mark.parametrize("limit", [150_000, "150kB", "0.15 MB"])
+def test_an_archive_does_not_grow_beyond_max_bytes(path, log, limit):
+    ds = CachedDataset(Big(log), path, lazy=True, max_bytes=limit, chunk_size=2)
+    with pytest.warns(RuntimeWarning, match="the archive would grow beyond max_bytes=150,000; samples"):
+        list(ds)
+    ds.close()
+    assert 50_000 < path.stat().st_size <= 150_000
+    kept = Reader(path).present
+    assert 5 < kept < 20
+    log.unlink()
+    again = CachedDataset(Big(log), path, lazy=True)
+    missing = again.missing.tolist()
+    assert [again[i]["x"][0] for i in range(40)] == list(range(40))
+    assert computed(log) == missing
+    assert len(missing) == 40 - kept
+
+
+def test_a_part_of_the_free_disk_is_a_limit(path, log):
+    free = shutil.disk_usage(path.parent).free
+    assert bytes_limit(0.5, str(path)) == pytest.approx(free / 2, rel=0.2)
+    assert bytes_limit("1KiB", str(path)) == 1024
+    assert bytes_limit("2 TB", str(path)) == 2 * 10**12
+    assert bytes_limit(None, str(path)) is None
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, "much", "GB", "-1GB", "1e999B", True, "nan"])
+def test_what_is_no_limit_is_refused(path, log, limit):
+    with pytest.raises(OptionError) as caught:
+        CachedDataset(Logged(log), path, lazy=True, max_bytes=limit)
+    assert f'max_bytes={limit!r}; give bytes, text such as "20GB", or a part' in str(caught.value)
+
+
+class FullDisk(durable.System):
+    """Has room for so many bytes of one file."""
+
+    def __init__(self, room):
+        self.room = room
+
+    def pwrite(self, fd, data, offset):
+        if offset + len(data) > self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().pwrite(fd, data, offset)
+
+
+def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
+    with durable.replace_system(FullDisk(150_000)):
+        ds = CachedDataset(Big(log), path, lazy=True, chunk_size=2)
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                assert [sample["y"] for sample in ds] == [i % 3 for i in range(40)]
+            ds.close()
+    assert len(told) == 1
+    assert re.search("a.zip: writing .* No space left on device; samples that are not", str(told[0].message))
+    ds = CachedDataset(Big(log), path, lazy=True)
+    assert 5 < 40 - len(ds.missing) < 20
+    assert edcache.verify(path).sound
+    ds.warmup()
+    assert ds.complete
+
+
+def test_a_full_disk_raises_where_asked(path, log):
+    with durable.replace_system(FullDisk(50_000)):
+        ds = CachedDataset(Big(log), path, lazy=True, chunk_size=1, on_full="raise")
+        with pytest.raises(StorageError, match="No space left on device"):
+            for i in range(40):
+                ds[i]
+                time.sleep(0.01)
+        ds.close()
+
+
+def test_on_full_is_one_of_two(path, log):
+    with pytest.raises(OptionError, match="on_full='stop'; choose one of 'passthrough', 'raise'"):
+        CachedDataset(Logged(log), path, lazy=True, on_full="stop")
+
+
+# --- beside others ----------------------------------------------------------------------------------
+
+
+def test_a_sample_that_two_computed_at_a_time_is_stored_once(path, log):
+    one = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
+    two = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
+    one[3], one[4], two[4], two[5]
+    one.close()
+    two.close()
+    assert computed(log) == [3, 4, 4, 5]
+    assert rows_of(path) == [3, 4, 5]
+    assert CachedDataset.from_cache(path).batch([3, 4, 5])["x"].tolist() == [[3, 3], [4, 4], [5, 5]]
+    found = CachedDataset.from_cache(path)
+    assert [found[i]["x"].tolist() for i in (3, 4, 5)] == [[3, 3], [4, 4], [5, 5]]
+    assert found.labels["y"][3:6].tolist() == [0, 1, 2]
+    assert edcache.verify(path).sound
+
+
+def rows_of(path):
+    appender = Appender.open(path, Head(bytes(16)), create=False)
+    try:
+        return sorted(appender.indices_of(appender.chain.chunks).tolist())
+    finally:
+        appender.close()
+
+
+def test_what_is_pending_is_published_though_nobody_reads_on(path, log):
+    ds = CachedDataset(Logged(log), path, lazy=True)
+    ds[1], ds[2]
+    wait_for(path, 2)
+    assert ds[1]["y"] == 1
+    assert computed(log) == [1, 2]
+
+
+def test_threads_that_read_one_lazy_cache_get_their_samples(path, log):
+    ds = CachedDataset(Logged(log, 400), path, lazy=True, chunk_size=10)
+    found = {}
+
+    def read(start):
+        found[start] = [ds[i]["x"][0].item() for i in range(start, 400, 4)]
+
+    threads = [threading.Thread(target=read, args=(start,)) for start in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(found[start] == list(range(start, 400, 4)) for start in range(4))
+    ds.close()
+    assert CachedDataset.from_cache(path).complete
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_forked_or_spawned_worker_publishes_what_it_computed_when_it_ends(path, log, context):
+    ds = CachedDataset(Logged(log), path, lazy=True)
+    ds[39]
+    process = get_context(context).Process(target=ds.__getitem__, args=(7,))
+    process.start()
+    process.join()
+    ds.close()
+    found = CachedDataset.from_cache(path)
+    assert (found[7]["y"], found[39]["y"]) == (1, 0)
+    assert found.reader.present == 2
+
+
+def test_no_thread_is_left_by_a_closed_cache(path, log):
+    before = threading.active_count()
+    ds = CachedDataset(Logged(log), path, lazy=True)
+    ds[1]
+    assert threading.active_count() == before + 1
+    ds.close()
+    assert threading.active_count() == before

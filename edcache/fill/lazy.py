@@ -12,11 +12,13 @@ import logging
 import os
 import shutil
 import threading
+import time
 import warnings
 from collections import deque
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
+from edcache import format
 from edcache.errors import CodecError, LabelError, OptionError, StorageError
 from edcache.fill.job import Job, placed
 from edcache.fill.presence import Presence, PublishClock
@@ -27,7 +29,11 @@ logger = logging.getLogger("edcache")
 ON_FULL: Final = ("passthrough", "raise")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _MOST_WAITING = 2
+# Of a chunk's table for each sample, labels included, roughly.
+_TABLE_NBYTES = 100
 _LOOK_SECONDS = 0.2
+# A worker whose epoch is over is told nothing; it reads no more.
+_IDLE_SECONDS = 0.3
 
 
 class LazyFiller:
@@ -114,6 +120,7 @@ class _OpenArchive:
         self._raises_when_full = raises_when_full
         self._is_full = False
         self._clock = PublishClock()
+        self._kept_at = 0.0
         self._turn = threading.Condition()
         self._waiting: deque[ChunkBuilder] = deque()
         self._in_hand: ChunkBuilder | None = None
@@ -146,6 +153,7 @@ class _OpenArchive:
             except (CodecError, LabelError) as error:
                 raise placed(error, self._path) from error
             self.pending.add(index)
+            self._kept_at = time.monotonic()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="edcache-lazy", daemon=True)
                 self._thread.start()
@@ -213,7 +221,8 @@ class _OpenArchive:
         return bool(self._waiting or self._flushes or self._is_closing or self._is_due())
 
     def _is_due(self) -> bool:
-        return self._writer.pending > 0 and self._clock.due
+        is_idle = time.monotonic() - self._kept_at > _IDLE_SECONDS
+        return self._writer.pending > 0 and (is_idle or self._clock.due)
 
     def _seconds_to_wait(self) -> float | None:
         return _LOOK_SECONDS if self._writer.pending else None
@@ -238,7 +247,8 @@ class _OpenArchive:
             self._writer.appender.seal()
 
     def _size_with(self, builder: ChunkBuilder) -> int:
-        return self._writer.appender.end_offset + builder.nbytes
+        table = _TABLE_NBYTES * len(builder)
+        return self._writer.appender.end_offset + builder.nbytes + table + 2 * format.PAGE
 
     def _give_up(self, error: BaseException) -> None:
         if isinstance(error, StorageError) and error.errno in _FULL and not self._raises_when_full:

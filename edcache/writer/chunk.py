@@ -51,19 +51,21 @@ class Chunk:
         return _chunk, (self.records, self.labels, self.schemas, bytes(self.data), self.block_crcs)
 
     def without(self, indices: Set[int]) -> Chunk:
-        """The same chunk without the records of some indices; their bytes stay where they lie between."""
+        """The same chunk without the records of some indices."""
         rows = np.array([row for row, known in enumerate(self.indices) if known not in indices], np.int64)
         if len(rows) == self.count:
             return self
-        records = self.records.take(rows)
-        end = int((records.offset + records.nbytes).max()) if len(rows) else 0
-        data = self.data[:end]
+        records, data, ends = self.records.take(rows), bytearray(), []
+        for offset, nbytes in zip(records.offset.tolist(), records.nbytes.tolist(), strict=True):
+            data += bytes(format.align(len(data), format.record_alignment(nbytes)) - len(data))
+            data += self.data[offset : offset + nbytes]
+            ends.append(len(data))
         return replace(
             self,
-            records=records,
+            records=replace(records, offset=np.array(ends, np.uint64) - records.nbytes),
             labels=self.labels.take(rows) if self.labels.num_columns else self.labels,
-            data=data,
-            block_crcs=format.block_crcs(data),
+            data=memoryview(data),
+            block_crcs=format.block_crcs(memoryview(data)),
         )
 
 
