@@ -20,7 +20,7 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
     5  loader                                   batches by threads of this process
     6  views                                    selections of samples and fields
     7  dataset                                  CachedDataset
-    8  decorator, maintain                      @cachable; verify
+    8  decorator, maintain, housekeeping        @cachable; verify; which archives there are and may go
     9  present                                  how a person is shown tables and samples
     10 cli                                      parse, call one function, print, exit code
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,19 @@ from edcache.errors import (
     OptionError,
     StaleCacheError,
 )
-from edcache.fill import Job, LazyFiller, bytes_limit, check_job, check_length, check_source, claim_size, fill
+from edcache.fill import (
+    Job,
+    LazyFiller,
+    bytes_limit,
+    check_job,
+    check_length,
+    check_source,
+    claim_size,
+    fill,
+    fill_stream,
+    is_stream,
+    worker_count,
+)
 from edcache.fingerprint import differences, type_fingerprint
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
@@ -41,7 +54,8 @@ class CachedDataset(Samples):
     """A dataset whose samples are computed once and read from one archive ever after.
 
     Args:
-        source: the dataset to cache, with __len__ and __getitem__(int); None opens what is there.
+        source: the dataset to cache, with __len__ and __getitem__(int); or an iterable, which is stored in
+            its order until it ends; None opens what is there.
         path: the archive. Without one it is `<root>/cached/<name>.zip`, from attributes of `source`.
         in_memory_keys: the label columns: a list of keys, or a mapping from name to field path
             ("target.boxes", 1) or function. Default: the source's own attribute `in_memory_keys`.
@@ -67,6 +81,7 @@ class CachedDataset(Samples):
             lets them return encoded samples, which this process appends.
         if_filling: where another process fills the archive already: "join" shares the work, "wait" waits
             for it, "fail" raises ArchiveLockedError.
+        grow: a source that is longer than the archive adds to it; else that is a StaleCacheError.
         on_error: what becomes of a sample that cannot be made: "raise" ends the fill, "skip" records it
             (see `errors`) and a later fill tries again, "skip_final" records it as absent for good.
         retries: how often a sample whose source raised is tried again at once.
@@ -112,6 +127,7 @@ class CachedDataset(Samples):
         executor: Any = None,
         shared_filesystem: bool = True,
         if_filling: str = "join",
+        grow: bool = False,
         on_error: str = "raise",
         retries: int = 0,
         timeout: float | None = None,
@@ -158,20 +174,21 @@ class CachedDataset(Samples):
             "max_bytes": bytes_limit(max_bytes, self.path),
             "on_full": on_full,
         }
-        length = len(source) if hasattr(source, "__len__") else None
+        length = None if is_stream(source) or not hasattr(source, "__len__") else len(source)
         head = new_head(
             self._spec,
             length=length,
             claim_size=claim_size(length or 0),
             codec=codec or "native",
             compression=compression,
-            fingerprint=fingerprint or type_fingerprint(source),
+            fingerprint=fingerprint or _fingerprint(source, num_workers),
         )
         self._job = Job(
             *(source, self.path, head, self._spec, chunk_size, sync),
             on_error=on_error,
             retries=retries,
             timeout=timeout,
+            grow=grow,
         )
         self._start(lazy if force_cache is None else not force_cache, keep_existing)
         self._pin()
@@ -184,6 +201,9 @@ class CachedDataset(Samples):
         if lazy and not keep_existing:
             raise OptionError(f"{self.path}: lazy=True fills what is there; to begin anew delete the file")
         if keep_existing and self._is_done():
+            return
+        if is_stream(self._source):
+            self._fill_stream(lazy, keep_existing)
             return
         check_source(self._source, self.path)
         if lazy:
@@ -207,14 +227,27 @@ class CachedDataset(Samples):
             remedy = "use another path, or pass keep_existing=False to build it anew"
             raise StaleCacheError(stale_message(self.path, changed, remedy))
         length = asked.length or 0
-        longer = len(found) if len(found) > length else None
-        check_length(self.path, found.declared_length or longer, length)
+        if not is_stream(self._source) and not (self._job.grow and len(found) < length):
+            longer = len(found) if len(found) > length else None
+            check_length(self.path, found.declared_length or longer, length)
         adopt_labels(found.head, self._spec, self.path)
         check_options(found.head, self.path, **self._asked)
         return found.sealed and found.complete and len(found) >= length
 
     def _fill(self, rebuild: bool = False, **options: Any) -> None:
         fill(self._job, rebuild=rebuild, **self._fill_options | options)
+
+    def _fill_stream(self, lazy: bool, keep_existing: bool) -> None:
+        if lazy or self._fill_options["executor"] is not None:
+            raise OptionError(
+                f"{self.path}: the source can only be iterated; lazy=True and executor= take one with len() "
+                "and [index]"
+            )
+        if not keep_existing:
+            with suppress(FileNotFoundError):
+                os.remove(self.path)
+        workers = worker_count(self._fill_options["num_workers"])
+        fill_stream(self._job, workers, self._fill_options["progress"])
 
     @classmethod
     def from_cache(
@@ -402,6 +435,14 @@ def stale_message(path: str, changed: Sequence[str], remedy: str) -> str:
     """The text of a StaleCacheError: what differs, line by line, and what to do."""
     lines = "".join(f"\n  {line}" for line in changed)
     return f"{path}: made by another call:{lines}\n{remedy}"
+
+
+def _fingerprint(source: Any, num_workers: int | str) -> dict[str, Any]:
+    """Of a bare source: its class; and of an iterable, by how many it is iterated, which makes its order."""
+    found = type_fingerprint(source)
+    if not is_stream(source) or not num_workers:
+        return found
+    return {**found, "arguments": {"num_workers": num_workers}}
 
 
 def _path_of(source: Any) -> str:

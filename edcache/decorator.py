@@ -16,6 +16,7 @@ from typing import Any, Final, Generic, ParamSpec, overload
 from edcache.dataset import READ_OPTIONS, CachedDataset, archive_at, stale_message
 from edcache.errors import OptionError, StaleCacheError
 from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed
+from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.reader import Reader
 
@@ -78,7 +79,8 @@ class CachedFactory(Generic[P]):
         fingerprint = call_fingerprint(self.uncached, arguments, self.version)
         found = archive_at(path)
         rebuild = found is not None and self._is_stale(found, fingerprint)
-        if found is not None and found.sealed and found.complete and not rebuild:
+        may_grow = bool(self.options.get("grow"))
+        if found is not None and found.sealed and found.complete and not rebuild and not may_grow:
             read_only = {name: value for name, value in self.options.items() if name in READ_OPTIONS}
             return CachedDataset(None, path, **read_only)
         if found is not None and not rebuild:
@@ -111,7 +113,8 @@ class CachedFactory(Generic[P]):
 
     def _is_stale(self, found: Reader, fingerprint: dict[str, Any]) -> bool:
         """Whether to build anew; raises or warns as on_stale says."""
-        changed = differences(found.head.fingerprint, fingerprint) + self._label_differences(found)
+        changed = differences(found.head.fingerprint, fingerprint)
+        changed += label_differences(found.head, self.options.get("in_memory_keys"))
         if not changed:
             if source_changed(found.head.fingerprint, fingerprint):
                 self._warn_once(found, fingerprint)
@@ -140,13 +143,18 @@ class CachedFactory(Generic[P]):
             stacklevel=4,
         )
 
-    def _label_differences(self, found: Reader) -> list[str]:
-        asked = self.options.get("in_memory_keys")
-        if asked is None:
-            return []
-        names = [name for name, _ in found.head.labels]
-        absent = [name for name in LabelSpec.parse(asked).names if name not in names]
-        return [f"labels: {names} in the archive, in_memory_keys asks for {absent} too"] if absent else []
+
+def label_differences(head: Head, in_memory_keys: Any) -> list[str]:
+    """The label columns that a call asks for and its archive lacks, in one line or none.
+
+    Args:
+        in_memory_keys: as @cachable was given them; None asks for none.
+    """
+    if in_memory_keys is None:
+        return []
+    names = [name for name, _ in head.labels]
+    absent = [name for name in LabelSpec.parse(in_memory_keys).names if name not in names]
+    return [f"labels: {names} in the archive, in_memory_keys asks for {absent} too"] if absent else []
 
 
 @overload

@@ -83,12 +83,17 @@ def differences(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) ->
         for key in ("type", "factory", "version")
         if _text(found.get(key)) != _text(expected.get(key))
     ]
-    old, new = found.get("arguments", {}), expected.get("arguments", {})
+    old, new = _arguments(found), _arguments(expected)
     for key in [*old, *(key for key in new if key not in old)]:
         if key not in new or key not in old or _text(old[key]) != _text(new[key]):
             before, now = (_shown(side[key]) if key in side else "absent" for side in (old, new))
             lines.append(f"argument {key}: {before} in the archive, {now} now")
     return lines
+
+
+def _arguments(fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = fingerprint.get("arguments")
+    return found if isinstance(found, dict) else {}  # a head that others wrote may say anything
 
 
 def _text(value: Any) -> str:
@@ -259,5 +264,5 @@ def _by_repr(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    text = value[0] if isinstance(value, list) and len(value) == 1 else repr(value)
+    text = value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
     return text if len(text) <= _LONG else text[:_SHOWN] + "..."

@@ -7,23 +7,28 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import datetime
 import io
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from edcache.housekeeping import Listed
 
 _WIDEST: Final = 60
 _SHOWN_ITEMS: Final = 8
 _SHOWN_SCHEMAS: Final = 8
 _DEEPEST: Final = 64
 _LAYOUT_ROWS: Final = 1000
-_NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?|nan|[-+]?inf")
+_NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
 _UNITS: Final = ("kB", "MB", "GB", "TB", "PB", "EB")
 
 
@@ -93,12 +98,18 @@ def plain(value: object) -> Any:
 # ---------------------------------------------------------------------------------- rows as text
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
-    """Aligned columns, line by line; numbers to the right.
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, whole: int = 0) -> Iterator[str]:
+    """Aligned columns, line by line; numbers and sizes to the right.
 
     The widths are those of the first thousand rows, so that millions of rows need no memory.
+
+    Args:
+        whole: in so many columns from the left nothing is shortened: they hold what is typed elsewhere.
     """
-    texts = ([cell(value) for value in row] for row in rows)
+    texts = (
+        [printable(str(value)) for value in row[:whole]] + [cell(value) for value in row[whole:]]
+        for row in rows
+    )
     first = list(islice(texts, _LAYOUT_ROWS))
     names = [cell(name) for name in header]
     widths = [max(map(len, column)) for column in zip(names, *first, strict=True)]
@@ -330,11 +341,17 @@ def _fingerprint_pairs(fingerprint: dict[str, Any]) -> Iterator[tuple[str, objec
     for key in ("type", "factory"):
         if key in fingerprint:
             yield key, fingerprint[key]
-    arguments = fingerprint.get("arguments")
-    if isinstance(arguments, dict) and arguments:
+    arguments = _arguments(fingerprint)
+    if arguments:
         yield "arguments", ", ".join(f"{name}={value!r}" for name, value in arguments.items())
     if fingerprint.get("version") is not None:
         yield "version", fingerprint["version"]
+
+
+def _arguments(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments in a fingerprint, which may be anybody's."""
+    found = fingerprint.get("arguments")
+    return found if isinstance(found, dict) else {}
 
 
 def report_lines(path: str, report: Any) -> Iterator[str]:
@@ -347,3 +364,115 @@ def report_lines(path: str, report: Any) -> Iterator[str]:
         f"{printable(path)}: {result}: {plural(report.samples, 'sample')}{missing} in "
         f"{plural(report.chunks, 'chunk')}, {human_bytes(report.nbytes)}, {state}"
     )
+
+
+# ------------------------------------------------------------------------------------ fingerprints
+
+
+def call_text(fingerprint: Mapping[str, Any] | None) -> str:
+    """The call that a fingerprint describes, as Python has it: "digits:make(split='train', n=6)"."""
+    if not fingerprint:
+        return ""
+    if "factory" not in fingerprint:
+        return str(fingerprint.get("type", ""))
+    arguments = (f"{name}={_value_said(value)}" for name, value in _arguments(fingerprint).items())
+    return f"{fingerprint['factory']}({', '.join(arguments)})"
+
+
+def _value_said(value: object) -> str:
+    """A value of a fingerprint: what is no plain value stands there as a list of its one text."""
+    return value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
+
+
+def fingerprint_lines(path: str, fingerprint: Mapping[str, Any] | None) -> Iterator[str]:
+    """What an archive says of where its samples come from, an argument a line."""
+    yield from _pairs([("archive", path), *_origin_pairs(fingerprint or {})])
+
+
+def _origin_pairs(fingerprint: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
+    if not fingerprint:
+        yield "fingerprint", "none: the archive was written without a dataset"
+    for key in ("type", "factory"):
+        if key in fingerprint:
+            yield key, fingerprint[key]
+    for name, value in _arguments(fingerprint).items():
+        yield "argument", f"{name}={_value_said(value)}"
+    if fingerprint.get("version") is not None:
+        yield "version", _value_said(fingerprint["version"])
+    if fingerprint.get("source") is not None:
+        yield "source digest", fingerprint["source"]
+
+
+def comparison_lines(call: Mapping[str, Any], different: Sequence[str]) -> Iterator[str]:
+    """Whether an archive is that of a call, and where not, what differs, a line each."""
+    shown = printable(call_text(call))
+    yield f"differs from {shown}:" if different else f"matches {shown}"
+    yield from (f"  {printable(line)}" for line in different)
+
+
+# --------------------------------------------------------------------------------- archives as files
+
+
+def listing_lines(directory: str, archives: Sequence[Listed]) -> Iterator[str]:
+    """What `edcache caches` says: a table of the archives, those that cannot be read, the total."""
+    sound = [archive for archive in archives if archive.problem is None]
+    if sound:
+        header = ("path", "size", "present", "length", "complete", "last used", "call")
+        yield from table(header, (_listing_row(directory, archive) for archive in sound), whole=1)
+    yield from (one_line(archive.problem) for archive in archives if archive.problem is not None)
+    broken = len(archives) - len(sound)
+    unread = f", {broken:,} more cannot be read" if broken else ""
+    yield f"{printable(directory)}: {sizes_text(sound)}{unread}"
+
+
+def _listing_row(directory: str, archive: Listed) -> tuple[str, ...]:
+    return (
+        *pruning_row(directory, archive)[:2],
+        f"{archive.present:,}",
+        f"{archive.length:,}",
+        "yes" if archive.complete else "no",
+        _use_text(archive),
+        call_text(archive.fingerprint),
+    )
+
+
+def pruning_row(directory: str, archive: Listed) -> tuple[str, str, str]:
+    """An archive as the cells path, size, last use."""
+    path = os.path.relpath(archive.path, directory)
+    return path, human_bytes(archive.nbytes), _use_text(archive)
+
+
+def _use_text(archive: Listed) -> str:
+    when = datetime.datetime.fromtimestamp(archive.used)
+    return f"{when:%Y-%m-%d %H:%M}" + ("" if archive.was_read else " (written)")
+
+
+def sizes_text(archives: Sequence[Listed]) -> str:
+    """ "3 archives, 38.5 MB"."""
+    return f"{plural(len(archives), 'archive')}, {human_bytes(sum(archive.nbytes for archive in archives))}"
+
+
+def listing_object(directory: str, archives: Sequence[Listed]) -> dict[str, Any]:
+    """What `edcache caches` says, as JSON has it; the total is of the archives that can be read."""
+    return {
+        "directory": directory,
+        "archives": [_listed_object(directory, archive) for archive in archives],
+        "nbytes": sum(archive.nbytes for archive in archives if archive.problem is None),
+    }
+
+
+def _listed_object(directory: str, archive: Listed) -> dict[str, Any]:
+    used = datetime.datetime.fromtimestamp(archive.used, datetime.timezone.utc)
+    return {
+        "path": os.path.relpath(archive.path, directory),
+        "nbytes": archive.nbytes,
+        "last_used": used.isoformat(timespec="seconds"),
+        "last_use": "read" if archive.was_read else "written",
+        "present": archive.present,
+        "absent": archive.absent,
+        "length": archive.length,
+        "complete": archive.complete,
+        "sealed": archive.sealed,
+        "fingerprint": archive.fingerprint,
+        "problem": None if archive.problem is None else one_line(archive.problem),
+    }

@@ -12,7 +12,7 @@ from typing import Any
 logger = logging.getLogger("edcache")
 
 
-Show = bool | Callable[[int, int], object] | None
+Show = bool | Callable[[int, int | None], object] | None
 
 
 class Progress:
@@ -20,7 +20,7 @@ class Progress:
 
     Args:
         what: what is being filled, such as the archive's name.
-        kept, total: samples present at the start, samples of the dataset.
+        kept, total: samples present at the start, samples of the dataset, None where nobody knows.
         show: whether the bar shows: True always, False never, None on a terminal. EDCACHE_PROGRESS=0
             or 1 decides where show is None. On ranks other than 0 nothing shows unless asked for. A
             function is called with (samples present, samples of the dataset) instead.
@@ -29,19 +29,19 @@ class Progress:
     have it too, but for show=False, EDCACHE_PROGRESS=0 and other ranks.
     """
 
-    def __init__(self, what: str, kept: int, total: int, show: Show) -> None:
+    def __init__(self, what: str, kept: int, total: int | None, show: Show) -> None:
         self._present, self._total = kept, total
         self._tell = show if callable(show) else None
         visible = False if callable(show) else show
         if kept and visible is not False and os.environ.get("EDCACHE_PROGRESS") != "0" and _is_first_rank():
-            print(f"{what}: {kept:,} of {total:,} already cached", file=sys.stderr, flush=True)
+            print(f"{what}: {_of(kept, total)} already cached", file=sys.stderr, flush=True)
         elif kept:
-            logger.info("%s: %s of %s already cached", what, f"{kept:,}", f"{total:,}")
+            logger.info("%s: %s already cached", what, _of(kept, total))
         from tqdm.auto import tqdm  # here, because to open a finished archive shows no bar
 
         self._nbytes = 0
         self._bar: Any = tqdm(
-            total=total - kept,
+            total=None if total is None else total - kept,
             desc=f"caching {what}",
             unit=" samples",
             disable=not _shown(visible),
@@ -67,6 +67,10 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.close()
+
+
+def _of(kept: int, total: int | None) -> str:
+    return f"{kept:,} samples" if total is None else f"{kept:,} of {total:,}"
 
 
 def _shown(show: bool | None) -> bool:

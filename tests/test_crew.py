@@ -475,7 +475,8 @@ def test_ctrl_c_ends_a_parallel_fill_at_once_and_says_how_to_go_on(path, log, tm
     assert time.monotonic() - began < 3
     assert all_gone(pids, 0.1)
     kept = Reader(path).present
-    assert f"{path}: interrupted; {kept:,} of 2,000 samples are kept, the same call continues" in text
+    last = f"KeyboardInterrupt: interrupted; {path} keeps {kept:,} of 2,000 samples, the same call "
+    assert text.splitlines()[-1] == f"{last}computes the rest"
     assert text.count("Traceback") == 1
     assert len(computed(log)) - kept <= 2
 

@@ -210,16 +210,19 @@ def test_a_source_computes_what_a_writer_left_out(path):
 
 def test_another_length_or_class_is_noticed(path):
     CachedDataset(Counted(50), path)
-    with pytest.raises(StaleCacheError, match="begun for 50 samples, the source has 60 now; build it again"):
+    with pytest.raises(StaleCacheError, match="begun for 50 samples, the source has 60 now; grow=True"):
         CachedDataset(Counted(60), path)
+    with pytest.raises(StaleCacheError, match="begun for 50 samples, the source has 40 now; build it again"):
+        CachedDataset(Counted(40), path)
     with pytest.raises(StaleCacheError, match="type: .*Counted.* in the archive, .*list.* now"):
         CachedDataset([0] * 50, path)
     assert len(CachedDataset(Counted(60), path, keep_existing=False)) == 60
 
 
-def test_a_source_without_length_is_referred_to_the_writer(path):
-    with pytest.raises(OptionError, match=r"a generator, has no len.. or no .index.; write an iterable with"):
-        CachedDataset((i for i in range(3)), path)
+def test_what_is_no_dataset_at_all_is_refused(path):
+    with pytest.raises(OptionError, match=r"a object, has no len.. or no .index., and is not iterable"):
+        CachedDataset(object(), path)
+    assert not path.exists()
 
 
 def test_an_empty_source_gives_a_sealed_empty_archive(path):

@@ -20,7 +20,7 @@ FLOORS = [
     {"loader"},
     {"views"},
     {"dataset"},
-    {"decorator", "maintain"},
+    {"decorator", "maintain", "housekeeping"},
     {"present"},
     {"cli"},
     {"__main__"},
@@ -83,8 +83,10 @@ def test_outside_things_have_one_owner(file):
 
 def test_what_reads_an_archive_cannot_run_code():
     """pickle is in one module, which says so; nothing evaluates text or imports by name."""
+    allowed = {"codec/pickled.py", "cli/call.py", "__init__.py"}
+    assert allowed <= {file.relative_to(PACKAGE).as_posix() for file in FILES}
     for file in FILES:
-        if file.name in ("pickled.py", "cli.py", "__init__.py"):
+        if file.relative_to(PACKAGE).as_posix() in allowed:
             continue
         calls = {
             ast.unparse(n.func) for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Call)

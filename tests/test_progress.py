@@ -96,12 +96,22 @@ def test_what_is_not_shown_is_logged(shown, caplog):
     assert caplog.messages == ["a.zip: 2 of 5 already cached"]
 
 
-def test_samples_counts_what_this_process_computed(capsys):
-    with Progress("a.zip", 1, 9, False) as progress:
+def test_a_function_is_told_of_all_that_is_there(capsys):
+    told = []
+    with Progress("a.zip", 1, 9, lambda present, total: told.append((present, total))) as progress:
         progress.advance(2, 10)
-        progress.found(3)
-        progress.advance(1, 20)
-    assert progress.samples == 3
+        progress.advance(0, 5)
+        progress.advance(3)
+    assert told == [(3, 9), (6, 9)]
+    assert capsys.readouterr().err == ""
+
+
+def test_without_a_known_length_the_bar_counts_upwards(capsys):
+    with Progress("a.zip", 2, None, True) as progress:
+        progress.advance(3, 10)
+    found = capsys.readouterr().err
+    assert "a.zip: 2 samples already cached" in found
+    assert "3 samples [" in found
 
 
 def test_an_exception_leaves_the_bar_closed(capsys):

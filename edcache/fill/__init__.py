@@ -7,6 +7,7 @@
     worker     what runs in a worker process
     crew       worker processes: started, watched, replaced
     cluster    an engine with the interface of concurrent.futures
+    stream     what can only be iterated
     space      whether the disk can hold it
     filling    `fill`: alone, with a crew, or beside others
     lazy       samples computed when they are asked for
@@ -15,9 +16,10 @@ Each imports only those above it.
 """
 
 from edcache.fill.cluster import ray_executor
-from edcache.fill.filling import fill
+from edcache.fill.filling import fill, worker_count
 from edcache.fill.job import Job, check_job, check_length, check_source, claim_size
 from edcache.fill.lazy import LazyFiller, bytes_limit
+from edcache.fill.stream import fill_stream, is_stream
 
 __all__ = [
     "Job",
@@ -28,5 +30,8 @@ __all__ = [
     "check_source",
     "claim_size",
     "fill",
+    "fill_stream",
+    "is_stream",
     "ray_executor",
+    "worker_count",
 ]

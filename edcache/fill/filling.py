@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -191,8 +190,7 @@ class _Filling:
             try:
                 computed = self._compute(self._job, appender, presence, watch)
             except KeyboardInterrupt:
-                self._say_how_to_resume(appender, presence)
-                raise
+                raise KeyboardInterrupt(self._how_to_resume(presence)) from None
         presence.update()
         self._seal(appender, presence)
         return computed
@@ -221,12 +219,12 @@ class _Filling:
                 *(self._job.path, f"{failed:,}", f"{len(presence.present):,}"),
             )
 
-    def _say_how_to_resume(self, appender: Appender, presence: Presence) -> None:
+    def _how_to_resume(self, presence: Presence) -> str:
         presence.update()
-        print(
-            f"{self._job.path}: interrupted; {presence.count:,} of {len(presence.present):,} samples are "
-            "kept, the same call continues",
-            file=sys.stderr,
+        total = len(presence.present)
+        return (
+            f"interrupted; {self._job.path} keeps {presence.count:,} of {total:,} samples, "
+            "the same call computes the rest"
         )
 
 

@@ -26,6 +26,7 @@ class Job:
             and goes on, "skip_final" records it as absent for good.
         retries: how often a sample whose source raised is tried again at once.
         timeout: seconds for one sample, or None.
+        grow: whether a source that is longer than the archive makes it longer.
         since: entries of the archive from this sequence number on are of this fill.
     """
 
@@ -38,6 +39,7 @@ class Job:
     on_error: str = "raise"
     retries: int = 0
     timeout: float | None = None
+    grow: bool = False
     since: int = 0
 
     def open(self) -> Appender:
@@ -48,7 +50,10 @@ class Job:
         """
         appender = Appender.open(self.path, self.head, create=False, sync=self.sync)
         try:
-            check_length(self.path, appender.length, len(self.source))
+            length = len(self.source)
+            if self.grow and appender.length is not None and appender.length < length:
+                appender.amend(length=length)
+            check_length(self.path, appender.length, length)
         except BaseException:
             appender.close()
             raise
@@ -113,18 +118,19 @@ def check_source(source: Any, path: str) -> None:
     """Raise OptionError for what is no map-style dataset."""
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
         raise OptionError(
-            f"{path}: the source, a {type(source).__name__}, has no len() or no [index]; "
-            "write an iterable with CacheWriter(path).extend(...)"
+            f"{path}: the source, a {type(source).__name__}, has no len() or no [index], and is not iterable"
         )
 
 
 def check_length(path: str, found: int | None, length: int) -> None:
     """Raise StaleCacheError where an archive was begun for another number of samples."""
-    if found is not None and found != length:
-        raise StaleCacheError(
-            f"{path}: begun for {found:,} samples, the source has {length:,} now; "
-            'build it again (keep_existing=False, or on_stale="rebuild"), or choose another path'
-        )
+    if found is None or found == length:
+        return
+    growing = "grow=True adds the rest; or " if found < length else ""
+    raise StaleCacheError(
+        f"{path}: begun for {found:,} samples, the source has {length:,} now; {growing}"
+        'build it again (keep_existing=False, or on_stale="rebuild"), or choose another path'
+    )
 
 
 def placed(error: EdcacheError, path: str) -> EdcacheError:

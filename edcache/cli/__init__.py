@@ -1,0 +1,18 @@
+"""The command line: parse, call one function, print, exit.
+
+    group.py  `main`, the group of all commands: errors to exit codes; options and printing that they share
+    call.py   MODULE:FACTORY and its arguments: a call that is loaded and bound, not made yet
+    build.py  build: fill an archive
+    look.py   info, show: an archive, one sample
+    rows.py   ls, labels: its records and labels as tables
+    check.py  verify
+    keep.py   caches, why, rm, prune: archives as files on a disk
+
+Imports run upwards in this list only. Nothing that imports torch is imported at the top of a room, so that
+`edcache --help` answers at once.
+"""
+
+from edcache.cli import build, check, keep, look, rows
+from edcache.cli.group import main
+
+__all__ = ["build", "check", "keep", "look", "main", "rows"]

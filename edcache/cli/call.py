@@ -1,0 +1,121 @@
+"""A call of a dataset factory as the command line names it: loaded, its arguments bound, not made yet."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any, Final, NoReturn
+
+import click
+
+from edcache.errors import OptionError
+
+# Options of @cachable that say how to read or when to fill; a build from the command line decides these.
+_NOT_FOR_BUILDING: Final = ("lazy", "force_cache", "keep_existing", "zero_copy", "verify", "fingerprint")
+
+
+class Call:
+    """A call of a dataset factory that was not made yet.
+
+    Args:
+        where: "package.module:factory"; the module is imported, with the current folder on the path.
+        arguments: texts "name=value"; a value is read as JSON where it is JSON, and as text elsewhere.
+        version: the text of the user's version, read alike; None takes that of @cachable.
+    Attributes:
+        options: of a function under @cachable, its options that matter for building.
+    Raises:
+        click.UsageError: the arguments are not those of the factory.
+        OptionError: 'cannot load "digits:mak": AttributeError: ...'.
+    """
+
+    def __init__(self, where: str, arguments: Sequence[str], version: str | None) -> None:
+        from edcache.decorator import CachedFactory
+
+        self._where = where
+        self._given = dict(_named_value(text) for text in arguments)
+        self._version = None if version is None else _value(version)
+        self._factory = _load(where)
+        self.options: dict[str, Any] = {}
+        if isinstance(self._factory, CachedFactory):
+            decorated = self._factory
+            self.options = {k: v for k, v in decorated.options.items() if k not in _NOT_FOR_BUILDING}
+            self._version = decorated.version if self._version is None else self._version
+            self._factory = decorated.uncached
+        self._arguments = self._bound()
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What identifies the call; nothing is called.
+
+        Raises:
+            FingerprintError: a default of the factory has no stable description.
+        """
+        from edcache.fingerprint import call_fingerprint
+
+        return call_fingerprint(self._factory, self._arguments, self._version)
+
+    def make(self) -> Any:
+        """Call the factory.
+
+        Raises:
+            OptionError: "digits:make raised ValueError: no data; EDCACHE_DEBUG=1 shows the traceback".
+        """
+        try:
+            return self._factory(**self._given)
+        except Exception as error:
+            raise OptionError(f"{self._where} raised {_named(error)}") from error
+
+    def _bound(self) -> dict[str, Any]:
+        try:
+            bound = inspect.signature(self._factory).bind(**self._given)
+        except TypeError as error:
+            raise click.UsageError(
+                f"{self._where}: {error}; give its arguments as --arg name=value"
+            ) from None
+        except ValueError as error:
+            raise OptionError(f"{self._where}: {error}; name a function or a class of Python") from error
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+
+def _load(where: str) -> Any:
+    module, _, attribute = where.partition(":")
+    if not (module and attribute):
+        raise click.BadParameter(
+            f'"{where}"; write it as package.module:factory', param_hint="MODULE:FACTORY"
+        )
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = import_module(module)
+        for name in attribute.split("."):
+            found = getattr(found, name)
+    except Exception as error:
+        raise OptionError(f'cannot load "{where}": {_named(error)}') from error
+    if not callable(found):
+        raise OptionError(f'"{where}" is {found!r}, not a function that makes a dataset')
+    return found
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}; EDCACHE_DEBUG=1 shows the traceback"
+
+
+def _named_value(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise click.BadParameter(f'"{text}"; write it as name=value', param_hint="--arg")
+    return name, _value(value)
+
+
+def _value(text: str) -> Any:
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return text

@@ -1,0 +1,98 @@
+"""The group of all commands: an error is one line and an exit code; options and printing that they share."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from itertools import islice
+from typing import Any, Final
+
+import click
+
+from edcache import __version__
+from edcache.errors import EdcacheError
+from edcache.present import one_line
+
+FAILED, INTERRUPTED = 1, 130
+BLOCK: Final = 10_000
+
+
+class _Commands(click.Group):
+    """A group whose commands end in one line for an error, with the exit codes of `edcache --help`."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            click.echo(f"edcache: {stop.args[0] if stop.args else 'interrupted'}", err=True)
+            ctx.exit(INTERRUPTED)
+        except BrokenPipeError:
+            raise  # click ends quietly when nobody reads on
+        except (EdcacheError, OSError) as error:
+            if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
+                raise
+            click.echo(f"edcache: {_message(error)}", err=True)
+            ctx.exit(FAILED)
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and not isinstance(error, EdcacheError) and error.filename:
+        return one_line(f"{error.filename}: {error.strerror}")
+    return one_line(str(error))
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="edcache", message="%(prog)s %(version)s")
+def main() -> None:
+    """Build, look into, check and clear away edcache archives.
+
+    An archive is one zip file with the samples of a dataset. build fills one, rm and prune delete;
+    every other command only reads, and works on an archive that is still growing.
+
+    \b
+    Exit codes:
+      0    success
+      1    failure, an archive that is not sound, or one of another call
+      2    wrong usage
+      130  interrupted
+
+    \b
+    Environment:
+      EDCACHE_DIR=DIR     where caches without a path live (~/.cache/edcache)
+      EDCACHE_DEBUG=1     show the traceback of an error
+      EDCACHE_PROGRESS=0  no progress bars (1: always)
+
+    \b
+    Completion of commands and options, in ~/.bashrc (zsh_source and fish_source work too):
+      eval "$(_EDCACHE_COMPLETE=bash_source edcache)"
+
+    \b
+    Example:
+      edcache info train.zip
+    """
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines as they come, many at a time."""
+    remaining = iter(lines)
+    while block := list(islice(remaining, BLOCK)):
+        # color=True: click would take escape sequences out of labels that go into a file.
+        click.echo("\n".join(block), color=True)
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document."""
+    click.echo(json.dumps(value, indent=1))
+
+
+json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
+progress_option = click.option(
+    "--progress/--no-progress", default=None, help="Show a progress bar; by default on a terminal."
+)
+pickle_option = click.option(
+    "--allow-pickle", is_flag=True, help="Read pickles, which run whatever code their author chose."
+)
+argument_option = click.option(
+    "--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument; repeatable."
+)

@@ -1,0 +1,250 @@
+"""caches, why, rm and prune: which archives there are, of which call one is, and which may go."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from edcache.cli.call import Call
+from edcache.cli.group import FAILED, argument_option, json_option, main, print_json, print_lines
+from edcache.present import (
+    comparison_lines,
+    fingerprint_lines,
+    human_bytes,
+    listing_lines,
+    listing_object,
+    plural,
+    printable,
+    pruning_row,
+    sizes_text,
+    table,
+)
+
+if TYPE_CHECKING:
+    from edcache.format import Head
+    from edcache.housekeeping import Listed
+
+_SECONDS: Final = {"h": 3600, "d": 86_400, "w": 604_800}
+_PREFIXES: Final = ("", "k", "M", "G", "T", "P")
+_NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumerate(_PREFIXES)} | {
+    f"{prefix}iB".lower(): 1024**power for power, prefix in enumerate(_PREFIXES) if prefix
+}
+
+
+def _quantity(units: Mapping[str, int], examples: str) -> Callable[..., float | None]:
+    """Reads an option's number with its unit, which must be there: to some 200 is bytes, to others GB."""
+
+    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+        if text is None:
+            return None
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", text.lower(), re.ASCII)
+        if found is None or found[2] not in units:
+            raise click.BadParameter(f'"{text}"; write a number with its unit, as in {examples}')
+        return float(found[1]) * units[found[2]]
+
+    return read
+
+
+_duration: Final = _quantity(_SECONDS, "12h, 30d or 8w")
+_size: Final = _quantity(_NBYTES, "500MB, 1.5GB or 1TiB")
+
+_yes_option = click.option("--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked.")
+
+
+# ------------------------------------------------------------------------------------------ caches
+
+
+@main.command()
+@click.argument("directory", metavar="[DIR]", required=False)
+@json_option
+def caches(directory: str | None, as_json: bool) -> None:
+    """List the archives in DIR and below it, least recently used first.
+
+    Without DIR, those in $EDCACHE_DIR or ~/.cache/edcache, where @cachable puts what has no path.
+    Last used is when a file was last read, as far as its file system keeps the time, or written.
+
+    \b
+    Example:
+      edcache caches cache --json
+    """
+    folder, archives = _archives(directory)
+    if as_json:
+        print_json(listing_object(folder, archives))
+    else:
+        print_lines(listing_lines(folder, archives))
+
+
+def _archives(directory: str | None) -> tuple[str, list[Listed]]:
+    """The folder that was meant and the archives in it; the default one need not exist."""
+    from edcache.housekeeping import archives_in
+
+    if directory is not None:
+        return directory, archives_in(directory)
+    from edcache.decorator import default_directory
+
+    folder = str(default_directory())
+    return folder, archives_in(folder) if os.path.lexists(folder) else []
+
+
+# --------------------------------------------------------------------------------------------- why
+
+
+@main.command()
+@click.argument("path")
+@click.argument("factory", metavar="[MODULE:FACTORY]", required=False)
+@argument_option
+@click.option("--version", metavar="VALUE", help="The version that the call is of.")
+def why(path: str, factory: str | None, arguments: Sequence[str], version: str | None) -> None:
+    """Say of which call an archive is; with a call, what differs from it, and exit 1 if anything does.
+
+    The function is loaded and its arguments are read as by build; it is not called. Samples are not
+    compared. A source that changed is named too, although on its own it only makes a call warn.
+
+    \b
+    Example:
+      edcache why train.zip digits:make --arg split=train
+    """
+    from edcache.housekeeping import head_of
+
+    if factory is None and (arguments or version is not None):
+        raise click.UsageError("--arg and --version belong to a call; name its MODULE:FACTORY too")
+    head = head_of(path)
+    lines = list(fingerprint_lines(path, head.fingerprint))
+    different: list[str] = []
+    if factory is not None:
+        call = Call(factory, arguments, version)
+        different = list(_differences(head, call))
+        lines += ["", *comparison_lines(call.fingerprint(), different)]
+    print_lines(lines)
+    if different:
+        sys.exit(FAILED)
+
+
+def _differences(head: Head, call: Call) -> Iterator[str]:
+    from edcache.decorator import label_differences
+    from edcache.fingerprint import differences, source_changed
+
+    expected = call.fingerprint()
+    yield from differences(head.fingerprint, expected)
+    yield from label_differences(head, call.options.get("in_memory_keys"))
+    if source_changed(head.fingerprint, expected):
+        digests = (head.fingerprint or {})["source"], expected["source"]
+        yield "source digest: {} in the archive, {} now".format(*digests)
+
+
+# ---------------------------------------------------------------------------------------------- rm
+
+
+@main.command()
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@_yes_option
+@click.option("--force", is_flag=True, help="Also what another process is filling.")
+def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
+    """Delete archives, and what a rebuild that was killed left beside them.
+
+    All are looked at first: where one is no archive, or another process is filling it, none goes.
+    Whoever has an archive open keeps reading it.
+
+    \b
+    Example:
+      edcache rm old.zip cache/digits-*.zip
+    """
+    from edcache.housekeeping import check_deletable
+
+    for path in paths:
+        check_deletable(path, force=force)
+    doomed = dict.fromkeys(file for path in paths for file in (path, *_leftover(path)))
+    _confirm(f"delete {', '.join(doomed)}?", yes)
+    gone = 0
+    for file, nbytes in _deleted(doomed, force):
+        gone += 1
+        click.echo(printable(f"{file}: deleted, {human_bytes(nbytes)}"))
+    if gone < len(doomed):
+        sys.exit(FAILED)
+
+
+def _leftover(path: str) -> Iterator[str]:
+    from edcache.housekeeping import leftover_of, why_not_now
+
+    file = leftover_of(path)
+    if file is None:
+        return
+    reason = why_not_now(file)
+    if reason is None:
+        yield file
+    else:
+        click.echo(printable(f"{reason}; it stays"), err=True)
+
+
+def _deleted(files: Iterable[str], force: bool = False) -> Iterator[tuple[str, int]]:
+    """Delete files, but for those that somebody began to fill since; yields each and the bytes it had."""
+    from edcache.housekeeping import delete, why_not_now
+
+    for file in files:
+        reason = None if force else why_not_now(file)
+        if reason is None:
+            yield file, delete(file)
+        else:
+            click.echo(printable(f"{reason}; it stays"), err=True)
+
+
+def _confirm(question: str, yes: bool) -> None:
+    """Ask on a terminal; end the command where the answer is no."""
+    if yes or not sys.stdin.isatty():
+        return
+    try:
+        agreed = click.confirm(printable(question), err=True)
+    except click.Abort:
+        click.echo(err=True)
+        raise KeyboardInterrupt("interrupted; nothing was deleted") from None
+    if not agreed:
+        click.echo("edcache: nothing was deleted", err=True)
+        sys.exit(FAILED)
+
+
+# ------------------------------------------------------------------------------------------- prune
+
+
+@main.command()
+@click.argument("directory", metavar="[DIR]", required=False)
+@click.option("--older-than", metavar="DURATION", callback=_duration, help="Unused so long: 12h, 30d, 8w.")
+@click.option("--max-size", metavar="SIZE", callback=_size, help="What may stay: 500MB, 1.5GB, 1TiB.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@_yes_option
+def prune(
+    directory: str | None, older_than: float | None, max_size: float | None, dry_run: bool, yes: bool
+) -> None:
+    """Delete the least recently used archives in DIR and below it until both conditions hold.
+
+    Without DIR, of those that caches lists. Files that are no archives, archives that cannot be read
+    and what another process is filling are left as they are.
+
+    \b
+    Example:
+      edcache prune cache --older-than 30d --max-size 200GB --dry-run
+    """
+    from edcache.housekeeping import plan_pruning
+
+    if older_than is None and max_size is None:
+        raise click.UsageError("say what has to go: --older-than 30d, --max-size 200GB, or both")
+    folder, archives = _archives(directory)
+    plan = plan_pruning(archives, older_than=older_than, max_nbytes=max_size)
+    if plan.doomed:
+        rows = (pruning_row(folder, archive) for archive in plan.doomed)
+        print_lines(table(("path", "size", "last used"), rows, whole=1))
+    for reason in plan.busy:
+        click.echo(printable(f"{reason}; it stays"), err=True)
+    if dry_run:
+        click.echo(f"{sizes_text(plan.doomed)} to delete; {sizes_text(plan.kept)} to stay")
+        return
+    if plan.doomed:
+        _confirm(f"delete {sizes_text(plan.doomed)}?", yes)
+    gone = dict(_deleted(archive.path for archive in plan.doomed))
+    stay = [archive for archive in archives if archive.problem is None and archive.path not in gone]
+    went = f"{plural(len(gone), 'archive')} deleted, {human_bytes(sum(gone.values()))} freed"
+    click.echo(f"{went}; {sizes_text(stay)} stay")

@@ -1,0 +1,152 @@
+"""ls and labels: the records of an archive and their labels, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edcache.cli.group import BLOCK, json_option, main, print_lines
+from edcache.present import csv_lines, json_lines, plain, table
+
+if TYPE_CHECKING:
+    from edcache.dataset import CachedDataset
+    from edcache.labels.view import Labels
+
+
+@main.command()
+@click.argument("path")
+@click.option(
+    "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Most records shown."
+)
+@click.option("--offset", type=click.IntRange(min=0), default=0, help="Records to skip first.")
+@json_option
+def ls(path: str, limit: int, offset: int, as_json: bool) -> None:
+    """List records: sample index, place in the file, checksum and labels.
+
+    \b
+    Example:
+      edcache ls train.zip --offset 1000 --limit 5
+    """
+    from edcache.dataset import CachedDataset
+
+    cache = CachedDataset.from_cache(path)
+    total = len(cache.reader.records.offset)
+    rows = range(min(offset, total), min(offset + limit, total))
+    if as_json:
+        print_lines(json_lines(_record_objects(cache, rows)))
+        return
+    cells = (
+        (index, f"{at:,}", f"{nbytes:,}", f"{crc:#010x}", *values)
+        for index, at, nbytes, crc, values in _records(cache, rows)
+    )
+    print_lines(table(("index", "offset", "nbytes", "crc32", *cache.labels), cells))
+    if len(rows) < total:
+        click.echo(f"{len(rows):,} of {total:,} records; --limit and --offset choose others", err=True)
+
+
+def _records(cache: CachedDataset, rows: range) -> Iterator[tuple[int, int, int, int, Sequence[Any]]]:
+    """Index, offset, nbytes, crc32 and label values of the records in these rows of the index table."""
+    records = cache.reader.records
+    for start in range(rows.start, rows.stop, BLOCK):
+        part = slice(start, min(start + BLOCK, rows.stop))
+        columns = (records.offset[part], records.nbytes[part], records.crc32[part])
+        indices = (
+            list(range(part.start, part.stop)) if records.index is None else records.index[part].tolist()
+        )
+        values = _label_rows(cache.labels.take(indices), list(cache.labels), len(indices))
+        yield from zip(indices, *(column.tolist() for column in columns), values, strict=True)
+
+
+def _record_objects(cache: CachedDataset, rows: range) -> Iterator[dict[str, Any]]:
+    names = list(cache.labels)
+    for index, offset, nbytes, crc, values in _records(cache, rows):
+        yield {"index": index, "offset": offset, "nbytes": nbytes, "crc32": crc} | {
+            "labels": _label_object(names, values)
+        }
+
+
+def _label_object(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
+    return {name: plain(value) for name, value in zip(names, values, strict=True)}
+
+
+def _label_rows(labels: Labels, names: Sequence[str], count: int) -> Iterator[tuple[Any, ...]]:
+    """The values of these columns, row by row."""
+    if not names:
+        return iter([()] * count)
+    return zip(*(_column(labels, name) for name in names), strict=True)
+
+
+def _column(labels: Labels, name: str) -> list[Any]:
+    column = labels.column(name)
+    try:
+        values: list[Any] = column.to_pylist()
+    except ValueError:  # a time to the nanosecond, for which Python has no type
+        values = list(labels[name])
+    return values
+
+
+@main.command()
+@click.argument("path")
+@click.option("--where", metavar="EXPR", help="Only samples whose labels fulfil this.")
+@click.option("--count", metavar="NAME", help="How often each value of a column occurs.")
+@click.option("--columns", metavar="A,B", help="Only these columns.")
+@click.option("--limit", type=click.IntRange(min=0), help="Most rows shown; all by default.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True
+)
+def labels(
+    path: str, where: str | None, count: str | None, columns: str | None, limit: int | None, form: str
+) -> None:
+    """List or count the labels of the samples that have a record; no sample is read.
+
+    EXPR compares columns with values: == != < <= > >= in, not in, is None, joined by and, or, not,
+    with parentheses; startswith(name, "x") and contains(name, "x") look into text.
+
+    \b
+    Example:
+      edcache labels train.zip --where "label in (1, 2) and split == 'train'" --count label
+    """
+    from edcache.dataset import CachedDataset
+
+    if count is not None and columns is not None:
+        raise click.UsageError("--count shows one column; leave --columns out")
+    cache = CachedDataset.from_cache(path)
+    indices = _chosen(cache, where)
+    if count is not None:
+        counts = cache.labels.take(indices).counts(count).items()
+        _print_rows(("value", "count"), islice(counts, limit), form)
+        return
+    names = list(cache.labels) if columns is None else [name.strip() for name in columns.split(",")]
+    indices = indices[:limit]
+    if form == "json":
+        rows = _labels_of(cache, indices, names)
+        print_lines(json_lines({"index": i, "labels": _label_object(names, values)} for i, *values in rows))
+    else:
+        _print_rows(("index", *names), _labels_of(cache, indices, names), form)
+
+
+def _chosen(cache: CachedDataset, where: str | None) -> Any:
+    """The indices that have a record and fulfil the where-string: int64, sorted."""
+    import numpy as np
+
+    records = cache.reader.records
+    present = np.arange(len(cache)) if records.index is None else np.asarray(records.index)
+    return present if where is None else np.intersect1d(cache.filter(where).indices, present)
+
+
+def _labels_of(cache: CachedDataset, indices: Any, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """(index, value, ...) for each index, a block of rows in memory at a time."""
+    for start in range(0, max(len(indices), 1), BLOCK):
+        part = indices[start : start + BLOCK]
+        values = _label_rows(cache.labels.take(part), names, len(part))
+        yield from ((index, *row) for index, row in zip(part.tolist(), values, strict=True))
+
+
+def _print_rows(header: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
+    if form == "json":
+        print_lines(json_lines({name: plain(v) for name, v in zip(header, row, strict=True)} for row in rows))
+    else:
+        print_lines((csv_lines if form == "csv" else table)(header, rows))

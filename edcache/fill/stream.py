@@ -1,0 +1,124 @@
+"""Fill an archive from what can only be iterated: until it is exhausted, in its order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from edcache.errors import CodecError, LabelError, OptionError, SourceError
+from edcache.fill.job import Job, placed
+from edcache.fill.presence import PublishClock
+from edcache.labels.tables import Failure
+from edcache.progress import Progress, Show
+from edcache.writer import Appender
+
+
+def is_stream(source: Any) -> bool:
+    """Whether a source is iterated, because it is no map-style dataset."""
+    if isinstance(source, IterableDataset):
+        return True
+    is_map = hasattr(source, "__len__") and hasattr(source, "__getitem__")
+    return hasattr(source, "__iter__") and not is_map
+
+
+def fill_stream(job: Job, num_workers: int, progress: Show = None) -> int:
+    """Store the samples of `job.source` in their order, and seal the archive when there are no more.
+
+    Args:
+        num_workers: DataLoader workers that iterate an IterableDataset, each its own share of it. Their
+            order, which a DataLoader keeps, depends on their number.
+    Returns:
+        How many samples were stored. What is there from before is passed over, not stored again.
+    Raises:
+        SourceError: the source raised; everything before is published. Else as `fill`.
+
+    Of several processes one fills; the others wait for it, and go on where it ends early.
+    """
+    if num_workers and not isinstance(job.source, IterableDataset):
+        raise OptionError(
+            f"{job.path}: num_workers={num_workers} is for an IterableDataset, which divides itself"
+        )
+    appender = Appender.open(job.path, job.head, create=False, sync=job.sync)
+    try:
+        appender.join_fillers()
+        appender.wait_claim(0)
+        appender.catch_up()
+        if appender.chain.seal is not None:
+            return 0
+        return _Stream(job, appender).run(num_workers, progress)
+    finally:
+        appender.close()
+
+
+class _Stream:
+    def __init__(self, job: Job, appender: Appender) -> None:
+        self._job = job
+        self._appender = appender
+        self._writer = job.writer(appender)
+        self._failed: list[Failure] = []
+        self._known = max((index + 1 for index in appender.chain.failures), default=0)
+        self._kept = max(appender.end_index, self._known)
+        self._clock = PublishClock()
+
+    def run(self, num_workers: int, show: Show) -> int:
+        with Progress(os.path.basename(self._job.path), self._kept, None, show) as progress:
+            try:
+                count = self._store(self._samples(num_workers), progress)
+            finally:
+                self._publish()
+            if count != self._appender.end_index:
+                self._appender.amend(length=count)
+            self._appender.seal()
+        return max(0, count - self._kept)
+
+    def _store(self, samples: Iterator[Any], progress: Progress) -> int:
+        index = 0
+        for index, sample in enumerate(samples, 1):
+            if index <= self._kept:
+                continue
+            before = self._writer.pending_nbytes
+            self._add(index - 1, sample)
+            progress.advance(1, self._writer.pending_nbytes - before)
+            if self._writer.full or self._clock.due:
+                self._publish()
+        return index
+
+    def _samples(self, num_workers: int) -> Iterator[Any]:
+        source: Iterable[Any] = self._job.source
+        if num_workers:
+            source = DataLoader(
+                self._job.source, batch_size=None, num_workers=num_workers, collate_fn=_as_it_is
+            )
+        index = 0
+        try:
+            for sample in source:
+                yield sample
+                index += 1
+        except Exception as error:
+            raise SourceError(
+                f"{self._job.path}: the source raised at index {index}: {type(error).__name__}: {error}; "
+                "what came before is kept, and filling again continues there"
+            ) from error
+
+    def _add(self, index: int, sample: Any) -> None:
+        try:
+            self._writer.add(index, sample)
+        except (CodecError, LabelError) as error:
+            if self._job.on_error == "raise":
+                raise placed(error, self._job.path) from error
+            # It is gone with the iteration, so a later fill cannot try again.
+            self._failed.append(self._job.failure(index, error))
+
+    def _publish(self) -> None:
+        self._writer.publish()
+        self._clock.published()
+        if self._failed:
+            self._appender.amend(failed=[failure.to_json() for failure in self._failed])
+            self._failed = []
+
+
+def _as_it_is(sample: Any) -> Any:
+    return sample

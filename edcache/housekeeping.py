@@ -1,0 +1,324 @@
+"""Archives as files on a disk: which there are, when each was last used, which may go.
+
+To look at an archive is not to use it: heads are read here without leaving an access time, where the
+system has a way to (Linux, files of one's own). Otherwise to list archives would make every one of
+them fresh, and nothing would ever be old enough to go.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from edcache import durable, format
+from edcache.contents import Chain, read_table
+from edcache.durable import File
+from edcache.errors import (
+    ArchiveError,
+    ArchiveLockedError,
+    ArchiveNotFoundError,
+    CorruptArchiveError,
+    NotAnArchiveError,
+    OptionError,
+    StorageError,
+)
+from edcache.format import Cursor, Head, Header
+from edcache.labels.tables import parse_index
+
+# Start and length: LOCK_APPEND is the first of all locks, sessions and claims lie behind it.
+_EVERY_LOCK: Final = format.LOCK_APPEND, (1 << 63) - 1 - format.LOCK_APPEND
+_NO_ACCESS_TIME: Final = getattr(os, "O_NOATIME", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An archive as it lies on the disk.
+
+    path: as found. nbytes: of the file. used: when it was last read or written, in seconds since 1970.
+    was_read: whether reading was the last of the two. present: samples that have a record; absent:
+    those that failed and count as absent for good. length: samples of the dataset. fingerprint: what the
+    head says of where they come from. problem: why the file cannot be read, in one message; what it would
+    have told is then 0 or None.
+    """
+
+    path: str
+    nbytes: int
+    used: float
+    was_read: bool
+    present: int = 0
+    absent: int = 0
+    length: int = 0
+    sealed: bool = False
+    fingerprint: dict[str, Any] | None = None
+    problem: str | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample has a record, or is absent for good."""
+        return self.problem is None and self.present + self.absent == self.length
+
+
+# ------------------------------------------------------------------------------------------ looking
+
+
+def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
+    """The archives in a folder and in those below it, least recently used first.
+
+    Files that are no archives are left out; what is damaged or cannot be read is listed with its
+    problem, a folder too. Symbolic links are not followed.
+
+    Raises:
+        OptionError: "cache: no such folder; name one that holds archives".
+    Cost: opens every file there. A sealed archive is read at its head and its end, whatever its size; of
+        one that lacks samples, the index, and of an unsealed one the table of every chunk.
+    Safety: takes no lock; whoever fills, appends or deletes meanwhile is not disturbed.
+    """
+    top = os.fspath(directory)
+    if not os.path.isdir(top):
+        found = "no folder" if os.path.lexists(top) else "no such folder"
+        raise OptionError(f"{top}: {found}; name one that holds archives")
+    return sorted(_archives(top), key=lambda archive: (archive.used, archive.path))
+
+
+def _archives(top: str) -> Iterator[Listed]:
+    unreadable: list[OSError] = []
+    for path in _regular_files(top, unreadable.append):
+        try:
+            yield look_at(path)
+        except (NotAnArchiveError, ArchiveNotFoundError):
+            continue
+        except ArchiveError as error:
+            yield Listed(path, *_on_disk(path), problem=str(error))
+    for refused in unreadable:
+        name = str(refused.filename)
+        yield Listed(name, 0, 0.0, False, problem=f"{name}: listing the folder: {refused.strerror}")
+
+
+def _regular_files(top: str, on_error: Callable[[OSError], None]) -> Iterator[str]:
+    for folder, _, names in os.walk(top, onerror=on_error):
+        for name in names:
+            path = os.path.join(folder, name)
+            if not os.path.islink(path) and os.path.isfile(path):
+                yield path
+
+
+def look_at(path: str | os.PathLike[str]) -> Listed:
+    """One archive, as `archives_in` lists it.
+
+    Raises:
+        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError, StorageError.
+    """
+    name = os.fspath(path)
+    file = _open_unnoticed(name)
+    try:
+        on_disk = _on_disk(name)
+        head, cursor = format.read_head(file.pread, name)
+        present, absent, length, sealed = _samples(file, head, cursor)
+    finally:
+        file.close()
+    return Listed(name, *on_disk, present, absent, length, sealed, head.fingerprint)
+
+
+def head_of(path: str | os.PathLike[str]) -> Head:
+    """What an archive says about itself; raises as `look_at`."""
+    name = os.fspath(path)
+    file = _open_unnoticed(name)
+    try:
+        return format.read_head(file.pread, name)[0]
+    finally:
+        file.close()
+
+
+def _open_unnoticed(path: str) -> File:
+    """Open for reading, and leave the access time as it is if that can be asked for."""
+    if not _NO_ACCESS_TIME or not os.path.isfile(path):
+        return File.open(path, "r")
+    try:
+        return File(path, durable.system.open(path, os.O_RDONLY | _NO_ACCESS_TIME), writable=False)
+    except OSError:
+        # Another user's file, which may be read all the same; or an error that this puts into words.
+        return File.open(path, "r")
+
+
+def _on_disk(path: str) -> tuple[int, float, bool]:
+    """Bytes, time of the last use, and whether that was a read."""
+    try:
+        found = os.stat(path)
+    except OSError:  # gone since
+        return 0, 0.0, False
+    return found.st_size, max(found.st_atime, found.st_mtime), found.st_atime >= found.st_mtime
+
+
+def _samples(file: File, head: Head, cursor: Cursor) -> tuple[int, int, int, bool]:
+    """Samples with a record, absent for good, of the dataset; and whether the archive is sealed."""
+    size = file.size()
+    seal = format.read_seal(file.pread, size, head.uuid)
+    if seal is not None:
+        return seal[0].samples, _sealed_absent(file, seal[0]), seal[0].end_index, True
+    chain = Chain(head, cursor, file.path)
+    chain.extend(file.pread, size)
+    tables = [read_table(file.pread, header, file.path).records.index for header in chain.chunks]
+    present = np.unique(np.concatenate([np.empty(0, np.int64), *(i for i in tables if i is not None)]))
+    length = max(chain.end_index, chain.length or 0)
+    final = [index for index, (_, failure) in chain.failures.items() if failure.final and index < length]
+    return len(present), len(np.setdiff1d(np.array(final, np.int64), present)), length, False
+
+
+def _sealed_absent(file: File, index: Header) -> int:
+    if index.samples == index.end_index:
+        return 0
+    data = file.pread(index.payload_offset, index.payload_nbytes)
+    place = f"{file.path}: {index.name} at offset {index.offset:,}"
+    if format.crc32(data) != index.payload_crc:
+        raise CorruptArchiveError(f'{place} fails its crc32; run "edcache verify {file.path}"')
+    try:
+        failures = parse_index(data, index.samples).failures
+    except CorruptArchiveError as error:
+        raise CorruptArchiveError(f"{place}: {error}") from error
+    return sum(failure.final for failure in failures)
+
+
+# ------------------------------------------------------------------------------------------ deleting
+
+
+def in_use(path: str | os.PathLike[str]) -> bool:
+    """Whether anybody fills an archive or appends to it at this moment, this process included.
+
+    Who has an archive open and holds no lock on it just now, such as a CacheWriter between two
+    publications, is not seen. On macOS and Windows, where one lock stands for all, anybody is seen only
+    while publishing.
+
+    Raises:
+        StorageError: "train.zip: opening it: Permission denied"; to look takes the right to write.
+    Safety: takes every lock of the archive and lets go at once.
+    """
+    name = os.fspath(path)
+    if not os.path.exists(name):
+        return False  # to open it for a lock would make it
+    file = File.open(name, "a")
+    try:
+        return not file.try_lock(*_EVERY_LOCK)
+    finally:
+        file.close()
+
+
+def why_not_now(path: str) -> str | None:
+    """Why a file should not be deleted at this moment, in one line; None where nothing speaks against it."""
+    try:
+        busy = in_use(path)
+    except StorageError as error:
+        return f"{error}, so nobody can tell whether it is being filled"
+    return f"{path}: another process is filling it or appending to it" if busy else None
+
+
+def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Raise where a path is not one to delete: no archive, or one in use.
+
+    Args:
+        force: also what is in use; who fills it loses what it computes.
+    Raises:
+        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError, StorageError.
+        OptionError: "link.zip: a symbolic link; name the archive itself, /data/train.zip".
+        ArchiveLockedError: "train.zip: another process is filling it or appending to it; wait for it
+            to end, or force the deletion (--force)".
+    """
+    name = os.fspath(path)
+    if os.path.islink(name):
+        raise OptionError(f"{name}: a symbolic link; name the archive itself, {os.path.realpath(name)}")
+    head_of(name)
+    reason = None if force else why_not_now(name)
+    if reason is not None:
+        raise ArchiveLockedError(f"{reason}; wait for it to end, or force the deletion (--force)")
+
+
+def leftover_of(path: str | os.PathLike[str]) -> str | None:
+    """The file `path + ".new"` that a replacement of an archive leaves when it is killed, if there is one.
+
+    A file of that name that edcache did not write is none.
+    """
+    name = os.fspath(path) + ".new"
+    try:
+        if not stat.S_ISREG(os.lstat(name).st_mode):
+            return None
+        head_of(name)
+    except (FileNotFoundError, StorageError):
+        return None
+    except ArchiveError:
+        from edcache.writer import never_created
+
+        return name if never_created(name) else None
+    return name
+
+
+def delete(path: str | os.PathLike[str]) -> int:
+    """Delete a file and return how many bytes it had; 0 where it is gone already.
+
+    Whoever has the archive open keeps reading it.
+
+    Raises:
+        StorageError: "train.zip: deleting it: Permission denied".
+    """
+    name = os.fspath(path)
+    try:
+        nbytes = os.lstat(name).st_size
+        os.unlink(name)
+    except FileNotFoundError:
+        return 0
+    except OSError as error:
+        refused = StorageError(f"{name}: deleting it: {error.strerror}")
+        refused.errno, refused.filename = error.errno, error.filename
+        raise refused from error
+    return nbytes
+
+
+# ------------------------------------------------------------------------------------------- pruning
+
+
+@dataclass(slots=True)
+class Pruning:
+    """What a pruning takes and what it leaves, each least recently used first.
+
+    doomed, kept: archives. busy: why some are kept that would have to go, a line each.
+    """
+
+    doomed: list[Listed] = field(default_factory=list)
+    kept: list[Listed] = field(default_factory=list)
+    busy: list[str] = field(default_factory=list)
+
+
+def plan_pruning(
+    archives: Iterable[Listed],
+    *,
+    older_than: float | None = None,
+    max_nbytes: float | None = None,
+    now: float | None = None,
+) -> Pruning:
+    """Choose which archives go: the least recently used, until both conditions hold. Deletes nothing.
+
+    Args:
+        archives: as `archives_in` lists them; those with a problem are left out of everything.
+        older_than: seconds; none stays that was last used longer ago.
+        max_nbytes: what stays has at most this many bytes together.
+        now: seconds since 1970; the clock's by default.
+    """
+    oldest = (time.time() if now is None else now) - older_than if older_than is not None else -np.inf
+    most = np.inf if max_nbytes is None else max_nbytes
+    sound = sorted((a for a in archives if a.problem is None), key=lambda a: (a.used, a.path))
+    nbytes, pruning = sum(archive.nbytes for archive in sound), Pruning()
+    for archive in sound:
+        must_go = archive.used < oldest or nbytes > most
+        reason = why_not_now(archive.path) if must_go else None
+        if must_go and reason is None:
+            pruning.doomed.append(archive)
+            nbytes -= archive.nbytes
+            continue
+        pruning.kept.append(archive)
+        if reason is not None:
+            pruning.busy.append(reason)
+    return pruning
