@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -243,11 +242,8 @@ class CachedDataset(Samples):
                 f"{self.path}: the source can only be iterated; lazy=True and executor= take one with len() "
                 "and [index]"
             )
-        if not keep_existing:
-            with suppress(FileNotFoundError):
-                os.remove(self.path)
         workers = worker_count(self._fill_options["num_workers"])
-        fill_stream(self._job, workers, self._fill_options["progress"])
+        fill_stream(self._job, workers, self._fill_options["progress"], rebuild=not keep_existing)
 
     @classmethod
     def from_cache(

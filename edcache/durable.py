@@ -124,6 +124,10 @@ class System:
         """Give `source` the name `target` in one step."""
         os.replace(source, target)
 
+    def remove(self, path: str) -> None:
+        """Take a file's name away."""
+        os.unlink(path)
+
     def boot_time(self) -> float | None:
         """When this machine started, in seconds of the clock that stamps files; None if unknown."""
         if not hasattr(time, "CLOCK_BOOTTIME"):
@@ -418,6 +422,16 @@ def replace(source: str, target: str) -> None:
     except OSError as error:
         _refused(target, f"giving {source} its name", error)
     sync_directory(os.path.dirname(target))
+
+
+def remove(path: str) -> None:
+    """Take a file's name away; who has it open or mapped keeps it."""
+    try:
+        system.remove(path)
+    except FileNotFoundError as error:
+        raise _with_errno(ArchiveNotFoundError(f"{path}: no such file"), error) from None
+    except OSError as error:
+        _refused(path, "deleting it", error)
 
 
 def sync_directory(path: str) -> None:

@@ -267,13 +267,9 @@ def delete(path: str | os.PathLike[str]) -> int:
     name = os.fspath(path)
     try:
         nbytes = os.lstat(name).st_size
-        os.unlink(name)
+        durable.remove(name)
     except FileNotFoundError:
         return 0
-    except OSError as error:
-        refused = StorageError(f"{name}: deleting it: {error.strerror}")
-        refused.errno, refused.filename = error.errno, error.filename
-        raise refused from error
     return nbytes
 
 

@@ -124,7 +124,7 @@ def fill(source, path, workers=2, **options):
 
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_workers_compute_every_sample_once_and_the_archive_is_sealed(path, log, context):
-    ds = fill(Source(log), path, multiprocessing_context=context)
+    ds = fill(Source(log, seconds=0.01), path, multiprocessing_context=context)
     assert computed(log) == list(range(COUNT))
     assert len(workers(log)) == 2
     assert os.getpid() not in workers(log)

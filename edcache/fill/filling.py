@@ -13,14 +13,22 @@ from typing import Any, Final
 
 import numpy as np
 
-from edcache import durable
-from edcache.errors import ArchiveLockedError, OptionError, SourceError
+from edcache import durable, format
+from edcache.errors import (
+    ArchiveLockedError,
+    ArchiveNotFoundError,
+    CorruptArchiveError,
+    NotAnArchiveError,
+    OptionError,
+    SourceError,
+)
 from edcache.fill.cluster import Cluster
 from edcache.fill.crew import Crew, crew_context, usable_cpus
 from edcache.fill.job import Job, check_source
 from edcache.fill.part import Part, Watch
 from edcache.fill.presence import Presence
 from edcache.fill.space import SpaceCheck
+from edcache.format import Head
 from edcache.labels.tables import Failure
 from edcache.progress import Progress, Show
 from edcache.writer import Appender, start_replacing
@@ -58,7 +66,8 @@ def fill(
         check_space: whether to end early where the disk cannot hold what is missing.
         progress: as `Progress` takes it.
         rebuild: fill `path + ".new"` from nothing and put it in the place of `path` at the end;
-            whoever has the old archive open keeps reading it.
+            whoever has the old archive open keeps reading it. Of several processes that rebuild at once one
+            does; the others wait, and take what it built.
     Returns:
         How many samples this process and its workers published.
     Raises:
@@ -78,14 +87,44 @@ def fill(
     compute = _means(job, num_workers, multiprocessing_context, executor, shared_filesystem)
     if not rebuild:
         return _Filling(job, compute, if_filling, check_space, progress).run()
-    session = start_replacing(job.path + ".new")
+    return _rebuild(job, compute, if_filling, check_space, progress)
+
+
+def _rebuild(job: Job, compute: _Compute, if_filling: str, check_space: bool, progress: Show) -> int:
+    new, before = job.path + ".new", _head_of(job.path)
+    while True:
+        try:
+            session = start_replacing(new)
+            break
+        except ArchiveLockedError:
+            if if_filling == "fail":
+                raise
+        time.sleep(_LOOK_SECONDS)
     try:
-        new = replace(job, path=job.path + ".new")
-        computed = _Filling(new, compute, if_filling, check_space, progress).run()
-        durable.replace(job.path + ".new", job.path)
+        found = _head_of(job.path)
+        if found is not None and found != before and found.fingerprint == job.head.fingerprint:
+            # The same call in another process built it while this one waited.
+            durable.remove(new)
+            return 0
+        computed = _Filling(replace(job, path=new), compute, if_filling, check_space, progress).run()
+        durable.replace(new, job.path)
     finally:
         session.close()
     return computed
+
+
+def _head_of(path: str) -> Head | None:
+    """What is at a path says about itself; None where there is nothing, or no archive."""
+    try:
+        file = durable.File.open(path, "r")
+    except ArchiveNotFoundError:
+        return None
+    try:
+        return format.read_head(file.pread, path)[0]
+    except (NotAnArchiveError, CorruptArchiveError):
+        return None
+    finally:
+        file.close()
 
 
 def worker_count(asked: int | str) -> int:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from edcache import durable
 from edcache.errors import CodecError, LabelError, OptionError, SourceError
 from edcache.fill.job import Job, placed
 from edcache.fill.presence import PublishClock
 from edcache.labels.tables import Failure
 from edcache.progress import Progress, Show
-from edcache.writer import Appender
+from edcache.writer import Appender, start_replacing
 
 
 def is_stream(source: Any) -> bool:
@@ -24,12 +26,13 @@ def is_stream(source: Any) -> bool:
     return hasattr(source, "__iter__") and not is_map
 
 
-def fill_stream(job: Job, num_workers: int, progress: Show = None) -> int:
+def fill_stream(job: Job, num_workers: int, progress: Show = None, rebuild: bool = False) -> int:
     """Store the samples of `job.source` in their order, and seal the archive when there are no more.
 
     Args:
         num_workers: DataLoader workers that iterate an IterableDataset, each its own share of it. Their
             order, which a DataLoader keeps, depends on their number.
+        rebuild: as `fill` has it.
     Returns:
         How many samples were stored. What is there from before is passed over, not stored again.
     Raises:
@@ -41,6 +44,19 @@ def fill_stream(job: Job, num_workers: int, progress: Show = None) -> int:
         raise OptionError(
             f"{job.path}: num_workers={num_workers} is for an IterableDataset, which divides itself"
         )
+    if not rebuild:
+        return _fill(job, num_workers, progress)
+    new = job.path + ".new"
+    session = start_replacing(new)
+    try:
+        stored = _fill(replace(job, path=new), num_workers, progress)
+        durable.replace(new, job.path)
+    finally:
+        session.close()
+    return stored
+
+
+def _fill(job: Job, num_workers: int, progress: Show) -> int:
     appender = Appender.open(job.path, job.head, create=False, sync=job.sync)
     try:
         appender.join_fillers()

@@ -1,0 +1,207 @@
+"""Many processes make the same call at once, as ranks of a job do: each sample is computed once in all."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import edcache
+from edcache import CachedDataset
+from edcache.fill.job import claim_size
+
+COUNT = 400
+
+PROGRAM = """
+import os, sys, time
+import torch, edcache
+
+class Source:
+    def __len__(self): return {count}
+    def __getitem__(self, i):
+        with open({log!r}, "ab", buffering=0) as file:
+            file.write(f"{{i}} {{os.getpid()}}\\n".encode())
+        time.sleep({seconds})
+        return {{"x": torch.full((50,), i), "y": i % 3}}
+
+@edcache.cachable({path!r}, in_memory_keys=["y"], {options})
+def make(version=1):
+    return Source()
+
+if __name__ == "__main__":
+    ds = make(*map(int, sys.argv[1:]))
+    assert [int(s["x"][0]) for s in ds] == list(range({count}))
+    print(len(ds), ds.labels["y"].sum(), ds.head.uuid.hex())
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "a.zip"
+
+
+@pytest.fixture
+def log(tmp_path):
+    return tmp_path / "log"
+
+
+def program(path, log, options="", seconds=0.002):
+    script = path.parent / "rank.py"
+    script.write_text(
+        PROGRAM.format(count=COUNT, log=str(log), path=str(path), options=options, seconds=seconds)
+    )
+    return script
+
+
+def run_at_once(script, ranks, *arguments, environment=None):
+    processes = []
+    for rank in range(ranks):
+        told = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)} if environment else {}
+        processes.append(
+            subprocess.Popen(
+                [sys.executable, script, *map(str, arguments)],
+                env={**os.environ, **told},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    return [(*process.communicate(timeout=120), process.returncode) for process in processes]
+
+
+def computed(log):
+    return sorted(int(line.split()[0]) for line in log.read_text().splitlines())
+
+
+@pytest.mark.parametrize("environment", [True, False], ids=["torchrun", "bare"])
+@pytest.mark.parametrize("options", ["", "num_workers=2"], ids=["alone", "workers"])
+def test_ranks_that_call_a_factory_at_once_compute_each_sample_once(path, log, environment, options):
+    found = run_at_once(program(path, log, options), 8, environment=environment)
+    assert [error for _, error, code in found if code] == []
+    assert len({out for out, _, _ in found}) == 1
+    assert computed(log) == list(range(COUNT))
+    assert len({line.split()[1] for line in log.read_text().splitlines()}) > 1
+    assert edcache.verify(path).sound
+
+
+def test_only_the_first_rank_says_what_was_kept(path, log):
+    script = program(path, log)
+    first = subprocess.Popen([sys.executable, script])
+    while not log.exists() or len(computed(log)) < 150:
+        time.sleep(0.01)
+    first.send_signal(signal.SIGINT)
+    first.wait()
+    found = run_at_once(script, 3, environment=True)
+    said = [rank for rank, (_, error, _) in enumerate(found) if "already cached" in error]
+    assert said == [0]
+
+
+def test_ranks_that_rebuild_at_once_build_one_archive(path, log):
+    script = program(path, log, 'on_stale="rebuild"')
+    run_at_once(script, 1)
+    log.unlink()
+    found = run_at_once(script, 4, 2, environment=True)
+    assert [error for _, error, code in found if code] == []
+    assert len({out for out, _, _ in found}) == 1
+    assert computed(log) == list(range(COUNT))
+    assert edcache.verify(path).sound
+
+
+SECONDS = float(os.environ.get("EDCACHE_CHAOS_SECONDS", "6"))
+
+FILLER = """
+import os, sys, time
+import torch, edcache
+class Source:
+    def __len__(self): return {count}
+    def __getitem__(self, i):
+        time.sleep({seconds})
+        return {{"x": torch.full((200 + i % 50,), i), "y": i % 3}}
+if __name__ == "__main__":
+    edcache.CachedDataset(Source(), {path!r}, in_memory_keys=["y"], fingerprint={{"type": "chaos"}})
+"""
+
+READER = """
+import os, random, sys, time
+import torch, edcache
+from edcache.dataset import archive_at
+path, until = sys.argv[1], float(sys.argv[2])
+while archive_at(path) is None:
+    time.sleep(0.01)
+ds = edcache.CachedDataset.from_cache(path)
+reads = 0
+while time.time() < until:
+    ds.refresh()
+    there = ds.available().indices
+    for i in random.sample(there.tolist(), min(50, len(there))):
+        sample = ds[i]
+        assert sample["x"].equal(torch.full((200 + i % 50,), i)) and sample["y"] == i % 3, i
+        assert ds.labels["y"][i] == i % 3
+        reads += 1
+print(reads)
+"""
+
+
+def test_chaos_of_fillers_that_are_killed_and_readers(path, tmp_path):
+    """4 fillers, 2 readers; a filler is killed and started again several times a second."""
+    count, began = 12_000, time.time()
+    filler, reader = tmp_path / "filler.py", tmp_path / "reader.py"
+    filler.write_text(FILLER.format(count=count, seconds=SECONDS / count * 2.5, path=str(path)))
+    reader.write_text(READER)
+
+    def start():
+        return subprocess.Popen([sys.executable, filler], stderr=subprocess.PIPE, text=True)
+
+    fillers = [start() for _ in range(4)]
+    until = str(began + SECONDS + 5)
+    readers = [
+        subprocess.Popen(
+            [sys.executable, reader, path, until], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(2)
+    ]
+    kills = 0
+    while time.time() < began + SECONDS:
+        time.sleep(min(1.0, SECONDS / 8))
+        victim = kills % 4
+        fillers[victim].kill()
+        fillers[victim].communicate()
+        fillers[victim] = start()
+        kills += 1
+    for process in fillers:
+        _, error = process.communicate(timeout=120)
+        assert process.returncode == 0, error
+    for process in readers:
+        out, error = process.communicate(timeout=60)
+        assert process.returncode == 0, error
+        assert int(out) > 0
+    ds = CachedDataset.from_cache(path)
+    assert ds.reader.sealed
+    assert all(int(ds[i]["x"][0]) == i and len(ds[i]["x"]) == 200 + i % 50 for i in range(count))
+    assert ds.labels["y"].tolist() == [i % 3 for i in range(count)]
+    assert edcache.verify(path).sound
+    assert stored_rows(path) == list(range(count))
+    assert locks_on(path) == []
+
+
+def stored_rows(path):
+    from edcache.format import Head
+    from edcache.writer import Appender
+
+    appender = Appender.open(path, Head(bytes(16)), create=False)
+    try:
+        return sorted(appender.indices_of(appender.chain.chunks).tolist())
+    finally:
+        appender.close()
+
+
+def locks_on(path):
+    inode = f":{path.stat().st_ino} "
+    return [line for line in Path("/proc/locks").read_text().splitlines() if inode in line]
+
+
+def test_claims_are_small_enough_for_all_to_end_together():
+    assert [claim_size(n) for n in (0, 1, 99, 100, 2000, 6400, 10**7)] == [1, 1, 1, 1, 20, 64, 64]
