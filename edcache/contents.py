@@ -18,6 +18,7 @@ import numpy.typing as npt
 from edcache import format
 from edcache.errors import CorruptArchiveError
 from edcache.format import Cursor, Head, Header, PRead
+from edcache.labels.arrays import take_rows
 from edcache.labels.columns import no_labels, unify
 from edcache.labels.tables import (
     Blocks,
@@ -258,7 +259,7 @@ def merge(
     assert records.index is not None
     kept = _newest(records.index)
     if kept is not None:
-        records, table = records.take(kept), table.take(kept)
+        records, table = records.take(kept), take_rows(table, kept)
     if len(records.offset) == length:
         records = replace(records, index=None)
     known = [Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in dictionaries]

@@ -89,6 +89,11 @@ class System:
         """Let the kernel begin to read a range into its cache."""
         os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
+    def write_back(self, fd: int, offset: int, nbytes: int) -> None:
+        """Let the kernel begin to bring a range to the disk."""
+        # What this advice drops is only what is on the disk already, so not what was just written.
+        os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
+
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         """Write at an offset; returns how many bytes went."""
         if hasattr(os, "pwrite"):
@@ -314,6 +319,12 @@ class File:
             # Advice that is refused costs time and nothing else.
             with suppress(OSError):
                 system.will_need(self._fd, offset, nbytes)
+
+    def write_back(self, offset: int, nbytes: int) -> None:
+        """Say that a range will be synced, so that the sync need not wait for all of it; a hint."""
+        if _CAN_ADVISE:
+            with suppress(OSError):
+                system.write_back(self._fd, offset, nbytes)
 
     def is_remote(self) -> bool:
         """Whether the file system is known to be on another machine."""

@@ -36,6 +36,19 @@ _LOOK_SECONDS = 0.2
 _IDLE_SECONDS = 0.3
 
 
+_opening = threading.Lock()
+
+
+def _forget_opening() -> None:
+    """A fork while another thread opened an archive would leave the lock taken for ever."""
+    global _opening
+    _opening = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_opening)
+
+
 class LazyFiller:
     """Computes samples when they are asked for, and keeps them.
 
@@ -95,6 +108,13 @@ class LazyFiller:
             self._open = None
 
     def _opened(self) -> _OpenArchive:
+        found = self._open
+        if found is not None and found.is_mine:
+            return found
+        with _opening:
+            return self._open_here()
+
+    def _open_here(self) -> _OpenArchive:
         if self._open is None or not self._open.is_mine:
             self._open = _OpenArchive(self._job, self._max_bytes, self._on_full == "raise")
             # Workers of a DataLoader leave by os._exit, which skips atexit but not these. Nothing but the

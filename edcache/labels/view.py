@@ -15,7 +15,7 @@ from edcache.errors import (
     OptionError,
     SampleIndexError,
 )
-from edcache.labels.arrays import from_numpy, number_values
+from edcache.labels.arrays import from_numpy, number_values, take_rows
 from edcache.labels.values import is_number
 from edcache.labels.wording import unknown_label
 
@@ -89,7 +89,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """The columns as a pyarrow Table; for a `take` a copy of its rows, made once."""
         if self._table is None:
             rows = self.rows
-            self._table = self._whole.table if rows is None else _taken(self._whole.table, rows)
+            self._table = self._whole.table if rows is None else take_rows(self._whole.table, rows)
         return self._table
 
     @property
@@ -259,10 +259,6 @@ def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     array.flags.writeable = False
     return array
-
-
-def _taken(table: pa.Table, rows: Rows) -> pa.Table:
-    return table.take(from_numpy(rows, pa.int64())) if table.num_columns else table
 
 
 def _as_indices(indices: npt.ArrayLike) -> npt.NDArray[Any]:

@@ -306,6 +306,8 @@ class Appender:
         self.chain.note(self._file.pread, header)
         if self._sync == "chunk":
             self._sync_file()
+        elif self._sync == "seal":
+            self._file.write_back(header.offset, total)
 
     @contextmanager
     def _giving_back_space(self) -> Iterator[None]:

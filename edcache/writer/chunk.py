@@ -11,6 +11,7 @@ import numpy as np
 from edcache import format
 from edcache.codec import Encoder
 from edcache.errors import CodecError
+from edcache.labels.arrays import take_rows
 from edcache.labels.columns import LabelCollector
 from edcache.labels.tables import Records
 
@@ -63,7 +64,7 @@ class Chunk:
         return replace(
             self,
             records=replace(records, offset=np.array(ends, np.uint64) - records.nbytes),
-            labels=self.labels.take(rows) if self.labels.num_columns else self.labels,
+            labels=take_rows(self.labels, rows),
             data=memoryview(data),
             block_crcs=format.block_crcs(memoryview(data)),
         )

@@ -15,7 +15,7 @@ from edcache.errors import (
     SampleIndexError,
     UnknownLabelError,
 )
-from edcache.labels.arrays import list_items, number_values
+from edcache.labels.arrays import list_items, number_values, take_rows
 from edcache.labels.view import Labels
 
 
@@ -89,6 +89,26 @@ def test_number_values_leave_out_what_is_null(kind, values, start):
 def test_list_items_are_what_flatten_gives(values, start, large):
     lists = pa.array(values, (pa.large_list if large else pa.list_)(pa.int64())).slice(start)
     assert list_items(lists).to_pylist() == lists.flatten().to_pylist()
+
+
+COLUMNS = {
+    "int": pa.array([3, 1, 2, 9], pa.int16()),
+    "float": pa.array([0.5, float("nan"), -0.0, 1.0]),
+    "nullable": pa.array([1, None, 3, None]),
+    "bool": pa.array([True, False, True, True]),
+    "text": pa.array(["a", "bc", None, ""]),
+    "list": pa.array([[1], None, [], [2, 3]]),
+    "chunks": pa.chunked_array([[1, 2], [3], [4]]),
+}
+
+
+@given(st.lists(st.integers(0, 3)), st.sets(st.sampled_from(list(COLUMNS))))
+def test_take_rows_is_what_take_gives(rows, names):
+    table = pa.table({name: COLUMNS[name] for name in sorted(names)})
+    found = take_rows(table, np.array(rows, np.int64))
+    expected = table.take(pa.array(rows, pa.int64())) if names else table
+    assert found.schema == expected.schema
+    assert str(found.to_pylist()) == str(expected.to_pylist())
 
 
 def test_equal_lists_are_a_view_in_two_dimensions(table):
