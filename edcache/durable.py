@@ -23,6 +23,7 @@ import struct
 import sys
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -51,6 +52,7 @@ _CAN_TELL_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
 _CAN_ADVISE = hasattr(os, "posix_fadvise")
 _MOUNTS = "/proc/self/mountinfo"
 _REMOTE = ("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "ceph", "9p", "afs", "beegfs", "gluster", "pvfs")
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _MAX_WRITE = 1 << 30  # Linux moves at most 0x7ffff000 bytes a call
 
 
@@ -206,7 +208,8 @@ if hasattr(os, "register_at_fork"):
 class File:
     """One open regular file, read and written at offsets.
 
-    path: as given. writable: whether writes and locks are allowed.
+    path: as given. writable: whether writes and locks are allowed. can_lock: False once its file system
+    has refused all locks.
 
     Raises StorageError, with the errno kept, wherever the operating system refuses; a full disk
     reads "train.zip: writing 4,096 bytes at offset 8,192: No space left on device".
@@ -217,6 +220,7 @@ class File:
     def __init__(self, path: str, fd: int, writable: bool) -> None:
         self.path = path
         self.writable = writable
+        self.can_lock = True
         self._fd = fd
         if writable:
             _lockable.add(self)
@@ -368,7 +372,7 @@ class File:
         try:
             system.lock(self._fd, start, length, True)
         except OSError as error:
-            _refused(self.path, _LOCKING, error)
+            self._do_without_lock(error)
 
     def try_lock(self, start: int, length: int = 1) -> bool:
         """Lock bytes if nobody else holds them; says whether it did."""
@@ -377,8 +381,21 @@ class File:
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
-            _refused(self.path, _LOCKING, error)
+            self._do_without_lock(error)
         return True
+
+    def _do_without_lock(self, error: OSError) -> None:
+        """Go on where the file system has no locks, and say what that takes; else raise."""
+        if error.errno not in _NO_LOCKS:
+            _refused(self.path, "locking it", error)
+        if self.can_lock:
+            self.can_lock = False
+            warnings.warn(
+                f"{self.path}: its file system has no byte locks, so that processes cannot share the work; "
+                "see that only one writes at a time, or build it on a local disk and copy it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def is_locked(self, start: int, length: int) -> bool:
         """Whether another open file has locked one of the bytes; False where the system cannot tell."""
@@ -392,6 +409,8 @@ class File:
         try:
             system.unlock(self._fd, start, length)
         except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return
             _refused(self.path, "releasing a lock", error)
 
     def close(self) -> None:
@@ -403,9 +422,6 @@ class File:
             system.close(fd)
         except OSError as error:
             _refused(self.path, "closing it", error)
-
-
-_LOCKING = "locking it; if the file system has no byte locks, build the archive on a local one and copy it"
 
 
 def _filesystem(device: int) -> str:

@@ -20,7 +20,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 import golden_samples as samples  # noqa: E402
 
 import edcache  # noqa: E402
-from edcache import format  # noqa: E402
+from edcache import Reader, format  # noqa: E402
+from edcache.writer import Appender  # noqa: E402
 
 VERSIONS = {"pyarrow": pyarrow.__version__, "zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}
 
@@ -53,6 +54,19 @@ def _grown(path: Path) -> None:
         w.write(2, samples.fixed(202))
 
 
+def _failed(path: Path) -> None:
+    """Samples that failed: absent for good, to be tried again, and made after all."""
+    with _writer(path, in_memory_keys=["label"]) as w:
+        for i in (0, 2, 5):
+            w.write(i, samples.fixed(i))
+        w.flush()
+        appender = Appender.open(path, Reader(path).head, create=False, sync="never")
+        appender.amend(length=7)
+        appender.amend(failed=[[i, i == 4, *why] for i, why in samples.FAILED.items()])
+        appender.close()
+        w.write(3, samples.fixed(3))
+
+
 def _torn(path: Path) -> None:
     """Three chunks, and what a writer leaves that dies before the header of its fourth."""
     w = _writer(path, in_memory_keys=["label"])
@@ -74,6 +88,7 @@ ARCHIVES: dict[str, Callable[[Path], None]] = {
     "zstd+dict": _dense(samples.text, 60, compression="zstd+dict", chunk_size=30),
     "sparse": _sparse,
     "grown": _grown,
+    "failed": _failed,
     "torn": _torn,
     "empty": _dense(samples.fixed, 0),
 }

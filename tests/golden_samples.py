@@ -60,6 +60,14 @@ def different(i: int) -> dict[str, Any]:
     return {f"field{i}": float(i), "i": i}
 
 
+FAILED = {
+    1: ["ValueError", "sample 1 is not there", "Traceback (most recent call last):\n"],
+    3: ["KeyError", "'3'", ""],
+    4: ["TimeoutError", "sample 4: ünd \U0001f600", ""],
+}
+"""Exception, text and traceback of samples that failed; 3 was made after all."""
+
+
 def mixed(i: int) -> Any:
     """Every kind of leaf and container, a few at a time."""
     return MIXED[i]()

@@ -29,12 +29,16 @@ CODES = {"bool": "?", "int": "<q", "float": "<d"}
 
 
 class Archive(NamedTuple):
-    """length: of the dataset. records, schemas: by sample index. labels: values by name and index."""
+    """length: of the dataset. records, schemas: by sample index. labels: values by name and index.
+
+    failed: [final, exception, text, traceback] by the index of a sample that has no record.
+    """
 
     length: int
     records: dict[int, bytes]
     schemas: dict[int, str]
     labels: dict[str, dict[int, Any]]
+    failed: dict[int, list[Any]]
 
 
 class Entry(NamedTuple):
@@ -96,10 +100,12 @@ def walk(path: str | Path) -> Archive:
     head, *rest = entries(path)
     length = json.loads(head.payload)["length"] or 0
     dictionaries = [e.payload[: e.fields["table_nbytes"]] for e in rest if e.fields["kind"] == DICTIONARY]
-    archive = Archive(0, {}, {}, {})
+    archive = Archive(0, {}, {}, {}, {})
     for entry in rest:
         if entry.fields["kind"] == AMENDMENT:
-            length = json.loads(entry.payload[: entry.fields["table_nbytes"]]).get("length", length)
+            said = json.loads(entry.payload[: entry.fields["table_nbytes"]])
+            length = said.get("length", length)
+            archive.failed.update({failure[0]: failure[1:] for failure in said.get("failed", [])})
         if entry.fields["kind"] == CHUNK:
             table_nbytes = entry.fields["table_nbytes"]
             table = pa.ipc.open_stream(entry.payload[:table_nbytes]).read_all()
@@ -111,7 +117,9 @@ def walk(path: str | Path) -> Archive:
             for name in [name for name in table.column_names if name.startswith("label/")]:
                 column = archive.labels.setdefault(name[6:], {})
                 column.update(zip(table["index"].to_pylist(), table[name].to_pylist(), strict=True))
-    return archive._replace(length=max([length, *(index + 1 for index in archive.records)]))
+    failed = {index: why for index, why in archive.failed.items() if index not in archive.records}
+    length = max([length, *(index + 1 for index in archive.records)])
+    return archive._replace(length=length, failed=failed)
 
 
 def read_zip(path: str | Path) -> Archive:
@@ -126,7 +134,8 @@ def read_zip(path: str | Path) -> Archive:
         assert index.num_rows == said["length"]
         index = index.append_column("index", pa.array(range(index.num_rows), pa.int64()))
     dictionaries = [data[offset : offset + nbytes] for offset, nbytes, _ in said["dictionaries"]]
-    result = Archive(said["length"], {}, {}, {})
+    failed = {failure[0]: failure[1:] for failure in said.get("failed", [])}
+    result = Archive(said["length"], {}, {}, {}, failed)
     _take(result, index, data, dictionaries)
     for name in labels.column_names:
         pairs = zip(index["index"].to_pylist(), labels[name].to_pylist(), strict=True)

@@ -48,6 +48,7 @@ EXPECTED: dict[str, dict[int, Any]] = {
     "zstd+dict": {i: samples.text(i) for i in range(60)},
     "sparse": _fixed([3, 5, 9, 20, 100]),
     "grown": _fixed(range(15)) | {2: samples.fixed(202)},
+    "failed": _fixed([0, 2, 3, 5]),
     "torn": _fixed(range(24)),
     "empty": {},
 }
@@ -57,8 +58,11 @@ LABELS: dict[str, dict[str, Any]] = {
     "zstd": {"kind": lambda s: s["label"]},
     "sparse": {"label": lambda s: s["label"]},
     "grown": {"label": lambda s: s["label"]},
+    "failed": {"label": lambda s: s["label"]},
     "torn": {"label": lambda s: s["label"]},
 }
+FAILED = {i: [i == 4, *why] for i, why in samples.FAILED.items() if i != 3}
+LENGTHS = {"failed": 7}
 UNSEALED = {"torn"}
 
 
@@ -111,12 +115,21 @@ def test_golden_archives_stay_small() -> None:
 def test_the_package_reads_the_expected_samples(name: str, path: Path) -> None:
     cache = edcache.CachedDataset.from_cache(path)
     expected = EXPECTED[name]
-    assert len(cache) == max(expected, default=-1) + 1
+    assert len(cache) == LENGTHS.get(name, max(expected, default=-1) + 1)
     assert cache.missing.tolist() == [i for i in range(len(cache)) if i not in expected]
     for i, sample in expected.items():
         assert samples.same(cache[i], sample), i
     assert cache.reader.sealed == (name not in UNSEALED)
     assert cache.head.uuid == samples.UUID
+
+
+def test_the_package_and_the_reference_reader_read_the_expected_failures(name: str, path: Path) -> None:
+    expected = FAILED if name == "failed" else {}
+    cache = edcache.CachedDataset.from_cache(path)
+    assert {e.index: [e.final, e.error, e.message, e.traceback] for e in cache.errors} == expected
+    assert reference.walk(path).failed == expected
+    if name not in UNSEALED:
+        assert reference.read_zip(path).failed == expected
 
 
 def test_the_package_reads_the_expected_labels(name: str, path: Path) -> None:

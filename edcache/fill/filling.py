@@ -227,7 +227,8 @@ class _Filling:
             appender.join_fillers()
             watch = _Shown(progress, self._space(presence))
             try:
-                computed = self._compute(self._job, appender, presence, watch)
+                compute = self._compute if appender.can_lock else _alone
+                computed = compute(self._job, appender, presence, watch)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(self._how_to_resume(presence)) from None
         presence.update()

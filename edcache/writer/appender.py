@@ -194,6 +194,11 @@ class Appender:
                 return
 
     @property
+    def can_lock(self) -> bool:
+        """Whether other processes can share the work; False once the file system has refused a lock."""
+        return self._file.can_lock
+
+    @property
     def has_fillers(self) -> bool:
         """Whether another process fills the archive; False where the system cannot tell."""
         self.check_usable()
