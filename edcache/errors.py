@@ -36,6 +36,8 @@ DataLoader worker (torch rebuilds it as `type(message)`).
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class EdcacheError(Exception):
     """Base of every error that edcache raises on purpose."""
@@ -43,6 +45,18 @@ class EdcacheError(Exception):
     def __str__(self) -> str:
         # KeyError would show its message quoted, OSError would look for an errno.
         return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> Any:
+        # As an OSError it would lose its errno on the way out of another process.
+        if isinstance(self, OSError):
+            return _rebuilt, (type(self), self.args, self.errno, self.filename)
+        return super().__reduce__()
+
+
+def _rebuilt(kind: type[Any], args: tuple[Any, ...], errno: int | None, filename: Any) -> Any:
+    error = kind(*args)
+    error.errno, error.filename = errno, filename
+    return error
 
 
 class OptionError(EdcacheError, ValueError):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -286,3 +287,30 @@ def test_an_archive_with_more_samples_than_its_source_is_noticed(path):
         w.extend(range(10))
     with pytest.raises(StaleCacheError, match="begun for 10 samples, the source has 5 now"):
         CachedDataset([0] * 5, path, fingerprint={"type": "any"})
+
+
+# --- the disk is too small --------------------------------------------------------------------------
+
+
+class Large(Counted):
+    def __getitem__(self, i):
+        time.sleep(0.03)
+        return {**super().__getitem__(i), "big": torch.zeros(100_000, dtype=torch.uint8)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("free", "verdict"), [(1, "refused"), (4, "warned"), (1000, "silent")])
+def test_a_disk_that_is_too_small_is_noticed_after_the_first_samples(
+    path, monkeypatch, caplog, workers, free, verdict
+):
+    usage = shutil.disk_usage(path.parent.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free * 1_000_000))
+    options = {"num_workers": workers, "chunk_size": 2}
+    if verdict == "refused":
+        with pytest.raises(StorageError, match=r"are missing take about .* MB, the disk has 1.0 MB"):
+            CachedDataset(Large(), path, **options)
+        assert 0 < Reader(path).present < 50
+        assert CachedDataset(Large(), path, check_space=False, **options).complete
+    else:
+        assert CachedDataset(Large(), path, **options).complete
+        assert any("the disk has 4.0 MB left" in text for text in caplog.messages) == (verdict == "warned")

@@ -1,6 +1,7 @@
 """Imports go down only, each outside thing has one owner, and the public surface is what is written."""
 
 import ast
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -107,6 +108,17 @@ def test_the_public_names_are_these():
 def test_importing_the_package_does_not_import_torch():
     code = "import sys, edcache, edcache.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_an_error_of_the_system_keeps_its_errno_out_of_another_process():
+    from edcache.errors import StorageError
+
+    error = StorageError("train.zip: writing: No space left on device")
+    error.errno, error.filename = 28, "train.zip"
+    error.__notes__ = ["in a worker"]
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy)) == (StorageError, str(error))
+    assert (copy.errno, copy.filename) == (28, "train.zip")
 
 
 def test_every_error_is_drawn_in_the_tree_and_survives_being_rebuilt_from_its_message():

@@ -42,8 +42,8 @@ class SpaceCheck:
         if needed <= free * _WARN:
             return
         text = (
-            f"{self._path}: the {left:,} samples that are missing take about {needed / 1e9:,.1f} GB, the "
-            f"disk has {free / 1e9:,.1f} GB left"
+            f"{self._path}: the {left:,} samples that are missing take about {_shown(needed)}, the disk has "
+            f"{_shown(free)} left"
         )
         if needed <= free * _REFUSE:
             logger.warning("%s", text)
@@ -51,3 +51,7 @@ class SpaceCheck:
         error = StorageError(f"{text}; free some, or pass check_space=False")
         error.errno = errno.ENOSPC
         raise error
+
+
+def _shown(nbytes: float) -> str:
+    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.1f} MB"
