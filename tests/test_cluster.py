@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filled import computed, last_process, note, processes, stored_rows
 
 import edcache
 from edcache import CachedDataset, Reader
@@ -27,32 +28,13 @@ class Source:
         return self.count
 
     def __getitem__(self, i):
-        with open(self.log, "ab", buffering=0) as file:
-            file.write(f"{i} {os.getpid()}\n".encode())
+        note(self.log, i)
         time.sleep(self.seconds)
         if self.at.get(i) == "raise":
             raise ValueError(f"bad {i}")
         if self.at.get(i) == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         return {"x": torch.arange(i % 7), "y": i % 3, "name": f"n{i}"}
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "a.zip"
-
-
-@pytest.fixture
-def log(tmp_path):
-    return tmp_path / "log"
-
-
-def computed(log):
-    return sorted(int(line.split()[0]) for line in log.read_text().splitlines())
-
-
-def processes(log):
-    return {int(line.split()[1]) for line in log.read_text().splitlines()}
 
 
 def check(path, tmp_path, but=()):
@@ -169,8 +151,7 @@ class Twice(ThreadPoolExecutor):
 def test_a_task_that_runs_twice_leaves_one_record_a_sample(path, log, tmp_path, shared):
     with Twice(2) as executor:
         fill(Source(log), path, executor, shared_filesystem=shared)
-    rows = sum(entry.samples for entry in chunks_of(path))
-    assert rows == COUNT
+    assert stored_rows(path) == list(range(COUNT))
     check(path, tmp_path)
 
 
@@ -289,4 +270,4 @@ def kill_one(log):
     while not log.exists() or len(computed(log)) < 30:
         assert time.monotonic() < limit
         time.sleep(0.01)
-    os.kill(int(log.read_text().splitlines()[-1].split()[1]), signal.SIGKILL)
+    os.kill(last_process(log), signal.SIGKILL)

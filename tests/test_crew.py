@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filled import computed, note, processes
 
 import edcache
 from edcache import CachedDataset, Reader
@@ -36,8 +37,7 @@ class Source:
         return self.count
 
     def __getitem__(self, i):
-        with open(self.log, "ab", buffering=0) as file:
-            file.write(f"{i} {os.getpid()}\n".encode())
+        note(self.log, i)
         time.sleep(self.seconds)
         if i in self.at:
             happen(self.at[i], i)
@@ -69,24 +69,6 @@ def local_error():
         pass
 
     return Local("of no module")
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "a.zip"
-
-
-@pytest.fixture
-def log(tmp_path):
-    return tmp_path / "log"
-
-
-def computed(log):
-    return sorted(int(line.split()[0]) for line in log.read_text().splitlines())
-
-
-def workers(log):
-    return {int(line.split()[1]) for line in log.read_text().splitlines()}
 
 
 def is_alive(pid):
@@ -126,12 +108,12 @@ def fill(source, path, workers=2, **options):
 def test_workers_compute_every_sample_once_and_the_archive_is_sealed(path, log, context):
     ds = fill(Source(log, seconds=0.01), path, multiprocessing_context=context)
     assert computed(log) == list(range(COUNT))
-    assert len(workers(log)) == 2
-    assert os.getpid() not in workers(log)
+    assert len(processes(log)) == 2
+    assert os.getpid() not in processes(log)
     assert Reader(path).sealed
     assert ds.complete
     check_whole(path)
-    assert all_gone(workers(log), 5)
+    assert all_gone(processes(log), 5)
 
 
 def test_workers_continue_what_was_begun(path, log):
@@ -149,7 +131,7 @@ def test_warmup_takes_a_number_of_workers(path, log):
     ds[3]
     ds.warmup(num_workers=2)
     assert computed(log) == list(range(COUNT))
-    assert len(workers(log)) == 3
+    assert len(processes(log)) == 3
     assert ds.complete
 
 
@@ -159,7 +141,7 @@ def test_a_decorated_factory_takes_a_number_of_workers(path, log):
         return Source(log)
 
     assert make().complete
-    assert len(workers(log)) == 2
+    assert len(processes(log)) == 2
 
 
 def test_auto_takes_the_processors_that_this_process_may_use(path, log):
@@ -168,14 +150,14 @@ def test_auto_takes_the_processors_that_this_process_may_use(path, log):
     try:
         assert usable_cpus() == 1
         fill(Source(log), path, "auto")
-        assert len(workers(log)) == 1
+        assert len(processes(log)) == 1
     finally:
         os.sched_setaffinity(0, before)
 
 
 def test_there_are_no_more_workers_than_claims(path, log):
     fill(Source(log, count=3), path, 20)
-    assert len(workers(log)) <= 3
+    assert len(processes(log)) <= 3
     check_whole(path, 3)
 
 
@@ -203,7 +185,7 @@ def test_fill_inside_a_daemonic_process_computes_there(path, log):
             process.start(); process.join(); sys.exit(process.exitcode)
     """
     subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
-    assert len(workers(log)) == 1
+    assert len(processes(log)) == 1
     check_whole(path)
 
 
@@ -234,7 +216,7 @@ def test_what_a_source_raises_in_a_worker_is_raised_here(path, log):
     with pytest.raises(SourceError, match="raised at index 77: ValueError: bad 77") as caught:
         fill(Source(log, at={77: "raise"}), path)
     assert type(caught.value.__cause__) is ValueError
-    assert all_gone(workers(log), 5)
+    assert all_gone(processes(log), 5)
     assert 0 < Reader(path).present < COUNT
     log.unlink()
     kept = Reader(path).present
@@ -373,7 +355,7 @@ def test_a_worker_that_is_killed_once_is_replaced(path, log, tmp_path):
             return super().__getitem__(i)
 
     fill(Once(log), path)
-    assert len(workers(log)) == 3
+    assert len(processes(log)) == 3
     check_whole(path)
 
 
@@ -404,14 +386,14 @@ def test_a_sample_that_hangs_is_ended_by_its_timeout(path, log, what, count):
     assert ds.errors[0].message == "sample 50 took longer than timeout=0.4 seconds"
     assert computed(log).count(50) == 1
     check_whole(path, but=(50,))
-    assert all_gone(workers(log), 5)
+    assert all_gone(processes(log), 5)
 
 
 def test_a_timeout_ends_the_fill_and_keeps_what_was_computed(path, log):
     with pytest.raises(SourceError, match=r"sample 50 took longer than timeout=0.4 seconds; what was"):
         fill(Source(log, at={50: "hang"}), path, 1, timeout=0.4)
     assert Reader(path).present == 50
-    assert all_gone(workers(log), 5)
+    assert all_gone(processes(log), 5)
 
 
 def test_a_source_that_cannot_be_sent_is_refused(path, log):
@@ -441,7 +423,7 @@ def start(path, log, tmp_path, context, seconds=0.005):
     )
     process = subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True)
     limit = time.monotonic() + 30
-    while not log.exists() or len(workers(log)) < 2 or Reader(path).present < 20:
+    while not log.exists() or len(processes(log)) < 2 or Reader(path).present < 20:
         assert time.monotonic() < limit
         assert process.poll() is None
         time.sleep(0.02)
@@ -453,7 +435,7 @@ def test_workers_of_a_killed_parent_end_by_themselves(path, log, tmp_path, conte
     process = start(path, log, tmp_path, context)
     process.kill()
     process.wait()
-    assert all_gone(workers(log), 5)
+    assert all_gone(processes(log), 5)
     process.stderr.close()
     done = computed(log)
     kept = Reader(path).present
@@ -467,7 +449,7 @@ def test_workers_of_a_killed_parent_end_by_themselves(path, log, tmp_path, conte
 @pytest.mark.parametrize("group", [False, True], ids=["parent", "terminal"])
 def test_ctrl_c_ends_a_parallel_fill_at_once_and_says_how_to_go_on(path, log, tmp_path, group):
     process = start(path, log, tmp_path, "fork")
-    pids = workers(log)
+    pids = processes(log)
     began = time.monotonic()
     for pid in [process.pid, *(pids if group else [])]:
         os.kill(pid, signal.SIGINT)
@@ -483,7 +465,7 @@ def test_ctrl_c_ends_a_parallel_fill_at_once_and_says_how_to_go_on(path, log, tm
 
 def test_a_deaf_worker_does_not_keep_an_interrupted_parent(path, log, tmp_path):
     process = start(path, log, tmp_path, "fork", seconds=0.005)
-    pids = workers(log)
+    pids = processes(log)
     os.kill(min(pids), signal.SIGSTOP)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
@@ -501,7 +483,7 @@ def test_who_is_not_to_share_is_told_that_another_process_fills(path, log, tmp_p
         fill(Source(tmp_path / "own", count=2000), path, 0, if_filling="fail")
     process.kill()
     process.communicate()
-    assert all_gone(workers(log), 5)
+    assert all_gone(processes(log), 5)
     fill(Source(tmp_path / "own", count=2000, seconds=0), path, 0, if_filling="fail")
     check_whole(path, 2000)
 

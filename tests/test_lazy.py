@@ -12,14 +12,13 @@ from multiprocessing import get_context
 
 import pytest
 import torch
+from filled import computed, note, stored_rows
 from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, Reader, durable
 from edcache.errors import OptionError, SourceError, StaleCacheError, StorageError, UnsupportedTypeError
 from edcache.fill import bytes_limit
-from edcache.format import Head
-from edcache.writer import Appender
 
 
 class Logged:
@@ -30,24 +29,8 @@ class Logged:
         return self.length
 
     def __getitem__(self, i):
-        fd = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(fd, f"{i}\n".encode())
-        os.close(fd)
+        note(self.log, i)
         return {"x": torch.full((2,), i), "y": i % 3}
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "a.zip"
-
-
-@pytest.fixture
-def log(tmp_path):
-    return tmp_path / "log"
-
-
-def computed(log):
-    return sorted(map(int, log.read_text().split())) if log.exists() else []
 
 
 def wait_for(path, samples, sealed=False):
@@ -294,20 +277,12 @@ def test_a_sample_that_two_computed_at_a_time_is_stored_once(path, log):
     one.close()
     two.close()
     assert computed(log) == [3, 4, 4, 5]
-    assert rows_of(path) == [3, 4, 5]
+    assert stored_rows(path) == [3, 4, 5]
     assert CachedDataset.from_cache(path).batch([3, 4, 5])["x"].tolist() == [[3, 3], [4, 4], [5, 5]]
     found = CachedDataset.from_cache(path)
     assert [found[i]["x"].tolist() for i in (3, 4, 5)] == [[3, 3], [4, 4], [5, 5]]
     assert found.labels["y"][3:6].tolist() == [0, 1, 2]
     assert edcache.verify(path).sound
-
-
-def rows_of(path):
-    appender = Appender.open(path, Head(bytes(16)), create=False)
-    try:
-        return sorted(appender.indices_of(appender.chain.chunks).tolist())
-    finally:
-        appender.close()
 
 
 def test_what_is_pending_is_published_though_nobody_reads_on(path, log):

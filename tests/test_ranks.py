@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from filled import computed, processes, stored_rows
 
 import edcache
 from edcache import CachedDataset
@@ -38,16 +39,6 @@ if __name__ == "__main__":
 """
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "a.zip"
-
-
-@pytest.fixture
-def log(tmp_path):
-    return tmp_path / "log"
-
-
 def program(path, log, options="", seconds=0.002):
     script = path.parent / "rank.py"
     script.write_text(
@@ -72,10 +63,6 @@ def run_at_once(script, ranks, *arguments, environment=None):
     return [(*process.communicate(timeout=120), process.returncode) for process in processes]
 
 
-def computed(log):
-    return sorted(int(line.split()[0]) for line in log.read_text().splitlines())
-
-
 @pytest.mark.parametrize("environment", [True, False], ids=["torchrun", "bare"])
 @pytest.mark.parametrize("options", ["", "num_workers=2"], ids=["alone", "workers"])
 def test_ranks_that_call_a_factory_at_once_compute_each_sample_once(path, log, environment, options):
@@ -83,7 +70,7 @@ def test_ranks_that_call_a_factory_at_once_compute_each_sample_once(path, log, e
     assert [error for _, error, code in found if code] == []
     assert len({out for out, _, _ in found}) == 1
     assert computed(log) == list(range(COUNT))
-    assert len({line.split()[1] for line in log.read_text().splitlines()}) > 1
+    assert len(processes(log)) > 1
     assert edcache.verify(path).sound
 
 
@@ -185,17 +172,6 @@ def test_chaos_of_fillers_that_are_killed_and_readers(path, tmp_path):
     assert edcache.verify(path).sound
     assert stored_rows(path) == list(range(count))
     assert locks_on(path) == []
-
-
-def stored_rows(path):
-    from edcache.format import Head
-    from edcache.writer import Appender
-
-    appender = Appender.open(path, Head(bytes(16)), create=False)
-    try:
-        return sorted(appender.indices_of(appender.chain.chunks).tolist())
-    finally:
-        appender.close()
 
 
 def locks_on(path):
