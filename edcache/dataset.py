@@ -72,7 +72,7 @@ class CachedDataset(Samples):
         progress: True or False; by default a bar shows on a terminal. A function is called with (samples
             present, samples of the dataset) instead.
         num_workers: processes that compute what is missing, each of which appends for itself: 0 computes in
-            this one, "auto" takes one for each processor that this process may use.
+            this one, None and "auto" take one for each processor that this process may use.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context; the platform's by default.
         executor: computes instead: anything with the interface of `concurrent.futures.Executor`, such as
             Dask's `client.get_executor()`, mpi4py's, loky's, Python's own, or `edcache.ray_executor()`.
@@ -121,7 +121,7 @@ class CachedDataset(Samples):
         verify: str = "touch",
         sync: str = "seal",
         progress: Show = None,
-        num_workers: int | str = 0,
+        num_workers: int | str | None = 0,
         multiprocessing_context: Any = None,
         executor: Any = None,
         shared_filesystem: bool = True,
@@ -438,12 +438,12 @@ def stale_message(path: str, changed: Sequence[str], remedy: str) -> str:
     return f"{path}: made by another call:{lines}\n{remedy}"
 
 
-def _fingerprint(source: Any, num_workers: int | str) -> dict[str, Any]:
+def _fingerprint(source: Any, num_workers: int | str | None) -> dict[str, Any]:
     """Of a bare source: its class; and of an iterable, by how many it is iterated, which makes its order."""
     found = type_fingerprint(source)
-    if not is_stream(source) or not num_workers:
+    if not is_stream(source) or num_workers == 0:
         return found
-    return {**found, "arguments": {"num_workers": num_workers}}
+    return {**found, "arguments": {"num_workers": worker_count(num_workers)}}
 
 
 def _path_of(source: Any) -> str:

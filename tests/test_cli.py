@@ -649,3 +649,21 @@ def test_a_reader_that_stops_reading_ends_it_quietly(tmp_path):
     assert process.stderr.read() == ""
     process.stderr.close()
     process.wait()
+
+
+@pytest.mark.parametrize("jobs", [["-j"], ["-j", "2"], ["--num-workers", "auto"], []])
+def test_a_build_takes_workers(here, jobs):
+    done = run("build", "digits:make", "-o", "out.zip", "--arg", "split=a", *jobs)
+    assert "6 samples (6 computed now, 0 kept)" in done.stdout
+    assert CachedDataset.from_cache("out.zip").complete
+
+
+def test_a_number_of_workers_is_a_number(here):
+    done = run("build", "digits:make", "-o", "out.zip", "--arg", "split=a", "-j", "two", code=2)
+    assert "--num-workers two: give a number, or auto" in done.stderr
+
+
+def test_a_build_goes_on_after_a_sample_that_fails(here, monkeypatch):
+    monkeypatch.setenv("FAIL_AT", "3")
+    build = ["build", "digits:make", "-o", "out.zip", "--arg", "split=a", "--on-error", "skip"]
+    assert "5 computed now, 0 kept, 1 sample failed" in run(*build).stdout

@@ -30,7 +30,14 @@ if TYPE_CHECKING:
 @click.option("--codec", type=click.Choice(["native", "pickle"]), help="native by default.")
 @pickle_option
 @click.option("--chunk-size", type=click.IntRange(min=1), help="Most samples that one publication holds.")
-@click.option("-j", "--num-workers", metavar="N", help="Processes that compute; auto: one a processor.")
+@click.option(
+    "-j",
+    "--num-workers",
+    metavar="[N]",
+    is_flag=False,
+    flag_value="auto",
+    help="Processes that compute; -j alone, or auto: one for each processor that this process may use.",
+)
 @click.option("--on-error", type=click.Choice(ON_ERROR), help="What becomes of a sample that fails.")
 @click.option("--retries", type=click.IntRange(min=1), help="Tries again at once when the source raises.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds for one sample.")

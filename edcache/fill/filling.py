@@ -42,7 +42,7 @@ _LOOK_SECONDS = 0.2
 def fill(
     job: Job,
     *,
-    num_workers: int | str = 0,
+    num_workers: int | str | None = 0,
     multiprocessing_context: Any = None,
     executor: Any = None,
     shared_filesystem: bool = True,
@@ -54,8 +54,8 @@ def fill(
     """Compute every sample of a source that the archive lacks, and seal it.
 
     Args:
-        num_workers: processes that compute; 0 computes in this one, "auto" takes one for each processor
-            that this process may use. A timeout takes one at least.
+        num_workers: processes that compute; 0 computes in this one, None and "auto" take one for each
+            processor that this process may use. A timeout takes one at least.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context; the platform's by default.
         executor: computes instead of workers of our own: anything with the interface of
             `concurrent.futures.Executor`. The source goes with every task.
@@ -127,13 +127,13 @@ def _head_of(path: str) -> Head | None:
         file.close()
 
 
-def worker_count(asked: int | str) -> int:
+def worker_count(asked: int | str | None) -> int:
     """How many workers `num_workers=` asks for.
 
     Raises:
         OptionError: it is no number from 0 up, and not "auto".
     """
-    if asked == "auto":
+    if asked is None or asked == "auto":
         return usable_cpus()
     if type(asked) is not int or asked < 0:
         raise OptionError(f'num_workers={asked!r}; give 0 or more, or "auto"')
@@ -143,7 +143,7 @@ def worker_count(asked: int | str) -> int:
 _Compute = Callable[[Job, Appender, Presence, "_Shown"], int]
 
 
-def _means(job: Job, num_workers: int | str, context: Any, executor: Any, shared: bool) -> _Compute:
+def _means(job: Job, num_workers: int | str | None, context: Any, executor: Any, shared: bool) -> _Compute:
     """How a fill computes: by an engine, by a crew of workers, or alone.
 
     Raises:
