@@ -384,6 +384,8 @@ class CachedDataset(Samples):
             return self
         if self._filler is not None:
             self._filler.flush()
+        if self.complete and self._reader.sealed:
+            return self
         self._fill(**options if num_workers is None else options | {"num_workers": num_workers})
         self.refresh()
         return self

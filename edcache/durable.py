@@ -41,6 +41,8 @@ if sys.platform == "win32":
 else:
     import fcntl
 
+# Elsewhere the structure that these locks take is another one.
+_HAS_OFD_LOCKS = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
 _FLOCK = struct.Struct("hhqqi0q")  # struct flock on 64-bit Linux: type, whence, start, len, pid
 # Where a lock is on the whole file (macOS), the one on this byte is taken and the others are not:
 # fills that overlap then compute some samples twice, and the newer record wins.
@@ -145,7 +147,7 @@ class System:
         """Lock bytes exclusively; without `wait`, BlockingIOError when another holds them."""
         if sys.platform == "win32":
             _windows_lock(fd, start, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK)
-        elif hasattr(fcntl, "F_OFD_SETLK"):
+        elif _HAS_OFD_LOCKS:
             request = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
             fcntl.fcntl(fd, request, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
         else:
@@ -154,7 +156,7 @@ class System:
 
     def is_locked(self, fd: int, start: int, length: int) -> bool:
         """Whether others hold a lock on one of the bytes; False where the system cannot tell."""
-        if sys.platform == "win32" or not hasattr(fcntl, "F_OFD_GETLK"):
+        if sys.platform == "win32" or not _HAS_OFD_LOCKS:
             return False
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
         kind = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
@@ -164,7 +166,7 @@ class System:
         """Release what `lock` took."""
         if sys.platform == "win32":
             _windows_lock(fd, start, msvcrt.LK_UNLCK)
-        elif hasattr(fcntl, "F_OFD_SETLK"):
+        elif _HAS_OFD_LOCKS:
             fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, start, length, 0))
         elif start == WHOLE_FILE_LOCK:
             fcntl.flock(fd, fcntl.LOCK_UN)

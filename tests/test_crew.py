@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,6 @@ from edcache.errors import (
     OptionError,
     SampleFailedError,
     SourceError,
-    WorkerError,
 )
 from edcache.fill.crew import usable_cpus
 
@@ -225,9 +225,33 @@ def test_what_a_source_raises_in_a_worker_is_raised_here(path, log):
 
 
 def test_an_exception_that_cannot_be_sent_is_told_as_text(path, log):
-    with pytest.raises(WorkerError) as caught:
+    with pytest.raises(SourceError, match="the source raised at index 7: Local: of no module") as caught:
         fill(Source(log, at={7: "local"}), path)
-    assert "Local: of no module" in str(caught.value)
+    assert sys.version_info < (3, 11) or "raise local_error()" in caught.value.__notes__[0]
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise RuntimeError("no text")
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_failure_is_recorded_whatever_its_text_is(path, log, count):
+    class Odd(Source):
+        def __getitem__(self, i):
+            if i == 2:
+                raise Mute
+            if i == 5:
+                raise ValueError("long" * 1_000_000)
+            return super().__getitem__(i)
+
+    ds = fill(Odd(log), path, count, on_error="skip_final")
+    assert [(e.index, e.message[:30]) for e in ds.errors] == [
+        (2, "(its text raised RuntimeError)"),
+        (5, ("long" * 10)[:30]),
+    ]
+    assert path.stat().st_size < 1_000_000
+    assert ds.complete
 
 
 @pytest.mark.parametrize("count", [0, 2])
@@ -346,6 +370,19 @@ def test_several_of_them_are_recorded(path, log):
     check_whole(path, but=(3, 4, 150))
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_somebody_else_ends_is_replaced(path, log, tmp_path, number):
+    class Once(Source):
+        def __getitem__(self, i):
+            if i == 20 and not (tmp_path / "ended").exists():
+                (tmp_path / "ended").touch()
+                os.kill(os.getpid(), number)
+            return super().__getitem__(i)
+
+    assert fill(Once(log), path, 1).complete
+    check_whole(path)
+
+
 def test_a_worker_that_is_killed_once_is_replaced(path, log, tmp_path):
     class Once(Source):
         def __getitem__(self, i):
@@ -387,6 +424,31 @@ def test_a_sample_that_hangs_is_ended_by_its_timeout(path, log, what, count):
     assert computed(log).count(50) == 1
     check_whole(path, but=(50,))
     assert all_gone(processes(log), 5)
+
+
+class Threaded(Source):
+    """Hangs in a thread of its own, which keeps its process from ending."""
+
+    pool = None
+
+    def __getitem__(self, i):
+        if i == 50:
+            self.pool = self.pool or ThreadPoolExecutor(1)
+            self.pool.submit(time.sleep, 600).result()
+        return super().__getitem__(i)
+
+
+def test_a_hung_thread_of_the_source_does_not_keep_the_fill(path, log):
+    ds = fill(Threaded(log), path, 1, timeout=0.4, on_error="skip")
+    assert [(e.index, e.error) for e in ds.errors] == [(50, "TimeoutError")]
+    check_whole(path, but=(50,))
+    assert all_gone(processes(log), 5)
+
+
+def test_more_retries_than_deaths_are_allowed(path, log):
+    ds = fill(Source(log, count=4, at={0: "hang"}), path, 1, timeout=0.2, retries=8, on_error="skip")
+    assert [e.index for e in ds.errors] == [0]
+    assert computed(log).count(0) == 9
 
 
 def test_a_timeout_ends_the_fill_and_keeps_what_was_computed(path, log):
@@ -461,6 +523,20 @@ def test_ctrl_c_ends_a_parallel_fill_at_once_and_says_how_to_go_on(path, log, tm
     assert text.splitlines()[-1] == f"{last}computes the rest"
     assert text.count("Traceback") == 1
     assert len(computed(log)) - kept <= 2
+
+
+def test_a_second_ctrl_c_ends_it_at_once(path, log, tmp_path):
+    process = start(path, log, tmp_path, "fork", seconds=0.005)
+    pids = processes(log)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    began = time.monotonic()
+    process.communicate(timeout=10)
+    assert time.monotonic() - began < 1.0
+    assert all_gone(pids, 0.5)
 
 
 def test_a_deaf_worker_does_not_keep_an_interrupted_parent(path, log, tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 # More samples than this that kill or hang their process, and something else is wrong.
-MOST_ASIDE: Final = 64
+MOST_ASIDE: Final = 1024
 
 
 class Board:
@@ -20,6 +20,7 @@ class Board:
         self._begun = context.RawArray("q", workers)
         self._published = context.RawArray("q", workers)
         self._aside = context.RawArray("q", MOST_ASIDE)
+        self._count = context.RawValue("q", 0)
         self._stop = context.RawValue("b", 0)
 
     def begin(self, worker: int, index: int) -> None:
@@ -47,15 +48,13 @@ class Board:
 
     def set_aside(self, index: int) -> None:
         """Let no worker compute a sample any more; at most MOST_ASIDE of them."""
-        self._aside[len(self.aside)] = index + 1
-
-    @property
-    def aside(self) -> list[int]:
-        """The samples that no worker computes."""
-        return [index - 1 for index in self._aside if index]
+        self._aside[self._count.value] = index + 1
+        self._count.value += 1
 
     def __contains__(self, index: object) -> bool:
-        return isinstance(index, int) and index + 1 in self._aside
+        """Whether a sample was set aside."""
+        count = self._count.value
+        return count > 0 and isinstance(index, int) and index + 1 in self._aside[:count]
 
     def stop(self) -> None:
         """Let every worker end before its next sample."""

@@ -14,7 +14,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from edcache.errors import CodecError, LabelError, MissingDependencyError, SourceError, WorkerError
+from edcache.errors import (
+    CodecError,
+    EdcacheError,
+    LabelError,
+    MissingDependencyError,
+    SourceError,
+    WorkerError,
+)
 from edcache.fill.job import Job, placed
 from edcache.fill.part import Part, Watch
 from edcache.fill.presence import Presence
@@ -70,6 +77,10 @@ def encode_samples(job: Job, indices: list[int]) -> Encoded:
     if encoder.pending:
         chunks.append(encoder.take())
     return Encoded(chunks, failures)
+
+
+def _has_failed(future: Any) -> bool:
+    return bool(future.cancelled() or future.exception() is not None)
 
 
 class _Counting(Watch):
@@ -190,7 +201,8 @@ class Cluster:
                     running[task[1]()] = task[0]
                 if not running:
                     return
-                ended = [future for future in running if future.done()]
+                # First those that went well: what they made is kept though another failed.
+                ended = sorted((future for future in running if future.done()), key=_has_failed)
                 for future in ended:
                     yield running.pop(future), self._result(future)
                 if not ended:
@@ -205,7 +217,7 @@ class Cluster:
     def _result(self, future: Any) -> Any:
         try:
             return future.result()
-        except (SourceError, CodecError, LabelError):
+        except EdcacheError:
             raise
         except Exception as error:
             raise WorkerError(

@@ -49,14 +49,23 @@ class Crew:
     Args:
         workers: how many. context: a multiprocessing context.
         tick: called several times a second.
+        record: writes down why a sample was set aside, where that does not end the fill.
     Attributes:
         set_aside: the samples that killed or hung their process too often.
     """
 
-    def __init__(self, job: Job, workers: int, context: Any, tick: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        workers: int,
+        context: Any,
+        tick: Callable[[], None],
+        record: Callable[[Failure], None],
+    ) -> None:
         self._job = job
         self._context = context
         self._tick = tick
+        self._record = record
         self._board = Board(context, workers)
         self._workers: list[_Worker] = []
         self._size = workers
@@ -93,6 +102,7 @@ class Crew:
         )
         try:
             process.start()
+            self._workers.append(_Worker(number, process, results, since=time.monotonic()))
         except OSError:
             raise
         except Exception as error:
@@ -102,7 +112,6 @@ class Crew:
             ) from error
         finally:
             end.close()
-        self._workers.append(_Worker(number, process, results, since=time.monotonic()))
 
     def _wait(self) -> None:
         events = [event for worker in self._workers for event in (worker.results, worker.process.sentinel)]
@@ -117,21 +126,17 @@ class Crew:
 
     def _hear(self, worker: _Worker) -> None:
         try:
-            text = worker.results.recv()
-        except EOFError:
+            said = worker.results.recv()
+        except (EOFError, OSError):  # it died in the middle of a word, or before the first
             self._replace(worker)
             return
-        error = None if text is None else _received(worker.results, text)
-        if worker.is_late and error is None:
+        if said is False:
+            # Somebody else ended it, or its sample took too long.
             self._replace(worker)
             return
+        error = None if said is None else _received(worker.results, said)
         self._workers.remove(worker)
-        # All is published; what may still run are threads of the source.
-        worker.process.join(_STOP_SECONDS)
-        if worker.process.is_alive():
-            worker.process.kill()
-            worker.process.join()
-        worker.results.close()
+        _reap(worker)
         if error is not None:
             raise error
 
@@ -152,14 +157,14 @@ class Crew:
 
     def _replace(self, worker: _Worker) -> None:
         """Somebody ended without a word: start another, unless its sample has done so before."""
-        worker.process.join()
-        worker.results.close()
+        _reap(worker)
         self._workers.remove(worker)
         index, _ = self._board.at(worker.number)
         self._board.end(worker.number)
         if index is not None and not worker.is_late:
             self._note_death(index, worker.process.exitcode)
-        self._check_progress(worker.process.exitcode)
+        if not worker.is_late:
+            self._check_progress(worker.process.exitcode)
         self._start(worker.number)
 
     def _check_progress(self, exitcode: int | None) -> None:
@@ -167,7 +172,7 @@ class Crew:
         progress = self._board.total, len(self.set_aside)
         self._barren_deaths = 1 if progress != self._progress else self._barren_deaths + 1
         self._progress = progress
-        if self._barren_deaths > _DEATHS * (self._size + 1):
+        if self._barren_deaths > max(_DEATHS, self._job.retries + 1) * (self._size + 1):
             raise WorkerError(
                 f"{self._job.path}: {self._barren_deaths} worker processes ended one after the other "
                 f"({_ending(exitcode)}) and published nothing; what was there is kept; use num_workers=0 to "
@@ -196,8 +201,11 @@ class Crew:
             self._put_aside(index, "WorkerError", text)
 
     def _put_aside(self, index: int, error: str, text: str) -> None:
-        final = self._job.on_error == "skip_final"
-        self.set_aside.append(Failure(index, final, error, f"sample {index} {text}", ""))
+        failure = Failure(index, self._job.on_error == "skip_final", error, f"sample {index} {text}", "")
+        self.set_aside.append(failure)
+        if self._job.on_error != "raise":
+            # At once: whatever ends this fill, the next need not find it out again.
+            self._record(failure)
         if len(self.set_aside) > MOST_ASIDE:
             raise WorkerError(
                 f"{self._job.path}: {len(self.set_aside)} samples ended or hung their process, the last is "
@@ -206,32 +214,48 @@ class Crew:
         self._board.set_aside(index)
 
     def _stop(self) -> None:
-        """End whoever is left: politely, so that it publishes, then by force."""
+        """End whoever is left: politely, so that it publishes, then by force; a second interrupt at once."""
         self._board.stop()
-        for worker in self._workers:
-            with suppress(ProcessLookupError):
-                os.kill(worker.process.pid, signal.SIGTERM)
-        limit = time.monotonic() + _STOP_SECONDS
-        for worker in self._workers:
-            worker.process.join(max(0.0, limit - time.monotonic()))
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
-            worker.results.close()
-        self._workers = []
+        try:
+            for worker in self._workers:
+                with suppress(ProcessLookupError):
+                    os.kill(worker.process.pid, signal.SIGTERM)
+            limit = time.monotonic() + _STOP_SECONDS
+            for worker in self._workers:
+                worker.process.join(max(0.0, limit - time.monotonic()))
+        finally:
+            for worker in self._workers:
+                _reap(worker, 0)
+            self._workers = []
+
+
+def _reap(worker: _Worker, seconds: float = _STOP_SECONDS) -> None:
+    """See a worker's process end: what may still run after its last word are threads of the source."""
+    worker.process.join(seconds)
+    if worker.process.is_alive():
+        worker.process.kill()
+    worker.process.join()
+    worker.results.close()
 
 
 def _received(results: Any, text: str) -> BaseException:
     """The exception that a worker sent after its traceback, or what stands for one that cannot be sent."""
-    try:
-        error, cause = results.recv()
-    except Exception:  # noqa: BLE001 - of the user's class: rebuilding it may raise anything
-        return WorkerError(f"a worker process raised what cannot be sent to this one:\n{text}")
-    assert isinstance(error, BaseException)
-    error.__cause__ = cause
+    error, cause = _next(results), _next(results)
+    if not isinstance(error, Exception):
+        return WorkerError(f"a worker process raised what cannot be raised here:\n{text}")
+    if isinstance(cause, BaseException):
+        error.__cause__ = cause
     if hasattr(error, "add_note"):
         error.add_note(f"\nin a worker process:\n{text}")
     return error
+
+
+def _next(results: Any) -> Any:
+    """What a worker sent next; None where it was not sent, or cannot be rebuilt."""
+    try:
+        return results.recv()
+    except Exception:  # noqa: BLE001 - of the user's class: it may raise anything
+        return None
 
 
 def _ending(exitcode: int | None) -> str:

@@ -21,10 +21,11 @@ from edcache.errors import (
     NotAnArchiveError,
     OptionError,
     SourceError,
+    WorkerError,
 )
 from edcache.fill.cluster import Cluster
 from edcache.fill.crew import Crew, crew_context, usable_cpus
-from edcache.fill.job import Job, check_source
+from edcache.fill.job import Job, check_length, check_source
 from edcache.fill.part import Part, Watch
 from edcache.fill.presence import Presence
 from edcache.fill.space import SpaceCheck
@@ -60,7 +61,8 @@ def fill(
         executor: computes instead of workers of our own: anything with the interface of
             `concurrent.futures.Executor`. The source goes with every task.
         shared_filesystem: whether its processes see the file, and append for themselves; False lets them
-            return encoded samples, which this process appends.
+            return encoded samples, which this process appends. After an error, tasks that run already may
+            go on appending for a while.
         if_filling: where another process fills the archive already: "join" shares the work, "wait" waits
             for it, and takes over where it ends early, "fail" raises ArchiveLockedError.
         check_space: whether to end early where the disk cannot hold what is missing.
@@ -107,6 +109,8 @@ def _rebuild(job: Job, compute: _Compute, if_filling: str, check_space: bool, pr
             durable.remove(new)
             return 0
         computed = _Filling(replace(job, path=new), compute, if_filling, check_space, progress).run()
+        if job.sync != "never":
+            session.sync()  # a sealed one is synced already; one that lacks samples is not
         durable.replace(new, job.path)
     finally:
         session.close()
@@ -171,10 +175,17 @@ def _by_crew(
     workers: int, context: Any, job: Job, appender: Appender, presence: Presence, watch: _Shown
 ) -> int:
     claims = -(-len(presence.present) // appender.head.claim_size)
-    crew = Crew(job, min(workers, claims), context, partial(_look, appender, presence, watch))
+    tick, record = partial(_look, appender, presence, watch), partial(_record, appender)
+    crew = Crew(job, min(workers, claims), context, tick, record)
     crew.run()
-    _account_for(job, appender, crew.set_aside)
+    if crew.set_aside and job.on_error == "raise":
+        told = "; ".join(failure.message for failure in crew.set_aside)
+        raise SourceError(f"{job.path}: {told}; the others are kept, and filling again tries again")
     return crew.computed
+
+
+def _record(appender: Appender, failure: Failure) -> None:
+    appender.amend(failed=[failure.to_json()])
 
 
 def _by_engine(
@@ -187,15 +198,6 @@ def _by_engine(
 def _look(appender: Appender, presence: Presence, watch: _Shown) -> None:
     before = appender.end_offset
     watch.seen(presence.update(), appender.end_offset - before)
-
-
-def _account_for(job: Job, appender: Appender, set_aside: list[Failure]) -> None:
-    if not set_aside:
-        return
-    if job.on_error == "raise":
-        told = "; ".join(failure.message for failure in set_aside)
-        raise SourceError(f"{job.path}: {told}; the others are kept, and filling again tries again")
-    appender.amend(failed=[failure.to_json() for failure in set_aside])
 
 
 class _Filling:
@@ -225,13 +227,20 @@ class _Filling:
         with Progress(os.path.basename(self._job.path), kept, total, self._show) as progress:
             self._heed_others(appender, presence, progress)
             appender.join_fillers()
-            watch = _Shown(progress, self._space(presence))
+            watch = _Shown(progress, self._space(presence), appender)
             try:
                 compute = self._compute if appender.can_lock else _alone
                 computed = compute(self._job, appender, presence, watch)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(self._how_to_resume(presence)) from None
         presence.update()
+        check_length(self._job.path, appender.length, total)  # another process may have made it longer
+        left = int(np.count_nonzero(presence.missing))
+        if left:
+            raise WorkerError(
+                f"{self._job.path}: {left:,} of {total:,} samples were not computed; what was is kept, and "
+                "filling again computes the rest"
+            )
         self._seal(appender, presence)
         return computed
 
@@ -271,19 +280,19 @@ class _Filling:
 class _Shown(Watch):
     """What a fill in this process shows of itself."""
 
-    def __init__(self, progress: Progress, space: SpaceCheck | None) -> None:
+    def __init__(self, progress: Progress, space: SpaceCheck | None, appender: Appender) -> None:
         self._progress = progress
         self._space = space
-        self._nbytes = 0
+        self._appender = appender
+        self._began_at = appender.end_offset
         self.samples = 0
 
     def done(self, nbytes: int) -> None:
-        self._nbytes += nbytes
         self._progress.advance(1, nbytes)
 
     def published(self, samples: int) -> None:
         self.samples += samples
-        self._note_space(samples, self._nbytes)
+        self._note_space(samples, self._appender.end_offset - self._began_at)
 
     def found(self, samples: int) -> None:
         self._progress.advance(samples)

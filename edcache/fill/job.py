@@ -13,7 +13,7 @@ from edcache.labels.tables import Failure
 from edcache.writer import Appender, ChunkWriter, adopt_labels
 
 ON_ERROR: Final = ("raise", "skip", "skip_final")
-_MOST_TRACEBACK = 8_000
+_MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
 
 
 @dataclass(frozen=True)
@@ -80,8 +80,9 @@ class Job:
     def failure(self, index: int, error: Exception) -> Failure:
         """What the archive keeps of a sample that could not be made."""
         cause = error.__cause__ if isinstance(error, SourceError) and error.__cause__ else error
-        text = "".join(traceback.format_exception(cause))[-_MOST_TRACEBACK:]
-        return Failure(index, self.on_error == "skip_final", type(cause).__name__, str(cause), text)
+        is_final = self.on_error == "skip_final"
+        text = traceback_of(cause)[-_MOST_TRACEBACK:]
+        return Failure(index, is_final, type(cause).__name__, text_of(cause), text)
 
 
 def compute(source: Any, index: int, path: str) -> Any:
@@ -94,9 +95,26 @@ def compute(source: Any, index: int, path: str) -> Any:
         return source[index]
     except Exception as error:
         raise SourceError(
-            f"{path}: the source raised at index {index}: {type(error).__name__}: {error}; "
+            f"{path}: the source raised at index {index}: {type(error).__name__}: {text_of(error)}; "
             "what was computed before is kept, and filling again continues there"
         ) from error
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says, however long, and whatever its `__str__` does."""
+    try:
+        text = str(error)
+    except Exception as second:  # noqa: BLE001 - of the user's class
+        return f"(its text raised {type(second).__name__})"
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
+
+
+def traceback_of(error: BaseException) -> str:
+    """As Python prints it."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 - of the user's class
+        return f"{type(error).__name__}: {text_of(error)}\n"
 
 
 def claim_size(length: int) -> int:

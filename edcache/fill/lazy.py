@@ -142,10 +142,11 @@ class _OpenArchive:
         self._clock = PublishClock()
         self._kept_at = 0.0
         self._turn = threading.Condition()
+        self._looking = threading.Lock()
         self._waiting: deque[ChunkBuilder] = deque()
-        self._in_hand: ChunkBuilder | None = None
-        self._flushes = 0
-        self._is_closing = False
+        # Builders that were handed to the thread, and those that it is done with.
+        self._handed = self._done = 0
+        self._is_closing = self._closes_itself = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self.pending: set[int] = set()
@@ -157,7 +158,8 @@ class _OpenArchive:
 
     def has(self, index: int) -> bool:
         """Whether the archive has a sample now."""
-        self._seen.update()
+        with self._looking:
+            self._seen.update()
         return bool(self._seen.present[index])
 
     def keep(self, index: int, sample: Any) -> None:
@@ -166,7 +168,7 @@ class _OpenArchive:
             self._raise_error()
             if self._is_full or self._is_closing or index in self.pending:
                 return
-            while len(self._waiting) >= _MOST_WAITING and self._error is None:
+            while len(self._waiting) >= _MOST_WAITING and self._error is None and self._is_running():
                 self._turn.wait(_LOOK_SECONDS)
             try:
                 self._writer.add(index, sample)
@@ -174,31 +176,46 @@ class _OpenArchive:
                 raise placed(error, self._path) from error
             self.pending.add(index)
             self._kept_at = time.monotonic()
+            if self._writer.pending == 1:
+                self._turn.notify_all()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="edcache-lazy", daemon=True)
                 self._thread.start()
             if self._writer.full or self._has_all():
-                self._waiting.append(self._writer.take())
-                self._turn.notify_all()
+                self._hand_over()
 
     def _has_all(self) -> bool:
         return self._seen.count + len(self.pending) >= len(self._seen.present)
 
+    def _hand_over(self) -> None:
+        """Give what is pending to the thread; with `_turn`."""
+        self._waiting.append(self._writer.take())
+        self._handed += 1
+        self._turn.notify_all()
+
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def flush(self) -> None:
-        """Publish what is pending, and seal when nothing is missing any more."""
-        if not self.is_mine or self._writer.appender.closed:
+        """Publish what is pending now, and seal when nothing is missing any more."""
+        if not self.is_mine or self._writer.appender.closed or self._is_in_thread():
             return
         with self._turn:
-            if self._thread is not None:
-                self._flushes += 1
-                self._turn.notify_all()
-                while (self.pending or self._flushes) and self._error is None and self._thread.is_alive():
-                    self._turn.wait(_LOOK_SECONDS)
+            if self._writer.pending:
+                self._hand_over()
+            # Not until nothing is pending: other threads may go on.
+            mine = self._handed
+            while self._done < mine and self._error is None and self._is_running():
+                self._turn.wait(_LOOK_SECONDS)
             self._raise_error()
 
     def close(self) -> None:
         """Publish and let go; idempotent, and nothing in a process that inherited it."""
         if not self.is_mine or self._writer.appender.closed:
+            return
+        if self._is_in_thread():
+            # The collector dropped the last reader while this thread ran; it ends by itself.
+            self._is_closing = self._closes_itself = True
             return
         try:
             self.flush()
@@ -208,8 +225,14 @@ class _OpenArchive:
                 self._turn.notify_all()
             if self._thread is not None:
                 self._thread.join()
-            self._writer.appender.close()
-            self._looker.close()
+            self._close_files()
+
+    def _is_in_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    def _close_files(self) -> None:
+        self._writer.appender.close()
+        self._looker.close()
 
     def _raise_error(self) -> None:
         if self._error is not None:
@@ -219,50 +242,44 @@ class _OpenArchive:
     # --- the thread ---
 
     def _run(self) -> None:
-        while True:
-            with self._turn:
-                self._turn.wait_for(self._has_work, self._seconds_to_wait())
-                if self._is_closing and not self._waiting and not self._writer.pending:
-                    return
-                self._in_hand = self._next()
+        while (builder := self._next()) is not None:
             try:
-                self._publish(self._in_hand)
+                self._publish(builder)
             except BaseException as error:  # noqa: BLE001 - raised in whoever reads, flushes or closes next
                 self._give_up(error)
             with self._turn:
-                if self._in_hand is not None:
-                    self.pending.difference_update(self._in_hand.indices)
-                self._in_hand = None
-                if not self._waiting and not self._writer.pending:
-                    self._flushes = 0
+                self.pending.difference_update(builder.indices)
+                self._done += 1
                 self._turn.notify_all()
+        if self._closes_itself:
+            self._close_files()
 
-    def _has_work(self) -> bool:
-        return bool(self._waiting or self._flushes or self._is_closing or self._is_due())
+    def _next(self) -> ChunkBuilder | None:
+        """Wait for something to publish; None where nothing will come."""
+        with self._turn:
+            while not self._waiting:
+                if self._is_closing and not self._writer.pending:
+                    return None
+                if self._is_closing or self._is_due():
+                    self._hand_over()
+                else:
+                    self._turn.wait(_LOOK_SECONDS if self._writer.pending else None)
+            return self._waiting.popleft()
 
     def _is_due(self) -> bool:
         is_idle = time.monotonic() - self._kept_at > _IDLE_SECONDS
         return self._writer.pending > 0 and (is_idle or self._clock.due)
 
-    def _seconds_to_wait(self) -> float | None:
-        return _LOOK_SECONDS if self._writer.pending else None
-
-    def _next(self) -> ChunkBuilder | None:
-        if self._waiting:
-            return self._waiting.popleft()
-        return self._writer.take() if self._writer.pending else None
-
-    def _publish(self, builder: ChunkBuilder | None) -> None:
+    def _publish(self, builder: ChunkBuilder) -> None:
         self._presence.update()
-        if builder is not None:
-            self._clock.published()
-            if self._max_bytes is not None and self._size_with(builder) > self._max_bytes:
-                self._stop_keeping(f"the archive would grow beyond max_bytes={self._max_bytes:,}")
-                return
-            # A sample may have been computed twice at a time; it is stored once.
-            present = self._presence.present
-            self._writer.publish_taken(builder, but={i for i in builder.indices if present[i]})
-            self._presence.update()
+        self._clock.published()
+        if self._max_bytes is not None and self._size_with(builder) > self._max_bytes:
+            self._stop_keeping(f"the archive would grow beyond max_bytes={self._max_bytes:,}")
+            return
+        # A sample may have been computed twice at a time; it is stored once.
+        present = self._presence.present
+        self._writer.publish_taken(builder, but={i for i in builder.indices if present[i]})
+        self._presence.update()
         if self._presence.complete:
             self._writer.appender.seal()
 
@@ -279,11 +296,11 @@ class _OpenArchive:
     def _stop_keeping(self, reason: str) -> None:
         self._is_full = True
         with self._turn:
+            self._done += len(self._waiting)
             self._waiting.clear()
             if self._writer.pending:
                 self._writer.take()
-            kept = set() if self._in_hand is None else set(self._in_hand.indices)
-            self.pending &= kept
+            self.pending.clear()
         warnings.warn(
             f"{self._path}: {reason}; samples that are not stored yet are computed every time from now on",
             RuntimeWarning,

@@ -26,7 +26,7 @@ class Presence:
     def __init__(self, appender: Appender, length: int, since: int = 0) -> None:
         self._appender = appender
         self._since = since
-        self._entries = self._chunks = 0
+        self._entries = self._chunks = self._lost = 0
         self.present, self.absent, self.tried, self.retried = (np.zeros(length, bool) for _ in range(4))
         self.count = 0
         self.update()
@@ -39,6 +39,9 @@ class Presence:
             return 0
         self._entries = chain.cursor.seq
         self._note_failures()
+        if len(chain.lost) != self._lost:
+            # What a power cut took is missing again, and stands in the list of chunks no more.
+            self._lost, self._chunks, self.present[:] = len(chain.lost), 0, False
         index = self._appender.indices_of(chain.chunks[self._chunks :])
         self._chunks = len(chain.chunks)
         self.present[index[index < len(self.present)]] = True

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from edcache import durable
 from edcache.errors import CodecError, LabelError, OptionError, SourceError
-from edcache.fill.job import Job, placed
+from edcache.fill.job import Job, placed, text_of
 from edcache.fill.presence import PublishClock
 from edcache.labels.tables import Failure
 from edcache.progress import Progress, Show
@@ -75,12 +75,12 @@ class _Stream:
         self._appender = appender
         self._writer = job.writer(appender)
         self._failed: list[Failure] = []
-        self._known = max((index + 1 for index in appender.chain.failures), default=0)
-        self._kept = max(appender.end_index, self._known)
+        # Not all below the last: a power cut may have taken a chunk between others.
+        self._kept = set(appender.indices_of(appender.chain.chunks).tolist()) | set(appender.chain.failures)
         self._clock = PublishClock()
 
     def run(self, num_workers: int, show: Show) -> int:
-        with Progress(os.path.basename(self._job.path), self._kept, None, show) as progress:
+        with Progress(os.path.basename(self._job.path), len(self._kept), None, show) as progress:
             try:
                 count = self._store(self._samples(num_workers), progress)
             finally:
@@ -88,19 +88,20 @@ class _Stream:
             if count != self._appender.end_index:
                 self._appender.amend(length=count)
             self._appender.seal()
-        return max(0, count - self._kept)
+        return count - len(self._kept)
 
     def _store(self, samples: Iterator[Any], progress: Progress) -> int:
-        index = 0
-        for index, sample in enumerate(samples, 1):
-            if index <= self._kept:
+        count = 0
+        for index, sample in enumerate(samples):
+            count = index + 1
+            if index in self._kept:
                 continue
             before = self._writer.pending_nbytes
-            self._add(index - 1, sample)
+            self._add(index, sample)
             progress.advance(1, self._writer.pending_nbytes - before)
             if self._writer.full or self._clock.due:
                 self._publish()
-        return index
+        return count
 
     def _samples(self, num_workers: int) -> Iterator[Any]:
         source: Iterable[Any] = self._job.source
@@ -114,9 +115,10 @@ class _Stream:
                 yield sample
                 index += 1
         except Exception as error:
+            told = f"{type(error).__name__}: {text_of(error)}"
             raise SourceError(
-                f"{self._job.path}: the source raised at index {index}: {type(error).__name__}: {error}; "
-                "what came before is kept, and filling again continues there"
+                f"{self._job.path}: the source raised at index {index}: {told}; what came before is kept, "
+                "and filling again continues there"
             ) from error
 
     def _add(self, index: int, sample: Any) -> None:
@@ -125,15 +127,15 @@ class _Stream:
         except (CodecError, LabelError) as error:
             if self._job.on_error == "raise":
                 raise placed(error, self._job.path) from error
-            # It is gone with the iteration, so a later fill cannot try again.
-            self._failed.append(self._job.failure(index, error))
+            # It is gone with the iteration: there is no later try.
+            self._failed.append(replace(self._job.failure(index, error), final=True))
 
     def _publish(self) -> None:
-        self._writer.publish()
-        self._clock.published()
         if self._failed:
             self._appender.amend(failed=[failure.to_json() for failure in self._failed])
             self._failed = []
+        self._writer.publish()
+        self._clock.published()
 
 
 def _as_it_is(sample: Any) -> Any:

@@ -8,7 +8,6 @@ import signal
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import connection, parent_process
@@ -17,7 +16,7 @@ from typing import Any
 import torch
 
 from edcache.fill.board import Board
-from edcache.fill.job import Job
+from edcache.fill.job import Job, traceback_of
 from edcache.fill.part import Part, Watch
 
 # Whoever lost its parent may finish its sample, and publish, for so long.
@@ -32,12 +31,13 @@ class Stopped(BaseException):
 def work(job: Job, board: Board, number: int, results: Any) -> None:
     """Fill together with others until nothing is missing.
 
-    Sends to `results`: None; or, of the exception that ended the fill, the traceback as text, and then
-    (exception, its cause) where they can be sent.
+    Sends to `results`: None where nothing is missing, False where it was ended; or, of the exception that
+    ended the fill, the traceback as text, then the exception and its cause, where each can be sent.
     """
     watch = _Watch(board, number)
     _settle(watch, number)
     error: BaseException | None = None
+    is_stopped = False
     try:
         appender = job.open()
         try:
@@ -46,11 +46,11 @@ def work(job: Job, board: Board, number: int, results: Any) -> None:
         finally:
             appender.close()
     except Stopped:
-        pass
+        is_stopped = True
     except BaseException as raised:  # noqa: BLE001 - raised in the parent
         error = raised
     with suppress(BrokenPipeError):
-        _report(error, results)
+        results.send(False) if is_stopped else _report(error, results)
     results.close()
 
 
@@ -58,10 +58,13 @@ def _report(error: BaseException | None, results: Any) -> None:
     if error is None:
         results.send(None)
         return
-    results.send("".join(traceback.format_exception(error)))
-    # What cannot be sent is of the user's class; the traceback tells of it.
-    with suppress(Exception):
-        results.send((error, error.__cause__))
+    results.send(traceback_of(error))
+    for part in (error, error.__cause__):
+        # What cannot be sent is of the user's class; the traceback tells of it.
+        try:
+            results.send(part)
+        except Exception:  # noqa: BLE001
+            results.send(None)
 
 
 class _Watch(Watch):
