@@ -1,6 +1,8 @@
 """Lazy caches: computed when asked for, kept for everyone, sealed by whoever brings the last sample."""
 
 import errno
+import gc
+import itertools
 import os
 import pickle
 import re
@@ -19,6 +21,7 @@ import edcache
 from edcache import CachedDataset, Reader, durable
 from edcache.errors import OptionError, SourceError, StaleCacheError, StorageError, UnsupportedTypeError
 from edcache.fill import bytes_limit
+from edcache.writer import ChunkWriter
 
 
 class Logged:
@@ -330,3 +333,49 @@ def test_no_thread_is_left_by_a_closed_cache(path, log):
     assert threading.active_count() == before + 1
     ds.close()
     assert threading.active_count() == before
+
+
+def test_a_cache_that_is_dropped_within_its_own_thread_publishes_all(path, log, monkeypatch):
+    """As the collector does when it runs there and finds a cycle with the last reference."""
+    publish = ChunkWriter.publish_taken
+    monkeypatch.setattr(
+        ChunkWriter, "publish_taken", lambda *args, **options: (gc.collect(), publish(*args, **options))[1]
+    )
+    gc.disable()
+    try:
+        cycle = {"ds": CachedDataset(Logged(log), path, lazy=True)}
+        cycle["me"] = cycle
+        for i in range(10):
+            cycle["ds"][i]
+        before = [thread for thread in threading.enumerate() if thread.name == "edcache-lazy"]
+        del cycle
+        wait_for(path, 10)
+        before[-1].join(5)
+        assert not before[-1].is_alive()
+    finally:
+        gc.enable()
+    assert stored_rows(path) == list(range(10))
+
+
+def test_a_flush_does_not_wait_for_what_others_go_on_to_read(path, log):
+    ds = CachedDataset(Logged(log, 100_000), path, lazy=True)
+    stop = threading.Event()
+    counter = itertools.count(1)
+
+    def read():
+        while not stop.is_set():
+            ds[next(counter)]
+
+    readers = [threading.Thread(target=read) for _ in range(3)]
+    ds[0]
+    for reader in readers:
+        reader.start()
+    try:
+        began = time.monotonic()
+        assert ds[0]["y"] == 0
+        assert time.monotonic() - began < 3
+    finally:
+        stop.set()
+        for reader in readers:
+            reader.join()
+    ds.close()

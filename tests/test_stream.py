@@ -1,5 +1,7 @@
 """Iterables and growing sources: stored until they end, continued where they stopped."""
 
+import os
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -14,6 +16,8 @@ import edcache
 from edcache import CachedDataset, Reader
 from edcache.dataset import archive_at
 from edcache.errors import LabelError, OptionError, SourceError, StaleCacheError
+from edcache.format import Head
+from edcache.writer import Appender, ChunkWriter
 
 
 def sample(i):
@@ -205,3 +209,38 @@ def test_a_decorated_factory_grows(path):
     count[0] = 25
     assert len(make()) == 25
     assert order(path) == list(range(25))
+
+
+# --- what deaths leave ------------------------------------------------------------------------------
+
+
+def test_a_chunk_that_a_power_cut_took_is_stored_again(path):
+    with pytest.raises(SourceError):
+        store(Stream(fails_at=30), path, chunk_size=10)
+    appender = Appender.open(path, Head(bytes(16)), create=False)
+    offset = appender.chain.chunks[1].records_offset
+    appender.close()
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(b"\xff" * 64)
+    os.utime(path, (1, 1))  # before the kernel started
+    ds = store(Stream(), path, chunk_size=10)
+    assert ds.complete
+    assert order(path) == list(range(50))
+    assert edcache.verify(path).sound
+
+
+def test_a_failure_survives_a_kill_between_it_and_its_chunk(path, monkeypatch):
+    def die(self, *args):
+        raise SystemExit
+
+    monkeypatch.setattr(ChunkWriter, "publish", die)
+    with pytest.raises(SystemExit):
+        store(Stream(odd_at=[3]), path, on_error="skip")
+    monkeypatch.undo()
+    ds = store(Stream(odd_at=[3]), path, on_error="skip")
+    assert [(error.index, error.final) for error in ds.errors] == [(3, True)]
+    assert ds.complete
+    assert ds.missing.tolist() == [3]
+    assert ds.warmup() is ds
+    assert len(pickle.loads(pickle.dumps(ds))) == 50
