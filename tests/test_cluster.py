@@ -1,5 +1,6 @@
 """Fills by engines: Python's own pools, loky, a Dask cluster and Ray, all of them real."""
 
+import errno
 import os
 import signal
 import threading
@@ -14,8 +15,8 @@ import torch
 from filled import computed, last_process, note, processes, stored_rows
 
 import edcache
-from edcache import CachedDataset, Reader
-from edcache.errors import OptionError, SourceError, WorkerError
+from edcache import CachedDataset, Reader, durable
+from edcache.errors import OptionError, SourceError, StorageError, WorkerError
 
 COUNT = 150
 
@@ -271,3 +272,36 @@ def kill_one(log):
         assert time.monotonic() < limit
         time.sleep(0.01)
     os.kill(last_process(log), signal.SIGKILL)
+
+
+class TwoKinds(Source):
+    """Half of the labels are no numbers, so they make no column with the others."""
+
+    def __getitem__(self, i):
+        return {**super().__getitem__(i), "y": i if i < 75 else f"text {i}"}
+
+
+@SHARED
+def test_labels_of_two_types_are_failures_of_those_that_come_second(path, log, shared):
+    with ThreadPoolExecutor(2) as executor:
+        ds = fill(TwoKinds(log), path, executor, shared_filesystem=shared, on_error="skip_final")
+    assert ds.complete
+    assert len(ds.errors) + ds.reader.present == COUNT
+    assert {e.error for e in ds.errors} == {"LabelTypeError"}
+    kept = {type(sample["y"]) for sample in ds.available()}
+    assert len(kept) == 1
+    assert edcache.verify(path).sound
+
+
+@SHARED
+def test_a_full_disk_of_a_task_is_the_error_that_it_is(path, log, shared):
+    class Full(durable.System):
+        def pwrite(self, fd, data, offset):
+            if offset + len(data) > 20_000:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().pwrite(fd, data, offset)
+
+    with durable.replace_system(Full()), ThreadPoolExecutor(2) as executor:
+        with pytest.raises(StorageError, match="No space left on device") as caught:
+            fill(Source(log), path, executor, shared_filesystem=shared, chunk_size=3)
+        assert caught.value.errno == errno.ENOSPC

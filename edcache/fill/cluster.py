@@ -18,6 +18,7 @@ from edcache.errors import (
     CodecError,
     EdcacheError,
     LabelError,
+    LabelTypeError,
     MissingDependencyError,
     SourceError,
     WorkerError,
@@ -180,15 +181,21 @@ class Cluster:
         return [start + offset for offset, is_missing in enumerate(missing.tolist()) if is_missing]
 
     def _append(self, encoded: Encoded) -> int:
-        published = 0
+        published, failures = 0, encoded.failures
         for chunk in encoded.chunks:
             self._presence.update()
             new = chunk.without({i for i in chunk.indices if self._presence.present[i]})
-            if new.count:
-                self._appender.append(new)
-                published += new.count
-        if encoded.failures:
-            self._appender.amend(failed=[failure.to_json() for failure in encoded.failures])
+            try:
+                if new.count:
+                    self._appender.append(new)
+                    published += new.count
+            except LabelTypeError as error:
+                # Another task came first with labels of another type.
+                if self._job.on_error == "raise":
+                    raise
+                failures = [*failures, *(self._job.failure(index, error) for index in new.indices)]
+        if failures:
+            self._appender.amend(failed=[failure.to_json() for failure in failures])
         return published
 
     def _results(self, tasks: Iterator[_Task], most: int) -> Iterator[tuple[int, Any]]:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
-from edcache.errors import CodecError, LabelError, SourceError
+from edcache.errors import CodecError, LabelError, LabelTypeError, SourceError
 from edcache.fill.job import Job, placed
 from edcache.fill.presence import Presence, PublishClock
 from edcache.labels.tables import Failure
@@ -145,9 +145,8 @@ class Part:
 
     def _publish(self, keep: int | None = None) -> None:
         """Publish what is pending and let go of the claims, but for the one still being computed."""
-        pending = self._writer.pending
         try:
-            self._writer.publish()
+            pending = self._publish_pending()
             self._unseen += pending
             self._watch.published(pending)
             if self._failed:
@@ -156,6 +155,19 @@ class Part:
         finally:
             self._clock.published()
             self._release(keep)
+
+    def _publish_pending(self) -> int:
+        """Publish what was computed; returns how many samples."""
+        indices = self._writer.pending_indices
+        try:
+            self._writer.publish()
+        except LabelTypeError as error:
+            # Another process published labels of another type first.
+            if self._job.on_error == "raise":
+                raise
+            self._failed += [self._job.failure(index, error) for index in indices]
+            return 0
+        return len(indices)
 
     def _release(self, keep: int | None = None) -> None:
         for claim in self._held:

@@ -50,6 +50,11 @@ class ChunkWriter:
         return len(self._builder)
 
     @property
+    def pending_indices(self) -> list[int]:
+        """The indices of samples added and not yet published."""
+        return self._builder.indices
+
+    @property
     def pending_nbytes(self) -> int:
         """Bytes of their records before compression."""
         return self._builder.nbytes
