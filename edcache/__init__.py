@@ -12,7 +12,7 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
 
     0  errors                                   the exception tree
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
-       fingerprint, progress                    what identifies a call; what a person sees
+       fingerprint, progress, sizes             what identifies a call; what a person sees and says
     2  contents                                 the tables of an archive merged into one
     3  reader, writer                           they meet only in the file
     4  fill, batch                              which samples are missing, who computes them;

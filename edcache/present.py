@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from edcache.sizes import human_bytes
+
 if TYPE_CHECKING:
     from edcache.housekeeping import Listed
 
@@ -29,19 +31,6 @@ _SHOWN_SCHEMAS: Final = 8
 _DEEPEST: Final = 64
 _LAYOUT_ROWS: Final = 1000
 _NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
-_UNITS: Final = ("kB", "MB", "GB", "TB", "PB", "EB")
-
-
-def human_bytes(nbytes: float) -> str:
-    """A size in decimal units: "812 bytes", "4.1 kB", "38.5 MB"."""
-    if nbytes < 1000:
-        return f"{nbytes:g} bytes"
-    size = nbytes / 1000
-    for unit in _UNITS[:-1]:
-        if size < 999.95:
-            return f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} {_UNITS[-1]}"
 
 
 def plural(number: int, noun: str) -> str:

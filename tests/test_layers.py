@@ -14,7 +14,7 @@ PACKAGE = Path(edcache.__file__).parent
 
 FLOORS = [
     {"errors"},
-    {"format", "durable", "codec", "labels", "fingerprint", "progress"},
+    {"format", "durable", "codec", "labels", "fingerprint", "progress", "sizes"},
     {"contents"},
     {"reader", "writer"},
     {"fill", "batch"},

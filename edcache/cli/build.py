@@ -12,7 +12,8 @@ import click
 from edcache.cli.call import Call
 from edcache.cli.group import argument_option, main, pickle_option, progress_option
 from edcache.errors import ArchiveNotFoundError, StaleCacheError
-from edcache.present import human_bytes, plural
+from edcache.present import plural
+from edcache.sizes import human_bytes
 
 # As in edcache.fill, which imports torch.
 ON_ERROR, IF_FILLING = ("raise", "skip", "skip_final"), ("join", "wait", "fail")

@@ -15,7 +15,6 @@ from edcache.cli.group import FAILED, argument_option, json_option, main, print_
 from edcache.present import (
     comparison_lines,
     fingerprint_lines,
-    human_bytes,
     listing_lines,
     listing_object,
     plural,
@@ -24,16 +23,13 @@ from edcache.present import (
     sizes_text,
     table,
 )
+from edcache.sizes import NBYTES, human_bytes
 
 if TYPE_CHECKING:
     from edcache.format import Head
     from edcache.housekeeping import Listed
 
 _SECONDS: Final = {"h": 3600, "d": 86_400, "w": 604_800}
-_PREFIXES: Final = ("", "k", "M", "G", "T", "P")
-_NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumerate(_PREFIXES)} | {
-    f"{prefix}iB".lower(): 1024**power for power, prefix in enumerate(_PREFIXES) if prefix
-}
 
 
 def _quantity(units: Mapping[str, int], examples: str) -> Callable[..., float | None]:
@@ -51,7 +47,7 @@ def _quantity(units: Mapping[str, int], examples: str) -> Callable[..., float | 
 
 
 _duration: Final = _quantity(_SECONDS, "12h, 30d or 8w")
-_size: Final = _quantity(_NBYTES, "500MB, 1.5GB or 1TiB")
+_size: Final = _quantity(NBYTES, "500MB, 1.5GB or 1TiB")
 
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked.")
 

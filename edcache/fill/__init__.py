@@ -8,7 +8,7 @@
     crew       worker processes: started, watched, replaced
     cluster    an engine with the interface of concurrent.futures
     stream     what can only be iterated
-    space      whether the disk can hold it
+    space      whether the disk can hold it; limits
     filling    `fill`: alone, with a crew, or beside others
     lazy       samples computed when they are asked for
 
@@ -18,7 +18,8 @@ Each imports only those above it.
 from edcache.fill.cluster import ray_executor
 from edcache.fill.filling import fill, worker_count
 from edcache.fill.job import Job, check_job, check_length, check_source, claim_size
-from edcache.fill.lazy import LazyFiller, bytes_limit
+from edcache.fill.lazy import LazyFiller
+from edcache.fill.space import bytes_limit
 from edcache.fill.stream import fill_stream, is_stream
 
 __all__ = [

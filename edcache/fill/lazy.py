@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
 import threading
 import time
 import warnings
@@ -178,7 +177,7 @@ class _OpenArchive:
             self._kept_at = time.monotonic()
             if self._writer.pending == 1:
                 self._turn.notify_all()
-            if self._thread is None:
+            if not self._is_running():
                 self._thread = threading.Thread(target=self._run, name="edcache-lazy", daemon=True)
                 self._thread.start()
             if self._writer.full or self._has_all():
@@ -306,50 +305,3 @@ class _OpenArchive:
             RuntimeWarning,
             stacklevel=2,
         )
-
-
-def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
-    """How large `max_bytes=` lets an archive grow.
-
-    Args:
-        asked: bytes; text such as "20GB" or "512MiB"; a float in (0, 1], a part of the disk's free space.
-    Raises:
-        OptionError: it is none of these.
-    """
-    if asked is None:
-        return None
-    if isinstance(asked, float) and 0 < asked <= 1:
-        return int(asked * _free(path))
-    if isinstance(asked, str):
-        return _parsed(asked)
-    if type(asked) is int and asked > 0:
-        return asked
-    raise OptionError(_NO_LIMIT.format(asked))
-
-
-_NO_LIMIT = 'max_bytes={!r}; give bytes, text such as "20GB", or a part of the free disk such as 0.5'
-_UNITS: Final = {
-    unit + ending: base**power
-    for power, unit in enumerate(("", "K", "M", "G", "T", "P"))
-    for ending, base in (("B", 1000), ("IB", 1024), ("", 1000))
-}
-
-
-def _parsed(text: str) -> int:
-    stripped = text.strip().replace("_", "").upper()
-    digits = stripped.rstrip("KMGTPIB ")
-    try:
-        nbytes = float(digits) * _UNITS[stripped[len(digits) :].strip()]
-    except (ValueError, KeyError):
-        raise OptionError(_NO_LIMIT.format(text)) from None
-    if not 0 < nbytes < float("inf"):
-        raise OptionError(_NO_LIMIT.format(text))
-    return int(nbytes)
-
-
-def _free(path: str) -> int:
-    folder = os.path.dirname(os.path.abspath(path))
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
-    there = os.path.getsize(path) if os.path.exists(path) else 0
-    return shutil.disk_usage(folder).free + there

@@ -1,4 +1,4 @@
-"""Whether the disk can hold what a fill will write."""
+"""Whether the disk can hold what a fill will write, and how much a lazy cache may take of it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import logging
 import os
 import shutil
 
-from edcache.errors import StorageError
+from edcache.errors import OptionError, StorageError
+from edcache.sizes import NBYTES, human_bytes
 
 logger = logging.getLogger("edcache")
 
@@ -42,8 +43,8 @@ class SpaceCheck:
         if needed <= free * _WARN:
             return
         text = (
-            f"{self._path}: the {left:,} samples that are missing take about {_shown(needed)}, the disk has "
-            f"{_shown(free)} left"
+            f"{self._path}: the {left:,} samples that are missing take about {human_bytes(needed)}, the "
+            f"disk has {human_bytes(free)} left"
         )
         if needed <= free * _REFUSE:
             logger.warning("%s", text)
@@ -53,5 +54,44 @@ class SpaceCheck:
         raise error
 
 
-def _shown(nbytes: float) -> str:
-    return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e9 else f"{nbytes / 1e6:,.1f} MB"
+def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
+    """How large `max_bytes=` lets an archive grow.
+
+    Args:
+        asked: bytes; text such as "20GB" or "512MiB"; a float in (0, 1], a part of the disk's free space.
+    Raises:
+        OptionError: it is none of these.
+    """
+    if asked is None:
+        return None
+    if isinstance(asked, float) and 0 < asked <= 1:
+        return int(asked * _free(path))
+    if isinstance(asked, str):
+        return _parsed(asked)
+    if type(asked) is int and asked > 0:
+        return asked
+    raise OptionError(_NO_LIMIT.format(asked))
+
+
+_NO_LIMIT = 'max_bytes={!r}; give bytes, text such as "20GB", or a part of the free disk such as 0.5'
+
+
+def _parsed(text: str) -> int:
+    stripped = text.strip().replace("_", "").lower()
+    digits = stripped.rstrip("kmgtpib ")
+    unit = stripped[len(digits) :].strip()
+    try:
+        nbytes = float(digits) * NBYTES[unit if unit in NBYTES else f"{unit}b"]
+    except (ValueError, KeyError):
+        raise OptionError(_NO_LIMIT.format(text)) from None
+    if not 0 < nbytes < float("inf"):
+        raise OptionError(_NO_LIMIT.format(text))
+    return int(nbytes)
+
+
+def _free(path: str) -> int:
+    folder = os.path.dirname(os.path.abspath(path))
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    there = os.path.getsize(path) if os.path.exists(path) else 0
+    return shutil.disk_usage(folder).free + there
