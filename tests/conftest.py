@@ -1,6 +1,10 @@
 """What every test file shares."""
 
+from collections import Counter
+
 import pytest
+
+_COUNTED = "counted"
 
 
 def pytest_make_parametrize_id(config, val, argname):
@@ -18,3 +22,27 @@ def path(tmp_path):
 def log(tmp_path):
     """Where a source may say what it computes (see filled.py)."""
     return tmp_path / "log"
+
+
+@pytest.fixture
+def tally(request):
+    """tally("crash states", 4096): counts what a family of faults has tried, for the table at the end."""
+
+    def count(what, number=1):
+        request.node.user_properties.append((_COUNTED, (what, int(number))))
+
+    return count
+
+
+def pytest_terminal_summary(terminalreporter):
+    """The counts of all tests that passed, whichever process ran them."""
+    counted = Counter()
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            if name == _COUNTED:
+                counted[value[0]] += value[1]
+    if counted:
+        terminalreporter.section("faults tried, none of which did harm")
+        width = max(map(len, counted))
+        for what, number in sorted(counted.items()):
+            terminalreporter.write_line(f"{what:<{width}}  {number:>12,}")
