@@ -92,10 +92,15 @@ class Chain:
             self.note(pread, header)
 
     def note(self, pread: PRead, header: Header) -> None:
-        """Take in one entry, which must be the one that belongs at the cursor."""
+        """Take in one entry, which must be the one that belongs at the cursor.
+
+        The cursor moves last, and of a seal only with its second entry: where an interrupt falls in between,
+        the same entry is taken in again, which changes nothing (tests/faults/test_interrupts.py).
+        """
         if header.kind == format.KIND_INDEX:
             self._index = header
-        elif header.kind == format.KIND_LABELS:
+            return
+        if header.kind == format.KIND_LABELS:
             assert self._index is not None
             self.seal = (self._index, header)
         else:
@@ -105,12 +110,12 @@ class Chain:
         self.cursor = format.after(header)
 
     def _add(self, pread: PRead, header: Header) -> None:
-        self.entries.append(header)
+        _append_once(self.entries, header)
         if header.kind == format.KIND_CHUNK:
-            self.chunks.append(header)
+            _append_once(self.chunks, header)
             self.end_index = max(self.end_index, header.end_index)
         elif header.kind == format.KIND_DICTIONARY:
-            self.dictionaries.append(header)
+            _append_once(self.dictionaries, header)
         elif header.kind == format.KIND_AMENDMENT:
             self._amend(pread, header)
 
@@ -148,6 +153,11 @@ class Chain:
         names = [name for name, _ in self.head.labels]
         failures = [failure for _, failure in self.failures.values()]
         return merge(self.chunks, table, self.dictionaries, self.length, names, self.where, failures)
+
+
+def _append_once(headers: list[Header], header: Header) -> None:
+    if not headers or headers[-1].seq < header.seq:
+        headers.append(header)
 
 
 def _read_amendment(pread: PRead, header: Header) -> dict[str, Any] | None:

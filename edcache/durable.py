@@ -62,13 +62,18 @@ _MAX_WRITE = 1 << 30  # Linux moves at most 0x7ffff000 bytes a call
 class System:
     """The calls that reach the operating system, one method each; a test puts its own in place."""
 
-    def open(self, path: str, flags: int) -> int:
-        """A descriptor, not inherited by programs that this process starts."""
-        return os.open(path, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0), 0o666)
+    def open(self, path: str, flags: int, into: list[int]) -> None:
+        """Append a descriptor that programs which this process starts do not inherit.
 
-    def close(self, fd: int) -> None:
-        """Close a descriptor."""
-        os.close(fd)
+        An interrupt finds the file not open, or its descriptor in the list: between the instructions of
+        Python code that held it in a variable it would be lost (tests/faults/test_interrupts.py).
+        """
+        flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        into.extend(map(os.open, (path,), (flags,), (0o666,)))
+
+    def close(self, descriptors: list[int]) -> None:
+        """Take the last descriptor out and close it; as with `open`, it is in the list or closed."""
+        list(map(os.close, map(descriptors.pop, (-1,))))
 
     def stat(self, fd: int) -> os.stat_result:
         """Size, device and inode."""
@@ -233,31 +238,34 @@ class File:
     belongs to the open description: only the process that took it may release it.
     """
 
-    def __init__(self, path: str, fd: int, writable: bool) -> None:
+    def __init__(self, path: str, writable: bool) -> None:
         self.path = path
         self.writable = writable
         self.can_lock = True
-        self._fd = fd
+        self._descriptors: list[int] = []
         # The process may change its folder.
         self._absolute = os.path.abspath(path)
         if writable:
             _lockable.add(self)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], mode: str) -> File:
+    def open(cls, path: str | os.PathLike[str], mode: str, more_flags: int = 0) -> File:
         """Open a file.
 
         Args:
             mode: "r" existing, read only; "a" read and write, made if absent; "x" read and write,
                 must not exist.
+            more_flags: for open(2), such as O_NOATIME.
         Raises:
             ArchiveNotFoundError, ArchiveExistsError, StorageError.
         """
         name = os.fspath(path)
+        file = cls(name, mode != "r")
         flags = {"r": os.O_RDONLY, "a": os.O_RDWR | os.O_CREAT, "x": os.O_RDWR | os.O_CREAT | os.O_EXCL}[mode]
+        # O_NONBLOCK: opening a FIFO must not wait for its other end.
+        flags |= more_flags | getattr(os, "O_NONBLOCK", 0)
         try:
-            # O_NONBLOCK: opening a FIFO must not wait for its other end.
-            fd = system.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+            system.open(name, flags, file._descriptors)
         except FileNotFoundError as error:
             raise _with_errno(
                 ArchiveNotFoundError(f"{name}: no such file; check the path, or build the cache first"), error
@@ -271,7 +279,6 @@ class File:
             ) from None
         except OSError as error:
             _refused(name, "opening it", error)
-        file = cls(name, fd, mode != "r")
         try:
             if not stat.S_ISREG(file._stat().st_mode):
                 raise StorageError(f"{name}: not a regular file; an archive is an ordinary file")
@@ -282,10 +289,20 @@ class File:
 
     def __del__(self) -> None:
         # A cache that is dropped without close() must not keep its descriptor.
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
+        # An interrupted __init__ may not have come so far.
+        if self.__dict__.get("_descriptors"):
             with suppress(OSError):
-                system.close(fd)
+                system.close(self._descriptors)
+
+    @property
+    def _fd(self) -> int:
+        """The descriptor; -1, which no call takes, once closed."""
+        return self._descriptors[0] if self._descriptors else -1
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return not self._descriptors
 
     def size(self) -> int:
         """Bytes of the file now."""
@@ -404,17 +421,16 @@ class File:
     @contextmanager
     def locked(self, start: int) -> Iterator[None]:
         """Hold the lock on byte `start` for the block, waiting for it as long as it takes."""
-        # An interrupt may come between any two steps, so it is let go of even where it may not be held
-        # (tests/faults/test_interrupts.py).
+        # Twice over: an interrupt may come within the first way out (tests/faults/test_interrupts.py).
         try:
-            self.lock(start)
-            yield
-        finally:
             try:
+                self.lock(start)
+                yield
+            finally:
                 self.unlock(start)
-            except BaseException:
-                self.unlock(start)
-                raise
+        except BaseException:
+            self.unlock(start)
+            raise
 
     def lock(self, start: int, length: int = 1) -> None:
         """Lock bytes for this open file, waiting for whoever holds them (signals interrupt)."""
@@ -464,11 +480,10 @@ class File:
 
     def close(self) -> None:
         """Close the descriptor, and with it every lock that only it held; idempotent."""
-        fd, self._fd = self._fd, -1
-        if fd < 0:
+        if not self._descriptors:
             return
         try:
-            system.close(fd)
+            system.close(self._descriptors)
         except OSError as error:
             _refused(self.path, "closing it", error)
 

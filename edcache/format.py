@@ -93,10 +93,10 @@ no float64, or null. A writer that knows only the last chunk so refuses labels t
 Where one index appears in several chunks the newest chunk wins.
 
 An amendment's JSON has one or more of "length", the samples of the dataset from now on, "lost", ranges
-[first, last] of sequence numbers of entries that do not count any more (section 5), with "behind", a hash of
-what lay where the next entry belongs, and "failed", the samples that could not be made: [[index, final, name of the exception, its text, traceback], ...]. A final one counts as
-absent for good, another one is tried again by the next fill. A record of the same index outdates it, and
-so does a later entry about it.
+[first, last] of sequence numbers of entries that do not count any more (section 5), with "behind", a hash
+of what lay where the next entry belongs, and "failed", the samples that could not be made: [[index, final,
+name of the exception, its text, traceback], ...]. A final one counts as absent for good, another one is
+tried again by the next fill. A record of the same index outdates it, and so does a later entry about it.
 
 4. The seal
 -----------

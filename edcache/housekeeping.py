@@ -140,8 +140,8 @@ def _open_unnoticed(path: str) -> File:
     if not _NO_ACCESS_TIME or not os.path.isfile(path):
         return File.open(path, "r")
     try:
-        return File(path, durable.system.open(path, os.O_RDONLY | _NO_ACCESS_TIME), writable=False)
-    except OSError:
+        return File.open(path, "r", _NO_ACCESS_TIME)
+    except StorageError:
         # Another user's file, which may be read all the same; or an error that this puts into words.
         return File.open(path, "r")
 

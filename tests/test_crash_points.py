@@ -257,12 +257,12 @@ class Failing(durable.System):
             raise OSError(self.error, os.strerror(self.error))
         return True
 
-    def open(self, path: str, flags: int) -> int:
+    def open(self, path: str, flags: int, into: list[int]) -> None:
         self._count("open")
-        return super().open(path, flags)
+        super().open(path, flags, into)
 
-    def close(self, fd: int) -> None:
-        super().close(fd)
+    def close(self, descriptors: list[int]) -> None:
+        super().close(descriptors)
         self._count("close")
 
     def stat(self, fd: int) -> os.stat_result:

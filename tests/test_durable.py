@@ -209,7 +209,7 @@ def test_the_system_is_put_back_after_an_error():
 
 def test_a_refused_open_keeps_its_errno_and_file_name(path):
     class Refusing(durable.System):
-        def open(self, path, flags):
+        def open(self, path, flags, into):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
     with durable.replace_system(Refusing()), pytest.raises(StorageError, match="opening it: Perm") as caught:

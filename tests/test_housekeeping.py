@@ -293,10 +293,10 @@ def test_caches_lists_what_is_damaged_or_unreadable_in_one_line(
         return scan(path)
 
     class Refusing(durable.System):
-        def open(self, path: str, flags: int) -> int:
+        def open(self, path: str, flags: int, into: list[int]) -> None:
             if path.endswith("secret.zip"):
                 raise PermissionError(errno.EACCES, "Permission denied", path)
-            return super().open(path, flags)
+            super().open(path, flags, into)
 
     monkeypatch.setattr(os, "scandir", scandir)
     with durable.replace_system(Refusing()):
@@ -346,10 +346,10 @@ def test_a_file_that_goes_while_it_is_listed_is_left_out(cache: Path) -> None:
     doomed = archive(cache / "b.zip")
 
     class Racing(durable.System):
-        def open(self, path: str, flags: int) -> int:
+        def open(self, path: str, flags: int, into: list[int]) -> None:
             if path == str(doomed):
                 doomed.unlink(missing_ok=True)
-            return super().open(path, flags)
+            super().open(path, flags, into)
 
     with durable.replace_system(Racing()):
         assert [listed.path for listed in archives_in(cache)] == [str(cache / "a.zip")]
@@ -480,10 +480,10 @@ def test_where_locks_cannot_be_looked_at_only_force_deletes(tmp_path: Path) -> N
     path = archive(tmp_path / "a.zip")
 
     class ReadOnly(durable.System):
-        def open(self, path: str, flags: int) -> int:
+        def open(self, path: str, flags: int, into: list[int]) -> None:
             if flags & os.O_RDWR:
                 raise PermissionError(errno.EACCES, "Permission denied", path)
-            return super().open(path, flags)
+            super().open(path, flags, into)
 
     with durable.replace_system(ReadOnly()):
         with pytest.raises(ArchiveLockedError) as caught:

@@ -249,15 +249,15 @@ class Reader:
     def close(self) -> None:
         """Let go of the file; memory that was handed out stays valid. Idempotent."""
         self._closed = True
-        hold, self._hold = self._hold, None
-        if hold is not None:
-            hold.file.close()
+        if self._hold is not None:
+            self._hold.file.close()
+            self._hold = None
 
     @property
     def _here(self) -> Hold:
         # Two threads may both attach; either result serves, so no lock that a fork could freeze.
         hold = self._hold
-        if hold is None:
+        if hold is None or self._closed:
             hold = self._attach()
             self._hold = hold
         return hold

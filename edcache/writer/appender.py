@@ -41,7 +41,6 @@ class Appender:
         self.chain = Chain(head, cursor, file.path)
         self._file = file
         self._pid = os.getpid()
-        self._is_closed = False
         self._sync = sync
         self._timed = TimedSync(sync, self._sync_file) if isinstance(sync, int | float) else None
         self._failed: str | None = None
@@ -69,7 +68,7 @@ class Appender:
                     if file.size():
                         file.truncate(0)
                     file.pwrite(0, format.pack_head(head))
-                    # Whatever sync= says: without its head no chunk is found again, however well it was synced.
+                    # Whatever sync= says: without its head no chunk is found again.
                     file.sync()
                     durable.sync_directory(os.path.dirname(name))
                 found, cursor = format.read_head(file.pread, name)
@@ -226,7 +225,7 @@ class Appender:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._is_closed
+        return self._file.closed
 
     def close(self) -> None:
         """Close the file without sealing; idempotent.
@@ -235,10 +234,9 @@ class Appender:
             StorageError: sync= is a number, and what was published last could not be synced.
         """
         try:
-            if self._timed is not None and not self._is_closed and self._pid == os.getpid():
+            if self._timed is not None and not self.closed and self._pid == os.getpid():
                 self._timed.finish()
         finally:
-            self._is_closed = True
             self._file.close()
 
     def move(self, target: str) -> None:
@@ -294,7 +292,7 @@ class Appender:
                 f"{self.path}: opened for appending by process {self._pid}, used in its child "
                 f"{os.getpid()}; open it again in the child"
             )
-        if self._is_closed:
+        if self.closed:
             raise ArchiveClosedError(f"{self.path}: closed; open it again to append")
         if self._failed:
             raise StorageError(f"{self.path}: {self._failed}; open it again, which checks what is there")

@@ -52,7 +52,7 @@ class MemoryDisk(durable.System):
 
     # --- what durable.System does ---
 
-    def open(self, path: str, flags: int) -> int:
+    def open(self, path: str, flags: int, into: list[int]) -> None:
         inode = self.names.get(path)
         if inode is None:
             if not flags & os.O_CREAT:
@@ -64,12 +64,20 @@ class MemoryDisk(durable.System):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         fd, self._next_fd = self._next_fd, self._next_fd + 1
         self.open_files[fd] = Open(inode, bool(flags & os.O_RDWR))
-        return fd
+        try:
+            into.append(fd)
+        except MemoryError:  # of this list, which no kernel has
+            del self.open_files[fd]
+            raise
 
-    def close(self, fd: int) -> None:
-        opened = self._of(fd)
+    def close(self, descriptors: list[int]) -> None:
+        fd = descriptors[-1]
+        inode = self._of(fd).inode
+        kept = [lock for lock in inode.locks if lock[0] != fd]
+        # From here on nothing takes memory: a kernel needs none to close.
+        descriptors.pop()
         del self.open_files[fd]
-        opened.inode.locks = [lock for lock in opened.inode.locks if lock[0] != fd]
+        inode.locks = kept
 
     def _of(self, fd: int) -> Open:
         if fd not in self.open_files:

@@ -82,7 +82,7 @@ class Outcomes:
 def _answer(disk: MemoryDisk, call: tuple[Any, ...]) -> Any:
     name, *arguments = call
     try:
-        return _key(getattr(disk, name)(*arguments))
+        return _key(getattr(disk, name)(*(list(a) if type(a) is tuple else a for a in arguments)))
     except OSError as error:
         return type(error).__name__, error.errno
 
@@ -92,6 +92,13 @@ def _key(result: Any) -> Any:
         return result.st_size, result.st_ino
     # Of bytes the hash: 64 bits tell a million answers apart.
     return hash(result) if isinstance(result, bytes) else result
+
+
+def _kept(argument: Any) -> Any:
+    """An argument as it is now: buffers change after the call, lists of descriptors within it."""
+    if isinstance(argument, memoryview):
+        return bytes(argument)
+    return tuple(argument) if type(argument) is list else argument
 
 
 class _Traced(MemoryDisk):
@@ -110,8 +117,7 @@ def _traced(name: str) -> Callable[..., Any]:
         if self._is_inside:  # one call of the disk by another
             return plain(self, *arguments)
         self._is_inside = True
-        # What is written may change after the call.
-        call = (name, *(bytes(a) if isinstance(a, memoryview) else a for a in arguments))
+        call = (name, *(_kept(argument) for argument in arguments))
         try:
             result = plain(self, *arguments)
             self.trace.append((call, _key(result)))

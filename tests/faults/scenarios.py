@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,26 +139,31 @@ def compressed(notes: Notes) -> None:
 
 def two_writers(notes: Notes) -> None:
     """Two that take turns, each of which has to take in what the other published."""
-    one, two = (CacheWriter(PATH, "a", **OPTIONS) for _ in range(2))
-    for index in range(6):
-        w = (one, two)[index % 2]
-        w.write(index, sample(index))
-        w.flush()
-        notes.publish([index])
-    one.seal()
-    two.write(6, sample(6))
-    two.flush()
-    notes.publish([6])
-    two.close()
-    one.close()
+    with ExitStack() as stack:
+        one = CacheWriter(PATH, "a", **OPTIONS)
+        stack.callback(one._close_files)
+        two = CacheWriter(PATH, "a", **OPTIONS)
+        stack.callback(two._close_files)
+        for index in range(6):
+            w = (one, two)[index % 2]
+            w.write(index, sample(index))
+            w.flush()
+            notes.publish([index])
+        one.seal()
+        two.write(6, sample(6))
+        two.flush()
+        notes.publish([6])
+        two.seal()
 
 
 def amend(notes: Notes) -> None:
     """A longer dataset, samples that failed, then records of some of them."""
-    appender = Appender.open(PATH, edcache.Reader(PATH, io="pread").head, create=False)
-    appender.amend(length=12)
-    appender.amend(failed=[Failure(k, k == 10, "ValueError", "no such file", "").to_json() for k in (9, 10)])
-    appender.close()
+    with closing(edcache.Reader(PATH, io="pread")) as reader:
+        head = reader.head
+    with closing(Appender.open(PATH, head, create=False)) as appender:
+        appender.amend(length=12)
+        failures = [Failure(k, k == 10, "ValueError", "no such file", "") for k in (9, 10)]
+        appender.amend(failed=[failure.to_json() for failure in failures])
     write(notes, (9, 11))
 
 

@@ -1,0 +1,146 @@
+"""Memory ends at any allocation of an operation: one error, of memory or typed, and nothing is lost."""
+
+from __future__ import annotations
+
+import faulthandler
+import gc
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import IO, Any
+
+import pytest
+from disk import MemoryDisk
+from operations import Aftermath, Operation, operations
+from scale import SCALE
+
+from edcache import EdcacheError, durable
+
+testcapi = pytest.importorskip("_testcapi", reason="this Python lacks the hooks into its allocator")
+OPERATIONS = list(operations())
+POINTS = 900
+# Not all from then on: where nothing can be allocated, CPython 3.11 may call a function for ever.
+BURST = 50
+HELD = ("the append lock is held", "1 files are left open")
+SECONDS = 300
+
+
+def _attempt(operation: Operation, first: int, last: int) -> tuple[MemoryDisk, Any, BaseException | None]:
+    """The allocations [first, last) of the act fail."""
+    disk = MemoryDisk(operation.base)
+    with durable.replace_system(disk):
+        made, raised, result = operation.prepare(), None, None
+        testcapi.set_nomemory(first, last)
+        try:
+            result = operation.act(made)
+        except BaseException as error:
+            raised = error
+        finally:
+            testcapi.remove_mem_hooks()
+        if raised is not None:
+            raised.__traceback__ = raised.__context__ = raised.__cause__ = None
+    return disk, result if made is None else made, raised
+
+
+def _needs(operation: Operation) -> int:
+    """How many allocations the act makes, about."""
+
+    def suffices(count: int) -> bool:
+        disk, made, raised = _attempt(operation, count, count + BURST)
+        with durable.replace_system(disk):
+            list(Aftermath(operation)._go_on(made))
+        return raised is None
+
+    high = 64
+    while not suffices(high):
+        high *= 2
+    low = high // 2
+    while high - low > 16:
+        middle = (low + high) // 2
+        low, high = (low, middle) if suffices(middle) else (middle, high)
+    return high
+
+
+# What numpy and pyarrow raise where their own C code was not prepared.
+ALLOWED = (MemoryError, SystemError, EdcacheError)
+
+
+def _try_all(operation: Operation, points: list[tuple[int, int]], out: IO[str]) -> None:
+    """Runs in a child: fails allocations at points (first, how many), and writes a line for each."""
+    with durable.replace_system(MemoryDisk(operation.base)):
+        operation.act(operation.prepare())  # what is made once is made now
+    aftermath = Aftermath(operation)
+    for first, length in points:
+        disk, made, raised = _attempt(operation, first, first + length)
+        found = []
+        if raised is not None and not isinstance(raised, ALLOWED):
+            found.append(f"raised {raised!r}")
+        with durable.replace_system(disk):
+            # Letting go takes a little memory too. Where there is none for that either, an end of the
+            # process or of the objects lets go.
+            found += [what for what in aftermath.of(disk, made) if length == 1 or not what.startswith(HELD)]
+            made = None
+        out.write(json.dumps(found) + "\n")
+        out.flush()
+
+
+def _in_child(work: Callable[[IO[str]], None]) -> tuple[list[str], str]:
+    """The lines that a forked child writes, and of what it died."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            os.close(reading)
+            signal.alarm(SECONDS)
+            faulthandler.disable()
+            gc.disable()
+            gc.freeze()  # so that looking for cycles is cheap
+            with os.fdopen(writing, "w") as out:
+                work(out)
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as result:
+        lines = result.read().splitlines()
+    _, status = os.waitpid(child, 0)
+    died = (
+        signal.Signals(status & 127).name if status & 127 else f"exit status {status >> 8}" if status else ""
+    )
+    return lines, died
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
+def test_no_allocation_that_fails_does_harm(operation: Operation, tally: Any) -> None:
+    """Where numpy or pyarrow do not survive, that is a kill, which does no harm (test_crash_states.py)."""
+    lines, died = _in_child(lambda out: print(_needs(operation), file=out))
+    assert not died
+    total = int(lines[0])
+    step = max(1, round(total / (POINTS * SCALE)))
+    points = [(first, length) for length in (1, BURST) for first in range(0, total, step)]
+    problems: dict[str, list[tuple[int, int]]] = {}
+    done, deaths = 0, 0
+    while done < len(points):
+        left = points[done:]
+        lines, died = _in_child(partial(_try_all, operation, left))
+        for point, line in zip(left, lines, strict=False):
+            for what in json.loads(line):
+                problems.setdefault(what, []).append(point)
+        done += len(lines)
+        if died:
+            assert died in ("SIGSEGV", "SIGABRT"), died
+            done, deaths = done + 1, deaths + 1
+    # CPython loses a reference here and there where an allocation of its own fails, and what it leads to.
+    leaks = problems.pop("1 files are left open", [])
+    assert len(leaks) <= len(points) // 200, leaks
+    told = [f"{what}: {len(at)} of {len(points)}, at {at[:5]}" for what, at in problems.items()]
+    assert not told, "\n".join(told[:20])
+    assert deaths <= len(points) // 20, f"{deaths} of {len(points)} ended the process"
+    tally("out of memory", len(points) - deaths)
+    tally("out of memory, the end of numpy or pyarrow", deaths)
