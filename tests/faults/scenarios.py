@@ -24,12 +24,9 @@ OPTIONS: dict[str, Any] = {
 
 
 def sample(index: int, version: int = 0) -> dict[str, Any]:
-    """A small sample; `version_of` tells which one was read."""
-    return {
-        "x": np.full(6 + index % 3, 7 * index + version, np.int32),
-        "y": index,
-        "text": f"{index}.{version}",
-    }
+    """A small sample; `version_of` tells which one was read. A few are enough to train a dictionary on."""
+    values = np.full(6 + index % 3, 7 * index + version, np.int32)
+    return {"x": values, "y": index, "text": f"{index}.{version} " + "and so on " * 9}
 
 
 def version_of(found: Any, index: int) -> int:
@@ -38,7 +35,7 @@ def version_of(found: Any, index: int) -> int:
     assert list(found) == ["x", "y", "text"]
     assert type(found["text"]) is str
     assert type(found["y"]) is int
-    version = int(found["text"].split(".")[1])
+    version = int(found["text"].split()[0].split(".")[1])
     expected = sample(index, version)
     assert found["text"] == expected["text"]
     assert found["y"] == index
@@ -135,6 +132,7 @@ def compressed(notes: Notes) -> None:
             w.write(index, sample(index))
             if index % 8 == 7:
                 notes.publish(range(index - 7, index + 1))
+        assert w._appender.chain.dictionaries
 
 
 def two_writers(notes: Notes) -> None:

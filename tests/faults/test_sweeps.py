@@ -1,0 +1,139 @@
+"""Every bit and every length of a small archive that holds every kind of entry.
+
+`verify` finds all damage; plain reads give the original samples or a typed error.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from disk import MemoryDisk
+from outcomes import Outcomes
+from scenarios import PATH, version_of
+
+import edcache
+from edcache import CachedDataset, CacheWriter, EdcacheError, durable, format
+from edcache.labels.tables import Failure
+from edcache.writer import Appender
+
+PARTS = 8
+COUNT = 20
+
+
+def every_kind() -> bytes:
+    """A head, a dictionary, chunks, an old seal, amendments, a superseded record, a failure, a seal."""
+    from scenarios import OPTIONS, sample
+
+    disk = MemoryDisk()
+    with durable.replace_system(disk):
+        w = CacheWriter(PATH, compression="zstd+dict", chunk_size=16, **OPTIONS)
+        for index in range(16):
+            w.write(index, sample(index))
+        w.close()
+        with Reading() as cache:
+            appender = Appender.open(PATH, cache.reader.head, create=False)
+        appender.amend(length=COUNT)
+        appender.amend(failed=[Failure(COUNT - 1, True, "ValueError", "no such file", "").to_json()])
+        appender.close()
+        w = CacheWriter(PATH, "a", publish_seconds=None)
+        for index in range(15, COUNT - 1):
+            w.write(index, sample(index))
+        w.close()
+        assert edcache.verify(PATH).sound
+    data = disk.files()[PATH]
+    head, cursor = format.read_head(lambda offset, nbytes: data[offset : offset + nbytes], PATH)
+    kinds = {h.kind for h in format.walk(lambda o, n: data[o : o + n], len(data), head.uuid, cursor)}
+    assert kinds == {1, 2, 3, 4, 5}
+    assert len(data) >= 16 << 10
+    return data
+
+
+class Reading:
+    """A dataset over the archive, closed at the end whatever happens."""
+
+    def __enter__(self) -> CachedDataset:
+        self.cache = CachedDataset.from_cache(PATH, io="pread")
+        return self.cache
+
+    def __exit__(self, *error: object) -> None:
+        self.cache.close()
+
+
+def reads_wrong(disk: MemoryDisk) -> list[str]:
+    """What a reader gets that it must not get."""
+    found = []
+    try:
+        with Reading() as cache:
+            if cache.reader.sealed and len(cache) != COUNT:
+                found.append(f"{len(cache)} samples")
+            for index in range(min(len(cache), COUNT)):
+                try:
+                    if version_of(cache[index], index) != 0:
+                        found.append(f"sample {index} is another")
+                except EdcacheError:
+                    pass
+            try:
+                labels = cache.labels.table.column("y").to_pylist()
+                found += [f"label {label} of {i}" for i, label in enumerate(labels) if label not in (i, None)]
+            except EdcacheError:
+                pass
+    except EdcacheError:
+        pass
+    if disk.open_files:
+        found.append("left open")
+    return found
+
+
+def is_found(disk: MemoryDisk) -> bool:
+    """Whether `verify` sees that something is wrong."""
+    try:
+        return not edcache.verify(PATH).sound
+    except EdcacheError:
+        return True
+
+
+@pytest.fixture(scope="module")
+def original() -> bytes:
+    return every_kind()
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_flipped_bit_is_found_and_never_read(original: bytes, part: int, tally: Any) -> None:
+    reader, prover = Outcomes(reads_wrong), Outcomes(is_found)
+    wrong: list[str] = []
+    size = len(original)
+    for offset in range(part * size // PARTS, (part + 1) * size // PARTS):
+        for bit in range(8):
+            data = bytearray(original)
+            data[offset] ^= 1 << bit
+            files = {PATH: bytes(data)}
+            wrong += [f"byte {offset}, bit {bit}: {what}" for what in reader.of(files, False)[0]]
+            if not prover.of(files, False)[0]:
+                wrong.append(f"byte {offset}, bit {bit}: verify says sound")
+    assert not wrong, "\n".join([f"{len(wrong)} of {size * 8}", *wrong[:20]])
+    tally("flipped bits", len(range(part * size // PARTS, (part + 1) * size // PARTS)) * 8)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_every_shorter_file_is_found_or_is_what_it_was_once(
+    original: bytes, part: int, tally: Any
+) -> None:
+    """Cut at an old seal, or between entries, it is an archive that a killed writer left: that is sound."""
+    wrong: list[str] = []
+    size = len(original)
+    for length in range(part, size, 2):
+        disk = MemoryDisk({PATH: original[:length]})
+        with durable.replace_system(disk):
+            wrong += [f"cut to {length}: {what}" for what in reads_wrong(disk) if "samples" not in what]
+            try:
+                report = edcache.verify(PATH)
+            except EdcacheError:
+                continue
+            if report.sealed and report.sound and not original[:length].endswith(END):
+                wrong.append(f"cut to {length}: verify says sealed and sound")
+    assert not wrong, "\n".join([f"{len(wrong)} of {size}", *wrong[:20]])
+    tally("truncations", len(range(part, size, 2)))
+
+
+END = b"PK\5\6" + bytes(4) + b"\xff" * 12 + bytes(2)
