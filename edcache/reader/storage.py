@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.durable import File
+from edcache.errors import StorageError
 
 IO_CHOICES = ("auto", "mmap", "pread")
 
@@ -35,7 +36,12 @@ class Storage:
         self.view: memoryview | None = None
         if io == "mmap" or (io == "auto" and not file.is_remote()):
             # access= works on every platform; the mapping outlives the descriptor.
-            self.view = memoryview(mmap.mmap(file.fd, size, access=mmap.ACCESS_READ))
+            try:
+                self.view = memoryview(mmap.mmap(file.fd, size, access=mmap.ACCESS_READ))
+            except (OSError, OverflowError, MemoryError) as error:
+                raise StorageError(
+                    f'{file.path}: mapping its {size:,} bytes: {error}; io="pread" reads it without'
+                ) from error
         self._hot_batches = 0
 
     @property
