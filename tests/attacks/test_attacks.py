@@ -20,6 +20,9 @@ from sound import ORIGINALS, original
 import edcache
 from edcache import CachedDataset
 
+# Libraries have threads by now; the child uses none of what they hold.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
 NUMBERED = numbered()
 # io="auto" asks which file systems are of other machines.
 MOUNTS = ("open", "/proc/self/mountinfo")
