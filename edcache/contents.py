@@ -7,20 +7,20 @@ same while an archive is not sealed. Nothing here writes.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache import format
+from edcache import bounded, format
 from edcache.errors import CorruptArchiveError
 from edcache.format import Cursor, Head, Header, PRead
 from edcache.labels.arrays import take_rows
 from edcache.labels.columns import no_labels, unify
 from edcache.labels.tables import (
+    MAX_SCHEMAS,
     Blocks,
     ChunkTable,
     Dictionary,
@@ -32,7 +32,10 @@ from edcache.labels.tables import (
 )
 
 _PIECE_NBYTES = 1 << 22
-MAX_SCHEMAS = 1 << 16
+# Amendments may name an entry that an earlier one gave up, as their ranges are few; not without end.
+_MOST_LOST = 100
+# What a failure takes in memory, its texts aside.
+_FAILURE_NBYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,8 @@ class Chain:
         durable: everything before this offset is known to have been synced.
         lost: sequence numbers of entries whose bytes a power cut took, as amendments tell. They are in
             none of the following.
-        entries: everything but seals: what a zip directory lists between head and index.
-        chunks: the chunks. dictionaries: the compression dictionaries, oldest first.
+        entries: everything but seals: what a zip directory lists between head and index. chunks,
+            dictionaries: those of them that are.
         failures: what was last said of each sample that failed, by index, and the sequence number of the
             entry that says it; it may have a record by now.
     """
@@ -73,18 +76,39 @@ class Chain:
         self.end_index = 0
         self.durable = 0
         self.lost: set[int] = set()
-        self.entries: list[Header] = []
-        self.chunks: list[Header] = []
-        self.dictionaries: list[Header] = []
         self.failures: dict[int, tuple[int, Failure]] = {}
+        self._entries: dict[int, Header] = {}  # by sequence number
+        self._by_kind: dict[int, list[Header]] = {}
         self._index: Header | None = None
+        self._lost_named = 0
 
     def copy(self) -> Chain:
         """The same as far as walked; one may go on without the other."""
         other = copy.copy(self)
-        for name in ("lost", "entries", "chunks", "dictionaries", "failures"):
-            setattr(other, name, getattr(self, name).copy())
+        other.lost, other.failures = self.lost.copy(), self.failures.copy()
+        other._entries, other._by_kind = self._entries.copy(), {}
         return other
+
+    @property
+    def entries(self) -> list[Header]:
+        """Everything but seals, in order."""
+        return list(self._entries.values())
+
+    @property
+    def chunks(self) -> list[Header]:
+        """The chunks, in order."""
+        return self._of_kind(format.KIND_CHUNK)
+
+    @property
+    def dictionaries(self) -> list[Header]:
+        """The compression dictionaries, oldest first."""
+        return self._of_kind(format.KIND_DICTIONARY)
+
+    def _of_kind(self, kind: int) -> list[Header]:
+        # Filtered once, however many amendments give entries up.
+        if kind not in self._by_kind:
+            self._by_kind[kind] = [header for header in self._entries.values() if header.kind == kind]
+        return self._by_kind[kind]
 
     def extend(self, pread: PRead, size: int) -> None:
         """Take in what follows the cursor in a file of `size` bytes."""
@@ -110,26 +134,38 @@ class Chain:
         self.cursor = format.after(header)
 
     def _add(self, pread: PRead, header: Header) -> None:
-        _append_once(self.entries, header)
+        self._entries[header.seq] = header
+        listed = self._by_kind.get(header.kind)
+        if listed is not None and (not listed or listed[-1].seq < header.seq):
+            listed.append(header)
         if header.kind == format.KIND_CHUNK:
-            _append_once(self.chunks, header)
             self.end_index = max(self.end_index, header.end_index)
-        elif header.kind == format.KIND_DICTIONARY:
-            _append_once(self.dictionaries, header)
         elif header.kind == format.KIND_AMENDMENT:
             self._amend(pread, header)
 
     def _amend(self, pread: PRead, header: Header) -> None:
-        said = _read_amendment(pread, header)
+        said = _read_amendment(pread, header, self.where)
         if said is None:
             return
-        if said["length"] is not None:
-            self.length = said["length"]
-        self.failures |= {failure.index: (header.seq, failure) for failure in said["failed"]}
-        if said["lost"]:
-            self.lost |= said["lost"]
-            for entries in (self.entries, self.chunks, self.dictionaries):
-                entries[:] = [entry for entry in entries if entry.seq not in self.lost]
+        if said.length is not None:
+            self.length = said.length
+        self.failures |= {failure.index: (header.seq, failure) for failure in said.failed}
+        if len(self.failures) * _FAILURE_NBYTES > header.next + bounded.FREE_NBYTES:
+            raise CorruptArchiveError(
+                f"{self.where}: {len(self.failures):,} failures up to offset {header.next:,}, more than "
+                f'so many bytes hold; run "edcache verify {self.where}"'
+            )
+        self._lost_named += sum(map(len, said.lost))
+        if self._lost_named > _MOST_LOST * (header.seq + 1):
+            raise CorruptArchiveError(
+                f"{self.where}: {self._lost_named:,} entries given up of {header.seq:,}; no release of "
+                "edcache wrote that: build the archive again"
+            )
+        for seq in (seq for part in said.lost for seq in part):
+            self.lost.add(seq)
+            entry = self._entries.pop(seq, None)
+            if entry is not None:
+                self._by_kind.pop(entry.kind, None)
 
     def find_lost(self, pread: PRead) -> set[int]:
         """Sequence numbers of unsynced entries whose payload fails its crc32, newly found.
@@ -144,6 +180,59 @@ class Chain:
             lost |= {header.seq for header in unsynced if header.seq > dictionaries[0]}
         return lost
 
+    def check_seal(self, pread: PRead, seal: tuple[Header, Header]) -> None:
+        """Check that the walked chain ends in a seal, and that the zip directory lists this chain alone.
+
+        Raises:
+            CorruptArchiveError: "train.zip: the chain of entries ends at offset 8,192, before its seal ...".
+        """
+        index, labels = seal
+        if self.seal != seal:
+            raise CorruptArchiveError(
+                f"{self.where}: the chain of entries ends at offset {self.cursor.offset:,}, before its "
+                f"seal at offset {index.offset:,}; {self._unchecked_remedy}"
+            )
+        head = format.parse_header(pread(0, format.MAX_HEADER_NBYTES))
+        assert head is not None
+        directory = format.pack_directory([head, *self.entries, *seal], labels.payload_end)
+        if pread(labels.payload_end, len(directory) + 1) != directory:
+            raise CorruptArchiveError(
+                f"{self.where}: the zip directory at offset {labels.payload_end:,} does not list what the "
+                f"chain of entries holds; {self._unchecked_remedy}"
+            )
+
+    def check_index(self, index: IndexTable) -> None:
+        """Check that a seal's index is about the walked chain: its length, its chunks, its dictionaries.
+
+        Raises:
+            CorruptArchiveError: "train.zip: index.arrow is about other chunks than ...".
+        """
+        chunks = self.chunks
+        end_index = max((header.end_index for header in chunks), default=0)
+        dictionaries = [Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in self.dictionaries]
+        tables_end = np.array([header.payload_offset + header.table_nbytes for header in chunks], np.int64)
+        starts = np.array([header.records_offset for header in chunks], np.int64)
+        ends = np.array([header.payload_end for header in chunks], np.int64)
+        blocks = index.blocks
+        if not (
+            index.length == max(end_index, self.length or 0)
+            and index.dictionaries == dictionaries
+            and np.array_equal(blocks[:, 1], starts)
+            and np.all(blocks[:, 2] <= ends - starts)
+            and np.array_equal(blocks[:, 0], tables_end - 4 * -(-blocks[:, 2] // format.BLOCK_NBYTES))
+        ):
+            raise CorruptArchiveError(
+                f"{self.where}: index.arrow is about another length, other chunks or other dictionaries "
+                f"than the chain of entries; {self._unchecked_remedy}"
+            )
+
+    @property
+    def _unchecked_remedy(self) -> str:
+        return (
+            f'run "edcache verify {self.where}", which says what is damaged; verify="never" reads what the '
+            "index lists all the same"
+        )
+
     def contents(self, table: Callable[[Header], ChunkTable | None]) -> Contents:
         """Where every sample lies, and its labels.
 
@@ -155,30 +244,46 @@ class Chain:
         return merge(self.chunks, table, self.dictionaries, self.length, names, self.where, failures)
 
 
-def _append_once(headers: list[Header], header: Header) -> None:
-    if not headers or headers[-1].seq < header.seq:
-        headers.append(header)
+_REVISED = {"length", "lost", "behind", "failed"}
 
 
-def _read_amendment(pread: PRead, header: Header) -> dict[str, Any] | None:
+class _Amendment(NamedTuple):
+    length: int | None
+    lost: list[range]
+    failed: list[Failure]
+
+
+def _read_amendment(pread: PRead, header: Header, where: str) -> _Amendment | None:
     """What an amendment revises, or None where its bytes were lost in a power cut."""
     data = pread(header.payload_offset, header.table_nbytes)
     if len(data) != header.table_nbytes or format.crc32(data) != header.table_crc:
         return None
     try:
-        said = json.loads(data)
-        length, lost = said.get("length"), _ranges(said.get("lost", []), header.seq)
-        if not (length is None or (type(length) is int and length >= 0)):
-            return None
-        failed = failures_of(said.get("failed", []))
-        return {"length": length, "lost": lost, "failed": failed}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return None
+        return _parse_amendment(bounded.loads(data), header.seq)
+    except ValueError as error:
+        raise CorruptArchiveError(
+            f"{where}: {header.name} at offset {header.offset:,} does not read: {error}; "
+            "no release of edcache wrote it: build the archive again"
+        ) from error
 
 
-def _ranges(said: Any, end: int) -> set[int]:
-    """The sequence numbers below `end` that ranges [first, last] name."""
-    return {seq for first, last in said for seq in range(max(0, int(first)), min(end, int(last) + 1))}
+def _parse_amendment(said: Any, seq: int) -> _Amendment:
+    if type(said) is not dict or not said or not said.keys() <= _REVISED:
+        raise ValueError("it revises something else than length, lost and failed")
+    length, lost = said.get("length"), said.get("lost", [])
+    if not (length is None or format.is_count(length)):
+        raise ValueError(f"a length of {str(length)[:80]}")
+    if type(lost) is not list or not all(_is_range(entry, seq) for entry in lost):
+        raise ValueError("it gives up entries that are not before it")
+    return _Amendment(
+        length, [range(first, last + 1) for first, last in lost], failures_of(said.get("failed", []))
+    )
+
+
+def _is_range(said: Any, end: int) -> bool:
+    if type(said) is not list or [type(number) for number in said] != [int, int]:
+        return False
+    return bool(0 <= said[0] <= said[1] < end)
 
 
 def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
@@ -196,23 +301,29 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
     except CorruptArchiveError as error:
         raise CorruptArchiveError(f"{place}: {error}") from error
     if not _within(header, table):
-        raise CorruptArchiveError(f"{place}: its table points outside of it, or at a schema it has not")
+        raise CorruptArchiveError(
+            f"{place}: its table points outside of it, twice at one place, or at a schema it has not"
+        )
     return table
 
 
 def _within(header: Header, table: ChunkTable) -> bool:
     records, room = table.records, header.payload_end - header.records_offset
-    if not len(records.offset):
-        return True
     if room < 0 or records.index is None or int(records.schema.max()) >= len(table.schemas):
         return False
     if int(records.offset.max()) > room or int(records.nbytes.max()) > room:  # so that the sum cannot wrap
         return False
-    if format.block_count(table.records_nbytes) * 4 > header.table_nbytes:
+    if format.block_count(table.records_nbytes) * 4 != table.behind_nbytes:
         return False
-    ends = int((records.offset + records.nbytes).max())
+    ends = records.offset + records.nbytes
+    if np.any(records.offset[1:] < ends[:-1]):
+        return False
     indices = int(records.index.min()), int(records.index.max())
-    return ends == table.records_nbytes <= room and indices[0] >= 0 and indices[1] == header.end_index - 1
+    return (
+        int(ends[-1]) == table.records_nbytes <= room
+        and indices[0] >= 0
+        and indices[1] == header.end_index - 1
+    )
 
 
 def blocks_of(header: Header, table: ChunkTable) -> Blocks:
@@ -220,6 +331,13 @@ def blocks_of(header: Header, table: ChunkTable) -> Blocks:
     table_end = header.payload_offset + header.table_nbytes
     crcs_nbytes = 4 * format.block_count(table.records_nbytes)
     return Blocks(table_end - crcs_nbytes, header.records_offset, table.records_nbytes)
+
+
+def padding_of(pread: PRead, header: Header) -> bytes:
+    """What lies behind an entry's table and is to be zero: to its records in a chunk, else to its end."""
+    start = header.payload_offset + header.table_nbytes
+    end = header.records_offset if header.kind == format.KIND_CHUNK else header.payload_end
+    return pread(start, end - start)
 
 
 def payload_crc(pread: PRead, header: Header) -> int:
@@ -252,8 +370,8 @@ def merge(
         failures: of samples, some of which may have a record.
     Cost: some 40 bytes of memory a sample, and its labels twice.
     """
-    rows = sum(header.samples for header in chunks)
-    merged = _Columns(rows)
+    # `read_table` finds no more rows than these; a header may claim any number.
+    merged = _Columns(sum(min(header.samples, header.table_nbytes // format.ROW_NBYTES) for header in chunks))
     schemas: dict[str, int] = {}
     labels: list[Any] = []
     blocks: list[Blocks] = []
@@ -279,7 +397,8 @@ def merge(
         records = replace(records, index=None)
     known = [Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in dictionaries]
     failed = _without_record(failures, records.index, length)
-    return Contents(IndexTable(records, length, list(schemas), known, blocks, failed), table)
+    runs = np.array(blocks, np.int64).reshape(-1, 3)
+    return Contents(IndexTable(records, length, list(schemas), known, runs, failed), table)
 
 
 def _without_record(

@@ -365,6 +365,8 @@ class File:
         """
         try:
             return system.map(self._fd, nbytes)
+        except (OverflowError, MemoryError) as error:
+            raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: {error}") from error
         except OSError as error:
             _refused(self.path, f"mapping {nbytes:,} bytes", error)
 

@@ -7,7 +7,7 @@ constructors; lengths and dimensions are checked against the record before anyth
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ from edcache.codec.pickled import PICKLE_SCHEMA, load
 from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, Node, Path, Span, align, parse
 from edcache.errors import CorruptRecordError, EdcacheError, PickleRefusedError
 
-# A schema text longer than this, met in a record, is compiled again rather than kept.
-_CACHED_TEXT = 1 << 16
+# Of all schemas whose decoders are kept together.
+_KEPT_TEXT = 1 << 18
 
 # record, spans of its variable leaves, and for aliasing reads the record as a writable-looking array.
 _Read = Callable[[memoryview, list[Span], "Array | None"], Any]
@@ -58,6 +58,7 @@ class Decoder:
     Attributes:
         nbytes: of every record, None if they vary.
         fixed_nbytes: of the part of every record that holds the leaves of fixed size.
+        text_nbytes: of its schema; a decoder takes up to some 150 times as much memory.
         structure: the parsed schema; None where records are pickles or carry their own.
         layout: where its leaves lie; None as above.
     Raises:
@@ -69,6 +70,7 @@ class Decoder:
         self._allow_pickle = allow_pickle
         self.nbytes: int | None = None
         self.fixed_nbytes = 0
+        self.text_nbytes = len(schema_text)
         self.structure: Node | None = None
         self.layout: Layout | None = None
         special = _SPECIAL.get(schema_text)
@@ -79,7 +81,8 @@ class Decoder:
         self.layout = Layout(self.structure)
         self.nbytes = self.layout.nbytes
         self.fixed_nbytes = self.layout.data_offset if self.nbytes is None else self.nbytes
-        self._read = _compile(self.structure, iter(_leaf_readers(self.layout)))
+        self._readers = list(_leaf_readers(self.layout))
+        self._read = _compile(self.structure, iter(self._readers))
         self._aliases = any(leaf.kind == "tensor" for leaf in self.layout.leaves)
         self._decode = self._decode_native
 
@@ -172,7 +175,7 @@ class Decoder:
     @cached_property
     def _leaf_readers(self) -> dict[Path, _Read]:
         assert self.layout is not None
-        readers = zip(self.layout.leaves, _leaf_readers(self.layout), strict=True)
+        readers = zip(self.layout.leaves, self._readers, strict=True)
         return {leaf.path: read for leaf, read in readers}
 
     def _decode_native(self, record: memoryview, copy: bool) -> object:
@@ -193,7 +196,7 @@ class Decoder:
         if record.nbytes < 8 or size > min(record.nbytes - 8, MAX_TEXT):
             raise CorruptRecordError(f"record of {record.nbytes} bytes says its schema takes {size}")
         text = str(record[8 : 8 + size], "ascii")
-        decoder = _cached_decoder(text) if size <= _CACHED_TEXT else Decoder(text)
+        decoder = _self_decoder(text)
         if decoder.structure is None:
             raise CorruptRecordError(f"record describes itself as {text}")
         return decoder.decode(record[align(8 + size, 8) :], copy=copy)
@@ -211,9 +214,26 @@ _NO_SPANS: list[Span] = []
 _NO_ALIAS: Array = np.empty(0, np.uint8)
 
 
-@lru_cache(maxsize=256)
-def _cached_decoder(text: str) -> Decoder:
-    return Decoder(text)
+class Decoders(dict[Any, Decoder]):
+    """Decoders by key, asked for by `get`: all that were kept, until their schemas are long together."""
+
+    _text_nbytes = 0
+
+    def keep(self, key: Hashable, decoder: Decoder) -> Decoder:
+        """Keep a decoder, and give it back; where there are too many, all others go."""
+        if self._text_nbytes + decoder.text_nbytes > _KEPT_TEXT:
+            self.clear()
+            self._text_nbytes = 0
+        self._text_nbytes += decoder.text_nbytes
+        self[key] = decoder
+        return decoder
+
+
+_self_described = Decoders()
+
+
+def _self_decoder(text: str) -> Decoder:
+    return _self_described.get(text) or _self_described.keep(text, Decoder(text))
 
 
 def _fields(node: Node, offsets: Iterator[int | None]) -> Iterator[Field]:
@@ -252,10 +272,15 @@ def _leaf_readers(layout: Layout) -> Iterator[_Read]:
 def _fixed_reader(leaf: Node, offset: int) -> _Read:
     if leaf.code is None:
         return _fixed_array(leaf, offset)
-    unpack, revive = struct.Struct("<" + leaf.code).unpack_from, reviver(leaf)
+    unpack, revive = _unpack_from(leaf.code), reviver(leaf)
     if leaf.kind in ("int", "float"):
         return lambda record, spans, alias: unpack(record, offset)[0]
     return lambda record, spans, alias: revive(unpack(record, offset)[0])
+
+
+@lru_cache(maxsize=64)
+def _unpack_from(code: str) -> Callable[[Any, int], tuple[Any, ...]]:
+    return struct.Struct("<" + code).unpack_from
 
 
 def _variable_reader(leaf: Node, nth: int) -> _Read:

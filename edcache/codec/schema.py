@@ -71,6 +71,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from edcache import bounded
 from edcache.codec import dtypes
 from edcache.codec.images import MODES, PALETTE_MODES, image_keys
 from edcache.codec.registry import valid_fields
@@ -79,7 +80,7 @@ from edcache.errors import CorruptRecordError
 SELF_SCHEMA = '{"self":1}'
 
 MAX_DEPTH = 64
-MAX_NODES = 1 << 18
+MAX_NODES = 1 << 15
 MAX_TEXT = 1 << 24
 
 Path = tuple[Any, ...]
@@ -103,12 +104,11 @@ _SEQUENCES = frozenset({"list", "tuple"})
 _PATHS = frozenset({"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"})
 _ZONE = re.compile(r"[A-Za-z0-9_+\-]{1,64}(?:/[A-Za-z0-9_+\-]{1,64}){0,3}")
 _DAY_US = 86_400_000_000
-_PLAIN_NBYTES = 1 << 48
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """One node of a parsed schema.
 
@@ -193,10 +193,7 @@ def parse(text: str) -> Node:
     if len(text) > MAX_TEXT:
         raise CorruptRecordError(f"schema: {len(text)} characters, more than {MAX_TEXT}")
     try:
-        tree = json.loads(text)
-        return _Parser().node(tree, (), 0)
-    except RecursionError:
-        raise CorruptRecordError("schema: nested too deep") from None
+        return _Parser().node(bounded.loads(text), (), 0)
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, CorruptRecordError):
             raise
@@ -532,7 +529,7 @@ class Layout:
             dims = slots[:, at : at + leaf.slots]
             at += leaf.slots
             itemsize = 1 if leaf.memory is None else leaf.memory.itemsize
-            if dims.prod(axis=1, dtype=np.float64).max() * itemsize > _PLAIN_NBYTES:
+            if np.maximum(dims, 1).prod(axis=1, dtype=np.float64).max() * itemsize > dtypes.MAX_NBYTES:
                 return None
             sizes = dims.prod(axis=1) * itemsize
             start = (end + 7) & -8

@@ -116,9 +116,7 @@ def test_every_flipped_bit_is_found_and_never_read(original: bytes, part: int, t
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_every_shorter_file_is_found_or_is_what_it_was_once(
-    original: bytes, part: int, tally: Any
-) -> None:
+def test_every_shorter_file_is_found_or_is_what_it_was_once(original: bytes, part: int, tally: Any) -> None:
     """Cut at an old seal, or between entries, it is an archive that a killed writer left: that is sound."""
     wrong: list[str] = []
     size = len(original)
