@@ -15,7 +15,7 @@ PACKAGE = Path(edcache.__file__).parent
 FLOORS = [
     {"errors"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "sizes"},
-    {"contents"},
+    {"contents", "digests"},
     {"reader", "writer"},
     {"fill", "batch"},
     {"loader"},
