@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -190,7 +191,7 @@ class Salvage:
         """The newest index that is intact, with its labels where they are intact too."""
         headers = [header for run in self._entries.runs for header in run]
         found = _Sealed(-1, None, None)
-        for header, following in zip(headers, [*headers[1:], None], strict=True):
+        for header, following in zip_longest(headers, headers[1:]):
             if header.kind == format.KIND_INDEX:
                 index = self._index(header)
                 if index is not None:
@@ -237,6 +238,7 @@ class Salvage:
             return after
         before = self._merged([header for header in self._chain.chunks if header.seq < seq])
         base = self._reconciled(index, before)
+        self.unlabelled = self.unlabelled[~np.isin(self.unlabelled, after.index)]
         return _joined(_without(base, after.index), after, self.path)
 
     def _merged(self, chunks: Sequence[Header]) -> _Rows:
@@ -295,11 +297,17 @@ class Salvage:
         assert records.index is not None
         told = np.flatnonzero(at[rows] >= 0)
         found = take_rows(before.labels, at[rows][told])
-        if not found.num_columns:
-            found = no_labels([name for name, _ in self.head.labels])
-        if found.num_columns and len(told) < len(rows):
+        names = self._label_names()
+        if names is None or names:
             self.unlabelled = records.index[rows][at[rows] < 0]
-        return spread(found, told, len(rows))
+        return spread(found if found.num_columns else no_labels(names or []), told, len(rows))
+
+    def _label_names(self) -> list[str] | None:
+        """The label columns of the archive; None where nothing intact tells them."""
+        if not self.head_lost:
+            return [name for name, _ in self.head.labels]
+        tables = (table for table in self._tables.values() if table is not None)
+        return next((list(table.labels.column_names) for table in tables), None)
 
     def _lose(self, index: Ints, why: str) -> None:
         if len(index):
