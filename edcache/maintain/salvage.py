@@ -405,7 +405,9 @@ class _Entries:
     def _searched(self) -> Iterator[list[Header]]:
         position = self._end(self.runs[0]) if self.runs else PAGE
         while position < self._size:
-            found = next(find_headers(self._pread, position, self._size, self._uuid), None)
+            headers = find_headers(self._pread, position, self._size, self._uuid)
+            # Two entries begin on a page at most: nobody has written a number beyond that.
+            found = next((h for h in headers if h.seq <= 2 * h.offset // PAGE), None)
             if found is None:
                 return
             cursor = Cursor(found.offset, found.seq, found.link)
