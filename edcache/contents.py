@@ -157,13 +157,18 @@ def _read_amendment(pread: PRead, header: Header) -> dict[str, Any] | None:
         return None
     try:
         said = json.loads(data)
-        length, lost = said.get("length"), said.get("lost", [])
+        length, lost = said.get("length"), _ranges(said.get("lost", []), header.seq)
         if not (length is None or (type(length) is int and length >= 0)):
             return None
         failed = failures_of(said.get("failed", []))
-        return {"length": length, "lost": {int(seq) for seq in lost}, "failed": failed}
+        return {"length": length, "lost": lost, "failed": failed}
     except (ValueError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _ranges(said: Any, end: int) -> set[int]:
+    """The sequence numbers below `end` that ranges [first, last] name."""
+    return {seq for first, last in said for seq in range(max(0, int(first)), min(end, int(last) + 1))}
 
 
 def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:

@@ -92,9 +92,9 @@ no float64, or null. A writer that knows only the last chunk so refuses labels t
 
 Where one index appears in several chunks the newest chunk wins.
 
-An amendment's JSON has one or more of "length", the samples of the dataset from now on, "lost", the
-sequence numbers of entries that do not count any more (section 5), and "failed", the samples that could
-not be made: [[index, final, name of the exception, its text, traceback], ...]. A final one counts as
+An amendment's JSON has one or more of "length", the samples of the dataset from now on, "lost", ranges
+[first, last] of sequence numbers of entries that do not count any more (section 5), with "behind", a hash of
+what lay where the next entry belongs, and "failed", the samples that could not be made: [[index, final, name of the exception, its text, traceback], ...]. A final one counts as
 absent for good, another one is tried again by the next fill. A record of the same index outdates it, and
 so does a later entry about it.
 
@@ -125,9 +125,11 @@ cut what lies behind the last of them (a torn tail); write the payload; write th
 - Power lost: unsynced pages may be absent in any combination. A payload without its header is a torn
   tail. A header without its payload fails the payload's crc32 when a writer reopens an unsealed archive
   that was last written under an earlier kernel boot; an amendment then lists it as lost, its samples are
-  missing for everyone and are computed again. Of what lies before `durable` nothing is lost. A dictionary
-  is synced before any record that needs it is written.
-- A stale chunk cannot come back: after a cut and a re-append the old successor's link no longer fits.
+  missing for everyone and are computed again. That amendment is the first thing written, by one call within
+  one page, so that a kill leaves all of it or the file as last written before. Of what lies before
+  `durable` nothing is lost. A dictionary is synced before any record that needs it is written.
+- A stale chunk cannot come back: after a cut and a re-append the old successor's link no longer fits, and
+  where the very same bytes are appended again the tail was cut before.
 - Killed during the seal: the header of index.arrow is written last, so either it is absent and the
   half-written seal is a torn tail, or everything is there. With sync="seal" the payloads are synced
   before that header is written, so power loss gives the same two outcomes. Sealing again gives a

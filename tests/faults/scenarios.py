@@ -1,0 +1,237 @@
+"""What is done to an archive while something goes wrong: a first state, a step, and what it must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from disk import MemoryDisk
+
+import edcache
+from edcache import CachedDataset, CacheWriter, durable
+from edcache.labels.tables import Failure
+from edcache.writer import Appender
+
+PATH = "/disk/a.zip"
+OPTIONS: dict[str, Any] = {
+    "in_memory_keys": ["y"],
+    "publish_seconds": None,
+    "uuid": bytes(range(16)),
+}
+
+
+def sample(index: int, version: int = 0) -> dict[str, Any]:
+    """A small sample; `version_of` tells which one was read."""
+    return {
+        "x": np.full(6 + index % 3, 7 * index + version, np.int32),
+        "y": index,
+        "text": f"{index}.{version}",
+    }
+
+
+def version_of(found: Any, index: int) -> int:
+    """Which version of a sample this is; AssertionError where it is none, or in the least different."""
+    assert type(found) is dict
+    assert list(found) == ["x", "y", "text"]
+    assert type(found["text"]) is str
+    assert type(found["y"]) is int
+    version = int(found["text"].split(".")[1])
+    expected = sample(index, version)
+    assert found["text"] == expected["text"]
+    assert found["y"] == index
+    assert type(found["x"]) is np.ndarray
+    assert found["x"].dtype == np.int32
+    assert found["x"].tolist() == expected["x"].tolist()
+    return version
+
+
+@dataclass
+class Notes:
+    """What a scenario says while it runs: (how long the journal was, index, version) of all it published."""
+
+    disk: MemoryDisk
+    published: list[tuple[int, int, int]] = field(default_factory=list)
+
+    def publish(self, indices: Iterable[int], version: int = 0) -> None:
+        self.published += [(len(self.disk.journal), index, version) for index in indices]
+
+
+Step = Callable[[Notes], None]
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """before: makes the disk on which `step` is watched. count: samples of the dataset. is_swap: a whole
+    archive takes the place of another."""
+
+    name: str
+    step: Step
+    before: tuple[Step, ...] = ()
+    count: int = 9
+    is_swap: bool = False
+
+
+def write(
+    notes: Notes,
+    indices: Iterable[int],
+    *,
+    version: int = 0,
+    sync: Any = "seal",
+    seal: bool = True,
+    **more: Any,
+) -> None:
+    """Chunks of three, published one by one; sealed at the end."""
+    w = CacheWriter(PATH, "a", sync=sync, **(OPTIONS | more))
+    try:
+        chosen = list(indices)
+        for part in [chosen[k : k + 3] for k in range(0, len(chosen), 3)]:
+            for index in part:
+                w.write(index, sample(index, version))
+            w.flush()
+            notes.publish(part, version)
+        if seal:
+            w.seal()
+    finally:
+        w._close_files()
+
+
+def create(notes: Notes) -> None:
+    write(notes, range(9))
+
+
+def unsealed(notes: Notes) -> None:
+    write(notes, range(6), seal=False)
+
+
+def by_chunk(notes: Notes) -> None:
+    write(notes, range(6), sync="chunk")
+
+
+def never_synced(notes: Notes) -> None:
+    write(notes, range(6), sync="never")
+
+
+def grow(notes: Notes) -> None:
+    write(notes, range(9, 15))
+
+
+def resume(notes: Notes) -> None:
+    write(notes, range(6, 9))
+
+
+def revise(notes: Notes) -> None:
+    """Newer versions of samples, some of them twice."""
+    write(notes, (1, 4, 7), version=1)
+    write(notes, (4, 8), version=2)
+
+
+def compressed(notes: Notes) -> None:
+    """A dictionary, trained on the first chunk."""
+    with CacheWriter(PATH, "a", compression="zstd+dict", chunk_size=8, **OPTIONS) as w:
+        for index in range(16):
+            w.write(index, sample(index))
+            if index % 8 == 7:
+                notes.publish(range(index - 7, index + 1))
+
+
+def two_writers(notes: Notes) -> None:
+    """Two that take turns, each of which has to take in what the other published."""
+    one, two = (CacheWriter(PATH, "a", **OPTIONS) for _ in range(2))
+    for index in range(6):
+        w = (one, two)[index % 2]
+        w.write(index, sample(index))
+        w.flush()
+        notes.publish([index])
+    one.seal()
+    two.write(6, sample(6))
+    two.flush()
+    notes.publish([6])
+    two.close()
+    one.close()
+
+
+def amend(notes: Notes) -> None:
+    """A longer dataset, samples that failed, then records of some of them."""
+    appender = Appender.open(PATH, edcache.Reader(PATH, io="pread").head, create=False)
+    appender.amend(length=12)
+    appender.amend(failed=[Failure(k, k == 10, "ValueError", "no such file", "").to_json() for k in (9, 10)])
+    appender.close()
+    write(notes, (9, 11))
+
+
+def replace(notes: Notes) -> None:
+    """Another archive in the place of the first."""
+    with CacheWriter(PATH, "w", in_memory_keys=["y"], publish_seconds=None, uuid=bytes(16)) as w:
+        for index in range(6):
+            w.write(index, sample(index, 1))
+    notes.publish(range(6), 1)
+
+
+SCENARIOS = [
+    Scenario("create", create),
+    Scenario("create, unsealed", unsealed, count=6),
+    Scenario("sync each chunk", by_chunk, count=6),
+    Scenario("never synced", never_synced, count=6),
+    Scenario("resume", resume, (unsealed,)),
+    Scenario("grow after a seal", grow, (create,), count=15),
+    Scenario("grow twice", grow, (unsealed, resume), count=15),
+    Scenario("revise", revise, (create,)),
+    Scenario("two writers", two_writers, count=7),
+    Scenario("dictionary", compressed, count=16),
+    Scenario("amendments", amend, (create,), count=12),
+    Scenario("replace", replace, (create,), is_swap=True),
+]
+
+
+@dataclass
+class Recording:
+    """A scenario's run: the disk before it, and what its step did."""
+
+    scenario: Scenario
+    base: dict[str, bytes]
+    disk: MemoryDisk
+    before: Notes
+    notes: Notes
+
+
+def record(scenario: Scenario) -> Recording:
+    disk = MemoryDisk()
+    before = Notes(disk)
+    with durable.replace_system(disk):
+        for step in scenario.before:
+            step(before)
+    base = disk.files()
+    watched = MemoryDisk(base)
+    notes = Notes(watched)
+    with durable.replace_system(watched):
+        scenario.step(notes)
+    assert not watched.open_files
+    return Recording(scenario, base, watched, before, notes)
+
+
+def newest(published: Iterable[tuple[int, int, int]]) -> dict[int, int]:
+    """index -> the last version."""
+    return {index: version for _, index, version in published}
+
+
+def read_all(path: str, io: str) -> dict[int, int | str]:
+    """index -> version, or the name of the error that reading it raises; missing ones are left out."""
+    cache = CachedDataset.from_cache(path, io=io)
+    try:
+        found: dict[int, int | str] = {}
+        absent = set(cache.missing.tolist())
+        labels = cache.labels.table.column("y").to_pylist() if len(cache) else []
+        for index in range(len(cache)):
+            if index in absent:
+                assert labels[index] is None
+                continue
+            try:
+                found[index] = version_of(cache[index], index)
+            except edcache.EdcacheError as error:
+                found[index] = type(error).__name__
+            assert labels[index] == index, (index, labels)
+        return found
+    finally:
+        cache.close()

@@ -1,0 +1,252 @@
+"""Whatever a crash leaves: the original samples or a typed error, all that was synced, and a way on.
+
+The real reader and the real writer run on every state; see outcomes.py for how a million are affordable.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+from disk import MemoryDisk
+from explore import State, killed, powerless
+from outcomes import Outcomes
+from scale import scaled, seeded
+from scenarios import OPTIONS, PATH, SCENARIOS, Recording, newest, read_all, record, sample
+
+import edcache
+from edcache import CacheWriter, EdcacheError, durable
+from edcache.errors import NotAnArchiveError
+from edcache.format import PAGE
+from edcache.labels.spec import LabelSpec
+from edcache.writer import Appender, new_head
+
+RECOMPUTED = 1_000
+POWER_CUTS = scaled(40_000)
+RECOVERIES = scaled(20)
+
+
+class Read(NamedTuple):
+    """What a reader finds: index -> version, or the name of an error; or the error of opening."""
+
+    samples: dict[int, int | str]
+    error: str | None
+
+
+def reads(disk: MemoryDisk) -> Read:
+    """Open as it is."""
+    try:
+        return Read(read_all(PATH, "pread"), None)
+    except EdcacheError as error:
+        return Read({}, type(error).__name__)
+
+
+def opens(disk: MemoryDisk) -> set[int]:
+    """Open for writing, which cuts a torn tail and gives up what a power cut took; what is left then."""
+    appender = Appender.open(PATH, new_head(LabelSpec.parse(["y"]), uuid=bytes(range(16))), create=False)
+    with appender._appending():
+        found = set(appender.indices_of(appender.chain.chunks).tolist())
+    appender.close()
+    return found
+
+
+class Filled(NamedTuple):
+    """What filling the rest leads to."""
+
+    samples: dict[int, int | str]
+    problems: list[str]
+    sealed: bool
+    left: int
+
+
+def fills(count: int) -> Callable[[MemoryDisk], Filled]:
+    """Compute what is missing, seal, and look at all of it."""
+
+    def fill(disk: MemoryDisk) -> Filled:
+        w = CacheWriter(PATH, "a", **OPTIONS)
+        there = read_all(PATH, "pread")
+        for index in range(count):
+            if index not in there:
+                w.write(index, sample(index, RECOMPUTED))
+        w.close()
+        report = edcache.verify(PATH)
+        return Filled(read_all(PATH, "pread"), report.problems, report.sealed, len(disk.open_files))
+
+    return fill
+
+
+class Law:
+    """What the states of one recording must keep."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.scenario = recording.scenario
+        self.before = recording.before.published
+        self.during = recording.notes.published
+        self.written: dict[int, list[int]] = {}
+        for _, index, version in [*self.before, *self.during]:
+            self.written.setdefault(index, []).append(version)
+
+    def certain(self, position: int) -> dict[int, int]:
+        """index -> the version that must be found, or a newer one."""
+        return newest([*self.before, *(p for p in self.during if p[0] <= position)])
+
+    def may_be_foreign(self, state: State) -> bool:
+        """Whether nothing tells the file from somebody's own: not a byte of its head reached the disk, and
+        the file system shows what was there before. No writer may touch that."""
+        data = state.files.get(PATH, b"")
+        return state.synced == 0 and len(data) <= PAGE and data[:4] != b"PK\3\4"
+
+    def broken(self, state: State, read: Read, is_killed: bool) -> Iterator[str]:
+        certain = self.certain(state.position if is_killed else state.synced)
+        if self.scenario.is_swap:
+            yield from self._broken_swap(read, is_killed)
+            return
+        if read.error is not None and certain:
+            yield f"opening: {read.error}, but {len(certain)} samples are certain"
+        newer = set() if is_killed else {index for at, index, _ in self.during if at > state.synced}
+        for index, version in certain.items():
+            found = read.samples.get(index)
+            # Until a writer has looked, a newer version that was lost hides the one that is certain.
+            is_hidden = index in newer and found == "CorruptRecordError"
+            if read.error is None and not isinstance(found, int) and not is_hidden:
+                yield f"sample {index}: {found}, version {version} is certain"
+        yield from self._other_versions(read.samples, certain)
+        errors = [found for found in read.samples.values() if isinstance(found, str)]
+        if errors and is_killed:
+            yield f"a kill made records unreadable: {errors}"
+        if set(errors) - {"CorruptRecordError"}:
+            yield f"errors of a sample: {errors}"
+
+    def _other_versions(self, samples: dict[int, Any], certain: dict[int, int]) -> Iterator[str]:
+        for index, found in samples.items():
+            known = self.written.get(index, [])
+            if isinstance(found, int) and found != RECOMPUTED:
+                if found not in known:
+                    yield f"sample {index} has version {found}, written were {known}"
+                elif index in certain and known.index(found) < known.index(certain[index]):
+                    yield f"sample {index} went back to version {found} from {certain[index]}"
+
+    def _broken_swap(self, read: Read, is_killed: bool) -> Iterator[str]:
+        wholes = [newest(self.before), newest(self.during)]
+        if read.error is not None or read.samples not in wholes:
+            yield f"neither the old archive nor the new one: {read}"
+
+    def unfilled(self, state: State, found: Filled, is_killed: bool) -> Iterator[str]:
+        yield from found.problems
+        if not found.sealed or found.left:
+            yield f"after filling: sealed {found.sealed}, {found.left} files open"
+        if self.scenario.is_swap:
+            return
+        certain = self.certain(state.position if is_killed else state.synced)
+        lacking = [i for i in range(self.scenario.count) if not isinstance(found.samples.get(i), int)]
+        if lacking:
+            yield f"after filling: {lacking} are still missing"
+        again = [index for index in certain if found.samples.get(index) == RECOMPUTED]
+        if again:
+            yield f"computed again though they were certain: {again}"
+        yield from self._other_versions(found.samples, certain)
+
+
+class Laboratory:
+    """The reader and the writer, over all states of one recording."""
+
+    def __init__(self, recording: Recording) -> None:
+        self.law = Law(recording)
+        self.reader, self.writer = Outcomes(reads), Outcomes(opens)
+        self.filler = Outcomes(fills(recording.scenario.count))
+        self.seen: set[tuple[int, int]] = set()
+        self.problems: dict[str, str] = {}
+
+    def try_all(self, states: Iterable[State], is_killed: bool) -> int:
+        """How many states there were that differ."""
+        before = len(self.seen)
+        for state in states:
+            key = hash((state.rebooted, *sorted(state.files.items())))
+            # Of equal disks the one of which more is certain asks for more.
+            if (key, state.synced) in self.seen:
+                continue
+            self.seen.add((key, state.synced))
+            self._try(state, is_killed)
+        return len(self.seen) - before
+
+    def _try(self, state: State, is_killed: bool) -> None:
+        try:
+            read, _ = self.reader.of(state.files, state.rebooted)
+            problems = list(self.law.broken(state, read, is_killed))
+            try:
+                present, disk = self.writer.of(state.files, state.rebooted)
+            except NotAnArchiveError:
+                if not self.law.may_be_foreign(state):
+                    raise
+                return
+            if is_killed and not present >= read.samples.keys():
+                problems.append(f"reopening lost samples: {sorted(present)} of {read.samples}")
+            filled, _ = self.filler.of(disk.files(), state.rebooted)
+            problems += self.law.unfilled(state, filled, is_killed)
+        except Exception as error:
+            problems = [f"{type(error).__name__}: {error}"]
+        for problem in problems:
+            sizes = {path: len(data) for path, data in state.files.items()}
+            self.problems.setdefault(
+                problem, f"at operation {state.position}, synced {state.synced}, {sizes}"
+            )
+
+    def try_recoveries(self, chosen: list[State], is_killed: bool, rng: random.Random, depth: int) -> int:
+        """Crash while what a crash left is being mended, and mend that, `depth` deep."""
+        count, deeper = 0, []
+        for state in chosen:
+            disk = MemoryDisk(state.files, state.rebooted)
+            with durable.replace_system(disk):
+                self.filler.program(disk)
+            again = list(killed(state.files, disk.journal, state.rebooted))
+            if not is_killed:
+                again += powerless(state.files, disk.journal, PATH, 20, rng)
+            # What was certain before is certain; what the recovery wrote may be there or not.
+            states = [
+                found._replace(position=state.position, synced=state.synced)
+                for found in rng.sample(again, min(40, len(again)))
+            ]
+            count += self.try_all(states, is_killed)
+            deeper += rng.sample([s for s in states if not self.law.may_be_foreign(s)], 1)
+        return count if depth == 1 else count + self.try_recoveries(deeper, is_killed, rng, depth - 1)
+
+    def check(self) -> None:
+        told = [f"{problem} ({where})" for problem, where in list(self.problems.items())[:20]]
+        assert not told, "\n".join([f"{len(self.problems)} kinds of problems", *told])
+
+
+@pytest.fixture(params=SCENARIOS, ids=lambda s: s.name)
+def recording(request: pytest.FixtureRequest) -> Recording:
+    return record(request.param)
+
+
+def test_a_process_that_is_killed_anywhere_loses_nothing_published(recording: Recording, tally: Any) -> None:
+    laboratory = Laboratory(recording)
+    count = laboratory.try_all(killed(recording.base, recording.disk.journal), is_killed=True)
+    laboratory.check()
+    tally("crash states: killed", count)
+
+
+def test_a_power_cut_leaves_what_was_synced_and_no_wrong_byte(recording: Recording, tally: Any) -> None:
+    laboratory = Laboratory(recording)
+    rng = seeded(recording.scenario.name)
+    states = powerless(recording.base, recording.disk.journal, PATH, POWER_CUTS, rng)
+    count = laboratory.try_all(states, is_killed=False)
+    laboratory.check()
+    tally("crash states: power cut", count)
+
+
+@pytest.mark.parametrize("is_killed", [True, False], ids=["killed", "power cut"])
+def test_a_recovery_may_crash_itself_three_times_over(
+    recording: Recording, is_killed: bool, tally: Any
+) -> None:
+    laboratory = Laboratory(recording)
+    rng = seeded(f"recovery of {recording.scenario.name}")
+    base, journal = recording.base, recording.disk.journal
+    states = list(killed(base, journal)) if is_killed else list(powerless(base, journal, PATH, 200, rng))
+    states = [state for state in states if not laboratory.law.may_be_foreign(state)]
+    count = laboratory.try_recoveries(rng.sample(states, min(RECOVERIES, len(states))), is_killed, rng, 3)
+    laboratory.check()
+    tally("crash states: crash of a recovery", count)
