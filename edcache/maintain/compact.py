@@ -79,7 +79,8 @@ def compact(
             return replace(report, rewritten=False)
         # Locks need write access.
         with closing(File.open(name, "a")) as old:
-            _check_same(old, file)
+            if old.identity() != file.identity():
+                raise _replaced(name)
             return _copy_in_place(old, survey, contents, tell)
 
 
@@ -190,8 +191,8 @@ def _copy_beside(
         compaction = _Compaction(file, survey, contents, new, tell)
         compaction.run()
         compaction.finish()
-        nbytes = new.publish(replace=False)
-    return _report(target, survey, contents, nbytes, len(new.appender.chain.chunks))
+        new.publish(replace=False)
+    return _report(target, survey, contents, new.nbytes, len(new.appender.chain.chunks))
 
 
 def _copy_in_place(file: File, survey: Survey, contents: Contents, tell: OnProgress) -> CompactReport:
@@ -204,11 +205,12 @@ def _copy_in_place(file: File, survey: Survey, contents: Contents, tell: OnProgr
         # another file at the path then, and says so.
         with file.locked(format.LOCK_APPEND):
             _refuse_fillers(file)
-            _check_still_there(file)
+            if not file.is_named():
+                raise _replaced(file.path)
             compaction.catch_up()
             compaction.finish()
-            nbytes = new.publish(replace=True)
-    return _report(file.path, survey, contents, nbytes, len(new.appender.chain.chunks))
+            new.publish(replace=True)
+    return _report(file.path, survey, contents, new.nbytes, len(new.appender.chain.chunks))
 
 
 def _refuse_fillers(file: File) -> None:
@@ -218,14 +220,8 @@ def _refuse_fillers(file: File) -> None:
         )
 
 
-def _check_still_there(file: File) -> None:
-    with closing(File.open(file.path, "r")) as found:
-        _check_same(found, file)
-
-
-def _check_same(found: File, file: File) -> None:
-    if found.identity() != file.identity():
-        raise StaleArchiveError(f"{file.path}: the file was replaced since it was opened; compact it again")
+def _replaced(path: str) -> StaleArchiveError:
+    return StaleArchiveError(f"{path}: the file was replaced since it was opened; compact it again")
 
 
 def _report(path: str, survey: Survey, contents: Contents, nbytes: int, chunks: int) -> CompactReport:

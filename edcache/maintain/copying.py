@@ -38,6 +38,8 @@ class NewArchive:
 
     Args:
         like: a file whose permissions it gets.
+    Attributes:
+        appender: writes into it. nbytes: of the file, once published.
     Raises:
         ArchiveLockedError: another process is writing the same file.
     """
@@ -47,6 +49,7 @@ class NewArchive:
         self._work = target + ".new"
         self._session = start_replacing(self._work)
         self._is_published = False
+        self.nbytes = 0
         try:
             _copy_permissions(like, self._work)
             self.appender = Appender.open(self._work, head, create=False)
@@ -54,18 +57,17 @@ class NewArchive:
             self._discard()
             raise
 
-    def publish(self, *, replace: bool) -> int:
-        """Seal it, bring it to the disk and give it its name in one step; returns its bytes.
+    def publish(self, *, replace: bool) -> None:
+        """Seal it, bring it to the disk and give it its name in one step.
 
         Raises:
             ArchiveExistsError: something is at the target, and it is not to be replaced.
         """
         self.appender.seal()
+        self.nbytes = self._session.size()
         check_free(self._target, replace)
-        nbytes = os.stat(self._work).st_size
-        durable.replace(self._work, self._target)
+        self.appender.move(self._target)
         self._is_published = True
-        return nbytes
 
     def __enter__(self) -> NewArchive:
         return self

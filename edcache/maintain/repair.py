@@ -77,8 +77,8 @@ def repair(
         with NewArchive(destination, head, like=file.path) as new:
             mending = _Mending(file, salvage, new.appender, on_progress)
             mending.run()
-            nbytes = new.publish(replace=False)
-    return mending.report(nbytes)
+            new.publish(replace=False)
+    return mending.report(new.nbytes)
 
 
 class _Mending:
