@@ -74,7 +74,7 @@ def _report_rows(header: Header, table: ChunkTable, rows: Ints, what: str, on_pr
         on_problem(offset, f"record {int(table.records.index[row])} {what}")
     if len(rows) > _SHOWN:
         more = f"{len(rows) - _SHOWN:,} more records of {header.name}"
-        on_problem(header.records_offset, f"as do {more}: {what}")
+        on_problem(header.records_offset, f"the same of {more}")
 
 
 class _RecordsProof:
