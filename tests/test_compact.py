@@ -458,7 +458,7 @@ def test_permissions_and_a_symbolic_link_stay(path, tmp_path):
     link = tmp_path / "link.zip"
     link.symlink_to(path)
     report = edcache.compact(link)
-    assert report.path == str(path)
+    assert report.path == str(link)
     assert link.is_symlink()
     assert os.stat(path).st_mode & 0o777 == 0o640
     edcache.compact(path, tmp_path / "b.zip")

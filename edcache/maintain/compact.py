@@ -75,13 +75,14 @@ def compact(
         if target is not None:
             return _copy_beside(file, survey, contents, os.fspath(target), tell)
         if _is_compact(survey, contents):
-            report = _report(name, survey, contents, survey.size, len(survey.chain.chunks))
+            report = _report(path, survey, contents, survey.size, len(survey.chain.chunks))
             return replace(report, rewritten=False)
         # Locks need write access.
         with closing(File.open(name, "a")) as old:
             if old.identity() != file.identity():
                 raise _replaced(name)
-            return _copy_in_place(old, survey, contents, tell)
+            report = _copy_in_place(old, survey, contents, tell)
+            return replace(report, path=os.fspath(path))
 
 
 def _sound(file: File) -> Survey:
@@ -224,9 +225,11 @@ def _replaced(path: str) -> StaleArchiveError:
     return StaleArchiveError(f"{path}: the file was replaced since it was opened; compact it again")
 
 
-def _report(path: str, survey: Survey, contents: Contents, nbytes: int, chunks: int) -> CompactReport:
+def _report(
+    path: str | os.PathLike[str], survey: Survey, contents: Contents, nbytes: int, chunks: int
+) -> CompactReport:
     return CompactReport(
-        path=path,
+        path=os.fspath(path),
         samples=len(contents.index.records.offset),
         rewritten=True,
         dead_nbytes=max(0, survey.size - nbytes),
