@@ -348,8 +348,13 @@ class Salvage:
         }
         if self._sealed.index is not None:
             found |= {d.offset: d for d in self._sealed.index.dictionaries}
-        sound = (d for d in found.values() if 0 <= d.offset <= d.offset + d.nbytes <= self._size)
-        return sorted(sound)
+        apart: list[Dictionary] = []
+        end = 0
+        for dictionary in sorted(found.values()):
+            if end <= dictionary.offset <= dictionary.offset + dictionary.nbytes <= self._size:
+                apart.append(dictionary)
+                end = dictionary.offset + dictionary.nbytes
+        return apart
 
     @property
     def failures(self) -> list[Failure]:
