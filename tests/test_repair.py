@@ -197,7 +197,7 @@ def test_a_sample_that_needs_a_damaged_dictionary_is_lost_and_one_that_does_not_
 
 
 @pytest.mark.parametrize("seal", [True, False], ids=["sealed", "unsealed"])
-@pytest.mark.parametrize("where", ["magic", "header", "json"])
+@pytest.mark.parametrize("where", ["magic", "version", "header", "json"])
 def test_without_its_head_an_archive_is_told_from_the_rest(path, seal, where):
     write(path, seal=seal, compression="zstd")
     damage(
@@ -298,7 +298,7 @@ def test_repair_refuses_what_is_no_archive_and_what_is_in_the_way(path, tmp_path
     with pytest.raises(CorruptArchiveError, match="the head's 3,904 bytes fail their crc32"):
         edcache.repair(head_only, target)
     data[46:48] = b"\x63\x00"
-    head_only.write_bytes(data)
+    head_only.write_bytes(data[:PAGE])
     with pytest.raises(FormatVersionError, match="archive format 99"):
         edcache.repair(head_only, target)
     target.write_text("mine")

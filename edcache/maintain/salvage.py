@@ -121,9 +121,8 @@ class Salvage:
     def _read_head(self) -> tuple[Head, Cursor | None]:
         try:
             return format.read_head(self._pread, self.path)
-        except FormatVersionError:
-            raise
-        except (NotAnArchiveError, CorruptArchiveError) as error:
+        except (NotAnArchiveError, CorruptArchiveError, FormatVersionError) as error:
+            # A newer format's headers would not parse either: where others do, the head's version is damage.
             uuids = Counter(header.uuid for header in find_headers(self._pread, 0, self._size))
             if not uuids:
                 raise
