@@ -200,9 +200,8 @@ def test_a_sample_that_needs_a_damaged_dictionary_is_lost_and_one_that_does_not_
 @pytest.mark.parametrize("where", ["magic", "version", "header", "json"])
 def test_without_its_head_an_archive_is_told_from_the_rest(path, seal, where):
     write(path, seal=seal, compression="zstd")
-    damage(
-        path, {"magic": 0, "header": 60, "json": 300}[where], {"magic": 4, "header": 61, "json": 301}[where]
-    )
+    places = {"magic": (0, 4), "version": (46, 48), "header": (60, 61), "json": (300, 301)}
+    damage(path, *places[where])
     report, cache = mended(path)
     assert (report.kept, report.head_lost, report.lost.tolist()) == (20, True, [])
     assert "the head is damaged: fingerprint, codec and label paths are not known" in report.problems[0]
