@@ -84,7 +84,7 @@ class Survey:
             headers.append(header)
         self.seal = format.read_seal(self._pread, self.size, self.head.uuid)
         if forgives_power_cut and self.chain.seal is None and not written_since_boot(file):
-            self._leave_out(self.chain.find_lost(self._pread))
+            self.chain.lost |= self.chain.find_lost(self._pread)
         self._unchecked = deque(headers)
         self.contents = self._merged()
         self._check_payloads(None)
@@ -96,30 +96,27 @@ class Survey:
         remedy = remedy or f'run "edcache repair {self.path} -o NEW"'
         self.problems.append(f"{self.path}: at offset {offset:,}: {what}; {remedy}")
 
-    def _leave_out(self, lost: set[int]) -> None:
-        self.chain.lost |= lost
-        for entries in (self.chain.entries, self.chain.chunks, self.chain.dictionaries):
-            entries[:] = [entry for entry in entries if entry.seq not in lost]
-
     # --- tables ---
 
     def _merged(self) -> Contents | None:
         chain = self.chain
         # A count that its table has no room for must not decide how much memory is taken.
-        chunks = [h for h in chain.chunks if h.samples * ROW_NBYTES <= h.table_nbytes]
+        chunks = [h for h in self._kept(chain.chunks) if h.samples * ROW_NBYTES <= h.table_nbytes]
+        dictionaries = self._kept(chain.dictionaries)
         names = [name for name, _ in chain.head.labels]
         failures = [failure for _, failure in chain.failures.values()]
         self._rows_nbytes = self._rows = 0
         try:
-            contents = merge(
-                chunks, self._table, chain.dictionaries, chain.length, names, self.path, failures
-            )
+            contents = merge(chunks, self._table, dictionaries, chain.length, names, self.path, failures)
         except (CorruptArchiveError, LabelError) as error:
             self.problem(0, f"its chunks do not go together: {error}")
             return None
         self.superseded = self._rows - len(contents.index.records.offset)
         self.dead.superseded = self._rows_nbytes - int(contents.index.records.nbytes.sum())
         return contents
+
+    def _kept(self, entries: list[Header]) -> list[Header]:
+        return [entry for entry in entries if entry.seq not in self.chain.lost]
 
     def _table(self, header: Header) -> ChunkTable | None:
         self._check_payloads(header)
@@ -302,7 +299,7 @@ def _same_index(found: IndexTable, expected: IndexTable) -> bool:
         found.length == expected.length
         and found.schemas == expected.schemas
         and found.dictionaries == expected.dictionaries
-        and found.blocks == expected.blocks
+        and np.array_equal(found.blocks, expected.blocks)
         and list(found.failures) == list(expected.failures)
         and columns.keys() == others.keys()
         and all(np.array_equal(columns[name], others[name]) for name in columns)
