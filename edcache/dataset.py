@@ -372,7 +372,7 @@ class CachedDataset(Samples):
         return np.arange(len(self), dtype=np.int64)
 
     def refresh(self) -> bool:
-        """See what others have added to the archive since, or that they compacted it; says whether it changed."""
+        """See what others have added since, or that they compacted it; says whether anything changed."""
         changed = self._reader.refresh()
         if changed:
             self._labels = None
