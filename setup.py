@@ -11,7 +11,8 @@ setup(
     license="Apache-2.0",
     packages=[
         "edcache",
-        *(f"edcache.{room}" for room in ("batch", "cli", "codec", "fill", "labels", "reader", "writer")),
+        *(f"edcache.{room}" for room in ("batch", "cli", "codec", "fill", "labels", "maintain")),
+        *(f"edcache.{room}" for room in ("reader", "writer")),
     ],
     package_data={"edcache": ["py.typed"]},
     python_requires=">=3.10",

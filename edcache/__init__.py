@@ -6,6 +6,7 @@
     collate         a collate_fn for fields that vary in shape
     ray_executor    an Executor whose tasks run in Ray, to fill by
     register        let the codec store an enum or a dataclass
+    verify          check every byte of an archive; repair(), compact() and digest() mend, shrink, identify it
     errors          every exception, one tree under EdcacheError
 
 The rooms, lowest floor first; imports go down only (tests/test_layers.py):
@@ -13,14 +14,14 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
     0  errors, and above it bounded             the exception tree; what a stranger's bytes may allocate
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
        fingerprint, progress, sizes             what identifies a call; what a person sees and says
-    2  contents                                 the tables of an archive merged into one
+    2  contents, digests                        the tables of an archive merged into one; its SHA-256
     3  reader, writer                           they meet only in the file
     4  fill, batch                              which samples are missing, who computes them;
                                                 many records to one collated batch
     5  loader                                   batches by threads of this process
     6  views                                    selections of samples and fields
     7  dataset                                  CachedDataset
-    8  decorator, maintain, housekeeping        @cachable; verify; which archives there are and may go
+    8  decorator, maintain, housekeeping        @cachable; prove, mend, shrink; which archives may go
     9  present                                  how a person is shown tables and samples
     10 cli                                      parse, call one function, print, exit code
 """
@@ -39,7 +40,10 @@ if TYPE_CHECKING:
     from edcache.errors import EdcacheError
     from edcache.fill import ray_executor
     from edcache.labels.view import Labels
-    from edcache.maintain import verify
+    from edcache.maintain.compact import compact
+    from edcache.maintain.digest import digest
+    from edcache.maintain.repair import repair
+    from edcache.maintain.verify import verify
     from edcache.reader import Reader
     from edcache.views import View
     from edcache.writer import CacheWriter
@@ -56,9 +60,12 @@ __all__ = [
     "__version__",
     "cachable",
     "collate",
+    "compact",
+    "digest",
     "errors",
     "ray_executor",
     "register",
+    "repair",
     "verify",
 ]
 
@@ -71,8 +78,11 @@ _HOMES = {
     "View": "edcache.views",
     "cachable": "edcache.decorator",
     "collate": "edcache.batch",
+    "compact": "edcache.maintain",
+    "digest": "edcache.maintain",
     "ray_executor": "edcache.fill",
     "register": "edcache.codec",
+    "repair": "edcache.maintain",
     "verify": "edcache.maintain",
 }
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, ParamSpec, overload
 
-from edcache.dataset import READ_OPTIONS, CachedDataset, archive_at, stale_message
+from edcache.dataset import NO_DIGEST_YET, READ_OPTIONS, CachedDataset, archive_at, stale_message
 from edcache.errors import OptionError, StaleCacheError
 from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed
 from edcache.format import Head
@@ -44,6 +44,8 @@ class CachedFactory(Generic[P]):
     ) -> None:
         if on_stale not in STALE_CHOICES:
             raise OptionError(f"on_stale={on_stale!r}; choose one of {', '.join(map(repr, STALE_CHOICES))}")
+        if "expected_digest" in options:
+            raise OptionError(NO_DIGEST_YET)
         functools.update_wrapper(self, factory)
         self.uncached = factory
         self._path = None if path is None else os.fspath(path)

@@ -96,6 +96,10 @@ class System:
             os.lseek(fd, offset, os.SEEK_SET)
             return os.read(fd, nbytes)
 
+    def next_data(self, fd: int, offset: int) -> int:
+        """Where the next bytes are that are no hole; the offset itself where the system cannot tell."""
+        return os.lseek(fd, offset, os.SEEK_DATA) if hasattr(os, "SEEK_DATA") else offset
+
     def pread_cached(self, fd: int, offset: int) -> bool:
         """Whether the byte at an offset can be read without waiting for a disk."""
         try:
@@ -357,6 +361,13 @@ class File:
         except OSError as error:
             _refused(self.path, f"reading {nbytes:,} bytes at offset {offset:,}", error)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def next_data(self, offset: int) -> int:
+        """The next offset, from this one on, that is in no hole of the file; its size where none is."""
+        try:
+            return system.next_data(self._fd, offset)
+        except OSError as error:
+            return self.size() if error.errno == errno.ENXIO else offset
 
     def map(self, nbytes: int) -> memoryview:
         """The first bytes of the file as read-only memory; it outlives `close`.

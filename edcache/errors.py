@@ -11,6 +11,7 @@
     │   ├── NotAnArchiveError (ValueError)     a file, but not one of edcache's
     │   ├── FormatVersionError (ValueError)    written by a newer format than this release reads
     │   ├── StaleArchiveError (RuntimeError)   the file at the path is no longer the one that was opened
+    │   ├── DigestError (ValueError)           the file is not the one that was published, or has no digest
     │   ├── StorageError (OSError)             the operating system refused: full disk, I/O error, no locks
     │   ├── LengthError (ValueError)           a length is claimed that the file's size does not justify
     │   └── CorruptArchiveError (ValueError)   bytes that no writer of ours left
@@ -98,6 +99,10 @@ class FormatVersionError(ArchiveError, ValueError):
 
 class StaleArchiveError(ArchiveError, RuntimeError):
     """The path leads to another archive than the one that was opened."""
+
+
+class DigestError(ArchiveError, ValueError):
+    """The file's SHA-256 is not the one that was expected, or the archive is not sealed and has none."""
 
 
 class StorageError(ArchiveError, OSError):

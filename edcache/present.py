@@ -24,10 +24,13 @@ from edcache.sizes import human_bytes
 
 if TYPE_CHECKING:
     from edcache.housekeeping import Listed
+    from edcache.maintain import CompactReport, RepairReport
+    from edcache.maintain import Report as VerifyReport
 
 _WIDEST: Final = 60
 _SHOWN_ITEMS: Final = 8
 _SHOWN_SCHEMAS: Final = 8
+_SHOWN_RUNS: Final = 200
 _DEEPEST: Final = 64
 _LAYOUT_ROWS: Final = 1000
 _NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
@@ -317,6 +320,8 @@ def _info_pairs(said: Mapping[str, Any]) -> Iterator[tuple[str, object]]:
     yield from _fingerprint_pairs(said["fingerprint"] or {})
     yield "format", said["format_version"]
     yield "uuid", said["uuid"]
+    if "digest" in said:
+        yield "digest", said["digest"]
 
 
 def _compression_text(said: Mapping[str, Any]) -> str:
@@ -343,16 +348,111 @@ def _arguments(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def report_lines(path: str, report: Any) -> Iterator[str]:
-    """What `edcache verify` says of a maintain.Report: its problems, then the result."""
+def report_lines(path: str, report: VerifyReport) -> Iterator[str]:
+    """What `edcache verify` says: the problems, then the result, then what compacting would give back."""
     yield from map(printable, report.problems)
     state = "sealed" if report.sealed else "not sealed"
     missing = f", {report.missing:,} missing" if report.missing else ""
     result = "OK" if report.sound else plural(len(report.problems), "problem")
+    unread = "; records were not read" if report.quick else ""
     yield (
         f"{printable(path)}: {result}: {plural(report.samples, 'sample')}{missing} in "
-        f"{plural(report.chunks, 'chunk')}, {human_bytes(report.nbytes)}, {state}"
+        f"{plural(report.chunks, 'chunk')}, {human_bytes(report.nbytes)}, {state}{unread}"
     )
+    if report.failures:
+        yield f"{plural(report.failures, 'sample')} failed when tried; they are among the missing"
+    if report.dead.total:
+        parts = ", ".join(_dead_parts(report))
+        yield f"{human_bytes(report.dead.total)} dead ({parts}); edcache compact leaves them out"
+
+
+def _dead_parts(report: VerifyReport) -> Iterator[str]:
+    dead = report.dead
+    if dead.old_seals:
+        yield f"old seals {human_bytes(dead.old_seals)}"
+    if report.superseded:
+        yield f"{plural(report.superseded, 'outdated record')} {human_bytes(dead.superseded)}"
+    if dead.lost:
+        yield f"lost in power cuts {human_bytes(dead.lost)}"
+    if dead.torn:
+        yield f"torn tail {human_bytes(dead.torn)}"
+
+
+def report_object(path: str, report: VerifyReport) -> dict[str, Any]:
+    """What `edcache verify` says, as JSON has it."""
+    names = ("sound", "quick", "sealed", "samples", "missing", "failures", "chunks", "nbytes", "superseded")
+    said = {name: getattr(report, name) for name in names}
+    dead = {"nbytes": report.dead.total, **dataclasses.asdict(report.dead)}
+    return {"path": path, **said, "dead": dead, "problems": report.problems}
+
+
+def compact_lines(report: CompactReport) -> Iterator[str]:
+    """What `edcache compact` says, in one line."""
+    place, samples = printable(report.path), plural(report.samples, "sample")
+    if not report.rewritten:
+        yield f"{place}: compact already: {samples} in {human_bytes(report.nbytes)}, nothing was written"
+        return
+    sizes = f"{human_bytes(report.nbytes_before)} -> {human_bytes(report.nbytes)}"
+    chunks = f"{report.chunks_before:,} -> {plural(report.chunks, 'chunk')}"
+    yield f"{place}: {samples}, {sizes} ({human_bytes(report.dead_nbytes)} less), {chunks}, sealed"
+
+
+def repair_lines(path: str, target: str, report: RepairReport) -> Iterator[str]:
+    """What `edcache repair` says: what was found, a table of what became of the samples, which are lost."""
+    yield from map(printable, report.problems)
+    yield from _pairs(_repair_pairs(path, target, report))
+    if len(report.lost):
+        yield f"lost: {index_ranges(report.lost)}"
+    if len(report.unlabelled):
+        yield f"without labels: {index_ranges(report.unlabelled)}"
+    for doubtful in report.doubtful:
+        held = "samples" if doubtful.samples is None else f"{doubtful.samples:,} samples"
+        entries = f"entry {doubtful.seq:,}"
+        if doubtful.entries > 1:
+            entries = f"entries {doubtful.seq:,}-{doubtful.seq + doubtful.entries - 1:,}"
+        place = f"doubtful: {entries} at offset {doubtful.offset:,}"
+        yield f"{place}: nothing intact tells which {held} were there"
+
+
+def _repair_pairs(path: str, target: str, report: RepairReport) -> Iterator[tuple[str, object]]:
+    yield "damaged", path
+    yield "repaired", f"{target}, {human_bytes(report.nbytes)}"
+    yield "samples", f"{report.length:,}"
+    yield "kept", f"{report.kept:,}"
+    yield "lost", f"{len(report.lost):,}"
+    if len(report.unlabelled):
+        yield "without labels", f"{len(report.unlabelled):,}"
+    if report.doubtful:
+        yield "doubtful", plural(sum(doubtful.entries for doubtful in report.doubtful), "chunk")
+    if report.head_lost:
+        yield "head", "lost: the fingerprint is unknown, the options are guessed"
+
+
+def repair_object(path: str, target: str, report: RepairReport) -> dict[str, Any]:
+    """What `edcache repair` says, as JSON has it."""
+    return {
+        "path": path,
+        "target": target,
+        "whole": report.is_whole,
+        "length": report.length,
+        "kept": report.kept,
+        "lost": report.lost.tolist(),
+        "unlabelled": report.unlabelled.tolist(),
+        "doubtful": [dataclasses.asdict(doubtful) for doubtful in report.doubtful],
+        "head_lost": report.head_lost,
+        "nbytes": report.nbytes,
+        "problems": report.problems,
+    }
+
+
+def index_ranges(indices: npt.NDArray[np.int64]) -> str:
+    """Sorted indices as "17, 40-63"; the first two hundred runs."""
+    breaks = np.flatnonzero(np.diff(indices) != 1)
+    starts = indices[np.append(0, breaks + 1)].tolist()
+    ends = indices[np.append(breaks, len(indices) - 1)].tolist()
+    runs = [f"{low}" if low == high else f"{low}-{high}" for low, high in zip(starts, ends, strict=True)]
+    more = len(runs) - _SHOWN_RUNS
+    return ", ".join(runs[:_SHOWN_RUNS]) + (f", and {more:,} more runs; --json lists all" if more > 0 else "")
 
 
 # ------------------------------------------------------------------------------------ fingerprints

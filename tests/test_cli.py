@@ -2,9 +2,11 @@
 
 import csv
 import datetime
+import hashlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +20,10 @@ from click.testing import CliRunner
 
 from edcache import CachedDataset, CacheWriter, Reader
 from edcache.cli import main
+from edcache.format import Head
+from edcache.present import index_ranges
+from edcache.sizes import human_bytes
+from edcache.writer import Appender
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 try:
@@ -588,19 +594,209 @@ def test_verify_as_json(archive):
     assert said == {
         "path": str(archive),
         "sound": True,
+        "quick": False,
         "sealed": True,
         "samples": 10,
         "missing": 0,
+        "failures": 0,
         "chunks": 1,
         "nbytes": archive.stat().st_size,
+        "superseded": 0,
+        "dead": {"nbytes": 0, "old_seals": 0, "superseded": 0, "lost": 0, "torn": 0},
         "problems": [],
     }
+
+
+def test_verify_may_leave_the_records_unread(archive):
+    assert run("verify", archive, "--quick").stdout.endswith(", sealed; records were not read\n")
+    assert json.loads(run("verify", archive, "--quick", "--json").stdout)["quick"] is True
+
+
+def test_verify_compares_the_digest_that_was_published(archive):
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    run("verify", archive, "--expect", f"sha256:{digest}", "--quick")
+    said = error_of("verify", archive, "--expect", "0" * 64)
+    assert said == (
+        f"{archive}: its sha256 is {digest}, expected {'0' * 64}; it is not the file that was published"
+    )
+    assert 'give "sha256:" and 64 hex digits' in error_of("verify", archive, "--expect", "12")
+
+
+def test_verify_says_what_is_dead_and_what_failed(grown):
+    lines = run("verify", grown).stdout.splitlines()
+    assert lines[0].startswith(f"{grown}: OK: 12 samples, 1 missing in 3 chunks, ")
+    assert lines[1] == "1 sample failed when tried; they are among the missing"
+    assert re.fullmatch(
+        r"9\.\d kB dead \(old seals 8\.\d kB, 1 outdated record 1\.\d kB, torn tail 5 bytes\); "
+        r"edcache compact leaves them out",
+        lines[2],
+    )
+
+
+@pytest.fixture
+def grown(tmp_path):
+    """Sealed, grown by a record that replaces one, with a failure and a torn tail."""
+    path = tmp_path / "grown.zip"
+    with CacheWriter(path, in_memory_keys=["label"]) as writer:
+        writer.extend(map(sample, range(10)))
+    writer = CacheWriter(path, "a")
+    writer.write(3, sample(8))
+    writer.flush()
+    writer.write(11, sample(1))
+    writer.abort()
+    appender = Appender.open(path, Head(bytes(16)), create=False)
+    appender.amend(failed=[[10, True, "ValueError", "broken", ""]])
+    appender.close()
+    with open(path, "ab") as file:
+        file.write(b"\0torn")
+    return path
+
+
+# ------------------------------------------------------------------------------- repair, compact, digest
+
+
+@pytest.fixture
+def damaged(archive, tmp_path):
+    """Record 3 and records 6 to 8 of ten are damaged."""
+    path = tmp_path / "damaged.zip"
+    data = bytearray(archive.read_bytes())
+    for i in (3, 6, 7, 8):
+        data[Reader(archive).records.offset[i]] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def test_repair_says_what_became_of_the_samples_and_exits_with_1(damaged, tmp_path):
+    target = tmp_path / "new.zip"
+    lines = run("repair", damaged, "-o", target, code=1).stdout.splitlines()
+    assert sum("fails its crc32" in line for line in lines) == 4
+    assert lines[4:] == [
+        f"damaged   {damaged}",
+        f"repaired  {target}, {human_bytes(target.stat().st_size)}",
+        "samples   10",
+        "kept      6",
+        "lost      4",
+        "lost: 3, 6-8",
+    ]
+    run("verify", target)
+
+
+def test_repair_as_json(damaged, tmp_path):
+    target = tmp_path / "new.zip"
+    said = json.loads(run("repair", damaged, "-o", target, "--json", code=1).stdout)
+    problems = said.pop("problems")
+    assert len(problems) == 4
+    assert said == {
+        "path": str(damaged),
+        "target": str(target),
+        "whole": False,
+        "length": 10,
+        "kept": 6,
+        "lost": [3, 6, 7, 8],
+        "unlabelled": [],
+        "doubtful": [],
+        "head_lost": False,
+        "nbytes": target.stat().st_size,
+    }
+
+
+def test_repair_says_what_hides(partial, tmp_path):
+    path = tmp_path / "damaged.zip"
+    data = bytearray(partial.read_bytes())
+    data[4096 + 192 + 300] ^= 1
+    data[300] ^= 1
+    path.write_bytes(data)
+    shown = run("repair", path, "-o", tmp_path / "new.zip", code=1).stdout
+    assert "\nhead      lost: the fingerprint is unknown, the options are guessed\n" in shown
+    assert "\ndoubtful  1 chunk\n" in shown
+    assert shown.endswith(
+        "doubtful: entry 0 at offset 4,096: nothing intact tells which 3 samples were there\n"
+    )
+
+
+def test_repair_of_a_sound_archive_is_exit_code_0_and_without_a_result_it_is_2(archive, tmp_path):
+    target = tmp_path / "new.zip"
+    run("repair", archive, "-o", target)
+    assert "exists already; give a path where nothing is" in error_of("repair", archive, "-o", target, code=2)
+    assert "no such file" in error_of("repair", tmp_path / "none.zip", "-o", tmp_path / "b.zip", code=2)
+    (tmp_path / "text").write_text("no archive")
+    assert "not an edcache archive" in error_of("repair", tmp_path / "text", "-o", tmp_path / "b.zip", code=2)
+    run("repair", archive, code=2)
+
+
+def test_compact_says_what_it_gave_back(grown):
+    before = grown.stat().st_size
+    shown = run("compact", grown, "--progress")
+    after = grown.stat().st_size
+    sizes = f"{human_bytes(before)} -> {human_bytes(after)} ({human_bytes(before - after)} less)"
+    assert shown.stdout == f"{grown}: 11 samples, {sizes}, 3 -> 1 chunk, sealed\n"
+    already = f"{grown}: compact already: 11 samples in {human_bytes(after)}, nothing was written\n"
+    assert run("compact", grown).stdout == already
+    assert CachedDataset.from_cache(grown)[3]["when"] == sample(8)["when"]
+    assert len(CachedDataset.from_cache(grown).errors) == 1
+
+
+def test_compact_into_another_file_as_json(grown, tmp_path):
+    before = grown.read_bytes()
+    target = tmp_path / "small.zip"
+    said = json.loads(run("compact", grown, "-o", target, "--json").stdout)
+    assert said == {
+        "path": str(target),
+        "samples": 11,
+        "rewritten": True,
+        "dead_nbytes": len(before) - target.stat().st_size,
+        "nbytes_before": len(before),
+        "nbytes": target.stat().st_size,
+        "chunks_before": 3,
+        "chunks": 1,
+    }
+    assert grown.read_bytes() == before
+
+
+def test_compact_refuses_what_is_damaged_in_one_line(damaged):
+    assert (
+        f'record 3 at offset {Reader(damaged).records.offset[3]:,} fails its crc32; run "edcache repair'
+        in (error_of("compact", damaged, "-o", damaged.with_name("small.zip")))
+    )
+
+
+def test_info_with_the_digest(archive, partial):
+    digest = f"sha256:{hashlib.sha256(archive.read_bytes()).hexdigest()}"
+    assert f"\ndigest       {digest}\n" in run("info", archive, "--digest").stdout
+    assert json.loads(run("info", archive, "--digest", "--json").stdout)["digest"] == digest
+    assert "digest" not in json.loads(run("info", archive, "--json").stdout)
+    assert "it is not sealed, so it may still grow and has no digest" in error_of("info", partial, "--digest")
+
+
+@pytest.mark.parametrize(
+    ("indices", "text"),
+    [([17, 40, 41, 42], "17, 40-42"), ([0], "0"), ([0, 1], "0-1"), ([1, 3, 5], "1, 3, 5")],
+)
+def test_indices_are_shown_as_ranges(indices, text):
+    assert index_ranges(np.array(indices)) == text
+
+
+def test_very_many_ranges_are_cut():
+    shown = index_ranges(np.arange(0, 1000, 2))
+    assert shown.endswith("396, 398, and 300 more runs; --json lists all")
+
+
+def test_progress_of_each_command_is_on_stderr_and_only_when_asked(grown, tmp_path):
+    empty = tmp_path / "empty.zip"
+    with CacheWriter(empty):
+        pass
+    for number, path in enumerate((grown, empty)):
+        for name, rest in (("verify", []), ("repair", ["-o"]), ("compact", ["-o"])):
+            targets = [[*rest, tmp_path / f"{name}{number}{k}"] if rest else [] for k in range(2)]
+            shown = run(name, path, *targets[0], "--progress")
+            assert path.name in shown.stderr
+            assert path.name not in run(name, path, *targets[1]).stderr
 
 
 # ------------------------------------------------------------------------------- all commands alike
 
 
-@pytest.mark.parametrize("command", [["info"], ["ls"], ["show", 0], ["labels"], ["verify"]])
+@pytest.mark.parametrize("command", [["info"], ["ls"], ["show", 0], ["labels"], ["verify"], ["compact"]])
 def test_a_path_that_is_no_archive_is_one_line(command, tmp_path):
     name, *rest = command
     missing, foreign = tmp_path / "missing.zip", tmp_path / "foreign.zip"

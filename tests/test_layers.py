@@ -16,7 +16,7 @@ FLOORS = [
     {"errors"},
     {"bounded"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "sizes"},
-    {"contents"},
+    {"contents", "digests"},
     {"reader", "writer"},
     {"fill", "batch"},
     {"loader"},

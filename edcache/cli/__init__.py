@@ -5,7 +5,7 @@
     build.py  build: fill an archive
     look.py   info, show: an archive, one sample
     rows.py   ls, labels: its records and labels as tables
-    check.py  verify
+    check.py  verify, repair, compact
     keep.py   caches, why, rm, prune: archives as files on a disk
 
 Imports run upwards in this list only. Nothing that imports torch is imported at the top of a room, so that

@@ -1,4 +1,4 @@
-"""verify: whether every byte of an archive is what was written."""
+"""verify, repair and compact: whether an archive is what was written, what can be saved, what can go."""
 
 from __future__ import annotations
 
@@ -6,42 +6,136 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import click
 
 from edcache.cli.group import FAILED, json_option, main, print_json, print_lines, progress_option
-from edcache.present import report_lines
+from edcache.errors import EdcacheError
+from edcache.present import (
+    compact_lines,
+    one_line,
+    repair_lines,
+    repair_object,
+    report_lines,
+    report_object,
+)
+
+REFUSED: Final = 2
 
 
 @main.command()
 @click.argument("path")
+@click.option(
+    "--quick", is_flag=True, help="Leave the samples' records unread, check all that leads to them."
+)
+@click.option("--expect", metavar="DIGEST", help="The SHA-256 that the file must have; compared first.")
 @json_option
 @progress_option
-def verify(path: str, as_json: bool, progress: bool | None) -> None:
+def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: bool | None) -> None:
     """Check every byte of an archive; exit 1 where something is wrong.
 
-    An archive that is not sealed can be sound: its last writer is at work or was killed, and
-    building again goes on from there.
+    Each problem is one line: path, offset, what is wrong, what helps. An archive that is not sealed can
+    be sound: its last writer is at work or was killed, and building again goes on from there. Dead bytes
+    are no problem; compact leaves them out.
+
+    \b
+    Exit codes:
+      0    sound
+      1    damaged, not the file that --expect names, or not readable
 
     \b
     Example:
-      edcache verify train.zip
+      edcache verify train.zip --quick
     """
     from edcache import maintain
 
-    with _bar(path, progress) as on_progress:
-        report = maintain.verify(path, on_progress)
+    with _bar("verifying", path, progress) as on_progress:
+        report = maintain.verify(path, on_progress, quick=quick, expected_digest=expect)
     if as_json:
-        names = ("sound", "sealed", "samples", "missing", "chunks", "nbytes", "problems")
-        print_json({"path": path} | {name: getattr(report, name) for name in names})
+        print_json(report_object(path, report))
     else:
         print_lines(report_lines(path, report))
     if not report.sound:
         sys.exit(FAILED)
 
 
+@main.command()
+@click.argument("path", metavar="DAMAGED")
+@click.option("-o", "target", metavar="NEW", required=True, help="Where the new archive goes.")
+@json_option
+@progress_option
+def repair(path: str, target: str, as_json: bool, progress: bool | None) -> None:
+    """Write a new archive of every sample of a damaged one that proves good.
+
+    A sample whose newest record is damaged is lost; an older record is never taken for it. The damaged
+    archive is only read, and stays as it is. The new one is sealed; building it again from its dataset
+    computes the samples that are lost, and nothing else.
+
+    \b
+    Exit codes:
+      0    every sample was kept
+      1    samples or labels are lost, or may be; NEW has the others
+      2    there is no NEW: wrong usage, nothing readable in DAMAGED, or NEW cannot be written
+
+    \b
+    Example:
+      edcache repair train.zip -o mended.zip
+    """
+    from edcache import maintain
+
+    with _refused_with(REFUSED), _bar("repairing", path, progress) as on_progress:
+        report = maintain.repair(path, target, on_progress)
+    if as_json:
+        print_json(repair_object(path, target, report))
+    else:
+        print_lines(repair_lines(path, target, report))
+    if not report.is_whole:
+        sys.exit(FAILED)
+
+
+@main.command()
+@click.argument("path")
+@click.option(
+    "-o", "target", metavar="OUT", help="Where the compact archive goes; by default in PATH's place."
+)
+@json_option
+@progress_option
+def compact(path: str, target: str | None, as_json: bool, progress: bool | None) -> None:
+    """Rewrite an archive without its dead bytes, in index order, and seal it.
+
+    Dead are old seals, outdated records and torn tails. Records are copied as they are stored and checked
+    on the way. In place, PATH is the old archive until the new one is complete and on the disk; who reads
+    the old one keeps it. It needs the room of the new archive beside the old one.
+
+    \b
+    Example:
+      edcache compact train.zip
+    """
+    from edcache import maintain
+
+    with _bar("compacting", path, progress) as on_progress:
+        report = maintain.compact(path, target, on_progress)
+    if as_json:
+        print_json(report.__dict__)
+    else:
+        print_lines(compact_lines(report))
+
+
 @contextmanager
-def _bar(path: str, progress: bool | None) -> Iterator[Callable[[int, int], None] | None]:
+def _refused_with(code: int) -> Iterator[None]:
+    """Let errors end the command with an exit code of their own."""
+    try:
+        yield
+    except EdcacheError as error:
+        if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
+            raise
+        click.echo(f"edcache: {one_line(str(error))}", err=True)
+        sys.exit(code)
+
+
+@contextmanager
+def _bar(doing: str, path: str, progress: bool | None) -> Iterator[Callable[[int, int], None] | None]:
     """A bar on stderr over the bytes of a file, fed with (bytes done, bytes in all)."""
     said = os.environ.get("EDCACHE_PROGRESS")
     if progress is None:
@@ -49,7 +143,7 @@ def _bar(path: str, progress: bool | None) -> Iterator[Callable[[int, int], None
     if not progress:
         yield None
         return
-    with click.progressbar(length=1, label=f"verifying {os.path.basename(path)}", file=sys.stderr) as bar:
+    with click.progressbar(length=1, label=f"{doing} {os.path.basename(path)}", file=sys.stderr) as bar:
 
         def move(done: int, total: int) -> None:
             bar.length = total

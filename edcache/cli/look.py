@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 
 @main.command()
 @click.argument("path")
+@click.option("--digest", is_flag=True, help="Also the file's SHA-256, which takes reading all of it.")
 @json_option
-def info(path: str, as_json: bool) -> None:
+def info(path: str, digest: bool, as_json: bool) -> None:
     """Say what an archive holds and where it comes from, without reading a sample.
+
+    The digest is what sha256sum prints for the file. Publish it with the archive, and whoever gets it
+    checks it with verify --expect, or with from_cache(path, expected_digest=...).
 
     \b
     Example:
@@ -26,6 +30,10 @@ def info(path: str, as_json: bool) -> None:
     from edcache.reader import Reader
 
     said = _said(Reader(path))
+    if digest:
+        from edcache import maintain
+
+        said["digest"] = maintain.digest(path)
     if as_json:
         print_json(said)
     else:

@@ -15,6 +15,7 @@ from edcache.codec.compression import decompress, decompress_into, most_content
 from edcache.contents import Chain, Contents, read_table
 from edcache.durable import File
 from edcache.errors import (
+    ArchiveError,
     CorruptArchiveError,
     CorruptRecordError,
     LengthError,
@@ -451,11 +452,20 @@ class Hold:
         # The size alone does not tell: a torn tail may have been cut and its bytes used for a chunk.
         return next(format.walk(file.pread, size, self.head.uuid, self._chain.cursor), None) is not None
 
+    def _is_rewritten(self, file: File) -> bool:
+        """Whether another file is the same archive, compacted."""
+        try:
+            return format.read_head(file.pread, self.path)[0].uuid == self.head.uuid
+        except ArchiveError:
+            return False
+
     def look_again(self) -> Hold | None:
         """A new hold on the file if it changed, else None."""
         file = File.open(self.path, "r")
         try:
             if file.identity() != self.file.identity():
+                if self._is_rewritten(file):
+                    return Hold(file, self._io, self._verify)
                 raise StaleArchiveError(
                     f"{self.path}: the file was replaced since it was opened; open it again"
                 )

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from edcache import bounded
 from edcache.codec import Decoder
+from edcache.digests import check_digest, no_digest, parse_digest
 from edcache.durable import File
 from edcache.errors import (
     ArchiveClosedError,
@@ -46,9 +47,16 @@ class Reader:
         allow_pickle: read records that are pickles, which run whatever code their author chose.
         io: "mmap" maps the file, "pread" reads what is asked for into memory of this process, which is
             what a file system of another machine wants. "auto" looks which it is.
+        expected_digest: what `edcache.digest` said of the sealed archive when it was published. The process
+            that opens it hashes the file, before anything in it is parsed, and reads on through the
+            descriptor that it hashed. A process that gets this reader by fork or pickle hashes nothing: it
+            checks that the file at the path has the same uuid and the same size. Not noticed is who writes
+            into the file after it was hashed, beyond what the crc32s of the records tell.
     Raises, at the first use:
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
         StaleArchiveError: unpickled in a process where the path leads to another archive.
+        DigestError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
+            published"; or it is not sealed, so that it has none.
 
     Cost: a sealed archive opens in the time to checksum its index (26 bytes a sample), whatever
     its size; an unsealed one reads the table of every chunk. No object per sample is made.
@@ -62,6 +70,7 @@ class Reader:
         verify: str = "touch",
         allow_pickle: bool = False,
         io: str = "auto",
+        expected_digest: str | None = None,
     ) -> None:
         if verify not in VERIFY_CHOICES:
             raise OptionError(f"verify={verify!r}; choose one of {', '.join(map(repr, VERIFY_CHOICES))}")
@@ -72,6 +81,8 @@ class Reader:
         self.allow_pickle = allow_pickle
         self.io = io
         self.known_length = 0
+        self._expected_digest = None if expected_digest is None else parse_digest(expected_digest)
+        self._proven_nbytes: int | None = None
         self._uuid: bytes | None = None
         self._hold: Hold | None = None
         self._closed = False
@@ -259,13 +270,21 @@ class Reader:
 
         Arrays and samples handed out before stay what they were.
 
+        Where the archive was compacted meanwhile, the new file is opened.
+
         Raises:
-            StaleArchiveError: the path now leads to another file.
+            StaleArchiveError: the path now leads to another archive; or the file changed and was opened
+                with an expected_digest.
         """
         before = self._here
         found = before.look_again()
         if found is None:
             return False
+        if self._expected_digest is not None:
+            found.file.close()
+            raise StaleArchiveError(
+                f"{self.path}: the file has changed since its digest was checked; open it again"
+            )
         self._hold = found
         return True
 
@@ -290,7 +309,11 @@ class Reader:
             raise ArchiveClosedError(f"{self.path}: closed; open it again to read")
         file = File.open(self.path, "r")
         try:
+            if self._expected_digest is not None:
+                self._prove(file, self._expected_digest)
             hold = Hold(file, self.io, self.verify)
+            if self._expected_digest is not None and not hold.sealed:
+                raise no_digest(self.path)
             if self._uuid not in (None, hold.head.uuid):
                 raise StaleArchiveError(
                     f"{self.path}: another archive is here now than the one that was opened; open it again"
@@ -300,3 +323,13 @@ class Reader:
             raise
         self._uuid = hold.head.uuid
         return hold
+
+    def _prove(self, file: File, expected: str) -> None:
+        """Hash the file, once for this reader and all its copies in other processes."""
+        if self._proven_nbytes is None:
+            self._proven_nbytes = check_digest(file, expected)
+        if file.size() != self._proven_nbytes:
+            raise StaleArchiveError(
+                f"{self.path}: {file.size():,} bytes, {self._proven_nbytes:,} when its digest was checked; "
+                "open it again"
+            )

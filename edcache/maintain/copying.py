@@ -1,0 +1,225 @@
+"""Records as they are stored, into the chunks of a new archive: nothing is decoded or compressed again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache import durable, format
+from edcache.contents import Contents
+from edcache.durable import File
+from edcache.errors import ArchiveExistsError, StorageError
+from edcache.format import Head
+from edcache.labels.arrays import take_rows
+from edcache.labels.tables import Dictionary, IndexTable, Records
+from edcache.writer import Appender, Chunk, start_replacing
+
+CHUNK_NBYTES: Final = 4 << 20
+# Records that lie no further apart are read by one call, unless it would read more than `_SPAN`.
+_GAP: Final = 1 << 12
+_SPAN: Final = 2 * CHUNK_NBYTES
+
+Ints = npt.NDArray[np.int64]
+OnDamage = Callable[[Ints, str], None]
+"""`on_damage(rows, why)`: rows of the index table whose records are left out."""
+
+
+class NewArchive:
+    """An archive written beside the path that it is for, under `target + ".new"`, until `publish`.
+
+    Leaving the block without that removes it.
+
+    Args:
+        like: a file whose permissions it gets.
+    Attributes:
+        appender: writes into it. nbytes: of the file, once published.
+    Raises:
+        ArchiveLockedError: another process is writing the same file.
+    """
+
+    def __init__(self, target: str, head: Head, like: str) -> None:
+        self._target = target
+        self._work = target + ".new"
+        self._session = start_replacing(self._work)
+        self._is_published = False
+        self.nbytes = 0
+        try:
+            _copy_permissions(like, self._work)
+            self.appender = Appender.open(self._work, head, create=False)
+        except BaseException:
+            self._discard()
+            raise
+
+    def publish(self, *, replace: bool) -> None:
+        """Seal it, bring it to the disk and give it its name in one step.
+
+        Raises:
+            ArchiveExistsError: something is at the target, and it is not to be replaced.
+        """
+        self.appender.seal()
+        self.nbytes = self._session.size()
+        check_free(self._target, replace)
+        self.appender.move(self._target)
+        self._is_published = True
+
+    def __enter__(self) -> NewArchive:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.appender.close()
+        if self._is_published:
+            self._session.close()
+        else:
+            self._discard()
+
+    def _discard(self) -> None:
+        # The error that led here is the one to report; the next run empties what could not be removed.
+        with suppress(StorageError):
+            durable.remove(self._work)
+        self._session.close()
+
+
+def check_free(target: str, replace: bool = False) -> None:
+    """Raise ArchiveExistsError where something is in the way of a new file."""
+    if not replace and os.path.lexists(target):
+        raise ArchiveExistsError(f"{target}: exists already; give a path where nothing is")
+
+
+def _copy_permissions(source: str, target: str) -> None:
+    try:
+        shutil.copymode(source, target)
+    except OSError as error:
+        raise StorageError(f"{target}: giving it the permissions of {source}: {error.strerror}") from error
+
+
+class Copier:
+    """Copies records into a new archive, in the order of the rows that it is given.
+
+    Args:
+        source: where they are. out: the archive that they go to.
+        on_nbytes: called with the bytes of the records that were read, a chunk at a time.
+        on_damage: what becomes of records that fail their crc32, or are not accepted.
+
+    Attributes:
+        accepts: whether a record whose bytes are good can be read at all; None takes every one.
+    """
+
+    def __init__(
+        self, source: File, out: Appender, on_nbytes: Callable[[int], object], on_damage: OnDamage
+    ) -> None:
+        self._source = source
+        self._out = out
+        self._on_nbytes = on_nbytes
+        self._on_damage = on_damage
+        self.accepts: Callable[[memoryview], bool] | None = None
+
+    def copy(self, contents: Contents) -> None:
+        """Append the records of a table, and their labels, as chunks of about 4 MiB."""
+        index = contents.index.records.index
+        if index is None:
+            index = np.arange(len(contents.index.records.offset))
+        for rows in chunk_rows(contents.index.records.nbytes):
+            part = contents.index.records.take(rows)
+            data = self._read(part)
+            self._on_nbytes(int(part.nbytes.sum()))
+            crcs = np.array([format.crc32(record) for record in data], np.uint32)
+            good = self._left(rows, crcs == part.crc32, "fails its crc32")
+            if self.accepts is not None:
+                readable = np.fromiter(map(self.accepts, data), bool, len(data)) | ~good
+                good &= self._left(rows, readable, "needs a dictionary that is damaged")
+            if not good.all():
+                rows, data = rows[good], [record for record, fits in zip(data, good, strict=True) if fits]
+                part = part.take(np.flatnonzero(good))
+            if len(rows):
+                labels = take_rows(contents.labels, rows)
+                self._out.append(_chunk(contents.index, part, index[rows], labels, data))
+
+    def _left(self, rows: Ints, good: npt.NDArray[np.bool_], why: str) -> npt.NDArray[np.bool_]:
+        if not good.all():
+            self._on_damage(rows[~good], why)
+        return good
+
+    def copy_dictionaries(self, dictionaries: Iterable[Dictionary]) -> None:
+        """Append compression dictionaries that the archive has not yet, but for those that are damaged."""
+        known = set(self._out.dictionaries())
+        for data in intact_dictionaries(self._source, dictionaries):
+            if data not in known:
+                known.add(data)
+                self._out.append_dictionary(data)
+
+    def _read(self, records: Records) -> list[memoryview]:
+        """The bytes of each record; what lies close together is read at once."""
+        start, nbytes = records.offset.astype(np.int64), records.nbytes.astype(np.int64)
+        order = np.argsort(start, kind="stable")
+        low, high = start[order], np.maximum.accumulate((start + nbytes)[order])
+        breaks = (low[1:] > high[:-1] + _GAP) | (low[1:] // _SPAN != low[:-1] // _SPAN)
+        runs = np.split(order, np.flatnonzero(breaks) + 1)
+        found: list[Any] = [None] * len(start)
+        for run in runs:
+            first = int(start[run[0]])
+            data = memoryview(self._source.pread(first, int((start + nbytes)[run].max()) - first))
+            at = (start[run] - first).tolist()
+            for row, low_, length in zip(run.tolist(), at, nbytes[run].tolist(), strict=True):
+                found[row] = data[low_ : low_ + length]
+        return found
+
+
+def intact_dictionaries(source: File, dictionaries: Iterable[Dictionary]) -> Iterator[bytes]:
+    """The compression dictionaries that fit their crc32."""
+    for entry in dictionaries:
+        data = source.pread(entry.offset, entry.nbytes)
+        if len(data) == entry.nbytes and format.crc32(data) == entry.crc32:
+            yield data
+
+
+def chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
+    """Consecutive rows that make a chunk each: one that reaches `CHUNK_NBYTES` is full.
+
+    Args:
+        nbytes: uint64 [n], of the records.
+    """
+    # Records of a few bytes take as much in the table.
+    ends = np.cumsum(np.maximum(nbytes, 32).astype(np.int64))
+    first = 0
+    while first < len(ends):
+        before = int(ends[first - 1]) if first else 0
+        last = min(int(np.searchsorted(ends, before + CHUNK_NBYTES)) + 1, len(ends))
+        yield np.arange(first, last)
+        first = last
+
+
+def chunk_count(nbytes: npt.NDArray[np.uint64]) -> int:
+    """How many chunks records of these sizes make."""
+    return sum(1 for _ in chunk_rows(nbytes))
+
+
+def _chunk(table: IndexTable, records: Records, index: Ints, labels: Any, data: list[memoryview]) -> Chunk:
+    offsets, end = [], 0
+    for record in data:
+        alignment = format.record_alignment(len(record))
+        start = -(-end // alignment) * alignment
+        offsets.append(start)
+        end = start + len(record)
+    buffer = np.zeros(end, np.uint8).data
+    for start, record in zip(offsets, data, strict=True):
+        buffer[start : start + len(record)] = record
+    used, local = np.unique(records.schema, return_inverse=True)
+    schemas = [table.schemas[number] for number in used.tolist()]
+    moved = Records(
+        offset=np.array(offsets, np.uint64),
+        nbytes=records.nbytes,
+        crc32=records.crc32,
+        schema=local.reshape(-1).astype(np.uint16),
+        index=index,
+        raw_nbytes=records.raw_nbytes,
+    )
+    return Chunk(moved, labels, schemas, buffer, format.block_crcs(buffer), False)

@@ -1,0 +1,30 @@
+"""What identifies a sealed archive to anybody: the SHA-256 of its file."""
+
+from __future__ import annotations
+
+import os
+
+from edcache import format
+from edcache.digests import OnProgress, file_digest, no_digest
+from edcache.durable import File
+
+
+def digest(path: str | os.PathLike[str], on_progress: OnProgress | None = None) -> str:
+    """Hash a sealed archive: "sha256:" and the hex digits that `sha256sum` prints for the file.
+
+    Args:
+        on_progress: called with (bytes hashed, bytes of the file) now and then.
+    Raises:
+        DigestError: "train.zip: it is not sealed, so it may still grow and has no digest; ...".
+        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError (the head).
+    Cost: reads the file once, some 1.6 GB/s on one core. Writes and locks nothing; proves nothing: that the
+        file is sound says `verify`.
+    """
+    file = File.open(path, "r")
+    try:
+        head, _ = format.read_head(file.pread, file.path)
+        if format.read_seal(file.pread, file.size(), head.uuid) is None:
+            raise no_digest(file.path)
+        return file_digest(file, on_progress)[0]
+    finally:
+        file.close()

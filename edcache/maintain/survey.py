@@ -1,0 +1,314 @@
+"""The structure of an archive: its chain, its seals and their directories, its tables, and what contradicts.
+
+With the samples' bytes or without: they are most of the file.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from edcache import format
+from edcache.contents import Chain, Contents, merge, padding_of, payload_crc, read_table
+from edcache.durable import File, written_since_boot
+from edcache.errors import CorruptArchiveError, LabelError
+from edcache.format import PAGE, Cursor, Header
+from edcache.labels.tables import ChunkTable, IndexTable, parse_index, parse_labels
+from edcache.maintain.proof import check_chunk, check_layout
+
+_WINDOW: Final = 1024 * PAGE
+# index, offset, nbytes, crc32 and schema of a record, as Arrow writes them.
+ROW_NBYTES: Final = 30
+
+# What the directory has of an entry, at least.
+_LISTED_NBYTES: Final = 46
+
+
+@dataclass
+class Dead:
+    """Bytes of a file that no reader of its newest state needs, by what they are."""
+
+    old_seals: int = 0
+    superseded: int = 0
+    lost: int = 0
+    torn: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.old_seals + self.superseded + self.lost + self.torn
+
+
+class Survey:
+    """The structure of an archive as it was when its size was taken; it may grow meanwhile.
+
+    Args:
+        reads_records: check the samples' bytes too.
+        forgives_power_cut: leave out what a power cut took from an unsealed archive, as a writer would.
+        on_position: called with the offset up to which the file was looked at, now and then.
+
+    Attributes:
+        head, chain, seal: as far as they read; seal is that of a sealed archive, else None.
+        contents: the newest record of every sample; None where the tables cannot be joined.
+        superseded: records that a newer one of the same sample has outdated.
+        problems: one line each, with path and offset.
+    Raises: as `format.read_head`.
+    """
+
+    def __init__(
+        self,
+        file: File,
+        reads_records: bool,
+        forgives_power_cut: bool = False,
+        on_position: Callable[[int], object] = lambda offset: None,
+    ) -> None:
+        # The size first: what others append from now on lies behind it.
+        self.size = file.size()
+        self.path = file.path
+        self.problems: list[str] = []
+        self.dead = Dead()
+        self.superseded = 0
+        self._file, self._pread = file, file.pread
+        self._reads_records = reads_records
+        self._on_position = on_position
+        self.head, cursor = format.read_head(self._pread, self.path)
+        self.chain = Chain(self.head, cursor, self.path)
+        headers: list[Header] = []
+        for header in format.walk(self._pread, self.size, self.head.uuid, cursor):
+            self._check_old_seal(header)
+            self.chain.note(self._pread, header)
+            headers.append(header)
+        self.seal = format.read_seal(self._pread, self.size, self.head.uuid)
+        if forgives_power_cut and self.chain.seal is None and not written_since_boot(file):
+            self.chain.lost |= self.chain.find_lost(self._pread)
+        self._unchecked = deque(headers)
+        self.contents = self._merged()
+        self._check_payloads(None)
+        self._check_end()
+        self._count_dead(headers)
+
+    def problem(self, offset: int, what: str, remedy: str | None = None) -> None:
+        """Note damage."""
+        remedy = remedy or f'run "edcache repair {self.path} -o NEW"'
+        self.problems.append(f"{self.path}: at offset {offset:,}: {what}; {remedy}")
+
+    # --- tables ---
+
+    def _merged(self) -> Contents | None:
+        chain = self.chain
+        # A count that its table has no room for must not decide how much memory is taken.
+        chunks = [h for h in self._kept(chain.chunks) if h.samples * ROW_NBYTES <= h.table_nbytes]
+        dictionaries = self._kept(chain.dictionaries)
+        names = [name for name, _ in chain.head.labels]
+        failures = [failure for _, failure in chain.failures.values()]
+        self._rows_nbytes = self._rows = 0
+        try:
+            contents = merge(chunks, self._table, dictionaries, chain.length, names, self.path, failures)
+        except (CorruptArchiveError, LabelError) as error:
+            self.problem(0, f"its chunks do not go together: {error}")
+            return None
+        self.superseded = self._rows - len(contents.index.records.offset)
+        self.dead.superseded = self._rows_nbytes - int(contents.index.records.nbytes.sum())
+        return contents
+
+    def _kept(self, entries: list[Header]) -> list[Header]:
+        return [entry for entry in entries if entry.seq not in self.chain.lost]
+
+    def _table(self, header: Header) -> ChunkTable | None:
+        self._check_payloads(header)
+        table_bytes = self._pread(header.payload_offset, header.table_nbytes)
+        try:
+            table = read_table(lambda offset, nbytes: table_bytes, header, self.path)
+        except CorruptArchiveError as error:
+            self._bad_table(header, error)
+            return None
+        self._rows += len(table.records.offset)
+        self._rows_nbytes += int(table.records.nbytes.sum())
+        self._check_padding(header)
+        if self._reads_records:
+            self.check_crc(header, check_chunk(self._pread, header, table, table_bytes, self.problem))
+        else:
+            check_layout(header, table, self.problem)
+        self._on_position(min(header.next, self.size))
+        return table
+
+    def _bad_table(self, header: Header, error: Exception) -> None:
+        said = str(error).removeprefix(f"{self.path}: chunk {header.seq} at offset {header.offset:,}: ")
+        self.problem(header.offset, f"{header.name}: {said.partition('; run')[0]}")
+        if self._reads_records:
+            self.check_crc(header, payload_crc(self._pread, header))
+        self._on_position(min(header.next, self.size))
+
+    def _check_payloads(self, until: Header | None) -> None:
+        """Those of the entries before `until` that are no chunks, and chunks whose count cannot be."""
+        while self._unchecked:
+            header = self._unchecked.popleft()
+            if until is not None and header.seq == until.seq:
+                return
+            if header.seq in self.chain.lost:
+                continue
+            if header.kind == format.KIND_CHUNK:
+                room = f"its table has room for {header.table_nbytes // ROW_NBYTES:,}"
+                self.problem(header.offset, f"{header.name} claims {header.samples:,} samples, {room}")
+                continue
+            self.check_crc(header, payload_crc(self._pread, header))
+            self._check_padding(header)
+            self._on_position(min(header.next, self.size))
+
+    def _check_padding(self, header: Header) -> None:
+        if any(padding_of(self._pread, header)):
+            self.problem(header.offset, f"{header.name}: bytes behind its content are not zero")
+
+    def check_crc(self, header: Header, crc: int) -> None:
+        """Compare the crc32 of a payload with its header's."""
+        if crc != header.payload_crc:
+            said = f"its header says {header.payload_crc:#010x}"
+            self.problem(header.offset, f"{header.name} has crc32 {crc:#010x}, {said}")
+
+    # --- seals ---
+
+    def _check_old_seal(self, following: Header) -> None:
+        """Between an earlier seal and the entry behind it lie its directory and zeros."""
+        seal = self.chain.seal
+        if seal is None:
+            return
+        start, end = seal[1].payload_end, following.offset
+        # A directory takes work as its entries are many; one for which there is no room takes none.
+        room = end - start - format.END_NBYTES
+        directory = self._directory(seal) if room >= _LISTED_NBYTES * len(self.chain.entries) else b""
+        is_next_page = end == format.align(start + len(directory), PAGE)
+        if (
+            not directory
+            or not is_next_page
+            or self._pread(start, end - start) != directory.ljust(end - start, b"\0")
+        ):
+            self.problem(start, "the dead directory of an earlier seal is damaged")
+        self.dead.old_seals += end - seal[0].offset
+
+    def _directory(self, seal: tuple[Header, Header]) -> bytes:
+        head = format.parse_header(self._pread(0, format.MAX_HEADER_NBYTES))
+        assert head is not None
+        return format.pack_directory([head, *self.chain.entries, *seal], seal[1].payload_end)
+
+    def _check_end(self) -> None:
+        if self.seal is not None:
+            self._check_seal(*self.seal)
+        elif self.chain.seal is not None:
+            self._check_last_seal(self.chain.seal)
+        else:
+            self._check_tail()
+
+    def _check_seal(self, index_header: Header, labels_header: Header) -> None:
+        if self.chain.seal != (index_header, labels_header):
+            before = f"so the chain ends before its seal at offset {index_header.offset:,}"
+            self.problem(self.chain.cursor.offset, f"no entry fits here, {before}")
+            return
+        if self.contents is not None:
+            self._check_sealed_tables(index_header, labels_header, self.contents)
+        directory = self._directory((index_header, labels_header))
+        if self._pread(labels_header.payload_end, len(directory) + 1) != directory:
+            self.problem(labels_header.payload_end, "the zip directory does not list what the chain holds")
+
+    def _check_sealed_tables(self, index_header: Header, labels_header: Header, contents: Contents) -> None:
+        index = self._pread(index_header.payload_offset, index_header.payload_nbytes)
+        labels = self._pread(labels_header.payload_offset, labels_header.payload_nbytes)
+        try:
+            same_index = _same_index(parse_index(index, index_header.samples), contents.index)
+            names = [name for name, _ in self.head.labels]
+            same_labels = parse_labels(labels, labels_header.samples, names).equals(contents.labels)
+        except CorruptArchiveError as error:
+            self.problem(index_header.offset, str(error))
+            return
+        if not same_index:
+            self.problem(index_header.offset, "index.arrow does not say what the chunks say")
+        if not same_labels:
+            self.problem(labels_header.offset, "labels.arrow does not say what the chunks say")
+
+    def _check_last_seal(self, seal: tuple[Header, Header]) -> None:
+        """The chain ends with a seal, the file not with its directory: torn growth, or damage."""
+        start, directory = seal[1].payload_end, self._directory(seal)
+        if self._pread(start, len(directory)) != directory:
+            self.problem(
+                start, "the zip directory does not list what the chain holds", "seal the archive again"
+            )
+        self._check_tail()
+
+    def _check_tail(self) -> None:
+        """What an unsealed archive may end with: its last entry, and behind it a torn tail."""
+        cursor = self.chain.cursor
+        if self.size <= cursor.offset:
+            return
+        later = next(find_headers(self._file, cursor.offset + 1, self.size, self.head.uuid), None)
+        if later is not None:
+            found = f"{later.name} follows at offset {later.offset:,}"
+            self.problem(cursor.offset, f"the chain is broken: no entry fits here, but {found}")
+        elif self._is_broken_seal(cursor):
+            self.problem(cursor.offset, "a seal begins here that is damaged", "seal the archive again")
+
+    def _is_broken_seal(self, cursor: Cursor) -> bool:
+        """The header of index.arrow goes last: where it stands, or nearly, the whole seal stood."""
+        found = self._pread(cursor.offset, format.HEADER_NBYTES)
+        if format.parse_header(found) is not None:
+            # Unless another process has written it since the walk.
+            return next(format.walk(self._pread, 1 << 62, self.head.uuid, cursor), None) is None
+        # A kill within the header leaves no crc32; with one, it was whole once.
+        had_crc, named = any(found[137:141]), found[30:41] == b"index.arrow"
+        return had_crc and (named or self._ends_like_a_zip())
+
+    def _ends_like_a_zip(self) -> bool:
+        return b"PK\x05\x06" in self._pread(max(0, self.size - 1024), 1024)
+
+    # --- what nobody needs ---
+
+    def _count_dead(self, headers: list[Header]) -> None:
+        self.dead.lost = sum(h.next - h.offset for h in headers if h.seq in self.chain.lost)
+        end = self.chain.cursor.offset
+        if self.chain.seal is not None:
+            labels = self.chain.seal[1]
+            end = labels.payload_end + len(self._directory(self.chain.seal))
+        if self.seal is None:
+            self.dead.torn = max(0, self.size - end)
+
+
+def find_headers(file: File, start: int, end: int, uuid: bytes | None = None) -> Iterator[Header]:
+    """The headers that stand on the pages from `start` to `end`, where they say that they belong.
+
+    Args:
+        uuid: of the archive; None finds any.
+    Cost: reads all of it but holes, a few MiB at a time: a file of a terabyte may be nothing else.
+    """
+    position = format.align(start, PAGE)
+    while position < end:
+        position = max(position, file.next_data(position) // PAGE * PAGE)
+        window = file.pread(position, max(0, min(_WINDOW, end - position)))
+        if not window:
+            return
+        for offset in _begins(window):
+            header = format.parse_header(file.pread(position + offset, format.MAX_HEADER_NBYTES))
+            if header is not None and header.offset == position + offset and uuid in (None, header.uuid):
+                yield header
+        position += format.align(len(window), PAGE)
+
+
+def _begins(window: bytes) -> list[int]:
+    """Where a page begins as a header does."""
+    firsts = np.frombuffer(window, np.uint8)[: len(window) - len(window) % 4].view("<u4")[:: PAGE // 4]
+    found: list[int] = (np.flatnonzero(firsts == int.from_bytes(b"PK\x03\x04", "little")) * PAGE).tolist()
+    return found
+
+
+def _same_index(found: IndexTable, expected: IndexTable) -> bool:
+    columns, others = found.records.columns(), expected.records.columns()
+    return (
+        found.length == expected.length
+        and found.schemas == expected.schemas
+        and found.dictionaries == expected.dictionaries
+        and np.array_equal(found.blocks, expected.blocks)
+        and list(found.failures) == list(expected.failures)
+        and columns.keys() == others.keys()
+        and all(np.array_equal(columns[name], others[name]) for name in columns)
+    )

@@ -1,0 +1,221 @@
+"""digest: the value that sha256sum prints, compared before anything of a file is believed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import edcache
+from edcache import CachedDataset, CacheWriter, Reader, durable
+from edcache.errors import (
+    ArchiveNotFoundError,
+    CorruptArchiveError,
+    DigestError,
+    NotAnArchiveError,
+    OptionError,
+    StaleArchiveError,
+)
+
+WRONG = "sha256:" + "ab" * 32
+
+
+def write(path: Path, count: int = 20) -> str:
+    """Make a sealed archive; its digest, computed here."""
+    with CacheWriter(path, in_memory_keys=["y"]) as w:
+        w.extend({"x": torch.full((300,), i), "y": i % 3} for i in range(count))
+    return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+class Counting(durable.System):
+    """Counts bytes that are read, and opened files; maps are not seen."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        self.opened: list[str] = []
+
+    def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
+        data = super().pread(fd, nbytes, offset)
+        self.nbytes += len(data)
+        return data
+
+    def open(self, path: str, flags: int) -> int:
+        self.opened.append(path)
+        return super().open(path, flags)
+
+
+def test_the_digest_is_that_of_the_whole_file(path):
+    expected = write(path)
+    seen: list[tuple[int, int]] = []
+    assert edcache.digest(path, lambda done, total: seen.append((done, total))) == expected
+    assert seen[-1] == (path.stat().st_size, path.stat().st_size)
+    assert edcache.digest(str(path)) == expected
+
+
+def test_an_archive_that_may_grow_has_none(path):
+    w = CacheWriter(path)
+    w.append(1)
+    w.abort()
+    message = (
+        rf"{path}: it is not sealed, so it may still grow and has no digest; .edcache compact {path}. seals"
+    )
+    with pytest.raises(DigestError, match=message):
+        edcache.digest(path)
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    for opening in (
+        lambda: CachedDataset.from_cache(path, expected_digest=found),
+        lambda: edcache.verify(path, expected_digest=found),
+    ):
+        with pytest.raises(DigestError, match=message):
+            opening()
+    edcache.compact(path)
+    assert edcache.digest(path).startswith("sha256:")
+
+
+def test_what_is_no_archive_has_no_digest(path):
+    with pytest.raises(ArchiveNotFoundError):
+        edcache.digest(path)
+    path.write_bytes(b"no archive" * 1000)
+    with pytest.raises(NotAnArchiveError):
+        edcache.digest(path)
+    path.unlink()
+    write(path)
+    data = bytearray(path.read_bytes())
+    data[300] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptArchiveError):
+        edcache.digest(path)
+
+
+def test_the_published_file_opens_and_any_other_does_not(path):
+    digest = write(path)
+    for text in (digest, digest[7:], digest.upper(), digest[7:].upper()):
+        cache = CachedDataset.from_cache(path, expected_digest=text)
+        assert cache[3]["x"].tolist() == [3] * 300
+        assert edcache.verify(path, expected_digest=text).sound
+    message = (
+        rf"{path}: its sha256 is {digest[7:]}, expected {'ab' * 32}; it is not the file that was published"
+    )
+    with pytest.raises(DigestError, match=message):
+        CachedDataset.from_cache(path, expected_digest=WRONG)
+    with pytest.raises(DigestError, match=message):
+        edcache.verify(path, expected_digest=WRONG)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="it is not the file that was published"):
+        CachedDataset.from_cache(path, expected_digest=digest)
+
+
+def test_the_digest_is_compared_before_anything_is_parsed(path):
+    path.write_bytes(b"PK\x03\x04" + os.urandom(10_000))
+    with pytest.raises(DigestError, match="it is not the file that was published"):
+        CachedDataset.from_cache(path, expected_digest=WRONG)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "sha256:", "ab" * 31, "ab" * 33, "md5:" + "ab" * 32, "gh" * 32, 5, b"ab" * 32]
+)
+def test_what_is_no_digest_is_an_option_error(path, text):
+    write(path)
+    with pytest.raises(
+        OptionError, match='give "sha256:" and 64 hex digits, as edcache.digest\\(\\) returns it'
+    ):
+        CachedDataset.from_cache(path, expected_digest=text)
+
+
+def test_the_descriptor_that_was_hashed_is_the_one_that_is_read(path):
+    digest = write(path)
+    other = path.with_name("other.zip")
+    write(other, count=5)
+
+    class Swapping(Counting):
+        """Another file takes the path's name while the first is hashed."""
+
+        def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
+            if other.exists():
+                os.replace(other, path)
+            return super().pread(fd, nbytes, offset)
+
+    with durable.replace_system(Swapping()) as system:
+        cache = CachedDataset.from_cache(path, expected_digest=digest)
+        assert len(cache) == 20
+        assert [cache[i]["y"] for i in range(20)] == [i % 3 for i in range(20)]
+    assert isinstance(system, Swapping)
+    assert system.opened == [str(path)]
+
+
+def test_a_copy_in_another_process_hashes_nothing(path):
+    digest = write(path, count=200)
+    cache = CachedDataset.from_cache(path, expected_digest=digest)
+    with durable.replace_system(Counting()) as system:
+        copy = pickle.loads(pickle.dumps(cache))
+        assert copy[7]["x"].tolist() == [7] * 300
+    assert isinstance(system, Counting)
+    assert 0 < system.nbytes < path.stat().st_size / 10
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_read_what_was_proven(path, context):
+    digest = write(path)
+    cache = CachedDataset.from_cache(path, expected_digest=digest)
+    loader: Any = DataLoader(cache, batch_size=5, num_workers=1, multiprocessing_context=context)
+    assert [y for batch in loader for y in batch["y"].tolist()] == [i % 3 for i in range(20)]
+
+
+def test_a_copy_refuses_a_file_of_another_size_or_uuid_and_takes_a_copy_of_the_file(path):
+    digest = write(path)
+    pickled = pickle.dumps(CachedDataset.from_cache(path, expected_digest=digest))
+    original = path.read_bytes()
+    path.unlink()
+    path.write_bytes(original)  # another inode, the same archive
+    assert len(pickle.loads(pickled)) == 20
+    with CacheWriter(path, "a") as w:
+        w.append({"x": torch.zeros(1), "y": 0})
+    with pytest.raises(
+        StaleArchiveError, match=rf"{len(original):,} when its digest was checked; open it again"
+    ):
+        len(pickle.loads(pickled))
+    path.unlink()
+    write(path)
+    assert path.stat().st_size == len(original)
+    with pytest.raises(StaleArchiveError, match="another archive is here now"):
+        len(pickle.loads(pickled))
+
+
+def test_a_proven_archive_does_not_change_under_its_reader(path):
+    digest = write(path)
+    cache = CachedDataset.from_cache(path, expected_digest=digest)
+    assert not cache.refresh()
+    with CacheWriter(path, "a") as w:
+        w.append({"x": torch.zeros(1), "y": 0})
+    with pytest.raises(
+        StaleArchiveError, match="the file has changed since its digest was checked; open it again"
+    ):
+        cache.refresh()
+    assert len(cache) == 20
+    assert cache[19]["y"] == 1
+
+
+def test_a_cache_that_is_filled_here_has_no_published_digest(path):
+    message = r"expected_digest= is for CachedDataset.from_cache\(\)"
+    with pytest.raises(OptionError, match=message):
+        CachedDataset([1, 2], path, expected_digest=WRONG)
+    with pytest.raises(OptionError, match=message):
+        edcache.cachable(path, expected_digest=WRONG)(list)
+    assert not path.exists()
+
+
+def test_a_reader_proves_its_file_at_the_first_use(path):
+    digest = write(path)
+    reader = Reader(path, expected_digest=digest, io="pread")
+    assert np.array_equal(reader.read(4)["x"], [4] * 300)
+    with pytest.raises(DigestError):
+        len(Reader(path, expected_digest=WRONG))

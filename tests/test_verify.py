@@ -1,0 +1,321 @@
+"""verify: nothing wrong with what a writer makes, and a line with the offset for what it does not."""
+
+import os
+import re
+
+import numpy as np
+import pytest
+import reference
+
+import edcache
+from edcache import CacheWriter, durable, format
+
+KINDS = ["sealed", "grown", "unsealed", "torn", "sparse", "zstd", "zstd+dict", "empty", "no labels"]
+
+
+def sample(i):
+    return {"x": np.full(50, i), "y": i % 3, "text": "ab" * i}
+
+
+def make(path, kind):
+    options = {"chunk_size": 4, "publish_seconds": None}
+    options["in_memory_keys"] = None if kind == "no labels" else ["y"]
+    if kind.startswith("zstd"):
+        options["compression"] = kind
+    w = CacheWriter(path, **options)
+    if kind == "sparse":
+        for i in (9, 2, 5, 2):
+            w.write(i, sample(i))
+    elif kind != "empty":
+        w.extend(map(sample, range(20)))
+    if kind in ("unsealed", "torn"):
+        w.abort()
+    else:
+        w.close()
+    if kind == "torn":
+        with open(path, "ab") as file:
+            file.write(b"half a chunk" * 100)
+    if kind == "grown":
+        with CacheWriter(path, "a") as w:
+            w.extend(map(sample, range(20, 25)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_writer_makes_is_sound(tmp_path, kind):
+    make(tmp_path / "a.zip", kind)
+    report = edcache.verify(tmp_path / "a.zip")
+    assert report.problems == []
+    assert report.sound
+    assert report.sealed is (kind not in ("unsealed", "torn"))
+    counts = {"sparse": (10, 7), "empty": (0, 0), "grown": (25, 0)}
+    assert (report.samples, report.missing) == counts.get(kind, (20, 0))
+    assert report.nbytes == (tmp_path / "a.zip").stat().st_size
+
+
+def places(path):
+    """One offset inside each kind of byte that an archive has, found without the package."""
+    entries = list(reference.entries(path))
+    by_kind = {e.fields["kind"]: e.fields for e in entries}
+    chunk, index, labels = by_kind[1], by_kind[4], by_kind[5]
+    records = chunk["offset"] + chunk["nbytes"] + -(-chunk["table_nbytes"] // 64) * 64
+    return {
+        "record": (records + 8, rf"at offset {chunk['offset']:,}: chunks/.* has crc32 0x"),
+        "table": (chunk["offset"] + chunk["nbytes"] + 300, r"its table fails its crc32"),
+        "header": (
+            chunk["offset"] + 20,
+            rf"at offset {chunk['offset']:,}: no entry fits here, so the chain ends before its seal",
+        ),
+        "index": (index["offset"] + index["nbytes"] + 900, r"index.arrow has crc32 0x"),
+        "labels": (labels["offset"] + labels["nbytes"] + 300, r"labels.arrow has crc32 0x"),
+        "directory": (labels["offset"] + labels["nbytes"] + labels["table_nbytes"] + 20, r"zip directory"),
+    }
+
+
+@pytest.mark.parametrize("place", ["record", "table", "header", "index", "labels", "directory"])
+def test_damage_is_reported_with_its_place(tmp_path, place):
+    path = tmp_path / "a.zip"
+    make(path, "sealed")
+    offset, message = places(path)[place]
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 4
+    path.write_bytes(data)
+    report = edcache.verify(path)
+    assert not report.sound
+    assert any(line.startswith(f"{path}: ") for line in report.problems)
+    assert any(re.search(message, line) for line in report.problems), report.problems
+
+
+def test_the_dead_directory_of_an_earlier_seal_is_checked_too(tmp_path):
+    path = tmp_path / "a.zip"
+    make(path, "sealed")
+    dead = path.stat().st_size - 30
+    with CacheWriter(path, "a") as w:
+        w.append(sample(20))
+    data = bytearray(path.read_bytes())
+    data[dead] ^= 1
+    path.write_bytes(data)
+    (problem,) = edcache.verify(path).problems
+    assert "the dead directory of an earlier seal is damaged" in problem
+
+
+def test_a_broken_chain_is_told_from_a_torn_tail(tmp_path):
+    path = tmp_path / "a.zip"
+    make(path, "unsealed")
+    second = [e.fields for e in reference.entries(path)][2]
+    data = bytearray(path.read_bytes())
+    data[second["offset"] + 5] ^= 1
+    path.write_bytes(data)
+    (problem,) = edcache.verify(path).problems
+    assert "the chain is broken: no entry fits here, but chunks/00000002 follows at offset" in problem
+
+
+def test_progress_counts_bytes_up_to_the_whole(tmp_path):
+    make(tmp_path / "a.zip", "sealed")
+    seen = []
+    edcache.verify(tmp_path / "a.zip", lambda done, total: seen.append((done, total)))
+    size = (tmp_path / "a.zip").stat().st_size
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert all(done <= total == size for done, total in seen)
+
+
+def test_the_head_is_needed_to_verify_at_all(tmp_path):
+    path = tmp_path / "a.zip"
+    make(path, "sealed")
+    data = bytearray(path.read_bytes())
+    data[format.HEADER_NBYTES + 10] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(edcache.errors.CorruptArchiveError, match="the head's 3,904 bytes fail their crc32"):
+        edcache.verify(path)
+
+
+# ------------------------------------------------------------------------------------- without records
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_quick_look_says_the_same_of_a_sound_archive(tmp_path, kind):
+    make(tmp_path / "a.zip", kind)
+    whole, quick = edcache.verify(tmp_path / "a.zip"), edcache.verify(tmp_path / "a.zip", quick=True)
+    assert (whole.quick, quick.quick) == (False, True)
+    quick.quick = False
+    assert quick == whole
+
+
+@pytest.mark.parametrize("place", ["table", "header", "index", "labels", "directory"])
+def test_a_quick_look_finds_what_leads_to_the_records(tmp_path, place):
+    path = tmp_path / "a.zip"
+    make(path, "sealed")
+    offset, message = places(path)[place]
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 4
+    path.write_bytes(data)
+    problems = edcache.verify(path, quick=True).problems
+    assert any(re.search(message, line) for line in problems), problems
+
+
+def test_a_quick_look_reads_no_record(tmp_path):
+    path = tmp_path / "a.zip"
+    with CacheWriter(path) as w:
+        w.extend(np.full(10_000, i) for i in range(100))
+    data = bytearray(path.read_bytes())
+    data[int(edcache.Reader(path).records.offset[50]) + 100] ^= 1
+    path.write_bytes(data)
+
+    class Counting(durable.System):
+        nbytes = 0
+
+        def pread(self, fd, nbytes, offset):
+            found = super().pread(fd, nbytes, offset)
+            self.nbytes += len(found)
+            return found
+
+    with durable.replace_system(Counting()) as quick:
+        assert edcache.verify(path, quick=True).sound
+    assert quick.nbytes < len(data) / 50
+    with durable.replace_system(Counting()) as whole:
+        assert not edcache.verify(path).sound
+    # Each byte once; headers and tables, which are little, more often.
+    assert len(data) < whole.nbytes < 1.05 * len(data)
+
+
+def test_a_large_chunk_takes_no_more_memory_than_a_small_one(tmp_path):
+    path = tmp_path / "a.zip"
+    with CacheWriter(path, chunk_nbytes=1 << 30) as w:
+        w.extend(np.full(500_000, i) for i in range(10))
+
+    class Measuring(durable.System):
+        largest = 0
+
+        def pread(self, fd, nbytes, offset):
+            self.largest = max(self.largest, nbytes)
+            return super().pread(fd, nbytes, offset)
+
+    with durable.replace_system(Measuring()) as system:
+        report = edcache.verify(path)
+    assert (report.sound, report.chunks) == (True, 1)
+    assert system.largest <= 1 << 20
+
+
+# ---------------------------------------------------------------------------------- each kind of damage
+
+
+def problems_of(path, offset, data=b"\xff"):
+    """What verify finds after bytes were written at an offset."""
+    original = path.read_bytes()
+    path.write_bytes(original[:offset] + data + original[offset + len(data) :])
+    try:
+        return edcache.verify(path).problems
+    finally:
+        path.write_bytes(original)
+
+
+def test_a_record_is_named_with_its_place_and_what_helps(tmp_path):
+    path = tmp_path / "a.zip"
+    make(path, "sealed")
+    offset = int(edcache.Reader(path).records.offset[7])
+    problems = problems_of(path, offset)
+    remedy = f'run "edcache repair {path} -o NEW"'
+    assert f"{path}: at offset {offset:,}: record 7 fails its crc32; {remedy}" in problems
+    assert all(line.endswith(f"; {remedy}") for line in problems)
+
+
+def test_a_byte_between_records_is_no_room_for_anything(tmp_path):
+    path = tmp_path / "a.zip"
+    make(path, "sealed")
+    records = edcache.Reader(path).records
+    end = int(records.offset[2] + records.nbytes[2])
+    assert end < records.offset[3]
+    problems = problems_of(path, end)
+    assert any(f"at offset {end:,}: bytes that belong to no record are not zero" in line for line in problems)
+    last = int(records.offset[3] + records.nbytes[3])
+    problems = problems_of(path, last + 3)
+    assert any(f"at offset {last + 3:,}: bytes that belong to no record" in line for line in problems)
+
+
+def test_records_over_many_windows_are_checked_to_the_last_byte(tmp_path):
+    path = tmp_path / "a.zip"
+    with CacheWriter(path, chunk_nbytes=1 << 30) as w:
+        for nbytes in (10, 3 << 20, 0, 5, (1 << 20) - 2000, 1 << 20, 700):
+            w.append(np.zeros(nbytes, np.uint8))
+    records = edcache.Reader(path).records
+    assert edcache.verify(path).problems == []
+    for row, (offset, nbytes) in enumerate(
+        zip(records.offset.tolist(), records.nbytes.tolist(), strict=True)
+    ):
+        for place in {offset, offset + nbytes // 2, offset + nbytes - 1} if nbytes else ():
+            named = [line for line in problems_of(path, place) if "fails its crc32" in line]
+            assert [line.partition(": record ")[2][:2] for line in named] == [f"{row} "], place
+
+
+def test_many_damaged_records_of_a_chunk_are_not_as_many_lines(tmp_path):
+    path = tmp_path / "a.zip"
+    with CacheWriter(path) as w:
+        w.extend(np.full(50, i) for i in range(100))
+    offset = int(edcache.Reader(path).records.offset[0])
+    problems = problems_of(path, offset, b"\xff" * 40_000)
+    assert sum(": record " in line for line in problems) == 20
+    assert any("the same of 80 more records of chunks/00000000" in line for line in problems)
+
+
+# --------------------------------------------------------------------------------------- what is dead
+
+
+def test_dead_bytes_are_counted_by_what_they_are(tmp_path):
+    path = tmp_path / "a.zip"
+    make(path, "sealed")
+    seal = next(e.fields["offset"] for e in reference.entries(path) if e.fields["kind"] == 4)
+    size = path.stat().st_size
+    assert edcache.verify(path).dead.total == 0
+    nbytes = int(edcache.Reader(path).records.nbytes[5])
+    w = CacheWriter(path, "a")
+    w.write(5, sample(5))
+    w.abort()
+    end = path.stat().st_size
+    with open(path, "ab") as file:
+        file.write(bytes(777))
+    report = edcache.verify(path)
+    assert report.sound
+    assert (report.superseded, report.dead.superseded, report.dead.torn) == (1, nbytes, 777)
+    assert report.dead.old_seals == -(-size // 4096) * 4096 - seal
+    assert report.dead.total == nbytes + 777 + report.dead.old_seals
+    assert end + 777 == report.nbytes
+
+
+def test_failures_are_counted(tmp_path):
+    path = tmp_path / "a.zip"
+    edcache.CachedDataset(Failing(), path, on_error="skip", progress=False).close()
+    report = edcache.verify(path)
+    assert (report.samples, report.missing, report.failures, report.problems) == (10, 2, 2, [])
+
+
+class Failing:
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, i):
+        if i in (3, 7):
+            raise ValueError("not this one")
+        return i
+
+
+def test_an_archive_that_grows_while_it_is_verified_is_sound(tmp_path):
+    path = tmp_path / "a.zip"
+    make(path, "unsealed")
+    appended = []
+
+    class Growing(durable.System):
+        """Another writer appends, and seals, between any two reads."""
+
+        def pread(self, fd, nbytes, offset):
+            found = super().pread(fd, nbytes, offset)
+            if len(appended) < 6:
+                appended.append(offset)
+                with durable.replace_system(durable.System()):
+                    w = CacheWriter(path, "a")
+                    w.append(sample(20))
+                    w.close() if len(appended) % 2 else w.abort()
+            return found
+
+    with durable.replace_system(Growing()):
+        report = edcache.verify(path)
+    assert (report.problems, len(appended)) == ([], 6)
+    assert os.path.getsize(path) > report.nbytes
