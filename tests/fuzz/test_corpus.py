@@ -1,0 +1,50 @@
+"""Every input that ever broke a target, and some that reach far, on every Python version."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fuzz_hunt import TARGETS, symptom, target_of
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_bears_what_once_broke_it(name, tally):
+    inputs = [path for path in sorted((CORPUS / name).iterdir()) if path.suffix != ".note"]
+    assert inputs
+    for path in inputs:
+        target_of(name).run(path.read_bytes())
+    tally("fuzz corpus", len(inputs))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_target_bears_its_seeds(name, tally):
+    seeds = target_of(name).seeds()
+    for data in [b"", *seeds]:
+        target_of(name).run(data)
+    tally("fuzz corpus", len(seeds))
+
+
+def test_the_corpus_is_small():
+    assert sum(path.stat().st_size for path in CORPUS.rglob("*") if path.is_file()) < 200_000
+
+
+def test_a_finding_is_told_apart_from_what_is_sound(monkeypatch):
+    """The tests above can fail: an exception, a signal and a hang are each seen for what they are."""
+    import os
+    import signal
+    import time
+
+    import fuzz_hunt
+
+    header = target_of("header")
+    assert symptom("header", b"") is None
+    monkeypatch.setattr(header, "run", lambda data: data[7])
+    assert symptom("header", b"").startswith("IndexError in ")
+    monkeypatch.setattr(header, "run", lambda data: os.kill(os.getpid(), signal.SIGSEGV))
+    assert symptom("header", b"") == f"ends with {-signal.SIGSEGV}"
+    monkeypatch.setattr(header, "run", lambda data: time.sleep(60))
+    monkeypatch.setattr(fuzz_hunt, "TIMEOUT", 0.2)
+    assert symptom("header", b"") == "hangs"
