@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pytest
+import target_index
+
 from edcache import format
 from edcache.contents import Chain
+from edcache.errors import CorruptArchiveError
 from edcache.format import Cursor, Head, Header
+from edcache.labels.tables import parse_labels
 
 
 def test_an_amendment_with_an_infinite_number_says_nothing():
@@ -14,3 +20,15 @@ def test_an_amendment_with_an_infinite_number_says_nothing():
     chain = Chain(Head(bytes(16)), Cursor(4096, 0, 0), "a.zip")
     chain.note(lambda offset, nbytes: text, header)
     assert (chain.length, chain.lost) == (None, set())
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.run_end_encoded(pa.int16(), pa.int8()), pa.list_(pa.int8(), 2), pa.struct([("a", pa.int8())])],
+    ids=["run-end", "fixed-size list", "struct"],
+)
+def test_a_label_column_of_a_type_that_no_writer_makes_is_refused(kind):
+    columns = {"y": pa.nulls(3, kind)}
+    data = target_index._packed("labels", columns, {"rows": 3}, 0)
+    with pytest.raises(CorruptArchiveError, match=r"column 'y' has type .*, which no writer makes"):
+        parse_labels(data, 3)
