@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import target_index
+from fuzz_archives import assembled, drawn, in_memory
 
-from edcache import format
+from edcache import Reader, format
 from edcache.contents import Chain
-from edcache.errors import CorruptArchiveError
+from edcache.errors import CorruptArchiveError, CorruptRecordError
 from edcache.format import Cursor, Head, Header
 from edcache.labels.tables import parse_labels
 
@@ -32,3 +34,20 @@ def test_a_label_column_of_a_type_that_no_writer_makes_is_refused(kind):
     data = target_index._packed("labels", columns, {"rows": 3}, 0)
     with pytest.raises(CorruptArchiveError, match=r"column 'y' has type .*, which no writer makes"):
         parse_labels(data, 3)
+
+
+def test_a_record_that_claims_to_hold_petabytes_is_corrupt_alone_and_among_others():
+    archive = drawn(2)
+    archive.seal = []
+    part = archive.parts[0]
+    part.is_changed = True
+    part.table.columns["raw_nbytes"][1] = 1 << 55
+    with in_memory(assembled(archive)) as path:
+        reader = Reader(path, io="pread")
+        for read in (lambda: reader.read(1), lambda: reader.read_many(np.arange(3))):
+            with pytest.raises(
+                CorruptRecordError, match=r"record 1 at offset .*, the index 36028797018963968"
+            ):
+                read()
+        assert reader.read(0)["y"] == 0
+        reader.close()
