@@ -38,7 +38,7 @@ from edcache.labels.view import Labels
 from edcache.progress import Show
 from edcache.reader import Reader
 from edcache.views import Samples, Transform, View
-from edcache.writer import adopt_labels, check_options, check_writing, never_created, new_head
+from edcache.writer import Sync, adopt_labels, check_options, check_writing, never_created, new_head
 
 InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
 
@@ -68,7 +68,8 @@ class CachedDataset(Samples):
         zero_copy: arrays lie over the mapped file instead of in memory you own. numpy arrays are read-only
             then; torch knows no such tensor, and writing into one ends the process.
         verify: when checksums are looked at: "touch" (first read in a process), "always", "never".
-        sync: "seal" (default), "chunk" or "never": when written bytes are brought to the disk.
+        sync: "seal" (default), "chunk", "never" or seconds: when what was published is brought to the disk,
+            so that a power cut cannot take it. A crash of the process never takes it.
         progress: True or False; by default a bar shows on a terminal. A function is called with (samples
             present, samples of the dataset) instead.
         num_workers: processes that compute what is missing, each of which appends for itself: 0 computes in
@@ -119,7 +120,7 @@ class CachedDataset(Samples):
         allow_pickle: bool = False,
         zero_copy: bool = False,
         verify: str = "touch",
-        sync: str = "seal",
+        sync: Sync = "seal",
         progress: Show = None,
         num_workers: int | str | None = 0,
         multiprocessing_context: Any = None,

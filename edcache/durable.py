@@ -17,6 +17,7 @@ those through `system`, so that a test can record the operations or fail the n-t
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import stat
 import struct
@@ -73,6 +74,15 @@ class System:
         """Size, device and inode."""
         return os.fstat(fd)
 
+    def stat_path(self, path: str) -> os.stat_result:
+        """The same of what a path leads to."""
+        return os.stat(path)
+
+    def map(self, fd: int, nbytes: int) -> memoryview:
+        """The first bytes of a file as read-only memory, shared with all who map it."""
+        # access= works on every platform; the mapping outlives the descriptor.
+        return memoryview(mmap.mmap(fd, nbytes, access=mmap.ACCESS_READ))
+
     def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
         """Read at an offset; the descriptor's own position is neither used nor moved."""
         if hasattr(os, "pread"):
@@ -128,6 +138,10 @@ class System:
             os.fsync(fd)
         finally:
             os.close(fd)
+
+    def make_folders(self, path: str) -> None:
+        """Make a folder and those above it, where they are absent."""
+        os.makedirs(path, exist_ok=True)
 
     def replace(self, source: str, target: str) -> None:
         """Give `source` the name `target` in one step."""
@@ -224,6 +238,8 @@ class File:
         self.writable = writable
         self.can_lock = True
         self._fd = fd
+        # The process may change its folder.
+        self._absolute = os.path.abspath(path)
         if writable:
             _lockable.add(self)
 
@@ -266,13 +282,10 @@ class File:
 
     def __del__(self) -> None:
         # A cache that is dropped without close() must not keep its descriptor.
-        if self._fd >= 0:
-            os.close(self._fd)
-
-    @property
-    def fd(self) -> int:
-        """The descriptor, for mmap; negative once closed."""
-        return self._fd
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with suppress(OSError):
+                system.close(fd)
 
     def size(self) -> int:
         """Bytes of the file now."""
@@ -282,6 +295,24 @@ class File:
         """(device, inode): equal for two names of one file."""
         found = self._stat()
         return found.st_dev, found.st_ino
+
+    def is_named(self) -> bool:
+        """Whether the path still leads to this file: not where another took its place, or it was deleted."""
+        try:
+            named = system.stat_path(self._absolute)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return False
+            _refused(self.path, "looking for its name", error)
+        return (named.st_dev, named.st_ino) == self.identity()
+
+    def move(self, target: str) -> None:
+        """Give this file the name `target` in one step, then sync the folder.
+
+        Whoever has open what had that name before keeps it.
+        """
+        replace(self._absolute, target)
+        self.path, self._absolute = target, os.path.abspath(target)
 
     def modified(self) -> float:
         """When the file was last written, in seconds since 1970."""
@@ -309,6 +340,16 @@ class File:
         except OSError as error:
             _refused(self.path, f"reading {nbytes:,} bytes at offset {offset:,}", error)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def map(self, nbytes: int) -> memoryview:
+        """The first bytes of the file as read-only memory; it outlives `close`.
+
+        A file that another program cuts meanwhile gives zeros or a SIGBUS: nothing here can tell.
+        """
+        try:
+            return system.map(self._fd, nbytes)
+        except OSError as error:
+            _refused(self.path, f"mapping {nbytes:,} bytes", error)
 
     def is_cached(self, offset: int) -> bool:
         """Whether the page of an offset is in memory; True where the system cannot tell."""
@@ -363,11 +404,17 @@ class File:
     @contextmanager
     def locked(self, start: int) -> Iterator[None]:
         """Hold the lock on byte `start` for the block, waiting for it as long as it takes."""
-        self.lock(start)
+        # An interrupt may come between any two steps, so it is let go of even where it may not be held
+        # (tests/faults/test_interrupts.py).
         try:
+            self.lock(start)
             yield
         finally:
-            self.unlock(start)
+            try:
+                self.unlock(start)
+            except BaseException:
+                self.unlock(start)
+                raise
 
     def lock(self, start: int, length: int = 1) -> None:
         """Lock bytes for this open file, waiting for whoever holds them (signals interrupt)."""
@@ -477,7 +524,7 @@ def make_parent(path: str) -> None:
     parent = os.path.dirname(path)
     try:
         if parent:
-            os.makedirs(parent, exist_ok=True)
+            system.make_folders(parent)
     except OSError as error:
         _refused(parent, "making the folder", error)
 

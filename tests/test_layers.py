@@ -29,7 +29,7 @@ FLOORS = [
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 OWNERS = {
     "pyarrow": {"labels"},
-    "mmap": {"reader"},
+    "mmap": {"durable"},
     "fcntl": {"durable"},
     "msvcrt": {"durable"},
     "pickle": {"codec"},

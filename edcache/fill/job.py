@@ -10,7 +10,7 @@ from edcache.errors import EdcacheError, OptionError, SourceError, StaleCacheErr
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
-from edcache.writer import Appender, ChunkWriter, adopt_labels
+from edcache.writer import Appender, ChunkWriter, Sync, adopt_labels
 
 ON_ERROR: Final = ("raise", "skip", "skip_final")
 _MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
@@ -35,7 +35,7 @@ class Job:
     head: Head
     spec: LabelSpec
     chunk_size: int | None = None
-    sync: str = "seal"
+    sync: Sync = "seal"
     on_error: str = "raise"
     retries: int = 0
     timeout: float | None = None

@@ -6,8 +6,6 @@ machine a mapping fetches page by page and a lost connection is a SIGBUS, so the
 
 from __future__ import annotations
 
-import mmap
-
 import numpy as np
 import numpy.typing as npt
 
@@ -34,8 +32,7 @@ class Storage:
         self.size = size
         self.view: memoryview | None = None
         if io == "mmap" or (io == "auto" and not file.is_remote()):
-            # access= works on every platform; the mapping outlives the descriptor.
-            self.view = memoryview(mmap.mmap(file.fd, size, access=mmap.ACCESS_READ))
+            self.view = file.map(size)
         self._hot_batches = 0
 
     @property

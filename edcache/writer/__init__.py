@@ -1,6 +1,7 @@
 """Append samples to an archive, and seal it (format.py section 5).
 
     chunk.py     ChunkBuilder: samples -> one chunk in memory; takes no lock
+    syncing.py   when what was published goes to the disk, and what that survives
     appender.py  Appender: the archive open for appending: lock, catch up, publish, seal
     batcher.py   ChunkWriter: the two together, with compression and the size of a chunk
     cache.py     CacheWriter: for anyone who has samples
@@ -12,6 +13,7 @@ from edcache.writer.appender import Appender, never_created
 from edcache.writer.batcher import ChunkEncoder, ChunkWriter, check_writing
 from edcache.writer.cache import CacheWriter, adopt_labels, check_options, new_head, start_replacing
 from edcache.writer.chunk import Chunk, ChunkBuilder
+from edcache.writer.syncing import Sync
 
 __all__ = [
     "Appender",
@@ -20,6 +22,7 @@ __all__ = [
     "ChunkBuilder",
     "ChunkEncoder",
     "ChunkWriter",
+    "Sync",
     "adopt_labels",
     "check_options",
     "check_writing",

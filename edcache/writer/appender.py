@@ -15,13 +15,12 @@ import numpy.typing as npt
 from edcache import durable, format
 from edcache.contents import Chain, Contents, read_table
 from edcache.durable import File
-from edcache.errors import ArchiveClosedError, CorruptArchiveError, StorageError
+from edcache.errors import ArchiveClosedError, CorruptArchiveError, StaleArchiveError, StorageError
 from edcache.format import PAGE, Cursor, Head, Header
 from edcache.labels.columns import LabelTypes
 from edcache.labels.tables import ChunkTable, pack_chunk_table, pack_index, pack_labels
 from edcache.writer.chunk import Chunk
-
-SYNC_CHOICES = ("never", "seal", "chunk")
+from edcache.writer.syncing import Sync, TimedSync
 
 
 class Appender:
@@ -35,7 +34,7 @@ class Appender:
         head: what the archive says about itself. path: as given. chain: its entries, as far as seen.
     """
 
-    def __init__(self, file: File, head: Head, cursor: Cursor, sync: str) -> None:
+    def __init__(self, file: File, head: Head, cursor: Cursor, sync: Sync) -> None:
         self.path = file.path
         self.head = head
         self.chain = Chain(head, cursor, file.path)
@@ -43,12 +42,14 @@ class Appender:
         self._pid = os.getpid()
         self._is_closed = False
         self._sync = sync
+        self._timed = TimedSync(sync, self._sync_file) if isinstance(sync, int | float) else None
         self._failed: str | None = None
+        self._is_name_synced = False
         self._intended: tuple[Chunk, Header] | None = None
         self._label_types: tuple[int, LabelTypes] | None = None
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], head: Head, *, create: bool, sync: str = "seal") -> Appender:
+    def open(cls, path: str | os.PathLike[str], head: Head, *, create: bool, sync: Sync = "seal") -> Appender:
         """Open an archive, or make one with `head` where there is none yet.
 
         Args:
@@ -224,9 +225,22 @@ class Appender:
         return self._is_closed
 
     def close(self) -> None:
-        """Close the file without sealing; idempotent."""
-        self._is_closed = True
-        self._file.close()
+        """Close the file without sealing; idempotent.
+
+        Raises:
+            StorageError: sync= is a number, and what was published last could not be synced.
+        """
+        try:
+            if self._timed is not None and not self._is_closed and self._pid == os.getpid():
+                self._timed.finish()
+        finally:
+            self._is_closed = True
+            self._file.close()
+
+    def move(self, target: str) -> None:
+        """Give the archive another path, in the place of what is there; see `File.move`."""
+        self._file.move(target)
+        self.path = target
 
     # --- the chain, as far as this process has seen it ---
 
@@ -250,6 +264,11 @@ class Appender:
     def _appending(self) -> Iterator[None]:
         self.check_usable()
         with self._file.locked(format.LOCK_APPEND):
+            if not self._file.is_named():
+                raise StaleArchiveError(
+                    f"{self.path}: deleted, or another file has taken its place, while it was open for "
+                    "appending; open it again"
+                )
             self._take_in()
             self._cut_torn_tail()
             yield
@@ -311,8 +330,10 @@ class Appender:
         self.chain.note(self._file.pread, header)
         if self._sync == "chunk":
             self._sync_file()
-        elif self._sync == "seal":
+        elif self._sync != "never":
             self._file.write_back(header.offset, total)
+        if self._timed is not None:
+            self._timed.published()
 
     @contextmanager
     def _giving_back_space(self) -> Iterator[None]:
@@ -327,12 +348,17 @@ class Appender:
 
     def _sync_file(self) -> None:
         """Sync what the chain holds so far; the headers that follow say so."""
+        end = self.chain.cursor.offset
         try:
             self._file.sync()
+            if not self._is_name_synced:
+                # A file whose name is lost is lost, whatever of it was synced.
+                durable.sync_directory(os.path.dirname(self.path))
+                self._is_name_synced = True
         except StorageError:
             self._failed = "a sync failed, so what was written since the last one is in doubt"
             raise
-        self.chain.durable = self.chain.cursor.offset
+        self.chain.durable = max(end, self.chain.durable)
 
     def _head_header(self) -> Header:
         found = format.parse_header(self._file.pread(0, format.MAX_HEADER_NBYTES))
@@ -359,7 +385,6 @@ class Appender:
         self.chain.note(self._file.pread, labels)
         if self._sync != "never":
             self._sync_file()
-            durable.sync_directory(os.path.dirname(self.path))
 
     def _seal_header(self, kind: int, data: memoryview, contents: Contents) -> Header:
         crc, cursor = format.crc32(data), self.chain.cursor

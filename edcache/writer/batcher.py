@@ -12,14 +12,14 @@ from edcache.errors import LabelError, OptionError
 from edcache.format import Head
 from edcache.labels.columns import LabelCollector
 from edcache.labels.spec import LabelSpec
-from edcache.writer.appender import SYNC_CHOICES, Appender
+from edcache.writer.appender import Appender
 from edcache.writer.chunk import CHUNK_NBYTES, Chunk, ChunkBuilder
+from edcache.writer.syncing import Sync, check_sync
 
 
-def check_writing(sync: str, chunk_size: int | None, chunk_nbytes: int = CHUNK_NBYTES) -> None:
+def check_writing(sync: Sync, chunk_size: int | None, chunk_nbytes: int = CHUNK_NBYTES) -> None:
     """Raise OptionError for options that no writer takes; called before anything on the disk is touched."""
-    if sync not in SYNC_CHOICES:
-        raise OptionError(f"sync={sync!r}; choose one of {', '.join(map(repr, SYNC_CHOICES))}")
+    check_sync(sync)
     for name, value in (("chunk_size", chunk_size), ("chunk_nbytes", chunk_nbytes)):
         if value is not None and (type(value) is not int or value < 1):
             raise OptionError(f"{name}={value!r}; give a positive integer")

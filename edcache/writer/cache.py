@@ -18,7 +18,6 @@ from edcache.durable import File
 from edcache.errors import (
     ArchiveClosedError,
     ArchiveLockedError,
-    ArchiveNotFoundError,
     CodecError,
     EdcacheError,
     LabelError,
@@ -30,6 +29,7 @@ from edcache.labels.spec import LabelSpec
 from edcache.writer.appender import Appender
 from edcache.writer.batcher import ChunkWriter, check_writing
 from edcache.writer.chunk import CHUNK_NBYTES
+from edcache.writer.syncing import Sync
 
 
 def new_head(
@@ -72,7 +72,9 @@ class CacheWriter:
         chunk_nbytes: publish when the records have this many bytes.
         publish_seconds: publish at the first append after this long, so that little is lost in a
             crash; None leaves it to the sizes, which makes the file's bytes independent of speed.
-        sync: "seal" syncs the file when it is sealed, "chunk" after every chunk, "never" not at all.
+        sync: "seal" syncs the file when it is sealed, "chunk" after every chunk, a number no later than so
+            many seconds after a chunk, "never" not at all. It decides what a power cut may take; a crash of
+            the process takes nothing that was published (see edcache/writer/syncing.py).
         uuid: 16 bytes that identify the archive; random by default.
     Raises:
         ArchiveExistsError: mode="x" and the path exists.
@@ -99,7 +101,7 @@ class CacheWriter:
         chunk_size: int | None = None,
         chunk_nbytes: int = CHUNK_NBYTES,
         publish_seconds: float | None = 2.0,
-        sync: str = "seal",
+        sync: Sync = "seal",
         uuid: bytes | None = None,
     ) -> None:
         if mode not in ("x", "a", "w"):
@@ -174,7 +176,7 @@ class CacheWriter:
             self._appender.amend(length=self._appender.end_index)
         self._appender.seal()
         if self._replaces and not self._has_replaced:
-            durable.replace(self._appender.path, self.path)
+            self._appender.move(self.path)
             self._has_replaced = True
 
     def close(self) -> None:
@@ -246,7 +248,9 @@ def _add_note(error: BaseException, text: str) -> None:
 
 
 def start_replacing(work: str) -> File:
-    """Lock and empty the file that is to replace another; hold the result until it has.
+    """Make and lock the file that is to replace another; hold the result until it has.
+
+    What a replacement that was killed left there is deleted, not cut: somebody may have it mapped.
 
     Raises:
         ArchiveLockedError: another process is at it.
@@ -257,25 +261,15 @@ def start_replacing(work: str) -> File:
         try:
             if not session.try_lock(format.LOCK_SESSION):
                 raise ArchiveLockedError(f"{work}: another process is writing it; wait for it to end")
-            if _is_still_named(session):
-                session.truncate(0)
-                return session
+            # Its last holder may just have given it another name.
+            if session.is_named():
+                if not session.size():
+                    return session
+                durable.remove(work)
         except BaseException:
             session.close()
             raise
         session.close()
-
-
-def _is_still_named(session: File) -> bool:
-    """Whether the name still leads to this file: its last holder may just have renamed it."""
-    try:
-        found = File.open(session.path, "r")
-    except ArchiveNotFoundError:
-        return False
-    try:
-        return found.identity() == session.identity()
-    finally:
-        found.close()
 
 
 def adopt_labels(head: Head, asked: LabelSpec, where: str) -> LabelSpec:
