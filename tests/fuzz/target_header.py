@@ -107,6 +107,7 @@ def _seal(draw: Draw) -> None:
     )
     try:
         index, labels, directory = format.seal_headers(index, labels, [])
+        format.pack_header(labels)
     except struct.error:
         return  # what is drawn cannot be written
     directory = draw.changed(directory) if draw.flag() else directory

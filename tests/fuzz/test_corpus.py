@@ -43,8 +43,8 @@ def test_a_finding_is_told_apart_from_what_is_sound(monkeypatch):
     assert symptom("header", b"") is None
     monkeypatch.setattr(header, "run", lambda data: data[7])
     assert symptom("header", b"").startswith("IndexError in ")
-    monkeypatch.setattr(header, "run", lambda data: os.kill(os.getpid(), signal.SIGSEGV))
-    assert symptom("header", b"") == f"ends with {-signal.SIGSEGV}"
+    monkeypatch.setattr(header, "run", lambda data: os.kill(os.getpid(), signal.SIGKILL))
+    assert symptom("header", b"") == f"ends with {-signal.SIGKILL}"
     monkeypatch.setattr(header, "run", lambda data: time.sleep(60))
     monkeypatch.setattr(fuzz_hunt, "TIMEOUT", 0.2)
     assert symptom("header", b"") == "hangs"

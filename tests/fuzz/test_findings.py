@@ -51,3 +51,13 @@ def test_a_record_that_claims_to_hold_petabytes_is_corrupt_alone_and_among_other
                 read()
         assert reader.read(0)["y"] == 0
         reader.close()
+
+
+def test_a_chunk_that_claims_more_samples_than_its_table_could_hold_takes_no_memory():
+    archive = drawn(5)
+    archive.parts[0].lies["samples"] = 1 << 40
+    with in_memory(assembled(archive)) as path:
+        reader = Reader(path, io="pread")
+        assert reader.present == 2
+        assert "its table does not read" in reader.damaged[0] or "it has 2 rows" in reader.damaged[0]
+        reader.close()
