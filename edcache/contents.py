@@ -162,7 +162,7 @@ def _read_amendment(pread: PRead, header: Header) -> dict[str, Any] | None:
             return None
         failed = failures_of(said.get("failed", []))
         return {"length": length, "lost": {int(seq) for seq in lost}, "failed": failed}
-    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         return None
 
 

@@ -186,16 +186,11 @@ def _check_header(frame: memoryview, raw_nbytes: int) -> int:
         unknown = header.content_size == zstandard.CONTENTSIZE_UNKNOWN
         said = "nothing of its size" if unknown else f"{header.content_size} bytes"
         raise CorruptRecordError(f"zstd frame says {said}, the index {raw_nbytes}")
-    if raw_nbytes > most_content(len(frame)):
+    if raw_nbytes > (len(frame) // _BLOCK_NBYTES + 1) * _BLOCK_CONTENT:
         raise CorruptRecordError(f"zstd frame of {len(frame)} bytes cannot hold {raw_nbytes}")
     if header.window_size > max(_MAX_WINDOW, raw_nbytes):
         raise CorruptRecordError(f"zstd frame asks for a window of {header.window_size} bytes")
     return int(header.dict_id)
-
-
-def most_content(frame_nbytes: Any) -> Any:
-    """The most bytes that a frame of so many can hold; of an int, or of an array of them."""
-    return (frame_nbytes // _BLOCK_NBYTES + 1) * _BLOCK_CONTENT
 
 
 def _choose(dictionary_id: int, dictionaries: Sequence[bytes]) -> bytes:

@@ -19,7 +19,6 @@ import pyarrow as pa
 from edcache.errors import CorruptArchiveError
 from edcache.labels.arrays import from_numpy, number_values, numpy_dtype
 from edcache.labels.columns import LabelTypes
-from edcache.labels.values import is_column_type
 
 _META: Final = b"edcache"
 _LABEL: Final = "label/"
@@ -298,7 +297,7 @@ def _checked(table: pa.Table, rows: int, allow_labels: bool) -> dict[str, Any]:
 
 def _refuse_exotic(schema: pa.Schema) -> None:
     for field in schema:
-        if not is_column_type(field.type):
+        if isinstance(field.type, pa.BaseExtensionType) or pa.types.is_dictionary(field.type):
             raise ValueError(f"column {field.name!r} has type {field.type}, which no writer makes")
 
 

@@ -352,14 +352,6 @@ def type_text(kind: pa.DataType) -> Any:
     return str(kind)
 
 
-def is_column_type(kind: pa.DataType) -> bool:
-    """Whether a writer makes columns of this type."""
-    try:
-        return bool(type_of_text(type_text(kind)) == kind)
-    except ValueError:
-        return False
-
-
 def type_of_text(text: Any) -> pa.DataType:
     """The type that `type_text` wrote; ValueError for anything else."""
     if isinstance(text, list) and len(text) == 2 and isinstance(text[1], str):

@@ -11,7 +11,7 @@ import torch
 
 from edcache import format
 from edcache.codec import Decoder, aliased
-from edcache.codec.compression import decompress, decompress_into, most_content
+from edcache.codec.compression import decompress, decompress_into
 from edcache.contents import Chain, Contents, read_table
 from edcache.durable import File
 from edcache.errors import (
@@ -333,8 +333,6 @@ class Hold:
         index = self.contents.index.records
         stored = [self._stored(row, is_announced=True) for row in rows.tolist()]
         raw_nbytes = index.raw_nbytes
-        if raw_nbytes is not None and np.any(raw_nbytes[rows] > most_content(index.nbytes[rows])):
-            return None  # the general path names the record
         lengths = (index.nbytes if raw_nbytes is None else raw_nbytes)[rows].view(np.int64)
         ends = np.cumsum((lengths + LATTICE - 1) & -LATTICE)
         places = np.concatenate(([0], ends[:-1]))
