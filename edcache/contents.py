@@ -7,20 +7,20 @@ same while an archive is not sealed. Nothing here writes.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache import format
+from edcache import bounded, format
 from edcache.errors import CorruptArchiveError
 from edcache.format import Cursor, Head, Header, PRead
 from edcache.labels.arrays import take_rows
 from edcache.labels.columns import no_labels, unify
 from edcache.labels.tables import (
+    MAX_SCHEMAS,
     Blocks,
     ChunkTable,
     Dictionary,
@@ -32,7 +32,8 @@ from edcache.labels.tables import (
 )
 
 _PIECE_NBYTES = 1 << 22
-MAX_SCHEMAS = 1 << 16
+# What a failure takes in memory, its texts aside.
+_FAILURE_NBYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,8 @@ class Chain:
         durable: everything before this offset is known to have been synced.
         lost: sequence numbers of entries whose bytes a power cut took, as amendments tell. They are in
             none of the following.
-        entries: everything but seals: what a zip directory lists between head and index.
-        chunks: the chunks. dictionaries: the compression dictionaries, oldest first.
+        entries: everything but seals: what a zip directory lists between head and index. chunks,
+            dictionaries: those of them that are.
         failures: what was last said of each sample that failed, by index, and the sequence number of the
             entry that says it; it may have a record by now.
     """
@@ -73,18 +74,38 @@ class Chain:
         self.end_index = 0
         self.durable = 0
         self.lost: set[int] = set()
-        self.entries: list[Header] = []
-        self.chunks: list[Header] = []
-        self.dictionaries: list[Header] = []
         self.failures: dict[int, tuple[int, Failure]] = {}
+        self._entries: dict[int, Header] = {}  # by sequence number
+        self._by_kind: dict[int, list[Header]] = {}
         self._index: Header | None = None
 
     def copy(self) -> Chain:
         """The same as far as walked; one may go on without the other."""
         other = copy.copy(self)
-        for name in ("lost", "entries", "chunks", "dictionaries", "failures"):
-            setattr(other, name, getattr(self, name).copy())
+        other.lost, other.failures = self.lost.copy(), self.failures.copy()
+        other._entries, other._by_kind = self._entries.copy(), {}
         return other
+
+    @property
+    def entries(self) -> list[Header]:
+        """Everything but seals, in order."""
+        return list(self._entries.values())
+
+    @property
+    def chunks(self) -> list[Header]:
+        """The chunks, in order."""
+        return self._of_kind(format.KIND_CHUNK)
+
+    @property
+    def dictionaries(self) -> list[Header]:
+        """The compression dictionaries, oldest first."""
+        return self._of_kind(format.KIND_DICTIONARY)
+
+    def _of_kind(self, kind: int) -> list[Header]:
+        # Filtered once, however many amendments give entries up.
+        if kind not in self._by_kind:
+            self._by_kind[kind] = [header for header in self._entries.values() if header.kind == kind]
+        return self._by_kind[kind]
 
     def extend(self, pread: PRead, size: int) -> None:
         """Take in what follows the cursor in a file of `size` bytes."""
@@ -105,26 +126,31 @@ class Chain:
         self.cursor = format.after(header)
 
     def _add(self, pread: PRead, header: Header) -> None:
-        self.entries.append(header)
+        self._entries[header.seq] = header
+        if header.kind in self._by_kind:
+            self._by_kind[header.kind].append(header)
         if header.kind == format.KIND_CHUNK:
-            self.chunks.append(header)
             self.end_index = max(self.end_index, header.end_index)
-        elif header.kind == format.KIND_DICTIONARY:
-            self.dictionaries.append(header)
         elif header.kind == format.KIND_AMENDMENT:
             self._amend(pread, header)
 
     def _amend(self, pread: PRead, header: Header) -> None:
-        said = _read_amendment(pread, header)
+        said = _read_amendment(pread, header, self.where)
         if said is None:
             return
-        if said["length"] is not None:
-            self.length = said["length"]
-        self.failures |= {failure.index: (header.seq, failure) for failure in said["failed"]}
-        if said["lost"]:
-            self.lost |= said["lost"]
-            for entries in (self.entries, self.chunks, self.dictionaries):
-                entries[:] = [entry for entry in entries if entry.seq not in self.lost]
+        if said.length is not None:
+            self.length = said.length
+        self.failures |= {failure.index: (header.seq, failure) for failure in said.failed}
+        if len(self.failures) * _FAILURE_NBYTES > header.next + bounded.FREE_NBYTES:
+            raise CorruptArchiveError(
+                f"{self.where}: {len(self.failures):,} failures up to offset {header.next:,}, more than "
+                f'so many bytes hold; run "edcache verify {self.where}"'
+            )
+        self.lost |= said.lost
+        for seq in said.lost:
+            entry = self._entries.pop(seq, None)
+            if entry is not None:
+                self._by_kind.pop(entry.kind, None)
 
     def find_lost(self, pread: PRead) -> set[int]:
         """Sequence numbers of unsynced entries whose payload fails its crc32, newly found.
@@ -139,6 +165,59 @@ class Chain:
             lost |= {header.seq for header in unsynced if header.seq > dictionaries[0]}
         return lost
 
+    def check_seal(self, pread: PRead, seal: tuple[Header, Header]) -> None:
+        """Check that the walked chain ends in a seal, and that the zip directory lists this chain alone.
+
+        Raises:
+            CorruptArchiveError: "train.zip: the chain of entries ends at offset 8,192, before its seal ...".
+        """
+        index, labels = seal
+        if self.seal != seal:
+            raise CorruptArchiveError(
+                f"{self.where}: the chain of entries ends at offset {self.cursor.offset:,}, before its "
+                f"seal at offset {index.offset:,}; {self._unchecked_remedy}"
+            )
+        head = format.parse_header(pread(0, format.MAX_HEADER_NBYTES))
+        assert head is not None
+        directory = format.pack_directory([head, *self.entries, *seal], labels.payload_end)
+        if pread(labels.payload_end, len(directory) + 1) != directory:
+            raise CorruptArchiveError(
+                f"{self.where}: the zip directory at offset {labels.payload_end:,} does not list what the "
+                f"chain of entries holds; {self._unchecked_remedy}"
+            )
+
+    def check_index(self, index: IndexTable) -> None:
+        """Check that a seal's index is about the walked chain: its length, its chunks, its dictionaries.
+
+        Raises:
+            CorruptArchiveError: "train.zip: index.arrow is about other chunks than ...".
+        """
+        chunks = self.chunks
+        end_index = max((header.end_index for header in chunks), default=0)
+        dictionaries = [Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in self.dictionaries]
+        tables_end = np.array([header.payload_offset + header.table_nbytes for header in chunks], np.int64)
+        starts = np.array([header.records_offset for header in chunks], np.int64)
+        ends = np.array([header.payload_end for header in chunks], np.int64)
+        blocks = index.blocks
+        if not (
+            index.length == max(end_index, self.length or 0)
+            and index.dictionaries == dictionaries
+            and np.array_equal(blocks[:, 1], starts)
+            and np.all(blocks[:, 2] <= ends - starts)
+            and np.array_equal(blocks[:, 0], tables_end - 4 * -(-blocks[:, 2] // format.BLOCK_NBYTES))
+        ):
+            raise CorruptArchiveError(
+                f"{self.where}: index.arrow is about another length, other chunks or other dictionaries "
+                f"than the chain of entries; {self._unchecked_remedy}"
+            )
+
+    @property
+    def _unchecked_remedy(self) -> str:
+        return (
+            f'run "edcache verify {self.where}", which says what is damaged; verify="never" reads what the '
+            "index lists all the same"
+        )
+
     def contents(self, table: Callable[[Header], ChunkTable | None]) -> Contents:
         """Where every sample lies, and its labels.
 
@@ -150,20 +229,35 @@ class Chain:
         return merge(self.chunks, table, self.dictionaries, self.length, names, self.where, failures)
 
 
-def _read_amendment(pread: PRead, header: Header) -> dict[str, Any] | None:
+class _Amendment(NamedTuple):
+    length: int | None
+    lost: set[int]
+    failed: list[Failure]
+
+
+def _read_amendment(pread: PRead, header: Header, where: str) -> _Amendment | None:
     """What an amendment revises, or None where its bytes were lost in a power cut."""
     data = pread(header.payload_offset, header.table_nbytes)
     if len(data) != header.table_nbytes or format.crc32(data) != header.table_crc:
         return None
     try:
-        said = json.loads(data)
-        length, lost = said.get("length"), said.get("lost", [])
-        if not (length is None or (type(length) is int and length >= 0)):
-            return None
-        failed = failures_of(said.get("failed", []))
-        return {"length": length, "lost": {int(seq) for seq in lost}, "failed": failed}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        return None
+        return _parse_amendment(bounded.loads(data), header.seq)
+    except ValueError as error:
+        raise CorruptArchiveError(
+            f"{where}: {header.name} at offset {header.offset:,} does not read: {error}; "
+            "no release of edcache wrote it: build the archive again"
+        ) from error
+
+
+def _parse_amendment(said: Any, seq: int) -> _Amendment:
+    if type(said) is not dict or not said or not said.keys() <= {"length", "lost", "failed"}:
+        raise ValueError("it revises something else than length, lost and failed")
+    length, lost = said.get("length"), said.get("lost", [])
+    if not (length is None or format.is_count(length)):
+        raise ValueError(f"a length of {str(length)[:80]}")
+    if type(lost) is not list or not all(type(entry) is int and 0 <= entry < seq for entry in lost):
+        raise ValueError("it gives up entries that are not before it")
+    return _Amendment(length, set(lost), failures_of(said.get("failed", [])))
 
 
 def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
@@ -181,23 +275,29 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
     except CorruptArchiveError as error:
         raise CorruptArchiveError(f"{place}: {error}") from error
     if not _within(header, table):
-        raise CorruptArchiveError(f"{place}: its table points outside of it, or at a schema it has not")
+        raise CorruptArchiveError(
+            f"{place}: its table points outside of it, twice at one place, or at a schema it has not"
+        )
     return table
 
 
 def _within(header: Header, table: ChunkTable) -> bool:
     records, room = table.records, header.payload_end - header.records_offset
-    if not len(records.offset):
-        return True
     if room < 0 or records.index is None or int(records.schema.max()) >= len(table.schemas):
         return False
     if int(records.offset.max()) > room or int(records.nbytes.max()) > room:  # so that the sum cannot wrap
         return False
-    if format.block_count(table.records_nbytes) * 4 > header.table_nbytes:
+    if format.block_count(table.records_nbytes) * 4 != table.behind_nbytes:
         return False
-    ends = int((records.offset + records.nbytes).max())
+    ends = records.offset + records.nbytes
+    if np.any(records.offset[1:] < ends[:-1]):
+        return False
     indices = int(records.index.min()), int(records.index.max())
-    return ends == table.records_nbytes <= room and indices[0] >= 0 and indices[1] == header.end_index - 1
+    return (
+        int(ends[-1]) == table.records_nbytes <= room
+        and indices[0] >= 0
+        and indices[1] == header.end_index - 1
+    )
 
 
 def blocks_of(header: Header, table: ChunkTable) -> Blocks:
@@ -237,8 +337,8 @@ def merge(
         failures: of samples, some of which may have a record.
     Cost: some 40 bytes of memory a sample, and its labels twice.
     """
-    rows = sum(header.samples for header in chunks)
-    merged = _Columns(rows)
+    # `read_table` finds no more rows than these; a header may claim any number.
+    merged = _Columns(sum(min(header.samples, header.table_nbytes // format.ROW_NBYTES) for header in chunks))
     schemas: dict[str, int] = {}
     labels: list[Any] = []
     blocks: list[Blocks] = []
@@ -264,7 +364,8 @@ def merge(
         records = replace(records, index=None)
     known = [Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in dictionaries]
     failed = _without_record(failures, records.index, length)
-    return Contents(IndexTable(records, length, list(schemas), known, blocks, failed), table)
+    runs = np.array(blocks, np.int64).reshape(-1, 3)
+    return Contents(IndexTable(records, length, list(schemas), known, runs, failed), table)
 
 
 def _without_record(

@@ -67,7 +67,8 @@ class CachedDataset(Samples):
         allow_pickle: read records that are pickles. Only for archives whose author you trust.
         zero_copy: arrays lie over the mapped file instead of in memory you own. numpy arrays are read-only
             then; torch knows no such tensor, and writing into one ends the process.
-        verify: when checksums are looked at: "touch" (first read in a process), "always", "never".
+        verify: when checksums are looked at: "touch" (first read in a process), "always", "never"; "open" is
+            "touch", and compares index, zip directory and chain when the archive is opened, however long.
         sync: "seal" (default), "chunk", "never" or seconds: when what was published is brought to the disk,
             so that a power cut cannot take it. A crash of the process never takes it.
         progress: True or False; by default a bar shows on a terminal. A function is called with (samples
@@ -175,6 +176,7 @@ class CachedDataset(Samples):
             "on_full": on_full,
         }
         length = None if is_stream(source) or not hasattr(source, "__len__") else len(source)
+        self._reader.known_length = length or 0
         head = new_head(
             self._spec,
             length=length,
@@ -355,6 +357,7 @@ class CachedDataset(Samples):
     @property
     def indices(self) -> npt.NDArray[np.int64]:
         """All of them: 0 to len(self) - 1."""
+        self._reader.justify(8)
         return np.arange(len(self), dtype=np.int64)
 
     def refresh(self) -> bool:

@@ -12,6 +12,7 @@
     │   ├── FormatVersionError (ValueError)    written by a newer format than this release reads
     │   ├── StaleArchiveError (RuntimeError)   the file at the path is no longer the one that was opened
     │   ├── StorageError (OSError)             the operating system refused: full disk, I/O error, no locks
+    │   ├── LengthError (ValueError)           a length is claimed that the file's size does not justify
     │   └── CorruptArchiveError (ValueError)   bytes that no writer of ours left
     │       └── CorruptRecordError             one record; the others still read
     ├── SampleIndexError (IndexError)          an index outside [-n, n)
@@ -101,6 +102,10 @@ class StaleArchiveError(ArchiveError, RuntimeError):
 
 class StorageError(ArchiveError, OSError):
     """The operating system refused a read, a write, a sync or a lock; errno is kept."""
+
+
+class LengthError(ArchiveError, ValueError):
+    """The archive claims more samples than its size justifies allocating for."""
 
 
 class CorruptArchiveError(ArchiveError, ValueError):

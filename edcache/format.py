@@ -104,8 +104,9 @@ index.arrow is an Arrow IPC file of one batch: the columns offset (from the star
 nbytes, crc32, schema, and raw_nbytes where the archive compresses; sorted by index. When samples
 are absent a first column `index` says which are there; a dense archive leaves it out and row i is
 sample i. Its metadata "edcache" is JSON: {"length", "schemas", "dictionaries": [[offset, nbytes,
-crc32], ...], "chunks": [[offset of the block crcs, offset of the records, bytes of the records],
-...] by rising offset}, and "failed" as in an amendment where samples without a record failed.
+crc32], ...]}, and "failed" as in an amendment where samples without a record failed. Its metadata
+"edcache.chunks" is base64 of three int64 for each chunk, by rising offset: where its block crcs begin,
+where its records begin, bytes of the records.
 labels.arrow has the same rows and the label columns under their plain names.
 
 An archive is *sealed* when it ends with the canonical directory, the directory points at an index
@@ -149,9 +150,10 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
+from edcache import bounded
 from edcache.errors import CorruptArchiveError, FormatVersionError, NotAnArchiveError, OptionError
 
 try:
@@ -168,6 +170,9 @@ BLOCK_NBYTES: Final = 1 << 14
 HEADER_NBYTES: Final = 192
 MAX_HEADER_NBYTES: Final = 320
 MAX_HEAD_NBYTES: Final = 1 << 20
+MAX_LENGTH: Final = 1 << 62
+ROW_NBYTES: Final = 30
+"""What a record takes in a chunk's table, at the least."""
 
 KIND_HEAD, KIND_CHUNK, KIND_DICTIONARY, KIND_AMENDMENT, KIND_INDEX, KIND_LABELS = range(6)
 
@@ -200,6 +205,7 @@ _END = struct.Struct("<4sHHHHIIH")  # 22 bytes
 END_NBYTES: Final = _END64.size + _LOCATOR.size + _END.size
 
 _EXTRA_ID: Final = 0x6465
+_SHORT_SEQ: Final = 10**8  # names of more digits are longer
 _ZIP64_ID: Final = 0x0001
 _DATE: Final = 0x0021
 _MADE_BY: Final = (3 << 8) | 45  # Unix, so that the mode below is honoured
@@ -254,6 +260,8 @@ class Header:
     table_nbytes: int = 0
     table_crc: int = 0
     durable: int = 0
+    # The link behind it, where it was parsed and so is at hand; `replace` does not carry it over.
+    _link_after: int | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def name(self) -> str:
@@ -263,6 +271,8 @@ class Header:
     @property
     def nbytes(self) -> int:
         """Bytes of this header: the payload starts behind them, on a multiple of 64."""
+        if self.offset % 64 == 0 and self.payload_nbytes < _MAX32 and self.seq < _SHORT_SEQ:
+            return HEADER_NBYTES
         least = self.offset + _LOCAL.size + len(self.name) + self._zip64_nbytes + _EXTRA.size + _PRIVATE.size
         return align(max(least, self.offset + HEADER_NBYTES), 64) - self.offset
 
@@ -296,7 +306,8 @@ def _pack_header(header: Header, header_crc: int) -> bytes:
     name = header.name.encode("ascii")
     wide = header._zip64_nbytes > 0
     size = _MAX32 if wide else header.payload_nbytes
-    extra_nbytes = header.nbytes - _LOCAL.size - len(name)
+    nbytes = header.nbytes
+    extra_nbytes = nbytes - _LOCAL.size - len(name)
     local = _LOCAL.pack(
         b"PK\x03\x04",
         45 if wide else 20,
@@ -314,7 +325,7 @@ def _pack_header(header: Header, header_crc: int) -> bytes:
     private = _PRIVATE.pack(
         VERSION,
         header.kind,
-        header.nbytes,
+        nbytes,
         header.uuid,
         header.seq,
         header.offset,
@@ -363,11 +374,22 @@ def parse_header(data: bytes) -> Header | None:
         payload_nbytes=payload_nbytes,
         payload_crc=int.from_bytes(data[14:18], "little"),
     )
-    if header.nbytes != fields[2] or len(data) < header.nbytes:
+    nbytes = header.nbytes
+    if nbytes != fields[2] or len(data) < nbytes:
         return None
-    if pack_header(header) != bytes(data[: header.nbytes]):
+    packed = data[:nbytes]
+    if not _is_packed(header, fields[13], packed):
         return None
+    object.__setattr__(header, "_link_after", link_after(packed))
     return header
+
+
+def _is_packed(header: Header, header_crc: int, data: bytes) -> bool:
+    """Whether the bytes are those of `pack_header`, which are packed here but once."""
+    if _pack_header(header, header_crc) != data:
+        return False
+    crc_end = _LOCAL.size + len(header.name) + header._zip64_nbytes + _EXTRA.size + _PRIVATE.size
+    return crc32(data[crc_end:], crc32(bytes(4), crc32(data[: crc_end - 4]))) == header_crc
 
 
 def _private_fields(data: bytes) -> tuple[tuple[Any, ...], int] | None:
@@ -475,7 +497,12 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
     payload = pread(header.payload_offset, min(header.payload_nbytes, MAX_HEAD_NBYTES))
     if len(payload) != header.payload_nbytes or crc32(payload) != header.payload_crc:
         raise CorruptArchiveError(f"{where}: the head's {header.payload_nbytes:,} bytes fail their crc32")
-    return _parse_head(payload, header, where), Cursor(header.next, 0, link_after(pack_header(header)))
+    head = _parse_head(payload, header, where)
+    alone = (header.payload_nbytes, header.payload_crc)
+    expected = Header(KIND_HEAD, head.uuid, 0, 0, 0, *alone, header.next, 0, 0, *alone)
+    if header != expected:
+        raise CorruptArchiveError(f"{where}: the header at offset 0 is not one that begins an archive")
+    return head, after(header)._replace(seq=0)
 
 
 def _check_magic(data: bytes, where: str) -> None:
@@ -494,9 +521,16 @@ def _check_magic(data: bytes, where: str) -> None:
             )
 
 
+_HEAD_KEYS: Final = (
+    *("format", "version", "uuid", "length", "codec", "compression", "labels", "claim_size", "fingerprint"),
+)
+
+
 def _parse_head(payload: bytes, header: Header, where: str) -> Head:
     try:
-        said = json.loads(payload)
+        said = bounded.loads(payload)
+        if type(said) is not dict or tuple(said) != _HEAD_KEYS:
+            raise ValueError("it has other keys than those of this format version")
         head = Head(
             uuid=bytes.fromhex(said["uuid"]),
             length=said["length"],
@@ -506,25 +540,35 @@ def _parse_head(payload: bytes, header: Header, where: str) -> Head:
             fingerprint=said["fingerprint"],
             claim_size=said["claim_size"],
         )
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, TypeError) as error:
         raise CorruptArchiveError(f"{where}: the head's JSON does not read: {error}") from error
     sound = (
-        head.uuid == header.uuid
-        and (head.length is None or _is_count(head.length))
-        and _is_count(head.claim_size)
+        (said["format"], said["version"]) == ("edcache", VERSION)
+        and head.uuid == header.uuid
+        and (head.length is None or is_count(head.length))
+        and is_count(head.claim_size)
         and head.claim_size > 0
         and head.codec in ("native", "pickle")
         and isinstance(head.compression, str | None)
         and isinstance(head.fingerprint, dict | None)
-        and all(isinstance(name, str) for name, _ in head.labels)
+        and all(isinstance(name, str) and name and _is_path(path) for name, path in head.labels)
+        and len(dict(head.labels)) == len(head.labels)
     )
     if not sound:
         raise CorruptArchiveError(f"{where}: the head's JSON is not one that this format version allows")
     return head
 
 
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 1 << 62
+def _is_path(path: object) -> bool:
+    """Whether this is a label's field path as the head keeps it: None for a function."""
+    if type(path) is list and path:
+        return all(type(part) in (str, int) for part in path)
+    return path is None or type(path) in (str, int)
+
+
+def is_count(value: object) -> bool:
+    """Whether this is a number of samples, as JSON may state one."""
+    return type(value) is int and 0 <= value < MAX_LENGTH
 
 
 # --- the chain --------------------------------------------------------------------------------
@@ -540,7 +584,8 @@ class Cursor(NamedTuple):
 
 def after(header: Header) -> Cursor:
     """The cursor behind an entry."""
-    return Cursor(header.next, header.seq + 1, link_after(pack_header(header)))
+    link = header._link_after
+    return Cursor(header.next, header.seq + 1, link_after(pack_header(header)) if link is None else link)
 
 
 def walk(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Iterator[Header]:
@@ -574,19 +619,28 @@ def _entry_at(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Header | 
     header = parse_header(pread(cursor.offset, MAX_HEADER_NBYTES))
     if header is None or header.uuid != uuid or header.kind == KIND_HEAD:
         return None
-    if (header.offset, header.seq, header.link) != cursor or header.payload_end > size:
+    end = header.payload_end
+    if (header.offset, header.seq, header.link) != cursor or end > size:
         return None
-    if header.table_nbytes > header.payload_nbytes or not _next_fits(header):
-        return None
-    return header
+    return header if _is_consistent(header, end) else None
 
 
-def _next_fits(header: Header) -> bool:
-    if header.kind == KIND_INDEX:
-        return header.next == header.payload_end
-    if header.kind == KIND_LABELS:
-        return header.next % PAGE == 0 and header.next > header.payload_end
-    return header.next == header.payload_end and header.next % PAGE == 0
+def _is_consistent(header: Header, end: int) -> bool:
+    """Whether an entry's sizes go together as section 2 says; `end` is that of its payload."""
+    whole = (header.payload_nbytes, header.payload_crc)
+    if header.kind in (KIND_INDEX, KIND_LABELS):
+        if (header.table_nbytes, header.table_crc) != whole or header.samples > header.end_index:
+            return False
+        if header.kind == KIND_INDEX:
+            return header.next == end
+        return header.next % PAGE == 0 and header.next > end
+    if header.next != end or end % PAGE or header.table_nbytes > whole[0]:
+        return False
+    if header.kind == KIND_CHUNK:
+        return 0 < header.samples <= header.table_nbytes // ROW_NBYTES and header.end_index <= MAX_LENGTH
+    return header.samples == header.end_index == 0 and header.next == align(
+        end - whole[0] + header.table_nbytes, PAGE
+    )
 
 
 # --- the zip directory --------------------------------------------------------------------------
@@ -695,6 +749,8 @@ def read_seal(pread: PRead, size: int, uuid: bytes) -> tuple[Header, Header] | N
     expected = tail_bytes[: _INDEX_CENTRAL + _LABELS_CENTRAL]
     fits = (
         index.uuid == labels.uuid == uuid
+        and _is_consistent(index, index.payload_end)
+        and _is_consistent(labels, labels.payload_end)
         and index.offset == tail.index_offset
         and (labels.offset, labels.seq, labels.link) == after(index)
         and labels.payload_end == tail.directory_offset

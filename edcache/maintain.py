@@ -213,7 +213,7 @@ def _same_index(found: IndexTable, expected: IndexTable) -> bool:
         found.length == expected.length
         and found.schemas == expected.schemas
         and found.dictionaries == expected.dictionaries
-        and found.blocks == expected.blocks
+        and np.array_equal(found.blocks, expected.blocks)
         and columns.keys() == others.keys()
         and all(np.array_equal(columns[name], others[name]) for name in columns)
     )

@@ -93,7 +93,10 @@ class Samples(Dataset[Any]):
         if type(index) is int and 0 <= index < len(self):
             return self._read(self._archive_index(index))
         if isinstance(index, slice):
-            return self._view(np.arange(len(self), dtype=np.int64)[index])
+            chosen = range(len(self))[index]
+            if self._indices is None:
+                self.reader.justify(8, len(chosen))
+            return self._view(np.arange(chosen.start, chosen.stop, chosen.step, dtype=np.int64))
         if not isinstance(index, int) and np.ndim(index) == 1:
             return self._view(_positions(np.asarray(index), len(self)))
         return self._read(self._archive_index(self._position(index)))
@@ -184,6 +187,8 @@ class Samples(Dataset[Any]):
         Samples that must pass a `transform`, text and what is no tensor are made under the interpreter's
         lock: for those a DataLoader with workers is faster.
         """
+        if sampler is None and self._indices is None:
+            self.reader.justify(16)
         return Loader(
             self._batch,
             len(self),
@@ -230,6 +235,8 @@ class Samples(Dataset[Any]):
 
         >>> train.filter(split="train", label=[0, 1])
         """
+        if self._indices is None:
+            self.reader.justify(16)
         rows = matching_rows(self.labels, conditions, where)
         # A copy: an index array that is given may be changed later.
         return self._view(rows if where is None else rows.copy())

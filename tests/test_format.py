@@ -137,6 +137,9 @@ def chain(count):
             next=cursor.offset + 4096,
             payload_nbytes=len(payload),
             payload_crc=zlib.crc32(payload),
+            samples=1,
+            end_index=1,
+            table_nbytes=30,
         )
         data += format.pack_header(header) + payload
         headers.append(header)

@@ -14,6 +14,7 @@ PACKAGE = Path(edcache.__file__).parent
 
 FLOORS = [
     {"errors"},
+    {"bounded"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "sizes"},
     {"contents"},
     {"reader", "writer"},

@@ -15,15 +15,18 @@ opens no file.
 
 from edcache.codec.compression import Compression, decompress, train_dictionary
 from edcache.codec.containers import assembler
-from edcache.codec.decode import Decoder, Field, aliased
+from edcache.codec.decode import Decoder, Decoders, Field, aliased
 from edcache.codec.dtypes import memory_dtype
 from edcache.codec.encode import Encoded, Encoder, encoded_bytes
+from edcache.codec.pickled import PICKLE_SCHEMA
 from edcache.codec.registry import register
 from edcache.codec.schema import Node
 
 __all__ = [
+    "PICKLE_SCHEMA",
     "Compression",
     "Decoder",
+    "Decoders",
     "Encoded",
     "Encoder",
     "Field",

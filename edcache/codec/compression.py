@@ -15,7 +15,7 @@ from typing import Any
 
 import zstandard
 
-from edcache.errors import CorruptRecordError, OptionError
+from edcache.errors import CorruptRecordError, LengthError, OptionError
 
 Buffer = Any
 
@@ -26,6 +26,9 @@ _MAX_WINDOW = 1 << 27
 # A zstd block of 4 bytes (header, repeated byte) gives at most 128 KiB.
 _BLOCK_NBYTES = 4
 _BLOCK_CONTENT = 1 << 17
+# What a frame says of its content is believed up to so much more than its own bytes.
+_BELIEVED = 1 << 25
+_PIECE = 1 << 20
 _KEPT_CONTEXTS = 8
 _MIN_THREADED = 1 << 20
 _MIN_SAMPLES = 8
@@ -123,20 +126,45 @@ def decompress(frame: Buffer, raw_nbytes: int, dictionaries: bytes | Sequence[by
         dictionaries: the archive's dictionary or dictionaries; the frame says by id which it needs.
     Raises:
         CorruptRecordError: as "zstd frame says 9 bytes, the index 10".
-    Cost: allocates raw_nbytes, after a check that the frame could hold them.
+        LengthError: it holds what it says, more than there is memory for.
+    Cost: allocates raw_nbytes, after a check that the frame could hold them; where they are very many for
+        its bytes, it is first decompressed piece by piece to see that it does.
     """
     view = memoryview(frame).cast("B")
     dictionary_id = _check_header(view, raw_nbytes)
     known = (dictionaries,) if isinstance(dictionaries, bytes) else dictionaries or ()
     dictionary = _choose(dictionary_id, known) if dictionary_id else None
     try:
+        if raw_nbytes > _BELIEVED + len(view):
+            _check_content(view, raw_nbytes, dictionary)
         context = _context(("decompress", 0, dictionary), _make_decompressor)
         raw: bytes = context.decompress(view, max_output_size=raw_nbytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptRecordError(f"zstd frame does not decompress: {error}") from error
+    except MemoryError:
+        raise LengthError(f"its {raw_nbytes:,} bytes do not fit into the memory of this process") from None
     if len(raw) != raw_nbytes:
         raise CorruptRecordError(f"zstd frame holds {len(raw)} bytes, the index says {raw_nbytes}")
     return raw
+
+
+def most_content(nbytes: int) -> int:
+    """The most bytes that frames of so many bytes hold."""
+    return (nbytes // _BLOCK_NBYTES + 1) * _BLOCK_CONTENT
+
+
+def _check_content(frame: memoryview, raw_nbytes: int, dictionary: bytes | None) -> None:
+    """Raise CorruptRecordError unless a frame holds so many bytes; takes no more memory than its window."""
+    decompressor = zstandard.ZstdDecompressor(dict_data=_dictionary(dictionary), max_window_size=_MAX_WINDOW)
+    piece, found = bytearray(_PIECE), 0
+    with decompressor.stream_reader(frame) as reader:
+        while found <= raw_nbytes:
+            count = reader.readinto(piece)
+            if not count:
+                break
+            found += count
+    if found != raw_nbytes:
+        raise CorruptRecordError(f"zstd frame says {raw_nbytes} bytes and holds {found}")
 
 
 def decompress_into(
@@ -186,7 +214,7 @@ def _check_header(frame: memoryview, raw_nbytes: int) -> int:
         unknown = header.content_size == zstandard.CONTENTSIZE_UNKNOWN
         said = "nothing of its size" if unknown else f"{header.content_size} bytes"
         raise CorruptRecordError(f"zstd frame says {said}, the index {raw_nbytes}")
-    if raw_nbytes > (len(frame) // _BLOCK_NBYTES + 1) * _BLOCK_CONTENT:
+    if raw_nbytes > most_content(len(frame)):
         raise CorruptRecordError(f"zstd frame of {len(frame)} bytes cannot hold {raw_nbytes}")
     if header.window_size > max(_MAX_WINDOW, raw_nbytes):
         raise CorruptRecordError(f"zstd frame asks for a window of {header.window_size} bytes")

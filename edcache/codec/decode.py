@@ -7,8 +7,8 @@ constructors; lengths and dimensions are checked against the record before anyth
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -22,8 +22,8 @@ from edcache.codec.pickled import PICKLE_SCHEMA, load
 from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, Node, Path, Span, align, parse
 from edcache.errors import CorruptRecordError, EdcacheError, PickleRefusedError
 
-# A schema text longer than this, met in a record, is compiled again rather than kept.
-_CACHED_TEXT = 1 << 16
+# Of all schemas whose decoders are kept together; a node takes up to 1 KB.
+_KEPT_NODES = 1 << 15
 
 # record, spans of its variable leaves, and for aliasing reads the record as a writable-looking array.
 _Read = Callable[[memoryview, list[Span], "Array | None"], Any]
@@ -58,6 +58,7 @@ class Decoder:
     Attributes:
         nbytes: of every record, None if they vary.
         fixed_nbytes: of the part of every record that holds the leaves of fixed size.
+        nodes: of its schema; what a decoder takes in memory grows with them.
         structure: the parsed schema; None where records are pickles or carry their own.
         layout: where its leaves lie; None as above.
     Raises:
@@ -69,6 +70,7 @@ class Decoder:
         self._allow_pickle = allow_pickle
         self.nbytes: int | None = None
         self.fixed_nbytes = 0
+        self.nodes = 1
         self.structure: Node | None = None
         self.layout: Layout | None = None
         special = _SPECIAL.get(schema_text)
@@ -76,6 +78,7 @@ class Decoder:
             self._decode: Callable[[memoryview, bool], object] = getattr(self, special)
             return
         self.structure = parse(schema_text)
+        self.nodes = self.structure.count()
         self.layout = Layout(self.structure)
         self.nbytes = self.layout.nbytes
         self.fixed_nbytes = self.layout.data_offset if self.nbytes is None else self.nbytes
@@ -193,7 +196,7 @@ class Decoder:
         if record.nbytes < 8 or size > min(record.nbytes - 8, MAX_TEXT):
             raise CorruptRecordError(f"record of {record.nbytes} bytes says its schema takes {size}")
         text = str(record[8 : 8 + size], "ascii")
-        decoder = _cached_decoder(text) if size <= _CACHED_TEXT else Decoder(text)
+        decoder = _self_decoder(text)
         if decoder.structure is None:
             raise CorruptRecordError(f"record describes itself as {text}")
         return decoder.decode(record[align(8 + size, 8) :], copy=copy)
@@ -211,9 +214,26 @@ _NO_SPANS: list[Span] = []
 _NO_ALIAS: Array = np.empty(0, np.uint8)
 
 
-@lru_cache(maxsize=256)
-def _cached_decoder(text: str) -> Decoder:
-    return Decoder(text)
+class Decoders(dict[Any, Decoder]):
+    """Decoders by key, asked for by `get`: all that were kept, until their schemas have many nodes."""
+
+    _nodes = 0
+
+    def keep(self, key: Hashable, decoder: Decoder) -> Decoder:
+        """Keep a decoder, and give it back; where there are too many, all others go."""
+        if self._nodes + decoder.nodes > _KEPT_NODES:
+            self.clear()
+            self._nodes = 0
+        self._nodes += decoder.nodes
+        self[key] = decoder
+        return decoder
+
+
+_self_described = Decoders()
+
+
+def _self_decoder(text: str) -> Decoder:
+    return _self_described.get(text) or _self_described.keep(text, Decoder(text))
 
 
 def _fields(node: Node, offsets: Iterator[int | None]) -> Iterator[Field]:

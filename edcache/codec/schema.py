@@ -71,6 +71,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from edcache import bounded
 from edcache.codec import dtypes
 from edcache.codec.images import MODES, PALETTE_MODES, image_keys
 from edcache.codec.registry import valid_fields
@@ -79,7 +80,7 @@ from edcache.errors import CorruptRecordError
 SELF_SCHEMA = '{"self":1}'
 
 MAX_DEPTH = 64
-MAX_NODES = 1 << 18
+MAX_NODES = 1 << 15
 MAX_TEXT = 1 << 24
 
 Path = tuple[Any, ...]
@@ -108,7 +109,7 @@ _PLAIN_NBYTES = 1 << 48
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Node:
     """One node of a parsed schema.
 
@@ -155,6 +156,10 @@ class Node:
         elif self.kind != "none":
             yield self
 
+    def count(self) -> int:
+        """Return how many nodes the tree has, this one included; a key counts as one."""
+        return 1 + len(self.keys) + sum(child.count() for child in self.children)
+
     def at(self, path: Any) -> Node | None:
         """Return what lies at a field path: a key, an index, "target.boxes", or a tuple of these."""
         if not isinstance(path, tuple):
@@ -193,10 +198,7 @@ def parse(text: str) -> Node:
     if len(text) > MAX_TEXT:
         raise CorruptRecordError(f"schema: {len(text)} characters, more than {MAX_TEXT}")
     try:
-        tree = json.loads(text)
-        return _Parser().node(tree, (), 0)
-    except RecursionError:
-        raise CorruptRecordError("schema: nested too deep") from None
+        return _Parser().node(bounded.loads(text), (), 0)
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, CorruptRecordError):
             raise

@@ -5,6 +5,7 @@
     arrays.py    Arrow arrays from and to numpy
     values.py    one label value and its type; the one type of a column
     columns.py   LabelCollector: samples -> the label columns of a chunk; those of many chunks as one
+    framing.py   the frame of Arrow IPC bytes, looked at before Arrow reads them
     tables.py    the archive's tables to Arrow IPC bytes and back
     compare.py   a column compared with plain values
     where.py     a where-string, parsed without eval

@@ -278,13 +278,21 @@ class LabelTypes:
 
     @classmethod
     def from_json(cls, said: Any) -> LabelTypes:
-        """Read what `to_json` made; ValueError or TypeError for anything else."""
-        return cls(
-            {
-                name: ColumnType(type_of_text(text), bool(negative), bool(beyond), inexact and int(inexact))
-                for name, (text, negative, beyond, inexact) in said.items()
-            }
-        )
+        """Read what `to_json` made; ValueError for anything else."""
+        if type(said) is not dict:
+            raise ValueError("its label types are no object")
+        return cls({name: _type_of_json(entry) for name, entry in said.items()})
+
+
+def _type_of_json(entry: Any) -> ColumnType:
+    if type(entry) is not list or len(entry) != 4:
+        raise ValueError("one of its label types is none")
+    text, negative, beyond, inexact = entry
+    if type(negative) is not bool or type(beyond) is not bool or type(inexact) not in (int, type(None)):
+        raise ValueError("one of its label types is none")
+    if inexact is not None and not -(1 << 63) <= inexact < 1 << 64:
+        raise ValueError("one of its label types has an integer beyond 64 bits")
+    return ColumnType(type_of_text(text), negative, beyond, inexact)
 
 
 def _common_names(chunks: Sequence[list[str]], where: str) -> list[str]:

@@ -1,14 +1,16 @@
 """The three tables of an archive as Arrow IPC bytes, and back (format.py sections 3 and 4).
 
 Bytes that come from a file are checked by their crc32 before they reach this module; here the
-structure is checked before anything is believed: exact column names and types, no nulls where
-none belong, no compressed buffers, no extension or dictionary types, every buffer within bounds.
+structure is checked before anything is believed: one batch and nothing else, exact column names and
+types of a closed list, no nulls where none belong, every buffer within bounds (framing.py looks before
+Arrow allocates anything).
 """
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -16,11 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from edcache import bounded
 from edcache.errors import CorruptArchiveError
 from edcache.labels.arrays import from_numpy, number_values, numpy_dtype
 from edcache.labels.columns import LabelTypes
+from edcache.labels.framing import check_file, check_stream
+from edcache.labels.values import is_label_type
 
 _META: Final = b"edcache"
+_CHUNKS: Final = b"edcache.chunks"
 _LABEL: Final = "label/"
 _COLUMNS: Final = {
     "index": pa.int64(),
@@ -30,6 +36,8 @@ _COLUMNS: Final = {
     "schema": pa.uint16(),
     "raw_nbytes": pa.uint64(),
 }
+MAX_LABELS: Final = 1 << 16
+MAX_SCHEMAS: Final = 1 << 16
 _REQUIRED: Final = ("offset", "nbytes", "crc32", "schema")
 
 
@@ -63,7 +71,7 @@ class ChunkTable(NamedTuple):
     """What the table at the start of a chunk says. offset counts from the chunk's first record.
 
     label_types: of the label columns of this chunk and all before it. records_nbytes: from the first
-    record to the end of the last.
+    record to the end of the last. behind_nbytes: of what lies behind the Arrow stream, the block crcs.
     """
 
     records: Records
@@ -71,6 +79,7 @@ class ChunkTable(NamedTuple):
     schemas: list[str]
     label_types: LabelTypes
     records_nbytes: int
+    behind_nbytes: int = 0
 
 
 class Dictionary(NamedTuple):
@@ -115,22 +124,23 @@ def failures_of(said: Any) -> list[Failure]:
         raise ValueError("its failures are no list")
     for entry in said:
         kinds = [type(part) for part in entry] if isinstance(entry, list) else None
-        if kinds != [int, bool, str, str, str] or entry[0] < 0:
+        if kinds != [int, bool, str, str, str] or not 0 <= entry[0] < 1 << 62:
             raise ValueError("one of its failures is none")
     return [Failure(*entry) for entry in said]
 
 
 class IndexTable(NamedTuple):
-    """What index.arrow says. offset counts from the start of the file; blocks are by rising offset.
+    """What index.arrow says. offset counts from the start of the file.
 
-    failures: of samples without a record, by rising index.
+    blocks: int64 [chunks, 3], a row of `Blocks` each, by rising offset. failures: of samples without a
+    record, by rising index.
     """
 
     records: Records
     length: int
     schemas: list[str]
     dictionaries: list[Dictionary]
-    blocks: list[Blocks]
+    blocks: npt.NDArray[np.int64]
     failures: Sequence[Failure] = ()
 
 
@@ -154,8 +164,11 @@ def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
         CorruptArchiveError: the bytes are no such table; the caller says which chunk.
     """
     with _reported("the chunk's table"):
-        table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
-        meta = _checked(table, rows, allow_labels=True)
+        end = check_stream(data, len(_COLUMNS) + MAX_LABELS)
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            _check_columns(reader.schema, {_META}, allow_labels=True)
+            table = reader.read_all()
+        meta = _checked(table, rows, {"schemas", "records_nbytes", "labels"})
         names = [name for name in table.column_names if name.startswith(_LABEL)]
         labels = table.select(names).rename_columns([name[len(_LABEL) :] for name in names])
         labels.validate(full=True)
@@ -165,9 +178,10 @@ def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
         types = LabelTypes.from_json(meta["labels"])
         nbytes = meta["records_nbytes"]
         if type(nbytes) is not int or nbytes < 0:
-            raise ValueError(f"it says that its records take {nbytes!r} bytes")
+            raise ValueError(f"it says that its records take {str(nbytes)[:80]} bytes")
         labels = labels.replace_schema_metadata(None)
-        return ChunkTable(records, labels, _texts(meta["schemas"]), types, nbytes)
+        behind = len(data) - end
+        return ChunkTable(records, labels, _texts(meta["schemas"]), types, nbytes, behind)
 
 
 def pack_index(table: IndexTable) -> memoryview:
@@ -176,11 +190,12 @@ def pack_index(table: IndexTable) -> memoryview:
         "length": table.length,
         "schemas": table.schemas,
         "dictionaries": table.dictionaries,
-        "chunks": table.blocks,
     }
     if table.failures:
         meta["failed"] = [failure.to_json() for failure in table.failures]
-    return _file(_batch(_columns(table.records), meta))
+    # No JSON: a quarter of a million chunks would take its parser longer than all else.
+    chunks = base64.b64encode(table.blocks.astype("<i8").tobytes())
+    return _file(_batch(_columns(table.records), meta, {_CHUNKS: chunks}))
 
 
 def parse_index(data: Any, rows: int) -> IndexTable:
@@ -190,21 +205,40 @@ def parse_index(data: Any, rows: int) -> IndexTable:
         CorruptArchiveError: the bytes are no such table.
     """
     with _reported("index.arrow"):
-        table = _read_file(data)
-        meta = _checked(table, rows, allow_labels=False)
+        check_file(data, len(_COLUMNS))
+        table = _read_file(data, {_META, _CHUNKS}, allow_labels=False)
+        meta = _checked(table, rows, {"length", "schemas", "dictionaries", "failed"}, {"failed"})
         records, length = _records(table), meta["length"]
         if type(length) is not int or length < rows or (records.index is None and length != rows):
-            raise ValueError(f"it has {rows} rows and claims {length!r} samples")
+            raise ValueError(f"it has {rows} rows and claims {str(length)[:80]} samples")
         if records.index is not None and not _is_index_column(records.index, length):
             raise ValueError("its index column is not strictly increasing within the length")
-        dictionaries = [Dictionary(*(int(part) for part in entry)) for entry in meta["dictionaries"]]
-        blocks = [Blocks(*(int(part) for part in entry)) for entry in meta["chunks"]]
-        if not _are_apart(blocks):
-            raise ValueError("its chunks overlap")
+        blocks = _blocks(table.schema.metadata[_CHUNKS])
+        dictionaries = _dictionaries(meta["dictionaries"])
         failures = failures_of(meta.get("failed", []))
         if any(failure.index >= length for failure in failures):
             raise ValueError("one of its failures is of no sample")
         return IndexTable(records, length, _texts(meta["schemas"]), dictionaries, blocks, failures)
+
+
+def _blocks(text: bytes) -> npt.NDArray[np.int64]:
+    blocks = np.frombuffer(base64.b64decode(text, validate=True), "<i8").reshape(-1, 3)
+    if not _are_apart(blocks):
+        raise ValueError("its chunks overlap")
+    return blocks.astype(np.int64, copy=False)
+
+
+def _dictionaries(said: Any) -> list[Dictionary]:
+    if type(said) is not list:
+        raise ValueError("its dictionaries are no list")
+    end = 0
+    for entry in said:
+        if type(entry) is not list or len(entry) != 3 or any(type(part) is not int for part in entry):
+            raise ValueError("one of its dictionaries is none")
+        if entry[0] < end or entry[1] < 0:
+            raise ValueError("its dictionaries overlap")
+        end = entry[0] + entry[1]
+    return [Dictionary(*entry) for entry in said]
 
 
 def pack_labels(labels: pa.Table) -> memoryview:
@@ -213,17 +247,21 @@ def pack_labels(labels: pa.Table) -> memoryview:
     return _file(_batch(columns, {"rows": labels.num_rows}))
 
 
-def parse_labels(data: Any, rows: int) -> pa.Table:
+def parse_labels(data: Any, rows: int, names: Sequence[str] | None = None) -> pa.Table:
     """Read labels.arrow of `rows` rows; the columns alias `data`.
 
+    Args:
+        names: of the columns that it must have; None where the caller compares them itself.
     Raises:
         CorruptArchiveError: the bytes are no such table.
     """
     with _reported("labels.arrow"):
-        table = _read_file(data)
+        check_file(data, MAX_LABELS if names is None else len(names))
+        table = _read_file(data, {_META}, allow_labels=True, prefix="")
+        if names is not None and table.column_names != list(names):
+            raise ValueError("it has other columns than the head says")
         if table.num_columns and table.num_rows != rows:
             raise ValueError(f"it has {table.num_rows} rows, the index has {rows}")
-        _refuse_exotic(table.schema)
         table.validate(full=True)
         return table.replace_schema_metadata(None)
 
@@ -248,10 +286,12 @@ def _columns(records: Records) -> dict[str, Any]:
     return {name: from_numpy(column, _COLUMNS[name]) for name, column in records.columns().items()}
 
 
-def _batch(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> pa.RecordBatch:
+def _batch(
+    columns: Mapping[str, Any], meta: Mapping[str, Any], more: Mapping[bytes, bytes] | None = None
+) -> pa.RecordBatch:
     text = json.dumps(meta, ensure_ascii=True, separators=(",", ":"))
     fields = [pa.field(name, column.type) for name, column in columns.items()]
-    schema = pa.schema(fields, metadata={_META: text.encode("ascii")})
+    schema = pa.schema(fields, metadata={_META: text.encode("ascii"), **(more or {})})
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
 
 
@@ -269,36 +309,43 @@ def _file(batch: pa.RecordBatch) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def _read_file(data: Any) -> pa.Table:
-    reader = pa.ipc.open_file(pa.py_buffer(data))
-    if reader.num_record_batches != 1:
-        raise ValueError(f"it has {reader.num_record_batches} batches, one is written")
-    batch = reader.get_batch(0)
-    return pa.Table.from_batches([batch], schema=reader.schema)
+def _read_file(data: Any, keys: Set[bytes], *, allow_labels: bool, prefix: str = _LABEL) -> pa.Table:
+    buffer = pa.py_buffer(data)
+    reader = pa.ipc.open_file(buffer)
+    # Other programs read the same bytes as a stream, whose schema comes first.
+    if not pa.ipc.read_schema(buffer.slice(8)).equals(reader.schema, check_metadata=True):
+        raise ValueError("its two schemas differ")
+    _check_columns(reader.schema, keys, allow_labels=allow_labels, prefix=prefix)
+    return pa.Table.from_batches([reader.get_batch(0)], schema=reader.schema)
 
 
-def _checked(table: pa.Table, rows: int, allow_labels: bool) -> dict[str, Any]:
-    """The table's metadata, once its columns are the ones that a writer makes."""
+def _check_columns(schema: pa.Schema, keys: Set[bytes], *, allow_labels: bool, prefix: str = _LABEL) -> None:
+    """Refuse columns and metadata that no writer makes, before a batch is read."""
+    if set(schema.metadata or ()) != keys:
+        raise ValueError("it lacks its metadata, or has more")
+    if len(set(schema.names)) != len(schema.names):
+        raise ValueError("two of its columns have one name")
+    is_label = [allow_labels and name.startswith(prefix) for name in schema.names]
+    own = [name for name, label in zip(schema.names, is_label, strict=True) if not label]
+    if prefix and (own != [name for name in _COLUMNS if name in own] or not set(_REQUIRED) <= set(own)):
+        raise ValueError(f"it has the columns {str(own)[:200]}")
+    for field, label in zip(schema, is_label, strict=True):
+        if not (is_label_type(field.type) if label else field.type == _COLUMNS[field.name]):
+            raise ValueError(f"column {field.name[:80]!r} is {str(field.type)[:80]}, which no writer makes")
+
+
+def _checked(table: pa.Table, rows: int, keys: Set[str], optional: Set[str] = frozenset()) -> dict[str, Any]:
+    """The table's metadata, once its own columns are the ones that a writer makes."""
     if table.num_rows != rows:
         raise ValueError(f"it has {table.num_rows} rows, the header says {rows}")
-    own = [name for name in table.column_names if not (allow_labels and name.startswith(_LABEL))]
-    if own != [name for name in _COLUMNS if name in own] or not set(_REQUIRED) <= set(own):
-        raise ValueError(f"it has the columns {own}")
-    for name in own:
+    for name in table.column_names:
         column = table.column(name)
-        if column.type != _COLUMNS[name] or column.null_count or column.num_chunks > 1:
-            raise ValueError(f"column {name!r} is {column.type} with {column.null_count} nulls")
-    _refuse_exotic(table.schema)
-    meta = json.loads((table.schema.metadata or {}).get(_META, b"null"))
-    if not isinstance(meta, dict):
-        raise ValueError("it lacks its metadata")
+        if name in _COLUMNS and (column.null_count or column.num_chunks > 1):
+            raise ValueError(f"column {name!r} has {column.null_count} nulls")
+    meta = bounded.loads(table.schema.metadata[_META])
+    if type(meta) is not dict or not keys - optional <= meta.keys() <= keys:
+        raise ValueError("its metadata has other keys than are written")
     return meta
-
-
-def _refuse_exotic(schema: pa.Schema) -> None:
-    for field in schema:
-        if isinstance(field.type, pa.BaseExtensionType) or pa.types.is_dictionary(field.type):
-            raise ValueError(f"column {field.name!r} has type {field.type}, which no writer makes")
 
 
 def _records(table: pa.Table) -> Records:
@@ -313,14 +360,14 @@ def _values(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     return number_values(array)
 
 
-def _are_apart(blocks: list[Blocks]) -> bool:
+def _are_apart(blocks: npt.NDArray[np.int64]) -> bool:
     """Whether each chunk's block crcs and then its records lie behind those of the chunk before."""
-    end = 0
-    for crcs_offset, records_offset, nbytes in blocks:
-        if nbytes < 0 or crcs_offset < end or records_offset < crcs_offset:
-            return False
-        end = records_offset + nbytes
-    return True
+    if not len(blocks):
+        return True
+    if blocks.min() < 0 or blocks.max() >= 1 << 61:  # so that no sum wraps
+        return False
+    crcs, records, nbytes = blocks.T
+    return bool(np.all(records >= crcs) and np.all(crcs[1:] >= (records + nbytes)[:-1]))
 
 
 def _is_index_column(index: npt.NDArray[np.int64], length: int) -> bool:
@@ -330,8 +377,10 @@ def _is_index_column(index: npt.NDArray[np.int64], length: int) -> bool:
 
 
 def _texts(values: Sequence[Any]) -> list[str]:
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+    if type(values) is not list or not all(type(value) is str for value in values):
         raise ValueError("its schemas are not texts")
+    if len(values) > MAX_SCHEMAS:
+        raise ValueError(f"it has {len(values):,} schemas, the format allows {MAX_SCHEMAS:,}")
     return values
 
 
@@ -347,6 +396,6 @@ class _reported:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(
             error,
-            (pa.ArrowException, ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError),
+            (pa.ArrowException, ValueError, KeyError, TypeError, OSError, OverflowError),
         ):
-            raise CorruptArchiveError(f"{self.what} does not read: {error}") from error
+            raise CorruptArchiveError(f"{self.what} does not read: {str(error)[:500]}") from error

@@ -345,6 +345,14 @@ _NAMED_TYPES = {
 }
 
 
+_CLOSED = frozenset(_NAMED_TYPES.values())
+
+
+def is_label_type(kind: pa.DataType) -> bool:
+    """Whether a label column can have this type: one of a closed list, or a list of one of them."""
+    return element_type(kind) in _CLOSED
+
+
 def type_text(kind: pa.DataType) -> Any:
     """A column's type as JSON: its name, or ["list" | "large_list", inner type]."""
     if is_list(kind):
@@ -355,7 +363,9 @@ def type_text(kind: pa.DataType) -> Any:
 def type_of_text(text: Any) -> pa.DataType:
     """The type that `type_text` wrote; ValueError for anything else."""
     if isinstance(text, list) and len(text) == 2 and isinstance(text[1], str):
-        return {"list": pa.list_, "large_list": pa.large_list}[text[0]](type_of_text(text[1]))
+        outer = {"list": pa.list_, "large_list": pa.large_list}.get(str(text[0]))
+        if outer is not None:
+            return outer(type_of_text(text[1]))
     if not isinstance(text, str) or text not in _NAMED_TYPES:
-        raise ValueError(f"no label column has the type {text!r}")
+        raise ValueError(f"no label column has the type {str(text)[:80]!r}")
     return _NAMED_TYPES[text]

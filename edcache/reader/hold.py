@@ -10,13 +10,14 @@ import numpy.typing as npt
 import torch
 
 from edcache import format
-from edcache.codec import Decoder, aliased
-from edcache.codec.compression import decompress, decompress_into
+from edcache.codec import PICKLE_SCHEMA, Decoder, Decoders, aliased
+from edcache.codec.compression import decompress, decompress_into, most_content
 from edcache.contents import Chain, Contents, read_table
 from edcache.durable import File
 from edcache.errors import (
     CorruptArchiveError,
     CorruptRecordError,
+    LengthError,
     MissingSampleError,
     SampleFailedError,
     SampleIndexError,
@@ -31,6 +32,9 @@ from edcache.reader.group import Group, Records
 from edcache.reader.storage import Storage
 
 Ints = npt.NDArray[np.int64]
+
+# With so many entries and fewer, opening walks the chain: some 10 us each.
+_WALKED = 1 << 10
 
 
 class _Alike(NamedTuple):
@@ -59,7 +63,7 @@ class Hold:
         self._io, self._verify = io, verify
         self._size = file.size()
         self.head, first = format.read_head(file.pread, self.path)
-        self._seal = format.read_seal(file.pread, self._size, self.head.uuid)
+        self._seal = self._found_seal(file)
         self._chain = Chain(self.head, first, self.path)
         self._tables: dict[int, ChunkTable | None] = {}
         self.chunks: int | None = None
@@ -73,13 +77,21 @@ class Hold:
             self.chunks = len(self._chain.chunks)
             if self._chain.seal is not None:
                 # Its last header may have been written since it was looked for.
-                self._seal = format.read_seal(file.pread, self._size, self.head.uuid)
+                self._seal = self._found_seal(file)
+        elif verify == "open" or (verify != "never" and self._seal[0].seq <= _WALKED):
+            # Cheap among few entries, and then the zip directory and the index can tell of no others.
+            self._chain.extend(file.pread, self._size)
+            self._chain.check_seal(file.pread, self._seal)
+            self.chunks = len(self._chain.chunks)
         # Not a byte behind the last entry: a writer may cut a torn tail off, and a mapping of what is no
         # longer there is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
         end = self._chain.cursor.offset if self._seal is None else self._size
         self.storage = Storage(file, min(end, self._size), io)
         self.contents = self._sealed_contents() if self._seal else self._chain.contents(self._sound_table)
         self._prepare()
+
+    def _found_seal(self, file: File) -> tuple[Header, Header] | None:
+        return format.read_seal(file.pread, self._size, self.head.uuid)
 
     @property
     def sealed(self) -> bool:
@@ -107,15 +119,43 @@ class Hold:
     def _sealed_contents(self) -> Contents:
         assert self._seal is not None
         header = self._seal[0]
-        index = parse_index(self._checked(header, "index.arrow"), header.samples)
+        data = self._checked(header, "index.arrow")
+        try:
+            index = parse_index(data, header.samples)
+        except CorruptArchiveError as error:
+            raise CorruptArchiveError(f"{self.path}: {error}; {self._lost_index}") from error
+        if self.chunks is not None:
+            self._chain.check_index(index)
+        self._check_sizes(index.records, index.length, header.end_index)
         return Contents(index, None)
+
+    def _check_sizes(self, records: tables.Records, length: int, said: int) -> None:
+        """All records together have no more bytes than the file: else a batch could take any memory."""
+        size, nbytes = self._size, records.nbytes
+        sound = length == said
+        if sound and len(nbytes):
+            sound = bool(
+                records.offset.max() <= size and nbytes.max() <= size and nbytes.sum(dtype=np.float64) <= size
+            )
+        if sound and len(nbytes) and records.raw_nbytes is not None:
+            sound = int(records.raw_nbytes.max()) <= most_content(size)
+        if not sound:
+            raise CorruptArchiveError(
+                f"{self.path}: index.arrow lists more than a file of {size:,} bytes holds; {self._lost_index}"
+            )
+
+    @property
+    def _lost_index(self) -> str:
+        return (
+            'the samples are not lost: open the archive with CacheWriter(..., mode="a") after '
+            f'"edcache verify {self.path}"'
+        )
 
     def _checked(self, header: Header, name: str) -> memoryview:
         data = self.storage.read(header.payload_offset, header.payload_nbytes)
         if format.crc32(data) != header.payload_crc:
             raise CorruptArchiveError(
-                f"{self.path}: {name} at offset {header.offset:,} fails its crc32; the samples are not "
-                f'lost: open the archive with CacheWriter(..., mode="a") after "edcache verify {self.path}"'
+                f"{self.path}: {name} at offset {header.offset:,} fails its crc32; {self._lost_index}"
             )
         return data
 
@@ -143,7 +183,7 @@ class Hold:
         self._view = self.storage.view
         self.place = Places(self.path, self.contents.index)
         self.checks = Checks(self._view, self.contents.index, self._verify, self.place)
-        self._decoders: dict[tuple[int, bool], Decoder] = {}
+        self._decoders = Decoders()
         self._is_bulk = False
         self._labels: Any = None
         self._dictionaries: list[bytes] | None = None
@@ -199,8 +239,8 @@ class Hold:
             return data
         try:
             return memoryview(decompress(data, self._raw_nbytes[row], self.dictionaries()))
-        except CorruptRecordError as error:
-            raise CorruptRecordError(f"{self.place(row)}: {error}") from error
+        except (CorruptRecordError, LengthError) as error:
+            raise type(error)(f"{self.place(row)}: {error}") from error
 
     def _stored(
         self, row: int, wanted: tuple[int, int] | None = None, *, is_announced: bool = False
@@ -233,15 +273,27 @@ class Hold:
         return data if len(data) == entry.nbytes and format.crc32(data) == entry.crc32 else None
 
     def decoder(self, row: int, allow_pickle: bool) -> Decoder:
-        """The decoder for a record's schema, compiled once per process."""
-        key = self._schema[row], allow_pickle
-        decoder = self._decoders.get(key)
+        """The decoder for a record's schema, compiled once per process unless there are very many."""
+        number = self._schema[row]
+        decoder = self._decoders.get((number, allow_pickle))
         if decoder is None:
             schemas = self.contents.index.schemas
-            if key[0] >= len(schemas):
-                raise CorruptRecordError(f"{self.place(row)}: schema {key[0]} of {len(schemas)}")
-            decoder = self._decoders[key] = Decoder(schemas[key[0]], allow_pickle=allow_pickle)
+            if number >= len(schemas):
+                raise CorruptRecordError(f"{self.place(row)}: schema {number} of {len(schemas)}")
+            compiled = self._compiled(schemas[number], row, allow_pickle)
+            decoder = self._decoders.keep((number, allow_pickle), compiled)
         return decoder
+
+    def _compiled(self, text: str, row: int, allow_pickle: bool) -> Decoder:
+        if (text == PICKLE_SCHEMA) != (self.head.codec == "pickle"):
+            raise CorruptRecordError(
+                f"{self.place(row)}: its schema {text[:40]} is not of the codec {self.head.codec!r} that the "
+                f'head names; run "edcache verify {self.path}"'
+            )
+        try:
+            return Decoder(text, allow_pickle=allow_pickle)
+        except CorruptRecordError as error:
+            raise CorruptRecordError(f"{self.place(row)}: {error}") from error
 
     # --- many records ---
 
@@ -336,7 +388,11 @@ class Hold:
         lengths = (index.nbytes if raw_nbytes is None else raw_nbytes)[rows].view(np.int64)
         ends = np.cumsum((lengths + LATTICE - 1) & -LATTICE)
         places = np.concatenate(([0], ends[:-1]))
-        memory = np.empty(int(ends[-1]), np.uint8)
+        try:
+            # Not touched before its bytes are there: what frames claim and do not hold costs nothing.
+            memory = np.empty(int(ends[-1]), np.uint8)
+        except MemoryError:
+            return None  # the general path looks at each frame before it believes it
         view, threads = memory.data, torch.get_num_threads()
         if raw_nbytes is None:
             for at, data in zip(places.tolist(), stored, strict=True):
@@ -351,7 +407,7 @@ class Hold:
                     self.dictionaries(),
                     threads,
                 )
-            except CorruptRecordError:
+            except (CorruptRecordError, LengthError):
                 return None  # the general path names the record
         records = Records(decoder, view, torch.from_numpy(memory), lengths)
         return Group(records, places, np.arange(len(rows)))
@@ -373,7 +429,8 @@ class Hold:
 
     def _sealed_labels(self, header: Header) -> Any:
         try:
-            return parse_labels(self._checked(header, "labels.arrow"), header.samples)
+            names = [name for name, _ in self.head.labels]
+            return parse_labels(self._checked(header, "labels.arrow"), header.samples, names)
         except CorruptArchiveError as error:
             raise CorruptArchiveError(f"{self.path}: {error}") from error
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from edcache import bounded
 from edcache.codec import Decoder
 from edcache.durable import File
 from edcache.errors import (
@@ -30,7 +31,7 @@ from edcache.reader.group import Group
 from edcache.reader.hold import Hold
 from edcache.reader.storage import IO_CHOICES
 
-VERIFY_CHOICES: Final = ("touch", "always", "never")
+VERIFY_CHOICES: Final = ("touch", "open", "always", "never")
 
 
 class Reader:
@@ -39,7 +40,9 @@ class Reader:
     Args:
         path: the archive. Nothing is opened before the first use.
         verify: when a record's crc32 is checked: "touch" at its first read in this process,
-            "always" at every read, "never".
+            "always" at every read, "never". The index of a sealed archive of up to a thousand entries is
+            compared with the chain of entries and with the zip directory when it is opened; "open" does so
+            whatever their number, and is "touch" otherwise; "never" does not.
         allow_pickle: read records that are pickles, which run whatever code their author chose.
         io: "mmap" maps the file, "pread" reads what is asked for into memory of this process, which is
             what a file system of another machine wants. "auto" looks which it is.
@@ -68,6 +71,7 @@ class Reader:
         self.verify = verify
         self.allow_pickle = allow_pickle
         self.io = io
+        self.known_length = 0
         self._uuid: bytes | None = None
         self._hold: Hold | None = None
         self._closed = False
@@ -131,10 +135,15 @@ class Reader:
         return self._here.contents.index.schemas
 
     def missing(self) -> npt.NDArray[np.int64]:
-        """The indices without a record, sorted: int64 [k], a copy."""
+        """The indices without a record, sorted: int64 [k], a copy.
+
+        Raises:
+            LengthError: the archive claims more samples than its size justifies allocating for.
+        """
         index = self.records.index
         if index is None:
             return np.empty(0, np.int64)
+        self.justify(9)
         absent = np.ones(len(self), bool)
         absent[index] = False
         return np.flatnonzero(absent)
@@ -227,9 +236,23 @@ class Reader:
     def labels(self) -> Any:
         """The label table: row i is sample i, null where it has no record yet. A pyarrow Table.
 
+        Raises:
+            LengthError: as `missing`. CorruptArchiveError: labels.arrow is damaged.
         Cost: the first call in a process checksums labels.arrow; columns alias the mapped file.
         """
+        if self.records.index is not None:
+            self.justify(32 + 16 * len(self.head.labels))
         return self._here.labels()
+
+    def justify(self, nbytes: int, count: int | None = None) -> None:
+        """Refuse to allocate so many bytes for each sample, or for `count` of them, on the archive's word.
+
+        Raises:
+            LengthError: neither the file's size nor a source in hand (`known_length`) justifies it.
+        """
+        count = len(self) if count is None else count
+        if count > self.known_length:
+            bounded.justify(nbytes * count, self.nbytes, self.path, f"{count:,} samples")
 
     def refresh(self) -> bool:
         """Look again at a file that may have grown; says whether anything changed.

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.durable import File
+from edcache.errors import StorageError
 
 IO_CHOICES = ("auto", "mmap", "pread")
 
@@ -32,7 +33,12 @@ class Storage:
         self.size = size
         self.view: memoryview | None = None
         if io == "mmap" or (io == "auto" and not file.is_remote()):
-            self.view = file.map(size)
+            try:
+                self.view = file.map(size)
+            except (OverflowError, MemoryError) as error:
+                raise StorageError(
+                    f'{file.path}: mapping its {size:,} bytes: {error}; io="pread" reads it without'
+                ) from error
         self._hot_batches = 0
 
     @property

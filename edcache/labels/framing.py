@@ -1,0 +1,184 @@
+"""The frame of Arrow IPC bytes, walked before Arrow sees them: what is in them, and where.
+
+Arrow allocates what a compressed buffer claims, reads batches one does not ask for, and makes objects of
+every field and every key of a schema. So this looks first, bounds checked, at no more of the flatbuffers
+than that: one schema of few fields, one plain batch whose buffers lie apart within its body, nothing else.
+
+    stream   schema message, batch message, end mark
+    file     "ARROW1" and 2 zeros, the same, a footer that points at the batch, its length, "ARROW1"
+    message  0xFFFFFFFF, int32 bytes of the flatbuffer, the flatbuffer, body
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+_CONTINUES: Final = b"\xff\xff\xff\xff"
+_END: Final = _CONTINUES + bytes(4)
+_MAGIC: Final = b"ARROW1"
+_SCHEMA, _BATCH = 1, 3
+_METADATA_KEYS: Final = 2
+
+
+class _Message(NamedTuple):
+    kind: int
+    root: int
+    header: int
+    body: int
+    end: int
+    metadata_nbytes: int
+
+
+def check_stream(data: Any, max_columns: int) -> int:
+    """Check an IPC stream that `data` begins with; returns where it ends.
+
+    Raises:
+        ValueError: it is not one schema of at most so many columns and one plain batch.
+    """
+    return _checked(_Walk(data), 0, max_columns).end
+
+
+def check_file(data: Any, max_columns: int) -> None:
+    """Check an IPC file; raises as `check_stream`."""
+    walk = _Walk(data)
+    if bytes(walk.data[:8]) != _MAGIC + bytes(2) or bytes(walk.data[-6:]) != _MAGIC:
+        raise ValueError("no Arrow file")
+    frame = _checked(walk, 8, max_columns)
+    size = len(walk.data)
+    footer, footer_nbytes = frame.end, walk.number("<i", size - 10)
+    if footer + footer_nbytes + 10 != size:
+        raise ValueError("bytes between the batch and the footer")
+    root = walk.table(footer, size)
+    _check_schema(walk, walk.field_table(root, 1), max_columns)
+    if walk.vector(walk.field(root, 2), 24)[1]:
+        raise ValueError("dictionary batches")
+    at, count = walk.vector(walk.field(root, 3), 24)
+    batch = frame.batch
+    # The block's int32 is padded to 8 bytes.
+    if count != 1 or (walk.number("<q", at), walk.number("<i", at + 8), walk.number("<q", at + 16)) != batch:
+        raise ValueError("a footer that does not point at the one batch")
+
+
+class _Frame(NamedTuple):
+    batch: tuple[int, int, int]
+    end: int
+
+
+def _checked(walk: _Walk, start: int, max_columns: int) -> _Frame:
+    schema = walk.message(start, _SCHEMA)
+    _check_schema(walk, schema.header, max_columns)
+    batch = walk.message(schema.end, _BATCH)
+    _check_batch(walk, batch)
+    if bytes(walk.data[batch.end : batch.end + 8]) != _END:
+        raise ValueError("something else behind its first batch")
+    place = (schema.end, batch.metadata_nbytes, batch.end - batch.body)
+    return _Frame(place, batch.end + 8)
+
+
+def _check_schema(walk: _Walk, schema: int, max_columns: int) -> None:
+    if not schema or walk.small(schema, 0, "<h"):
+        raise ValueError("no schema, or numbers that are not little-endian")
+    at, columns = walk.vector(walk.field(schema, 1), 4)
+    if columns > max_columns:
+        raise ValueError(f"{columns:,} columns, {max_columns:,} are written")
+    for column in walk.tables(at, columns):
+        _check_field(walk, column, is_item=False)
+    if walk.vector(walk.field(schema, 2), 4)[1] > _METADATA_KEYS:
+        raise ValueError("metadata that no writer makes")
+    if walk.field(schema, 3):
+        raise ValueError("features that no writer uses")
+
+
+def _check_field(walk: _Walk, field: int, is_item: bool) -> None:
+    """A column holds plain values, or lists of them."""
+    if walk.field(field, 4):
+        raise ValueError("a dictionary type, which no writer makes")
+    if walk.vector(walk.field(field, 6), 4)[1]:
+        raise ValueError("a column with metadata of its own: an extension type, which no writer makes")
+    at, children = walk.vector(walk.field(field, 5), 4)
+    if children > (0 if is_item else 1):
+        raise ValueError("a nested type that no writer makes")
+    for child in walk.tables(at, children):
+        _check_field(walk, child, is_item=True)
+
+
+def _check_batch(walk: _Walk, message: _Message) -> None:
+    batch, body_nbytes = message.header, message.end - message.body
+    if walk.field(batch, 3):
+        raise ValueError("compressed buffers")
+    if walk.field(batch, 4):
+        raise ValueError("views, which no writer makes")
+    at, count = walk.vector(walk.field(batch, 2), 16)
+    end = 0
+    for offset, nbytes in walk.pairs(at, count):
+        if offset < end or offset % 8 or nbytes < 0 or offset + nbytes > body_nbytes:
+            raise ValueError("buffers that overlap, or leave its body")
+        end = offset + nbytes
+
+
+class _Walk:
+    """Reads numbers of flatbuffers out of bytes, each of them checked to be within."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = memoryview(data).cast("B")
+
+    def number(self, code: str, at: int) -> int:
+        if at < 0 or at + struct.calcsize(code) > len(self.data):
+            raise ValueError("a frame that points out of the bytes")
+        return int(struct.unpack_from(code, self.data, at)[0])
+
+    def pairs(self, at: int, count: int) -> Any:
+        return struct.iter_unpack("<qq", self.data[at : at + 16 * count])
+
+    def message(self, start: int, kind: int) -> _Message:
+        if bytes(self.data[start : start + 4]) != _CONTINUES:
+            raise ValueError("no message where one belongs")
+        metadata = start + 8
+        body = metadata + self.number("<i", start + 4)
+        root = self.table(metadata, body)
+        body_nbytes = self.small(root, 3, "<q")
+        found, header = self.small(root, 1, "<B"), self.field_table(root, 2)
+        end = body + body_nbytes
+        if found != kind or not header or body_nbytes < 0 or body % 8 or end > len(self.data):
+            raise ValueError("another message than belongs here")
+        return _Message(found, root, header, body, end, body - start)
+
+    def table(self, start: int, end: int) -> int:
+        """The root table of the flatbuffer at [start, end)."""
+        if not start < end <= len(self.data):
+            raise ValueError("a frame that points out of the bytes")
+        return start + self.number("<I", start)
+
+    def field(self, table: int, place: int) -> int:
+        """Where a table's field lies; 0 where it has none."""
+        vtable = table - self.number("<i", table)
+        if 6 + 2 * place > self.number("<H", vtable):
+            return 0
+        offset = self.number("<H", vtable + 4 + 2 * place)
+        return table + offset if offset else 0
+
+    def small(self, table: int, place: int, code: str) -> int:
+        """A number in a field; 0 where it has none."""
+        at = self.field(table, place)
+        return self.number(code, at) if at else 0
+
+    def field_table(self, table: int, place: int) -> int:
+        """A table in a field; 0 where it has none."""
+        at = self.field(table, place)
+        return at + self.number("<I", at) if at else 0
+
+    def tables(self, at: int, count: int) -> Iterator[int]:
+        """The tables that a vector points at."""
+        return (place + self.number("<I", place) for place in range(at, at + 4 * count, 4))
+
+    def vector(self, at: int, item_nbytes: int) -> tuple[int, int]:
+        """Where the items of a vector in a field lie, and how many; (0, 0) for no field."""
+        if not at:
+            return 0, 0
+        start = at + self.number("<I", at)
+        count = self.number("<I", start)
+        if start + 4 + count * item_nbytes > len(self.data):
+            raise ValueError("a frame that points out of the bytes")
+        return start + 4, count
