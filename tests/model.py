@@ -24,7 +24,14 @@ import pytest
 import torch
 from golden_samples import same
 from hypothesis import HealthCheck, Phase, seed, settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from reference import walk
 from scale import SEED, scaled
 
@@ -140,7 +147,10 @@ class Known:
             assert cache.labels.table.column("y").to_pylist() == self.labels()
 
     def labels(self) -> list[Any]:
-        return [POOL[self.state.records[i]]["y"] if i in self.state.records else None for i in range(len(self.state))]
+        return [
+            POOL[self.state.records[i]]["y"] if i in self.state.records else None
+            for i in range(len(self.state))
+        ]
 
     def all(self) -> None:
         self.shape()
@@ -400,7 +410,12 @@ class Archive(RuleBasedStateMachine):
             assert all(is_sample(s, known.state.records[i]) for s, i in zip(found, chosen, strict=True))
 
     @has_readers
-    @rule(which=st.integers(0, 3), start=st.integers(0, 20), length=st.integers(0, 6), step=st.sampled_from([1, 2, -1]))
+    @rule(
+        which=st.integers(0, 3),
+        start=st.integers(0, 20),
+        length=st.integers(0, 6),
+        step=st.sampled_from([1, 2, -1]),
+    )
     def read_slice(self, which: int, start: int, length: int, step: int) -> None:
         known = self._reader(which)
         chosen = list(range(len(known.state)))[start : start + length][::step]
@@ -563,6 +578,9 @@ def play(machine: type[Archive], runs: int, tally: Any) -> None:
     with _a_folder():
         run_state_machine_as_test(seed(SEED)(machine), settings=chosen)
     for what, now, then in zip(
-        ("model runs", "model steps", "forks"), (Archive.runs, Archive.steps, Archive.forks), before, strict=True
+        ("model runs", "model steps", "forks"),
+        (Archive.runs, Archive.steps, Archive.forks),
+        before,
+        strict=True,
     ):
         tally(what, now - then)

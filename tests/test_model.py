@@ -3,7 +3,7 @@
 import pytest
 
 pytest.register_assert_rewrite("model")
-from model import Archive, play
+from model import Archive, play  # noqa: E402
 
 
 class Plain(Archive):

@@ -4,6 +4,7 @@ checksums that fit, so that a fuzzer gets behind them.
 
 from __future__ import annotations
 
+import base64
 import copy
 import io
 import json
@@ -76,13 +77,26 @@ class Table:
             for name, values in self.columns.items()
         } | self.labels
         fields = [pa.field(name, array.type) for name, array in arrays.items()]
-        schema = pa.schema(fields, metadata={"edcache": json.dumps(self.meta)})
+        schema = pa.schema(fields, metadata=packed_meta(self.meta))
         rows = max(map(len, arrays.values()), default=0)
         short = [array if len(array) == rows else pa.nulls(rows, array.type) for array in arrays.values()]
         sink = io.BytesIO()
         with make(sink, schema) as writer:
             writer.write_batch(pa.RecordBatch.from_arrays(short, schema=schema))
         return sink.getvalue()
+
+
+def packed_meta(meta: Any) -> dict[str, bytes | str]:
+    """A table's metadata: JSON, and for "chunks", where it has them, int64 numbers in base64."""
+    if "chunks" not in meta:
+        return {"edcache": json.dumps(meta)}
+    said = {key: value for key, value in meta.items() if key != "chunks"}
+    rows = meta["chunks"] if isinstance(meta["chunks"], list) else [meta["chunks"]]
+    numbers = [n for row in rows for n in (row if isinstance(row, list) else [row])]
+    data = b"".join(
+        (n % (1 << 64)).to_bytes(8, "little") if type(n) is int else str(n).encode() for n in numbers
+    )
+    return {"edcache": json.dumps(said), "edcache.chunks": base64.b64encode(data)}
 
 
 @dataclass
@@ -209,7 +223,11 @@ def _part(header: Header, data: bytes) -> Part:
 def _table(read: Any) -> Table:
     own = {name: read.column(name).to_pylist() for name in read.column_names if name in _TYPES}
     labels = {n: read.column(n).combine_chunks() for n in read.column_names if n not in _TYPES}
-    return Table(own, labels, json.loads(read.schema.metadata[b"edcache"]))
+    meta = json.loads(read.schema.metadata[b"edcache"])
+    chunks = read.schema.metadata.get(b"edcache.chunks")
+    if chunks is not None:
+        meta["chunks"] = np.frombuffer(base64.b64decode(chunks), "<i8").reshape(-1, 3).tolist()
+    return Table(own, labels, meta)
 
 
 def drawn(number: int) -> Archive:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from fuzz_archives import packed_meta
 from fuzz_draw import Draw
 
 from edcache.errors import CorruptArchiveError
@@ -74,7 +74,7 @@ def _columns(kind: str, has_index: bool) -> dict[str, Any]:
 
 def _packed(kind: str, columns: dict[str, Any], meta: Any, codec: int) -> bytes:
     fields = [pa.field(name, column.type) for name, column in columns.items()]
-    schema = pa.schema(fields, metadata={"edcache": json.dumps(meta)})
+    schema = pa.schema(fields, metadata=packed_meta(meta))
     batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=(None, "zstd", "lz4")[codec % 3])
