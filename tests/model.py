@@ -286,6 +286,7 @@ class Archive(RuleBasedStateMachine):
     @rule(more=st.integers(1, 5))
     def amend_length(self, more: int) -> None:
         assert self.writer is not None
+        self.flush()
         self.state.length = len(self.state) + more
         self.writer._appender.amend(length=self.state.length)
 
@@ -293,6 +294,7 @@ class Archive(RuleBasedStateMachine):
     @rule(failed=st.dictionaries(st.integers(0, 12), st.booleans(), min_size=1, max_size=3))
     def record_failures(self, failed: dict[int, bool]) -> None:
         assert self.writer is not None
+        self.flush()
         said = [[index, final, "KeyError", "'k'", "trace"] for index, final in failed.items()]
         self.writer._appender.amend(failed=said)
         self.state.failed |= failed
@@ -303,29 +305,30 @@ class Archive(RuleBasedStateMachine):
         more=st.integers(0, 4),
         failing=st.frozensets(st.integers(0, 12), max_size=3),
         on_error=st.sampled_from(["skip", "skip_final"]),
+        later=st.booleans(),
     )
-    def fill(self, more: int, failing: frozenset[int], on_error: str) -> None:
+    def fill(self, more: int, failing: frozenset[int], on_error: str, later: bool) -> None:
         if len(self.state) < 40:
-            self._fill(len(self.state) + more, failing, on_error)
+            self._fill(len(self.state) + more, failing, on_error, later)
 
-    def _fill(self, length: int, failing: frozenset[int], on_error: str) -> None:
+    def _fill(self, length: int, failing: frozenset[int], on_error: str, later: bool = False) -> None:
         state = self.state
-        if state.length is None:
-            failing = failing - {length - 1}  # nothing would say that the dataset is so long
         cache = CachedDataset(
             Source(length, failing),
             self.path,
             in_memory_keys=self.keys,
             compression=None if state.records else self.compression,
-            chunk_size=self.chunk_size,
+            lazy=later,
             grow=True,
             on_error=on_error,
             progress=False,
             check_space=False,
             sync="never",
-        ).warmup(progress=False)
-        if state.length is not None:
-            state.length = max(state.length, length)
+        )
+        if later:
+            cache.warmup()
+        if length > len(state):
+            state.length = length
         for i in range(length):
             if i in state.records or state.failed.get(i):
                 continue
@@ -577,10 +580,6 @@ def play(machine: type[Archive], runs: int, tally: Any) -> None:
     before = Archive.runs, Archive.steps, Archive.forks
     with _a_folder():
         run_state_machine_as_test(seed(SEED)(machine), settings=chosen)
-    for what, now, then in zip(
-        ("model runs", "model steps", "forks"),
-        (Archive.runs, Archive.steps, Archive.forks),
-        before,
-        strict=True,
-    ):
-        tally(what, now - then)
+    tally("model runs", Archive.runs - before[0])
+    tally("model steps", Archive.steps - before[1])
+    tally("forks", Archive.forks - before[2])

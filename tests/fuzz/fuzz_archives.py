@@ -369,7 +369,8 @@ def lie(archive: Archive, draw: Draw) -> None:
     elif part is None:
         return
     elif what == 5:
-        part.lies[draw.pick(_FIELDS)] = draw.number()
+        name = draw.pick(_FIELDS)
+        part.lies[name] = draw.number() % (1 << 32 if name == "table_crc" else 1 << 64)
     elif what == 6:
         part.packed, part.is_changed = draw.changed(part.packed), False
     elif what == 7 and part.records:
