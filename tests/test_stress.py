@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import itertools
 import multiprocessing
@@ -34,7 +35,7 @@ from edcache.writer import Appender
 # Forking while threads run is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 START_METHODS = [m for m in ("fork", "spawn", "forkserver") if m in multiprocessing.get_all_start_methods()]
-HANGS = 60
+HANGS = 20
 COUNT = 40
 
 
@@ -80,6 +81,7 @@ def forked(work: Callable[[], Any]) -> int:
     code = 1
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        faulthandler.register(signal.SIGALRM, file=sys.__stderr__, chain=True)  # says where it hangs
         signal.alarm(HANGS)
         work()
         code = 0
@@ -117,6 +119,7 @@ class Busy:
         self.problems: list[str] = []
         self._stop = threading.Event()
         self._published = 0
+        self.forks = 0
         work = (self._read, self._read_batches, self._refresh, self._append)
         self._threads = [threading.Thread(target=self._guarded, args=(one,)) for one in work]
 
@@ -161,11 +164,17 @@ class Busy:
             time.sleep(0.001)
 
     def _append(self) -> None:
-        w = CacheWriter(self.growing, "a", chunk_size=8, publish_seconds=None, sync="never")
+        w = CacheWriter(self.growing, "a", chunk_size=8, chunk_nbytes=1 << 14, sync="never")
         while not self._stop.is_set():
-            w.append(sample(w.next_index))
-            self._published = w._appender.end_index
-            time.sleep(0.002)
+            # One sample for each fork, so that the archive stays short; all the others go elsewhere.
+            if w.next_index < self.forks + 8:
+                w.append(sample(w.next_index))
+                self._published = w._appender.end_index
+            with CacheWriter(
+                self.growing.with_name("other.zip"), "w", chunk_size=3, chunk_nbytes=1 << 14, sync="never"
+            ) as other:
+                other.extend(map(sample, range(9)))
+            time.sleep(0.001)
         w.close()
 
 
@@ -187,6 +196,7 @@ def test_a_thousand_forks_of_a_busy_process_read_open_and_end(folder: Path, seal
     with busy:
         running: list[int] = []
         for k in range(forks):
+            busy.forks = k
             chosen = [rng.randrange(COUNT) for _ in range(3)]
             running.append(forked(lambda chosen=chosen, k=k: work(chosen, k % 25 == 0)))
             if len(running) == 2:
@@ -330,7 +340,7 @@ def test_an_interpreter_ends_quietly_with_everything_open(folder: Path, sealed: 
 
 # --- many writers, many readers ---
 
-WRITERS, READERS, ROUNDS = 8, 4, 5
+WRITERS, READERS, ROUNDS = 8, 4, 10
 
 
 def small(writer: int, k: int) -> dict[str, Any]:
@@ -338,7 +348,7 @@ def small(writer: int, k: int) -> dict[str, Any]:
 
 
 def append_many(path: Path, writer: int, count: int) -> None:
-    w = CacheWriter(path, "a", chunk_size=1, publish_seconds=None, sync="never")
+    w = CacheWriter(path, "a", chunk_size=1, chunk_nbytes=1 << 12, publish_seconds=None, sync="never")
     for k in range(count):
         w.append(small(writer, k))
     w.abort()
@@ -369,7 +379,7 @@ def watch(path: Path, until: int) -> None:
     watched = Watched(path)
     while watched.seen < until:
         watched.look()
-        time.sleep(0.05)
+        time.sleep(0.1)
     watched.reader.close()
 
 
