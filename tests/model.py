@@ -570,7 +570,7 @@ def play(machine: type[Archive], runs: int, tally: Any) -> None:
     """Let hypothesis play so many runs."""
     chosen = settings(
         max_examples=scaled(runs),
-        stateful_step_count=30,
+        stateful_step_count=20,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
