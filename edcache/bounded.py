@@ -21,24 +21,40 @@ _NBYTES_A_VALUE: Final = 64
 _SEPARATORS: Final = ",[{:"
 
 
-def loads(data: bytes | str) -> Any:
+def loads(data: bytes | memoryview | str) -> Any:
     """Read JSON as this package writes it: ASCII, no key twice in one object.
 
     Raises:
         ValueError: it is none, or "812,345 values in 1,624,690 bytes of JSON, more than ...".
     Cost: some 25 MB and 6 bytes for each of its bytes at most, whatever it holds.
     """
-    if not data.isascii():
+    try:
+        # Not left to json, which takes bytes with zeros among them for UTF-16 or 32.
+        text = data if isinstance(data, str) else str(data, "ascii")
+    except UnicodeDecodeError:
+        raise ValueError("JSON that is not ASCII") from None
+    if not text.isascii():
         raise ValueError("JSON that is not ASCII")
-    # Not left to json, which takes bytes with zeros among them for UTF-16 or 32.
-    text = data if isinstance(data, str) else str(data, "ascii")
-    values, allowed = 1 + sum(map(text.count, _SEPARATORS)), _FREE_VALUES + len(text) // _NBYTES_A_VALUE
-    if values > allowed:
-        raise ValueError(f"{values:,} values in {len(text):,} bytes of JSON, more than {allowed:,}")
+    allowed = _FREE_VALUES + len(text) // _NBYTES_A_VALUE
+    if _separators([text]) > allowed:
+        values = _values(text, allowed)
+        if values > allowed:
+            raise ValueError(f"{values:,} values in {len(text):,} bytes of JSON, more than {allowed:,}")
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError:
         raise ValueError("JSON that is nested too deep") from None
+
+
+def _values(text: str, allowed: int) -> int:
+    """At most so many objects come of a JSON text: what separates them is counted, but for within strings."""
+    plain = text.replace("\\\\", "").replace('\\"', "")
+    strings = plain.count('"') // 2
+    return strings if strings > allowed else 1 + _separators(plain.split('"')[::2])
+
+
+def _separators(parts: list[str]) -> int:
+    return sum(part.count(separator) for part in parts for separator in _SEPARATORS)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

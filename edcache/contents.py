@@ -307,6 +307,13 @@ def blocks_of(header: Header, table: ChunkTable) -> Blocks:
     return Blocks(table_end - crcs_nbytes, header.records_offset, table.records_nbytes)
 
 
+def padding_of(pread: PRead, header: Header) -> bytes:
+    """What lies behind an entry's table and is to be zero: to its records in a chunk, else to its end."""
+    start = header.payload_offset + header.table_nbytes
+    end = header.records_offset if header.kind == format.KIND_CHUNK else header.payload_end
+    return pread(start, end - start)
+
+
 def payload_crc(pread: PRead, header: Header) -> int:
     """The crc32 that an entry's payload has, to compare with `header.payload_crc`; reads all of it."""
     crc, position = 0, header.payload_offset

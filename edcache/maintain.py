@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from edcache import format
-from edcache.contents import Chain, Contents, blocks_of, payload_crc, read_table
+from edcache.contents import Chain, Contents, blocks_of, padding_of, payload_crc, read_table
 from edcache.durable import File
 from edcache.errors import CorruptArchiveError
 from edcache.format import Cursor, Header
@@ -95,6 +96,8 @@ class _Verification:
         if crc != header.payload_crc:
             said = f"its header says {header.payload_crc:#010x}"
             self._problem(header.offset, f"{header.name} has crc32 {crc:#010x}, {said}")
+        if any(padding_of(self._file.pread, header)):
+            self._problem(header.offset, f"{header.name}: bytes behind its content are not zero")
 
     def _table(self, header: Header) -> ChunkTable | None:
         try:
@@ -138,7 +141,8 @@ class _Verification:
         labels = self._file.pread(labels_header.payload_offset, labels_header.payload_nbytes)
         try:
             same_index = _same_index(parse_index(index, index_header.samples), contents.index)
-            same_labels = parse_labels(labels, labels_header.samples).equals(contents.labels)
+            names = [name for name, _ in self._head.labels]
+            same_labels = parse_labels(labels, labels_header.samples, names).equals(contents.labels)
         except CorruptArchiveError as error:
             self._problem(index_header.offset, str(error))
             return
@@ -188,11 +192,23 @@ class _Verification:
             )
 
     def _later_entry(self, cursor: Cursor) -> Header | None:
-        for offset in range(format.align(cursor.offset + 1, format.PAGE), self._size, format.PAGE):
+        offset = self._next_data(format.align(cursor.offset + 1, format.PAGE))
+        while offset < self._size:
             header = format.parse_header(self._file.pread(offset, format.MAX_HEADER_NBYTES))
             if header is not None and header.uuid == self._head.uuid and header.offset == offset:
                 return header
+            offset = self._next_data(offset + format.PAGE)
         return None
+
+    def _next_data(self, page: int) -> int:
+        """The first page from this one on that is no hole: a file of a terabyte may be nothing else."""
+        if not hasattr(os, "SEEK_DATA"):
+            return page
+        try:
+            found = os.lseek(self._file.fd, page, os.SEEK_DATA)
+        except OSError as error:
+            return self._size if error.errno == errno.ENXIO else page
+        return max(page, found // format.PAGE * format.PAGE)
 
     def _is_broken_seal(self, cursor: Cursor) -> bool:
         """The header of index.arrow goes last: where it stands, or nearly, the whole seal stood."""
@@ -214,6 +230,7 @@ def _same_index(found: IndexTable, expected: IndexTable) -> bool:
         and found.schemas == expected.schemas
         and found.dictionaries == expected.dictionaries
         and np.array_equal(found.blocks, expected.blocks)
+        and list(found.failures) == list(expected.failures)
         and columns.keys() == others.keys()
         and all(np.array_equal(columns[name], others[name]) for name in columns)
     )

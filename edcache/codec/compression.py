@@ -15,7 +15,7 @@ from typing import Any
 
 import zstandard
 
-from edcache.errors import CorruptRecordError, LengthError, OptionError
+from edcache.errors import CorruptArchiveError, CorruptRecordError, LengthError, OptionError
 
 Buffer = Any
 
@@ -84,10 +84,16 @@ class Compression:
         Args:
             data: the bytes.
             dictionary: as train_dictionary() returned it.
+        Raises:
+            CorruptArchiveError: zstd cannot use the dictionary.
         Cost: the first call of a thread makes its context, which holds a few MiB at high levels.
         """
-        context = _context(("compress", self.level, dictionary), self._make)
-        frame: bytes = context.compress(data)
+        try:
+            context = _context(("compress", self.level, dictionary), self._make)
+            frame: bytes = context.compress(data)
+        except zstandard.ZstdError as error:
+            what = "" if dictionary is None else " with the archive's dictionary, which may be damaged"
+            raise CorruptArchiveError(f"zstd cannot compress{what}: {error}") from error
         return frame
 
     def _make(self, key: _Key) -> Any:

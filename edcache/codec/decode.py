@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -22,8 +22,8 @@ from edcache.codec.pickled import PICKLE_SCHEMA, load
 from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, Node, Path, Span, align, parse
 from edcache.errors import CorruptRecordError, EdcacheError, PickleRefusedError
 
-# Of all schemas whose decoders are kept together; a node takes up to 1 KB.
-_KEPT_NODES = 1 << 15
+# Of all schemas whose decoders are kept together.
+_KEPT_TEXT = 1 << 18
 
 # record, spans of its variable leaves, and for aliasing reads the record as a writable-looking array.
 _Read = Callable[[memoryview, list[Span], "Array | None"], Any]
@@ -58,7 +58,7 @@ class Decoder:
     Attributes:
         nbytes: of every record, None if they vary.
         fixed_nbytes: of the part of every record that holds the leaves of fixed size.
-        nodes: of its schema; what a decoder takes in memory grows with them.
+        text_nbytes: of its schema; a decoder takes up to some 150 times as much memory.
         structure: the parsed schema; None where records are pickles or carry their own.
         layout: where its leaves lie; None as above.
     Raises:
@@ -70,7 +70,7 @@ class Decoder:
         self._allow_pickle = allow_pickle
         self.nbytes: int | None = None
         self.fixed_nbytes = 0
-        self.nodes = 1
+        self.text_nbytes = len(schema_text)
         self.structure: Node | None = None
         self.layout: Layout | None = None
         special = _SPECIAL.get(schema_text)
@@ -78,11 +78,11 @@ class Decoder:
             self._decode: Callable[[memoryview, bool], object] = getattr(self, special)
             return
         self.structure = parse(schema_text)
-        self.nodes = self.structure.count()
         self.layout = Layout(self.structure)
         self.nbytes = self.layout.nbytes
         self.fixed_nbytes = self.layout.data_offset if self.nbytes is None else self.nbytes
-        self._read = _compile(self.structure, iter(_leaf_readers(self.layout)))
+        self._readers = list(_leaf_readers(self.layout))
+        self._read = _compile(self.structure, iter(self._readers))
         self._aliases = any(leaf.kind == "tensor" for leaf in self.layout.leaves)
         self._decode = self._decode_native
 
@@ -175,7 +175,7 @@ class Decoder:
     @cached_property
     def _leaf_readers(self) -> dict[Path, _Read]:
         assert self.layout is not None
-        readers = zip(self.layout.leaves, _leaf_readers(self.layout), strict=True)
+        readers = zip(self.layout.leaves, self._readers, strict=True)
         return {leaf.path: read for leaf, read in readers}
 
     def _decode_native(self, record: memoryview, copy: bool) -> object:
@@ -215,16 +215,16 @@ _NO_ALIAS: Array = np.empty(0, np.uint8)
 
 
 class Decoders(dict[Any, Decoder]):
-    """Decoders by key, asked for by `get`: all that were kept, until their schemas have many nodes."""
+    """Decoders by key, asked for by `get`: all that were kept, until their schemas are long together."""
 
-    _nodes = 0
+    _text_nbytes = 0
 
     def keep(self, key: Hashable, decoder: Decoder) -> Decoder:
         """Keep a decoder, and give it back; where there are too many, all others go."""
-        if self._nodes + decoder.nodes > _KEPT_NODES:
+        if self._text_nbytes + decoder.text_nbytes > _KEPT_TEXT:
             self.clear()
-            self._nodes = 0
-        self._nodes += decoder.nodes
+            self._text_nbytes = 0
+        self._text_nbytes += decoder.text_nbytes
         self[key] = decoder
         return decoder
 
@@ -272,10 +272,15 @@ def _leaf_readers(layout: Layout) -> Iterator[_Read]:
 def _fixed_reader(leaf: Node, offset: int) -> _Read:
     if leaf.code is None:
         return _fixed_array(leaf, offset)
-    unpack, revive = struct.Struct("<" + leaf.code).unpack_from, reviver(leaf)
+    unpack, revive = _unpack_from(leaf.code), reviver(leaf)
     if leaf.kind in ("int", "float"):
         return lambda record, spans, alias: unpack(record, offset)[0]
     return lambda record, spans, alias: revive(unpack(record, offset)[0])
+
+
+@lru_cache(maxsize=64)
+def _unpack_from(code: str) -> Callable[[Any, int], tuple[Any, ...]]:
+    return struct.Struct("<" + code).unpack_from
 
 
 def _variable_reader(leaf: Node, nth: int) -> _Read:

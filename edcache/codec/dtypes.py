@@ -26,7 +26,7 @@ Dtype = np.dtype[Any]
 Array = npt.NDArray[Any]
 
 MAX_DEPTH = 16
-MAX_NBYTES = 1 << 62
+MAX_NBYTES = 1 << 44
 MAX_NDIM = 64
 
 U1: Dtype = np.dtype("u1")
@@ -198,7 +198,7 @@ def array_nbytes(shape: Sequence[int], itemsize: int) -> int:
     """Return the bytes of an array, refusing a shape whose strides would not fit an address.
 
     Raises:
-        CorruptRecordError: a dimension is negative, or the product (a 0 counts as 1) passes 2**62 bytes.
+        CorruptRecordError: a dimension is negative, or the product (a 0 counts as 1) passes 2**44 bytes.
     """
     nbytes, span = itemsize, max(itemsize, 1)
     for n in shape:

@@ -104,7 +104,6 @@ _SEQUENCES = frozenset({"list", "tuple"})
 _PATHS = frozenset({"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"})
 _ZONE = re.compile(r"[A-Za-z0-9_+\-]{1,64}(?:/[A-Za-z0-9_+\-]{1,64}){0,3}")
 _DAY_US = 86_400_000_000
-_PLAIN_NBYTES = 1 << 48
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -155,10 +154,6 @@ class Node:
                 yield from child.leaves()
         elif self.kind != "none":
             yield self
-
-    def count(self) -> int:
-        """Return how many nodes the tree has, this one included; a key counts as one."""
-        return 1 + len(self.keys) + sum(child.count() for child in self.children)
 
     def at(self, path: Any) -> Node | None:
         """Return what lies at a field path: a key, an index, "target.boxes", or a tuple of these."""
@@ -534,7 +529,7 @@ class Layout:
             dims = slots[:, at : at + leaf.slots]
             at += leaf.slots
             itemsize = 1 if leaf.memory is None else leaf.memory.itemsize
-            if dims.prod(axis=1, dtype=np.float64).max() * itemsize > _PLAIN_NBYTES:
+            if np.maximum(dims, 1).prod(axis=1, dtype=np.float64).max() * itemsize > dtypes.MAX_NBYTES:
                 return None
             sizes = dims.prod(axis=1) * itemsize
             start = (end + 7) & -8

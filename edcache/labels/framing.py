@@ -20,6 +20,9 @@ _END: Final = _CONTINUES + bytes(4)
 _MAGIC: Final = b"ARROW1"
 _SCHEMA, _BATCH = 1, 3
 _METADATA_KEYS: Final = 2
+# Numbers of Arrow's union of types: an integer, a float, a date, a timestamp, a duration.
+_INT, _FLOAT, _DATE, _TIMESTAMP, _DURATION = 2, 3, 8, 10, 18
+_WITH_UNIT: Final = (_INT, _FLOAT, _DATE, _TIMESTAMP, _DURATION)
 
 
 class _Message(NamedTuple):
@@ -31,17 +34,25 @@ class _Message(NamedTuple):
     metadata_nbytes: int
 
 
-def check_stream(data: Any, max_columns: int) -> int:
-    """Check an IPC stream that `data` begins with; returns where it ends.
+Metadata = dict[bytes, memoryview]
+"""The metadata of a schema, over the bytes that were walked: Arrow would copy it, twice."""
+
+
+def check_stream(data: Any, max_columns: int) -> tuple[Metadata, int]:
+    """Check an IPC stream that `data` begins with; returns its metadata, and where it ends.
 
     Raises:
         ValueError: it is not one schema of at most so many columns and one plain batch.
     """
-    return _checked(_Walk(data), 0, max_columns).end
+    frame = _checked(_Walk(data), 0, max_columns)
+    return frame.metadata, frame.end
 
 
-def check_file(data: Any, max_columns: int) -> None:
-    """Check an IPC file; raises as `check_stream`."""
+def check_file(data: Any, max_columns: int) -> Metadata:
+    """Check an IPC file, and that it says the same to those who read it as a stream; returns its metadata.
+
+    Raises: as `check_stream`.
+    """
     walk = _Walk(data)
     if bytes(walk.data[:8]) != _MAGIC + bytes(2) or bytes(walk.data[-6:]) != _MAGIC:
         raise ValueError("no Arrow file")
@@ -51,7 +62,10 @@ def check_file(data: Any, max_columns: int) -> None:
     if footer + footer_nbytes + 10 != size:
         raise ValueError("bytes between the batch and the footer")
     root = walk.table(footer, size)
-    _check_schema(walk, walk.field_table(root, 1), max_columns)
+    schema = walk.field_table(root, 1)
+    metadata = _check_schema(walk, schema, max_columns)
+    if metadata != frame.metadata or _columns(walk, schema) != _columns(walk, frame.schema):
+        raise ValueError("its two schemas differ")
     if walk.vector(walk.field(root, 2), 24)[1]:
         raise ValueError("dictionary batches")
     at, count = walk.vector(walk.field(root, 3), 24)
@@ -59,25 +73,28 @@ def check_file(data: Any, max_columns: int) -> None:
     # The block's int32 is padded to 8 bytes.
     if count != 1 or (walk.number("<q", at), walk.number("<i", at + 8), walk.number("<q", at + 16)) != batch:
         raise ValueError("a footer that does not point at the one batch")
+    return metadata
 
 
 class _Frame(NamedTuple):
+    metadata: Metadata
+    schema: int
     batch: tuple[int, int, int]
     end: int
 
 
 def _checked(walk: _Walk, start: int, max_columns: int) -> _Frame:
     schema = walk.message(start, _SCHEMA)
-    _check_schema(walk, schema.header, max_columns)
+    metadata = _check_schema(walk, schema.header, max_columns)
     batch = walk.message(schema.end, _BATCH)
     _check_batch(walk, batch)
     if bytes(walk.data[batch.end : batch.end + 8]) != _END:
         raise ValueError("something else behind its first batch")
     place = (schema.end, batch.metadata_nbytes, batch.end - batch.body)
-    return _Frame(place, batch.end + 8)
+    return _Frame(metadata, schema.header, place, batch.end + 8)
 
 
-def _check_schema(walk: _Walk, schema: int, max_columns: int) -> None:
+def _check_schema(walk: _Walk, schema: int, max_columns: int) -> Metadata:
     if not schema or walk.small(schema, 0, "<h"):
         raise ValueError("no schema, or numbers that are not little-endian")
     at, columns = walk.vector(walk.field(schema, 1), 4)
@@ -85,10 +102,36 @@ def _check_schema(walk: _Walk, schema: int, max_columns: int) -> None:
         raise ValueError(f"{columns:,} columns, {max_columns:,} are written")
     for column in walk.tables(at, columns):
         _check_field(walk, column, is_item=False)
-    if walk.vector(walk.field(schema, 2), 4)[1] > _METADATA_KEYS:
-        raise ValueError("metadata that no writer makes")
     if walk.field(schema, 3):
         raise ValueError("features that no writer uses")
+    at, keys = walk.vector(walk.field(schema, 2), 4)
+    if keys > _METADATA_KEYS:
+        raise ValueError("metadata that no writer makes")
+    pairs = [
+        (walk.text(walk.field(pair, 0)), walk.text(walk.field(pair, 1))) for pair in walk.tables(at, keys)
+    ]
+    return {bytes(key): value for key, value in pairs}
+
+
+def _columns(walk: _Walk, parent: int, place: int = 1) -> list[Any]:
+    """What tells the columns of one schema from those of another: names and types."""
+    return [
+        (
+            *(bytes(walk.text(walk.field(field, 0))), walk.small(field, 1, "<B"), walk.small(field, 2, "<B")),
+            *_parameters(walk, walk.small(field, 2, "<B"), walk.field_table(field, 3)),
+            _columns(walk, field, 5),
+        )
+        for field in walk.tables(*walk.vector(walk.field(parent, place), 4))
+    ]
+
+
+def _parameters(walk: _Walk, kind: int, parameters: int) -> tuple[Any, ...]:
+    """Of a type: bits or unit, and whether an integer has a sign, or the zone of a time."""
+    if not parameters:
+        return ()
+    zone = bytes(walk.text(walk.field(parameters, 1))) if kind == _TIMESTAMP else None
+    signed = walk.small(parameters, 1, "<B") if kind == _INT else None
+    return walk.small(parameters, 0, "<h") if kind in _WITH_UNIT else None, signed, zone
 
 
 def _check_field(walk: _Walk, field: int, is_item: bool) -> None:
@@ -168,6 +211,11 @@ class _Walk:
         """A table in a field; 0 where it has none."""
         at = self.field(table, place)
         return at + self.number("<I", at) if at else 0
+
+    def text(self, at: int) -> memoryview:
+        """The bytes of a text in a field; none for no field."""
+        start, nbytes = self.vector(at, 1)
+        return self.data[start : start + nbytes]
 
     def tables(self, at: int, count: int) -> Iterator[int]:
         """The tables that a vector points at."""

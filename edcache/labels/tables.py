@@ -22,7 +22,7 @@ from edcache import bounded
 from edcache.errors import CorruptArchiveError
 from edcache.labels.arrays import from_numpy, number_values, numpy_dtype
 from edcache.labels.columns import LabelTypes
-from edcache.labels.framing import check_file, check_stream
+from edcache.labels.framing import Metadata, check_file, check_stream
 from edcache.labels.values import is_label_type
 
 _META: Final = b"edcache"
@@ -164,11 +164,12 @@ def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
         CorruptArchiveError: the bytes are no such table; the caller says which chunk.
     """
     with _reported("the chunk's table"):
-        end = check_stream(data, len(_COLUMNS) + MAX_LABELS)
+        metadata, end = check_stream(data, len(_COLUMNS) + MAX_LABELS)
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            _check_columns(reader.schema, {_META}, allow_labels=True)
+            _check_columns(reader.schema, allow_labels=True)
             table = reader.read_all()
-        meta = _checked(table, rows, {"schemas", "records_nbytes", "labels"})
+        _check_rows(table, rows)
+        meta = _said(metadata, {_META}, {"schemas", "records_nbytes", "labels"})
         names = [name for name in table.column_names if name.startswith(_LABEL)]
         labels = table.select(names).rename_columns([name[len(_LABEL) :] for name in names])
         labels.validate(full=True)
@@ -205,15 +206,16 @@ def parse_index(data: Any, rows: int) -> IndexTable:
         CorruptArchiveError: the bytes are no such table.
     """
     with _reported("index.arrow"):
-        check_file(data, len(_COLUMNS))
-        table = _read_file(data, {_META, _CHUNKS}, allow_labels=False)
-        meta = _checked(table, rows, {"length", "schemas", "dictionaries", "failed"}, {"failed"})
+        metadata = check_file(data, len(_COLUMNS))
+        meta = _said(metadata, {_META, _CHUNKS}, {"length", "schemas", "dictionaries", "failed"}, {"failed"})
+        table = _read_file(data, allow_labels=False)
+        _check_rows(table, rows)
         records, length = _records(table), meta["length"]
         if type(length) is not int or length < rows or (records.index is None and length != rows):
             raise ValueError(f"it has {rows} rows and claims {str(length)[:80]} samples")
         if records.index is not None and not _is_index_column(records.index, length):
             raise ValueError("its index column is not strictly increasing within the length")
-        blocks = _blocks(table.schema.metadata[_CHUNKS])
+        blocks = _blocks(metadata[_CHUNKS])
         dictionaries = _dictionaries(meta["dictionaries"])
         failures = failures_of(meta.get("failed", []))
         if any(failure.index >= length for failure in failures):
@@ -221,7 +223,7 @@ def parse_index(data: Any, rows: int) -> IndexTable:
         return IndexTable(records, length, _texts(meta["schemas"]), dictionaries, blocks, failures)
 
 
-def _blocks(text: bytes) -> npt.NDArray[np.int64]:
+def _blocks(text: memoryview) -> npt.NDArray[np.int64]:
     blocks = np.frombuffer(base64.b64decode(text, validate=True), "<i8").reshape(-1, 3)
     if not _are_apart(blocks):
         raise ValueError("its chunks overlap")
@@ -257,7 +259,7 @@ def parse_labels(data: Any, rows: int, names: Sequence[str] | None = None) -> pa
     """
     with _reported("labels.arrow"):
         check_file(data, MAX_LABELS if names is None else len(names))
-        table = _read_file(data, {_META}, allow_labels=True, prefix="")
+        table = _read_file(data, allow_labels=True, prefix="")
         if names is not None and table.column_names != list(names):
             raise ValueError("it has other columns than the head says")
         if table.num_columns and table.num_rows != rows:
@@ -309,20 +311,14 @@ def _file(batch: pa.RecordBatch) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def _read_file(data: Any, keys: Set[bytes], *, allow_labels: bool, prefix: str = _LABEL) -> pa.Table:
-    buffer = pa.py_buffer(data)
-    reader = pa.ipc.open_file(buffer)
-    # Other programs read the same bytes as a stream, whose schema comes first.
-    if not pa.ipc.read_schema(buffer.slice(8)).equals(reader.schema, check_metadata=True):
-        raise ValueError("its two schemas differ")
-    _check_columns(reader.schema, keys, allow_labels=allow_labels, prefix=prefix)
+def _read_file(data: Any, *, allow_labels: bool, prefix: str = _LABEL) -> pa.Table:
+    reader = pa.ipc.open_file(pa.py_buffer(data))
+    _check_columns(reader.schema, allow_labels=allow_labels, prefix=prefix)
     return pa.Table.from_batches([reader.get_batch(0)], schema=reader.schema)
 
 
-def _check_columns(schema: pa.Schema, keys: Set[bytes], *, allow_labels: bool, prefix: str = _LABEL) -> None:
-    """Refuse columns and metadata that no writer makes, before a batch is read."""
-    if set(schema.metadata or ()) != keys:
-        raise ValueError("it lacks its metadata, or has more")
+def _check_columns(schema: pa.Schema, *, allow_labels: bool, prefix: str = _LABEL) -> None:
+    """Refuse columns that no writer makes, before a batch is read."""
     if len(set(schema.names)) != len(schema.names):
         raise ValueError("two of its columns have one name")
     is_label = [allow_labels and name.startswith(prefix) for name in schema.names]
@@ -334,18 +330,25 @@ def _check_columns(schema: pa.Schema, keys: Set[bytes], *, allow_labels: bool, p
             raise ValueError(f"column {field.name[:80]!r} is {str(field.type)[:80]}, which no writer makes")
 
 
-def _checked(table: pa.Table, rows: int, keys: Set[str], optional: Set[str] = frozenset()) -> dict[str, Any]:
-    """The table's metadata, once its own columns are the ones that a writer makes."""
+def _check_rows(table: pa.Table, rows: int) -> None:
     if table.num_rows != rows:
         raise ValueError(f"it has {table.num_rows} rows, the header says {rows}")
     for name in table.column_names:
         column = table.column(name)
         if name in _COLUMNS and (column.null_count or column.num_chunks > 1):
             raise ValueError(f"column {name!r} has {column.null_count} nulls")
-    meta = bounded.loads(table.schema.metadata[_META])
-    if type(meta) is not dict or not keys - optional <= meta.keys() <= keys:
+
+
+def _said(
+    metadata: Metadata, keys: Set[bytes], names: Set[str], optional: Set[str] = frozenset()
+) -> dict[str, Any]:
+    """What a table's metadata says."""
+    if metadata.keys() != keys:
+        raise ValueError("it lacks its metadata, or has more")
+    said = bounded.loads(metadata[_META])
+    if type(said) is not dict or not names - optional <= said.keys() <= names:
         raise ValueError("its metadata has other keys than are written")
-    return meta
+    return said
 
 
 def _records(table: pa.Table) -> Records:

@@ -1,0 +1,439 @@
+"""Label columns that lie, in labels.arrow and in the chunks' tables."""
+
+
+
+import struct
+
+import pyarrow as pa
+from catalogue import attack
+from forge import Forge, arrow_file
+
+READ = "labels.arrow does not read"
+
+
+def _replace(f: Forge, name, array):
+    f.labels = lambda table: table.set_column(
+        table.column_names.index(name), name, array(table[name].combine_chunks())
+    )
+
+
+def _patched(f: Forge, old: bytes, new: bytes, count: int = 1):
+    def patch(data):
+        assert old in data
+        return data.replace(old, new, count)
+
+    f.labels_bytes = patch
+
+
+@attack(
+    "labels",
+    "offsets of texts behind their data",
+    "reads other memory, or dies",
+    "labels",
+    says=READ,
+    base="rich",
+)
+def text_offsets(f: Forge):
+    def patch(array):
+        buffers = array.buffers()
+        offsets = bytearray(buffers[1].to_pybytes())
+        struct.pack_into("<i", offsets, 4 * 5, 1 << 30)
+        return pa.Array.from_buffers(
+            pa.string(), len(array), [None, pa.py_buffer(bytes(offsets)), buffers[2]]
+        )
+
+    _replace(f, "text", patch)
+
+
+@attack("labels", "offsets of texts that fall", "negative lengths", "labels", says=READ, base="rich")
+def falling_offsets(f: Forge):
+    def patch(array):
+        buffers = array.buffers()
+        offsets = bytearray(buffers[1].to_pybytes())
+        struct.pack_into("<i", offsets, 4 * 5, -7)
+        return pa.Array.from_buffers(
+            pa.string(), len(array), [None, pa.py_buffer(bytes(offsets)), buffers[2]]
+        )
+
+    _replace(f, "text", patch)
+
+
+@attack(
+    "labels",
+    "offsets of lists behind their items",
+    "reads other memory, or dies",
+    "labels",
+    says=READ,
+    base="rich",
+)
+def list_offsets(f: Forge):
+    def patch(array):
+        offsets = array.buffers()[1].to_pybytes()[: 4 * (len(array) + 1)]
+        lies = struct.pack(f"<{len(array) + 1}i", *range(0, 1000 * (len(array) + 1), 1000))
+        _patched(f, offsets, lies)
+        return array
+
+    _replace(f, "boxes", patch)
+
+
+@attack(
+    "labels",
+    "texts that are not UTF-8",
+    "a UnicodeDecodeError at the first look",
+    "labels",
+    says=READ,
+    base="rich",
+)
+def broken_text(f: Forge):
+    def patch(array):
+        buffers = array.buffers()
+        data = b"\xff" * buffers[2].size
+        return pa.Array.from_buffers(pa.string(), len(array), [None, buffers[1], pa.py_buffer(data)])
+
+    _replace(f, "text", patch)
+
+
+@attack(
+    "labels",
+    "a type nested 60 deep",
+    "recursion in every function over types",
+    "labels",
+    says="a nested type",
+    base="rich",
+)
+def deep_type(f: Forge):
+    def nest(array):
+        for _ in range(60):
+            array = pa.ListArray.from_arrays(pa.array(range(len(array) + 1), pa.int32()), array)
+        return array
+
+    _replace(f, "text", nest)
+
+
+@attack("labels", "a struct column", "fields that no label has", "labels", says="a nested type", base="rich")
+def struct_column(f: Forge):
+    _replace(f, "text", lambda array: pa.StructArray.from_arrays([array, array], ["a", "b"]))
+
+
+@attack(
+    "labels",
+    "an extension type inside a list",
+    "its class deserialises what the file says",
+    "labels",
+    says="an extension type",
+    base="rich",
+)
+def extension_in_list(f: Forge):
+    def wrap(array):
+        item = pa.field("item", array.type.value_type, metadata={"ARROW:extension:name": "arrow.uuid"})
+        return pa.Array.from_buffers(pa.list_(item), len(array), array.buffers()[:2], children=[array.values])
+
+    _replace(f, "boxes", wrap)
+
+
+@attack(
+    "labels",
+    "a zone of a megabyte",
+    "a lookup of files by name",
+    "labels",
+    says="which no writer makes",
+    base="rich",
+)
+def absurd_zone(f: Forge):
+    _replace(f, "when", lambda array: array.cast(pa.int64()).cast(pa.timestamp("us", "../" * 300_000)))
+
+
+@attack(
+    "labels",
+    "a zone that is a path",
+    "a lookup of files by name",
+    "labels",
+    says="which no writer makes",
+    base="rich",
+)
+def zone_path(f: Forge):
+    _replace(f, "when", lambda array: array.cast(pa.int64()).cast(pa.timestamp("us", "/etc/passwd")))
+
+
+@attack(
+    "labels", "dictionary-encoded texts", "indices out of the dictionary", "labels", says=READ, base="rich"
+)
+def dictionary_text(f: Forge):
+    _replace(f, "text", lambda array: array.dictionary_encode())
+
+
+@attack(
+    "labels", "decimals", "a type that no code expects", "labels", says="which no writer makes", base="rich"
+)
+def decimals(f: Forge):
+    _replace(f, "y", lambda array: array.cast(pa.decimal128(30, 2)))
+
+
+@attack("labels", "texts as views", "buffers by number", "labels", says=READ, base="rich")
+def views(f: Forge):
+    _replace(f, "text", lambda array: array.cast(pa.string_view()))
+
+
+@attack("labels", "run-end encoded numbers", "ten rows that are 2**60", "labels", says=READ, base="rich")
+def run_ends(f: Forge):
+    _replace(
+        f,
+        "y",
+        lambda array: pa.RunEndEncodedArray.from_arrays(pa.array([len(array)], pa.int64()), pa.array([1])),
+    )
+
+
+@attack("labels", "a column twice", "one hides the other", "labels", says=READ, base="rich")
+def twice_labelled(f: Forge):
+    f.labels = lambda table: table.append_column("y", table["y"])
+
+
+@attack(
+    "labels",
+    "a column under another name",
+    "a label that the head does not know",
+    "labels",
+    says="other columns than the head says",
+    base="rich",
+)
+def renamed(f: Forge):
+    f.labels = lambda table: table.rename_columns(["z", *table.column_names[1:]])
+
+
+@attack(
+    "labels",
+    "columns in another order",
+    "found by position",
+    "labels",
+    says="other columns than the head says",
+    base="rich",
+)
+def reordered_labels(f: Forge):
+    f.labels = lambda table: table.select(table.column_names[::-1])
+
+
+@attack(
+    "labels", "50,000 columns", "an object for each", "labels", says="columns, 5 are written", base="rich"
+)
+def many_label_columns(f: Forge):
+    f.labels = lambda table: pa.table({f"c{i}": table["y"] for i in range(50_000)})
+
+
+@attack(
+    "labels",
+    "fewer rows than samples",
+    "an IndexError late",
+    "labels",
+    says="rows, the index has",
+    base="rich",
+)
+def fewer_label_rows(f: Forge):
+    f.labels = lambda table: table.slice(0, 5)
+
+
+@attack("labels", "a null column of 2**40 rows", "takes no bytes, until it is read", "labels", says=READ)
+def null_rows(f: Forge):
+    f.labels = lambda table: pa.table({name: pa.nulls(1 << 40) for name in table.column_names})
+
+
+@attack(
+    "labels",
+    "compressed buffers",
+    "an allocation by what they claim",
+    "labels",
+    says="compressed buffers",
+    base="rich",
+)
+def compressed_labels(f: Forge):
+    f.labels_options = {"compression": "zstd"}
+
+
+@attack(
+    "labels",
+    "other labels than the chunks'",
+    "filters choose others",
+    "verify",
+    says="labels.arrow does not say what the chunks say",
+    forged=True,
+)
+def other_labels(f: Forge):
+    """Nothing but the chunks' tables can tell, which only verify reads."""
+    _replace(f, "y", lambda array: pa.array([7] * len(array), array.type))
+
+
+@attack("labels", "a validity bitmap shorter than its rows", "reads beyond", "labels", says=READ, base="rich")
+def short_validity(f: Forge):
+    def patch(data):
+        table = pa.ipc.open_file(data).read_all()
+        nulls = pa.array([None if i % 2 else i for i in range(len(table))], pa.int64())
+        data = bytearray(
+            arrow_file(table.set_column(0, "y", nulls).replace_schema_metadata(table.schema.metadata))
+        )
+        first = struct.pack("<qq", 0, -(-len(table) // 8))
+        at = data.index(first)
+        data[at : at + 16] = struct.pack("<qq", 0, 1)
+        return bytes(data)
+
+    f.labels_bytes = patch
+
+
+@attack(
+    "labels",
+    "a count of nulls that lies",
+    "skips the bitmap, or reads where none is",
+    "labels",
+    says=READ,
+    base="rich",
+)
+def lying_nulls(f: Forge):
+    def patch(data):
+        node = struct.pack("<qq", 40, 0)
+        at = data.index(node)
+        return data[:at] + struct.pack("<qq", 40, 1 << 40) + data[at + 16 :]
+
+    f.labels_bytes = patch
+
+
+@attack(
+    "labels", "a column of another length than its batch", "reads beyond", "labels", says=READ, base="rich"
+)
+def lying_length(f: Forge):
+    def patch(data):
+        node = struct.pack("<qq", 40, 0)
+        at = data.index(node)
+        return data[:at] + struct.pack("<qq", 1 << 40, 0) + data[at + 16 :]
+
+    f.labels_bytes = patch
+
+
+@attack(
+    "labels",
+    "a chunk's label of another type than the head's other chunks",
+    "a cast that changes values",
+    "open",
+    "LabelTypeError",
+    'label "y" is',
+)
+def mixed_types(f: Forge):
+    f.unsealed()
+    chunk = f.chunks[1]
+    chunk.labels = chunk.labels.set_column(0, "y", pa.array(["text"] * len(chunk.rows)))
+
+
+@attack(
+    "labels",
+    "a chunk's label column under another name",
+    "nulls for all others",
+    "open",
+    "LabelError",
+    "one chunk has the labels",
+)
+def chunk_renamed(f: Forge):
+    f.unsealed()
+    chunk = f.chunks[1]
+    chunk.labels = chunk.labels.rename_columns(["z", *chunk.labels.column_names[1:]])
+
+
+@attack(
+    "labels",
+    "a chunk's labels nested",
+    "no cast exists",
+    "sample 4",
+    "MissingSampleError",
+    "has no record yet",
+)
+def chunk_nested(f: Forge):
+    f.unsealed()
+    chunk = f.chunks[1]
+    struct_column = pa.StructArray.from_arrays([pa.array([1] * len(chunk.rows))], ["a"])
+    chunk.labels = chunk.labels.set_column(0, "y", struct_column)
+
+
+def _types(value):
+    def change(f: Forge):
+        f.unsealed().chunks[1].meta = lambda meta: meta.update(labels=value)
+
+    return change
+
+
+@attack(
+    "labels",
+    "label types: an integer that is Infinity",
+    "an OverflowError",
+    "sample 4",
+    "MissingSampleError",
+    "has no record yet",
+)
+def infinite_type(f: Forge):
+    _types({"y": ["int64", False, False, float("inf")], "text": ["string", False, False, None]})(f)
+
+
+@attack(
+    "labels",
+    "label types: a list as a type's name",
+    "unhashable",
+    "sample 4",
+    "MissingSampleError",
+    "has no record yet",
+)
+def list_type(f: Forge):
+    _types({"y": [[["list"], "int64"], False, False, None]})(f)
+
+
+@attack(
+    "labels",
+    "label types: a number",
+    "no attribute items",
+    "sample 4",
+    "MissingSampleError",
+    "has no record yet",
+)
+def number_type(f: Forge):
+    _types(5)(f)
+
+
+@attack(
+    "labels",
+    "a chunk's table with compressed buffers",
+    "an allocation by what they claim",
+    "sample 4",
+    "MissingSampleError",
+    "has no record yet",
+)
+def compressed_chunk(f: Forge):
+    f.unsealed().chunks[1].options = {"compression": "zstd"}
+
+
+@attack(
+    "labels",
+    "a chunk's table with two batches",
+    "the second is read too, or not",
+    "sample 4",
+    "MissingSampleError",
+    "has no record yet",
+)
+def chunk_batches(f: Forge):
+    f.unsealed().chunks[1].table = lambda table: table[:-8] + table
+
+
+@attack(
+    "labels",
+    "bytes between a chunk's table and its block checksums",
+    "a place to hide bytes",
+    "verify",
+    says="points outside of it",
+)
+def hidden_in_table(f: Forge):
+    f.unsealed().chunks[1].table = lambda table: table + b"hidden!!"
+
+
+@attack(
+    "labels",
+    "a chunk's metadata of 300,000 lists",
+    "a hundred bytes of memory for three",
+    "sample 4",
+    "MissingSampleError",
+    "has no record yet",
+)
+def chunk_metadata(f: Forge):
+    f.unsealed().chunks[1].meta = lambda meta: meta.update(schemas=[[]] * 300_000)
