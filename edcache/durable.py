@@ -91,6 +91,10 @@ class System:
             os.lseek(fd, offset, os.SEEK_SET)
             return os.read(fd, nbytes)
 
+    def next_data(self, fd: int, offset: int) -> int:
+        """Where the first bytes from an offset on are that lie in no hole."""
+        return os.lseek(fd, offset, os.SEEK_DATA)
+
     def pread_cached(self, fd: int, offset: int) -> bool:
         """Whether the byte at an offset can be read without waiting for a disk."""
         try:
@@ -350,6 +354,18 @@ class File:
             return system.map(self._fd, nbytes)
         except OSError as error:
             _refused(self.path, f"mapping {nbytes:,} bytes", error)
+
+    def next_data(self, offset: int) -> int:
+        """Where the next bytes lie that are no hole; the file's size where none follow.
+
+        `offset` itself where the system cannot tell.
+        """
+        if not hasattr(os, "SEEK_DATA"):
+            return offset
+        try:
+            return system.next_data(self._fd, offset)
+        except OSError as error:
+            return self.size() if error.errno == errno.ENXIO else offset
 
     def is_cached(self, offset: int) -> bool:
         """Whether the page of an offset is in memory; True where the system cannot tell."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -202,13 +201,7 @@ class _Verification:
 
     def _next_data(self, page: int) -> int:
         """The first page from this one on that is no hole: a file of a terabyte may be nothing else."""
-        if not hasattr(os, "SEEK_DATA"):
-            return page
-        try:
-            found = os.lseek(self._file.fd, page, os.SEEK_DATA)
-        except OSError as error:
-            return self._size if error.errno == errno.ENXIO else page
-        return max(page, found // format.PAGE * format.PAGE)
+        return max(page, self._file.next_data(page) // format.PAGE * format.PAGE)
 
     def _is_broken_seal(self, cursor: Cursor) -> bool:
         """The header of index.arrow goes last: where it stands, or nearly, the whole seal stood."""

@@ -1,7 +1,5 @@
 """Headers of the chain that lie, with checksums that are right."""
 
-
-
 import json
 import random
 

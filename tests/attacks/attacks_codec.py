@@ -1,7 +1,5 @@
 """Schemas, records and frames that lie: the only rows of an archive, sealed and otherwise in order."""
 
-
-
 import json
 import struct
 

@@ -1,7 +1,5 @@
 """What is at the path, if it is no ordinary file."""
 
-
-
 import os
 import socket
 

@@ -1,7 +1,5 @@
 """Heads that lie."""
 
-
-
 import json
 
 from catalogue import attack

@@ -1,7 +1,5 @@
 """Indices that lie: index.arrow of a sealed archive, everything around it in order."""
 
-
-
 import io
 import struct
 

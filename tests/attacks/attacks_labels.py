@@ -1,7 +1,5 @@
 """Label columns that lie, in labels.arrow and in the chunks' tables."""
 
-
-
 import struct
 
 import pyarrow as pa

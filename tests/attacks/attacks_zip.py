@@ -1,7 +1,5 @@
 """The zip directory says another thing than the chain: two programs would read two archives."""
 
-
-
 import struct
 
 from catalogue import attack

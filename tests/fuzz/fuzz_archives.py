@@ -10,6 +10,7 @@ import io
 import json
 import os
 import struct
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -50,6 +51,13 @@ _FIELDS = (
 @contextmanager
 def in_memory(data: bytes) -> Iterator[str]:
     """A path that leads to a file of these bytes, in memory; it may be written, mapped and locked."""
+    if not hasattr(os, "memfd_create"):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "a.zip")
+            with open(path, "wb") as file:
+                file.write(data)
+            yield path
+        return
     fd = os.memfd_create("fuzz")
     try:
         os.pwrite(fd, data, 0)
