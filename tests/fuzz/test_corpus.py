@@ -10,12 +10,19 @@ from fuzz_hunt import TARGETS, symptom, target_of
 CORPUS = Path(__file__).parent / "corpus"
 
 
+def inputs_of(name):
+    """Whole files; and the lines of kept.hex, each an input that once reached code that none before did."""
+    files = [path for path in sorted((CORPUS / name).iterdir()) if path.suffix not in (".note", ".hex")]
+    lines = (CORPUS / name / "kept.hex").read_text().split()
+    return [path.read_bytes() for path in files] + [bytes.fromhex(line) for line in lines]
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_target_bears_what_once_broke_it(name, tally):
-    inputs = [path for path in sorted((CORPUS / name).iterdir()) if path.suffix != ".note"]
+    inputs = inputs_of(name)
     assert inputs
-    for path in inputs:
-        target_of(name).run(path.read_bytes())
+    for data in inputs:
+        target_of(name).run(data)
     tally("fuzz corpus", len(inputs))
 
 
