@@ -420,13 +420,16 @@ def _lie_in_table(part: Part, table: Table, what: int, draw: Draw) -> None:
 
 
 def _lie_in_meta(meta: dict[str, Any], draw: Draw) -> None:
+    if not meta:
+        return
     key = draw.pick(sorted(meta))
-    if key == "schemas" and draw.flag() and meta[key]:
-        at = draw.below(len(meta[key]))
-        meta[key][at] = draw.changed(meta[key][at].encode()).decode("latin-1")
-    elif isinstance(meta[key], list) and meta[key] and isinstance(meta[key][0], list) and draw.flag():
-        row = draw.pick(meta[key])
-        row[draw.below(len(row))] = draw.number()
+    # What an earlier lie put there may be anything.
+    items = meta[key] if isinstance(meta[key], list) and meta[key] and draw.flag() else []
+    at = draw.below(len(items) or 1)
+    if items and isinstance(items[at], str):
+        items[at] = draw.changed(items[at].encode()).decode("latin-1")
+    elif items and isinstance(items[at], list) and items[at]:
+        items[at][draw.below(len(items[at]))] = draw.number()
     elif draw.below(8) == 7:
         del meta[key]
     else:
