@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 from edcache import CachedDataset, CacheWriter, Reader, verify
 from edcache.errors import EdcacheError
 
-_READ = 8
+_READ = 5
 # What is as long as the dataset is said to be takes memory accordingly: a sparse archive may be long.
 _LONG = 1 << 16
 
@@ -47,7 +47,7 @@ def run(data: bytes) -> None:
     if data[:2] == b"PK":
         check(data, range(len(_WAYS)))
         return
-    way = draw.pick((0, 0, 1, 2, 3, 4, 4, 5))
+    way = draw.pick((0, 0, 0, 0, 1, 1, 1, 2, 2, 3, 3, 3, 3, 4, 5, 5))
     try:
         file = made(draw)
     except struct.error:
@@ -172,7 +172,7 @@ _WAYS: tuple[Callable[[str], None], ...] = (
 
 
 def seeds() -> list[bytes]:
-    plain = [bytes([way, number, 0]) for way in range(1, 8) for number in range(BASES)]
+    plain = [bytes([way, number, 0]) for way in (0, 4, 7, 9, 13, 14) for number in range(BASES)]
     lies = [
         bytes([way, number, 1, what, number, what, 3])
         for way in (1, 3, 5, 7)
