@@ -61,7 +61,10 @@ Private fields (`_PRIVATE`), each bound to this place in this file by the last o
     4     crc32 of the whole header with this field as zero
 
 A header is believed only if packing its own fields gives the very same bytes, and if uuid, sequence
-number, offset and link are those that the chain expects there. Anything else is "no entry yet".
+number, offset and link are those that the chain expects there, and if its sizes go together: a chunk has
+rows, of `ROW_NBYTES` of its table at least; dictionaries and amendments have none, and end on the page where
+their table does; index and labels are nothing but their table, and have no more rows than samples. Anything
+else is "no entry yet".
 
 3. A chunk's payload
 --------------------
@@ -112,7 +115,12 @@ labels.arrow has the same rows and the label columns under their plain names.
 An archive is *sealed* when it ends with the canonical directory, the directory points at an index
 and a labels entry with the right uuid and consecutive numbers and links, and they end where the
 directory begins. Anything less is unsealed, and reading it walks the chain. The directory is a
-function of the chain: the same entries always give the same bytes.
+function of the chain: the same entries always give the same bytes. A reader that walks the chain of a sealed
+archive (of few entries, or when told to) demands that it ends in the seal, that the directory is that
+function of it, and that the index has its chunks, its dictionaries and its length.
+
+Every Arrow table is one schema and one batch without compression, dictionary or extension types; stream and
+footer of a file say the same. All JSON is ASCII, and no object of it has a key twice.
 
 5. Publication and crashes
 --------------------------
@@ -689,6 +697,16 @@ def _pack_central(header: Header) -> bytes:
         _MAX32 if wide_offset else header.offset,
     )
     return fixed + name + zip64
+
+
+def directory_offsets(directory: bytes) -> Iterator[int]:
+    """Where the entries of a zip directory say that they begin: unchecked, a hint for reading ahead."""
+    at = 0
+    while at + _CENTRAL.size <= len(directory) and directory[at : at + 4] == b"PK\x01\x02":
+        fields = _CENTRAL.unpack_from(directory, at)
+        at += _CENTRAL.size + sum(fields[10:13])
+        wide = fields[16] == _MAX32
+        yield int.from_bytes(directory[at - 8 : at], "little") if wide else fields[16]
 
 
 _LONG_EXTRA: Final = _EXTRA.size + 24

@@ -183,3 +183,13 @@ def test_the_whole_file_lock_is_the_append_lock():
 def test_foreign_bytes_at_the_end_are_no_tail():
     for tail in (bytes(format.TAIL_NBYTES), b"\xff" * format.TAIL_NBYTES, b"PK\6\6" * 200):
         assert format.parse_tail(tail[: format.TAIL_NBYTES], 10_000) is None
+
+
+def test_a_directory_tells_where_its_entries_begin():
+    headers = [chunk(kind=format.KIND_CHUNK, offset=4096 * n, seq=n) for n in (1, 2, 1 << 21)]
+    index = chunk(kind=format.KIND_INDEX, offset=5 << 32)
+    directory = format.pack_directory([*headers, index], 6 << 32)
+    assert list(format.directory_offsets(directory)) == [4096, 8192, 1 << 33, 5 << 32]
+    assert list(format.directory_offsets(directory[:-1])) == [4096, 8192, 1 << 33, 5 << 32]
+    assert list(format.directory_offsets(b"")) == []
+    assert all(0 <= at < 1 << 64 for at in format.directory_offsets(b"PK\1\2" + b"\xff" * 300))

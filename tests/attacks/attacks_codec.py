@@ -79,7 +79,7 @@ _schema(
     '["dict",["' + "a" * (17 << 20) + '"],["int"]]',
     says="characters, more than",
 )
-_schema("schemas", "schema_number", "a number", "no kind", "5")
+_schema("schemas", "schema_is_number", "a number", "no kind", "5")
 _schema("schemas", "schema_nan", "NaN for a dimension", "no dimension", '["array","<f4",[NaN]]')
 _schema("schemas", "schema_float", "dimension 1e3", "a float as a size", '["array","<f4",[1e3]]')
 _schema("schemas", "schema_bool", "dimension true", "True is 1", '["array","<f4",[true]]')
@@ -750,7 +750,7 @@ _frame(
     "allocates it: so does this, where there is room",
     lambda: frame(struct.pack("<q", (1 << 30) - 8) + bytes((1 << 30) - 8)),
     1 << 30,
-    "",
+    "do not fit into the memory of this process",
     call="sample 0",
     error="LengthError",
 )

@@ -70,6 +70,7 @@ class Ordeal:
         self.forged = forged
         self.longer = longer
         self.heard: list[Heard] = []
+        self.watched = True
 
     def run(self, copy: Path | None) -> list[Heard]:
         self._try("verify", self._verify)
@@ -77,6 +78,7 @@ class Ordeal:
         self._opened("pread", lambda ds: self._read(ds, " pread"), io="pread")
         self._opened("zero_copy", lambda ds: self._samples(ds, " zero_copy"), zero_copy=True)
         self._opened("verify", lambda ds: self._samples(ds, " verify=open"), verify="open")
+        self.watched = False
         if copy is not None:
             self._try("append", lambda: self._append(copy))
         return self.heard
@@ -219,11 +221,41 @@ def tried(
     path: Path, original: Original, *, forged: bool = False, longer: bool = False, copy: Path | None = None
 ) -> list[Heard]:
     """What came of every call on a file; a child that dies or waits leaves a last line that says so."""
-    return in_child(lambda: Ordeal(path, original, forged, longer).run(copy), path, original)
+
+    def watched() -> list[Heard]:
+        ordeal = Ordeal(path, original, forged, longer)
+        seen = watch(ordeal)
+        heard = ordeal.run(copy)
+        return heard + [Heard("audit", "event", event, detail) for event, detail in list(seen)]
+
+    return in_child(watched, path, original)
+
+
+# What Python's audit hooks tell of: code that runs, comes from somewhere, or reaches out of the process.
+WATCHED = (
+    *("import", "exec", "compile", "code.__new__", "function.__new__", "pickle.find_class", "marshal."),
+    *("subprocess.", "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "ctypes.", "socket."),
+    *("urllib.", "builtins.input", "cpython.", "shutil.", "os.remove", "os.rename", "os.chmod", "os.mkdir"),
+    *("os.link", "os.symlink", "os.truncate", "webbrowser.", "open"),
+)
+
+
+def watch(ordeal: Ordeal) -> dict[tuple[str, str], None]:
+    """While the file is read: every watched event but its own opening, once each."""
+    seen: dict[tuple[str, str], None] = {}
+    own = str(ordeal.path)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if ordeal.watched and event.startswith(WATCHED) and (event != "open" or str(arguments[0]) != own):
+            seen[event, str(arguments[0])[:500] if arguments else ""] = None
+
+    sys.addaudithook(hook)
+    return seen
 
 
 def in_child(work: Callable[[], Any], path: Path, original: Original) -> list[Any]:
     """The result of `work`, done in a child with little room; a list that ends in harm if it had none."""
+    warm(original)
     reading, writing = os.pipe()
     sys.stdout.flush()
     child = os.fork()
@@ -255,7 +287,12 @@ def in_child(work: Callable[[], Any], path: Path, original: Original) -> list[An
 
 
 def _work(work: Callable[[], Any], path: Path, original: Original, writing: int) -> None:
-    warm(original)
+    # Threads do not survive a fork: what needs some starts them before the room is measured.
+    torch.set_num_threads(1)
+    ds = CachedDataset.from_cache(original.path)
+    ds.filter("y is not None")
+    ds.select("image").batch([0])
+    ds.close()
     size = path.stat().st_size if path.is_file() else 0
     limit = _address_space() + size + FREE
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
@@ -270,8 +307,14 @@ def _send(result: Any, writing: int) -> None:
         data = data[os.write(writing, data) :]
 
 
+_warmed: set[Path] = set()
+
+
 def warm(original: Original) -> None:
-    """Do everything once, so that libraries have imported and started what they need."""
+    """Do everything once in this process, so that libraries have imported what they need."""
+    if original.path in _warmed:
+        return
+    _warmed.add(original.path)
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
     heard = Ordeal(original.path, original, False, False).run(None)
