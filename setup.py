@@ -2,6 +2,12 @@ from pathlib import Path
 
 from setuptools import setup
 
+# libFuzzer for Python; it has wheels for these alone.
+ATHERIS = (
+    'atheris>=3.0; sys_platform == "linux" and platform_machine == "x86_64" '
+    'and python_version >= "3.11" and python_version < "3.14"'
+)
+
 setup(
     name="edcache",
     version="0.1.0",
@@ -32,6 +38,7 @@ setup(
         "pandas": ["pandas>=1.5"],
         "ray": ["ray>=2.9"],
         "xla": ["torch_xla>=2.2"],
+        "fuzz": [ATHERIS, "hypothesis>=6.100"],
         "quickstart": ["scikit-learn>=1.3", "Pillow>=9"],
         "test": [
             "pytest>=8",
@@ -45,6 +52,7 @@ setup(
             "distributed>=2023.5",
             "loky>=3.4",
             "ray>=2.9",
+            ATHERIS,
         ],
     },
     entry_points={"console_scripts": ["edcache = edcache.cli:main"]},

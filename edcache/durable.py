@@ -483,7 +483,9 @@ class File:
             _refused(self.path, "asking for its locks", error)
 
     def unlock(self, start: int, length: int = 1) -> None:
-        """Release bytes that this open file locked."""
+        """Release bytes that this open file locked; nothing once it is closed."""
+        if self._fd < 0:
+            return
         try:
             system.unlock(self._fd, start, length)
         except OSError as error:

@@ -352,9 +352,9 @@ class Killing(durable.System):
         if self.left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def open(self, path: str, flags: int) -> int:
+    def open(self, path: str, flags: int, into: list[int]) -> None:
         self._count()
-        return super().open(path, flags)
+        super().open(path, flags, into)
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         self._count()

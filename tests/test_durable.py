@@ -263,3 +263,11 @@ def test_where_nothing_can_be_locked_one_process_fills_and_says_so(tmp_path):
         ds = CachedDataset(list(range(300)), path, num_workers=2)
     assert ds.complete
     assert [ds[i] for i in range(300)] == list(range(300))
+
+
+def test_a_closed_file_has_no_lock_to_let_go_of(path):
+    """As in a child that was forked within a block that holds one."""
+    file = File.open(path, "a")
+    with file.locked(5):
+        file.close()
+    file.unlock(5)

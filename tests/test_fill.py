@@ -314,3 +314,33 @@ def test_a_disk_that_is_too_small_is_noticed_after_the_first_samples(
     else:
         assert CachedDataset(Large(), path, **options).complete
         assert any("the disk has 4.0 MB left" in text for text in caplog.messages) == (verdict == "warned")
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+def test_an_archive_that_was_written_without_a_dataset_becomes_as_long_as_the_one_it_gets(path, lazy):
+    with edcache.CacheWriter(path) as w:
+        w.append(0)
+    source = list(range(3))
+    cache = CachedDataset(source, path, lazy=lazy, progress=False)
+    assert len(cache) == 3
+    assert list(cache.warmup(progress=False)) == source
+    cache.close()
+    assert list(CachedDataset.from_cache(path)) == source
+
+
+def test_the_last_sample_of_a_dataset_that_fails_is_missing_from_an_archive_written_without_one(path):
+    class Source:
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, index):
+            if index == 2:
+                raise KeyError(index)
+            return index
+
+    with edcache.CacheWriter(path) as w:
+        w.append(0)
+    cache = CachedDataset(Source(), path, on_error="skip_final", progress=False)
+    assert (len(cache), cache.missing.tolist(), cache.complete) == (3, [2], True)
+    with pytest.raises(edcache.errors.SampleFailedError, match="sample 2 failed when it was made"):
+        cache[2]

@@ -152,40 +152,6 @@ def test_a_fork_reads_what_its_parent_reads(path: Path, module: ModuleType, touc
         assert child.exitcode == 0
 
 
-def test_a_fork_of_a_reading_multithreaded_process_reads_on(path: Path) -> None:
-    """No lock of ours can be held by a thread that the child does not have."""
-    reader = Reader(path)
-    stop = threading.Event()
-
-    def read() -> None:
-        while not stop.is_set():
-            for i in range(60):
-                reader.read(i)
-            reader.labels()
-
-    threads = [threading.Thread(target=read) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(20):
-            child = os.fork()
-            if child == 0:
-                try:
-                    good = all(reader.read(i)["name"] == f"n{i}" for i in range(60))
-                    os._exit(0 if good else 1)
-                except BaseException:
-                    os._exit(2)
-            deadline = time.monotonic() + 20
-            while (done := os.waitpid(child, os.WNOHANG)) == (0, 0):
-                assert time.monotonic() < deadline, "the child hangs"
-                time.sleep(0.002)
-            assert os.waitstatus_to_exitcode(done[1]) == 0
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join()
-
-
 def test_eight_threads_read_one_reader(path: Path, module: ModuleType) -> None:
     source = module.Source()
     expected = [source[i] for i in range(60)]

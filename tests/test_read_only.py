@@ -94,7 +94,7 @@ class ReadOnly(durable.System):
     def __init__(self, path: Path) -> None:
         self._path = str(path)
 
-    def open(self, path: str, flags: int) -> int:
+    def open(self, path: str, flags: int, into: list[int]) -> None:
         writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         assert path != self._path or not writes, f"{path} opened with {flags:#x}"
         fd = super().open(path, flags)

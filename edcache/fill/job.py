@@ -51,7 +51,9 @@ class Job:
         appender = Appender.open(self.path, self.head, create=False, sync=self.sync)
         try:
             length = len(self.source)
-            if self.grow and appender.length is not None and appender.length < length:
+            # One that was written without a dataset is as long as what it holds, until it gets one.
+            found = appender.end_index if appender.length is None else appender.length
+            if found < length and (self.grow or appender.length is None):
                 appender.amend(length=length)
             check_length(self.path, appender.length, length)
         except BaseException:

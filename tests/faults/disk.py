@@ -107,6 +107,11 @@ class MemoryDisk(durable.System):
     def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
         return bytes(self._of(fd).inode.data[offset : offset + nbytes])
 
+    def next_data(self, fd: int, offset: int) -> int:
+        if offset >= len(self._of(fd).inode.data):
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+        return offset
+
     def pread_cached(self, fd: int, offset: int) -> bool:
         return True
 

@@ -37,6 +37,7 @@ ERRORS: dict[str, tuple[Any, ...]] = {
     "write_back": (errno.EIO,),
     "is_locked": (errno.EIO,),
     "pread_cached": (errno.EIO,),
+    "next_data": (errno.EIO, errno.EINVAL),
     "map": (errno.ENOMEM,),
     "boot_time": (),
 }

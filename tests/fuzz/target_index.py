@@ -1,0 +1,169 @@
+"""index.arrow, labels.arrow and the tables of chunks, as Arrow bytes that fit their checksums."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from fuzz_archives import packed_meta
+from fuzz_draw import Draw
+
+from edcache.errors import CorruptArchiveError
+from edcache.labels.tables import parse_chunk_table, parse_index, parse_labels, spread
+
+OWN = {
+    "index": pa.int64(),
+    "offset": pa.uint64(),
+    "nbytes": pa.uint64(),
+    "crc32": pa.uint32(),
+    "schema": pa.uint16(),
+    "raw_nbytes": pa.uint64(),
+}
+_TYPES = [
+    *(pa.int64(), pa.uint64(), pa.uint32(), pa.uint16(), pa.float64(), pa.bool_(), pa.null(), pa.string()),
+    *(
+        pa.binary(),
+        pa.large_string(),
+        pa.timestamp("us"),
+        pa.timestamp("ns", "UTC"),
+        pa.date32(),
+        pa.float16(),
+    ),
+    *(pa.list_(pa.int64()), pa.list_(pa.string()), pa.large_list(pa.float32()), pa.decimal128(5, 2)),
+    *(pa.dictionary(pa.int8(), pa.string()), pa.struct([("a", pa.int8())]), pa.list_(pa.int8(), 2)),
+    *(
+        pa.duration("s"),
+        pa.time64("ns"),
+        pa.list_(pa.list_(pa.int8())),
+        pa.string_view(),
+        pa.run_end_encoded(pa.int16(), pa.int8()),
+    ),
+    *(pa.list_(pa.dictionary(pa.int8(), pa.string())), pa.map_(pa.string(), pa.int8()), pa.uuid()),
+]
+_META: dict[str, dict[str, Any]] = {
+    "index": {
+        "length": 3,
+        "schemas": ['"int"'],
+        "dictionaries": [[4096, 10, 5]],
+        "chunks": [[4500, 4544, 24], [8600, 8640, 8]],
+        "failed": [[1, True, "E", "", ""]],
+    },
+    "chunk": {"schemas": ['"int"'], "records_nbytes": 24, "labels": {"y": ["int64", False, False, None]}},
+    "labels": {"rows": 3},
+}
+
+
+@cache
+def _honest(kind: str, is_sparse: bool) -> bytes:
+    return _packed(kind, _columns(kind, is_sparse), _META[kind], 0)
+
+
+def _columns(kind: str, has_index: bool) -> dict[str, Any]:
+    labels = {"y": pa.array([1, 2, 3]), "s": pa.array(["a", "b", None]), "l": pa.array([[1], [], [2, 3]])}
+    if kind == "labels":
+        return labels
+    own = {"offset": [0, 8, 16], "nbytes": [8, 8, 8], "crc32": [1, 2, 3], "schema": [0, 0, 0]}
+    if has_index:
+        own = {"index": [0, 1, 2], **own}
+    columns = {name: pa.array(values, OWN[name]) for name, values in own.items()}
+    return columns if kind == "index" else columns | {f"label/{name}": labels[name] for name in labels}
+
+
+def _packed(kind: str, columns: dict[str, Any], meta: Any, codec: int) -> bytes:
+    fields = [pa.field(name, column.type) for name, column in columns.items()]
+    schema = pa.schema(fields, metadata=packed_meta(meta))
+    batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=(None, "zstd", "lz4")[codec % 3])
+    make = pa.ipc.new_stream if kind == "chunk" else pa.ipc.new_file
+    with make(sink, schema, options=options) as writer:
+        for _ in range(1 + (codec > 2)):
+            writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def _column(draw: Draw, rows: int) -> Any:
+    kind = draw.pick(_TYPES)
+    try:
+        if draw.flag() and (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            size = kind.bit_width // 8
+            values = np.frombuffer(
+                b"".join(draw.number().to_bytes(8, "little")[:size] for _ in range(rows)), np.uint8
+            )
+            return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(values)])
+        return pa.array([None] * rows, kind)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return pa.nulls(rows)
+
+
+def _lied(draw: Draw, kind: str) -> bytes:
+    """A table that Arrow reads, whose columns and metadata are not what a writer makes."""
+    columns, meta = dict(_columns(kind, draw.flag())), dict(_META[kind])
+    rows, codec = 3, 0
+    for _ in range(1 + draw.below(3)):
+        what, names = draw.below(7), sorted(columns)
+        name = draw.pick(names) if names else "y"
+        if what == 0:
+            columns[name] = _column(draw, rows)
+        elif what == 1 and name in OWN:
+            width = OWN[name].bit_width // 8
+            values = b"".join(draw.number().to_bytes(8, "little")[:width] for _ in range(rows))
+            columns[name] = pa.Array.from_buffers(OWN[name], rows, [None, pa.py_buffer(values)])
+        elif what == 2:
+            columns.pop(name, None)
+        elif what == 3:
+            columns[draw.pick(("index", "raw_nbytes", "label/z", "z", "label/", "edcache"))] = _column(
+                draw, rows
+            )
+        elif what == 4 and meta:
+            meta[draw.pick(sorted(meta))] = draw.value()
+        elif what == 5:
+            codec = draw.below(6)
+        elif what == 6 and meta:
+            del meta[draw.pick(sorted(meta))]
+    return _packed(kind, columns, meta, codec)
+
+
+def run(data: bytes) -> None:
+    draw = Draw(data)
+    kind, how = draw.pick(("index", "chunk", "labels")), draw.below(5)
+    rows = 3 if draw.below(4) else draw.number()
+    if how == 0:
+        packed = draw.rest()
+    elif how == 1:
+        packed = draw.changed(_honest(kind, draw.flag()))
+    elif how == 2:
+        packed = draw.changed(_lied(draw, kind))
+    else:
+        packed = _lied(draw, kind)
+    with suppress(CorruptArchiveError):
+        _parse(kind, packed, rows)
+
+
+def _parse(kind: str, data: bytes, rows: int) -> None:
+    if kind == "index":
+        index = parse_index(data, rows)
+        assert len(index.records.offset) == rows <= index.length
+        assert all(type(text) is str for text in index.schemas)
+        assert all(failure.index < index.length for failure in index.failures)
+        return
+    if kind == "chunk":
+        table = parse_chunk_table(data, rows)
+        assert len(table.records.index) == rows
+        labels = table.labels
+    else:
+        labels = parse_labels(data, rows)
+    if labels.num_columns:
+        assert labels.num_rows == rows
+        spread(labels, np.arange(rows), rows + 2).to_pylist()
+
+
+def seeds() -> list[bytes]:
+    honest = [bytes([kind, 1, 1, flag, 0, 4, 0]) for kind in range(3) for flag in range(2)]
+    lied = [
+        bytes([kind, how, 1, 1, 0, what, 1, 2]) for kind in range(3) for how in (2, 3) for what in range(7)
+    ]
+    return [*honest, *lied, b"\0\0\1ARROW1\0\0", b"\0\3\1\0\0\4\0\0"]
