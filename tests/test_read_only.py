@@ -97,9 +97,8 @@ class ReadOnly(durable.System):
     def open(self, path: str, flags: int, into: list[int]) -> None:
         writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         assert path != self._path or not writes, f"{path} opened with {flags:#x}"
-        fd = super().open(path, flags)
-        self.protected = fd if path == self._path else getattr(self, "protected", -1)
-        return fd
+        super().open(path, flags, into)
+        self.protected = into[-1] if path == self._path else getattr(self, "protected", -1)
 
     def _refuse(self, fd: int, what: str) -> None:
         assert fd != self.protected, what

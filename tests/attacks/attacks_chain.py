@@ -218,7 +218,7 @@ def amendment_padding(f: Forge):
     "bytes behind the last record",
     "a place to hide bytes",
     "verify",
-    says="bytes after the last record are not zero",
+    says="bytes that belong to no record are not zero",
 )
 def chunk_padding(f: Forge):
     f.chunks[0].padding = b"!"
