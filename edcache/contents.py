@@ -210,9 +210,9 @@ class Chain:
         chunks = self.chunks
         end_index = max((header.end_index for header in chunks), default=0)
         dictionaries = [Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in self.dictionaries]
-        tables_end = np.array([header.payload_offset + header.table_nbytes for header in chunks], np.int64)
-        starts = np.array([header.records_offset for header in chunks], np.int64)
-        ends = np.array([header.payload_end for header in chunks], np.int64)
+        sizes = [(header.payload_offset, header.table_nbytes, header.payload_nbytes) for header in chunks]
+        payloads, tables, nbytes = np.array(sizes, np.int64).reshape(-1, 3).T
+        tables_end, starts, ends = payloads + tables, payloads + ((tables + 63) & -64), payloads + nbytes
         blocks = index.blocks
         if not (
             index.length == max(end_index, self.length or 0)

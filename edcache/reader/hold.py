@@ -38,6 +38,7 @@ Ints = npt.NDArray[np.int64]
 _WALKED = 1 << 10
 # The directory of some fifteen thousand.
 _DIRECTORY_NBYTES = 1 << 20
+_PROBES = 8
 
 
 class _Alike(NamedTuple):
@@ -100,8 +101,9 @@ class Hold:
     def _announce_headers(self, file: File, directory: int) -> None:
         """Let the kernel fetch every header at once, rather than each when the one before was read."""
         listed = file.pread(directory, min(self._size - directory, _DIRECTORY_NBYTES))
-        for offset in format.directory_offsets(listed):
-            if offset < self._size:
+        offsets = [offset for offset in format.directory_offsets(listed) if offset < self._size]
+        if not all(map(file.is_cached, offsets[:: 1 + len(offsets) // _PROBES])):
+            for offset in offsets:
                 file.will_need(offset, format.HEADER_NBYTES)
 
     @property

@@ -231,7 +231,13 @@ def fewer_label_rows(f: Forge):
 
 @attack("labels", "a null column of 2**40 rows", "takes no bytes, until it is read", "labels", says=READ)
 def null_rows(f: Forge):
-    f.labels = lambda table: pa.table({name: pa.nulls(1 << 40) for name in table.column_names})
+    f.labels = lambda table: pa.table({name: pa.nulls(len(table)) for name in table.column_names})
+
+    def lengthen(data):
+        data = data.replace(struct.pack("<qq", 10, 10), struct.pack("<qq", 1 << 40, 1 << 40))
+        return data.replace(struct.pack("<q", 10), struct.pack("<q", 1 << 40))
+
+    f.labels_bytes = lengthen
 
 
 @attack(

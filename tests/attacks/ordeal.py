@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -315,6 +316,8 @@ def warm(original: Original) -> None:
     if original.path in _warmed:
         return
     _warmed.add(original.path)
+    with suppress(ImportError):
+        import PIL.Image  # noqa: F401 - what a record that holds an image imports
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
     heard = Ordeal(original.path, original, False, False).run(None)
