@@ -7,7 +7,7 @@ same while an archive is not sealed. Nothing here writes.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import bounded, format
+from edcache.durable import File
 from edcache.errors import CorruptArchiveError
 from edcache.format import Cursor, Head, Header, PRead
 from edcache.labels.arrays import take_rows
@@ -32,6 +33,7 @@ from edcache.labels.tables import (
 )
 
 _PIECE_NBYTES = 1 << 22
+_WINDOW = 1024 * format.PAGE
 # Amendments may name an entry that an earlier one gave up, as their ranges are few; not without end.
 _MOST_LOST = 100
 # What a failure takes in memory, its texts aside.
@@ -81,6 +83,7 @@ class Chain:
         self._by_kind: dict[int, list[Header]] = {}
         self._index: Header | None = None
         self._lost_named = 0
+        self._gave_up = -2
 
     def copy(self) -> Chain:
         """The same as far as walked; one may go on without the other."""
@@ -109,6 +112,11 @@ class Chain:
         if kind not in self._by_kind:
             self._by_kind[kind] = [header for header in self._entries.values() if header.kind == kind]
         return self._by_kind[kind]
+
+    @property
+    def gave_up_last(self) -> bool:
+        """Whether the last entry gives up what a power cut took: what lies behind is of before that."""
+        return self._gave_up == self.cursor.seq - 1
 
     def extend(self, pread: PRead, size: int) -> None:
         """Take in what follows the cursor in a file of `size` bytes."""
@@ -155,6 +163,8 @@ class Chain:
                 f"{self.where}: {len(self.failures):,} failures up to offset {header.next:,}, more than "
                 f'so many bytes hold; run "edcache verify {self.where}"'
             )
+        if said.lost:
+            self._gave_up = header.seq
         self._lost_named += sum(map(len, said.lost))
         if self._lost_named > _MOST_LOST * (header.seq + 1):
             raise CorruptArchiveError(
@@ -229,8 +239,8 @@ class Chain:
     @property
     def _unchecked_remedy(self) -> str:
         return (
-            f'run "edcache verify {self.where}", which says what is damaged; verify="never" reads what the '
-            "index lists all the same"
+            f'run "edcache verify {self.where}", which says what is damaged, and "edcache repair", which '
+            'keeps what is sound; verify="never" reads what the index lists all the same'
         )
 
     def contents(self, table: Callable[[Header], ChunkTable | None]) -> Contents:
@@ -331,6 +341,35 @@ def blocks_of(header: Header, table: ChunkTable) -> Blocks:
     table_end = header.payload_offset + header.table_nbytes
     crcs_nbytes = 4 * format.block_count(table.records_nbytes)
     return Blocks(table_end - crcs_nbytes, header.records_offset, table.records_nbytes)
+
+
+def find_headers(file: File, start: int, end: int, uuid: bytes | None = None) -> Iterator[Header]:
+    """The headers that stand on the pages from `start` to `end`, where they say that they belong.
+
+    Args:
+        uuid: of the archive; None finds any.
+    Cost: reads all of it but holes, a few MiB at a time: a file of a terabyte may be nothing else.
+    """
+    position = format.align(start, format.PAGE)
+    while position < end:
+        position = max(position, file.next_data(position) // format.PAGE * format.PAGE)
+        window = file.pread(position, max(0, min(_WINDOW, end - position)))
+        if not window:
+            return
+        for offset in _begins(window):
+            header = format.parse_header(file.pread(position + offset, format.MAX_HEADER_NBYTES))
+            if header is not None and header.offset == position + offset and uuid in (None, header.uuid):
+                yield header
+        position += format.align(len(window), format.PAGE)
+
+
+def _begins(window: bytes) -> list[int]:
+    """Where a page begins as a header does."""
+    firsts = np.frombuffer(window, np.uint8)[: len(window) - len(window) % 4].view("<u4")[:: format.PAGE // 4]
+    found: list[int] = (
+        np.flatnonzero(firsts == int.from_bytes(b"PK\x03\x04", "little")) * format.PAGE
+    ).tolist()
+    return found
 
 
 def padding_of(pread: PRead, header: Header) -> bytes:

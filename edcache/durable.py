@@ -19,6 +19,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
 import stat
 import struct
 import sys
@@ -151,6 +152,10 @@ class System:
     def make_folders(self, path: str) -> None:
         """Make a folder and those above it, where they are absent."""
         os.makedirs(path, exist_ok=True)
+
+    def copy_permissions(self, source: str, target: str) -> None:
+        """Let `target` be read and written by whom `source` may be."""
+        shutil.copymode(source, target)
 
     def replace(self, source: str, target: str) -> None:
         """Give `source` the name `target` in one step."""
@@ -528,6 +533,14 @@ def replace(source: str, target: str) -> None:
     except OSError as error:
         _refused(target, f"giving {source} its name", error)
     sync_directory(os.path.dirname(target))
+
+
+def copy_permissions(source: str, target: str) -> None:
+    """Let `target` be read and written by whom `source` may be."""
+    try:
+        system.copy_permissions(source, target)
+    except OSError as error:
+        _refused(target, f"giving it the permissions of {source}", error)
 
 
 def remove(path: str) -> None:

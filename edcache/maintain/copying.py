@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import TracebackType
@@ -51,7 +50,7 @@ class NewArchive:
         self._is_published = False
         self.nbytes = 0
         try:
-            _copy_permissions(like, self._work)
+            durable.copy_permissions(like, self._work)
             self.appender = Appender.open(self._work, head, create=False)
         except BaseException:
             self._discard()
@@ -92,13 +91,6 @@ def check_free(target: str, replace: bool = False) -> None:
     """Raise ArchiveExistsError where something is in the way of a new file."""
     if not replace and os.path.lexists(target):
         raise ArchiveExistsError(f"{target}: exists already; give a path where nothing is")
-
-
-def _copy_permissions(source: str, target: str) -> None:
-    try:
-        shutil.copymode(source, target)
-    except OSError as error:
-        raise StorageError(f"{target}: giving it the permissions of {source}: {error.strerror}") from error
 
 
 class Copier:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.contents import Chain, Contents, merge, read_table
+from edcache.contents import Chain, Contents, find_headers, merge, read_table
 from edcache.durable import File
 from edcache.errors import ArchiveError, CorruptArchiveError, FormatVersionError, NotAnArchiveError
 from edcache.format import PAGE, Cursor, Head, Header
@@ -35,7 +35,7 @@ from edcache.labels.tables import (
     parse_labels,
     spread,
 )
-from edcache.maintain.survey import ROW_NBYTES, find_headers
+from edcache.maintain.survey import ROW_NBYTES
 
 # An entry at the end of a file that was cut reaches beyond it; what is left of it is looked at.
 _ANYWHERE: Final = 1 << 62

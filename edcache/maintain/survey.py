@@ -6,21 +6,20 @@ With the samples' bytes or without: they are most of the file.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from edcache import format
-from edcache.contents import Chain, Contents, merge, padding_of, payload_crc, read_table
+from edcache.contents import Chain, Contents, find_headers, merge, padding_of, payload_crc, read_table
 from edcache.durable import File, written_since_boot
 from edcache.errors import CorruptArchiveError, LabelError
 from edcache.format import PAGE, Cursor, Header
 from edcache.labels.tables import ChunkTable, IndexTable, parse_index, parse_labels
 from edcache.maintain.proof import check_chunk, check_layout
 
-_WINDOW: Final = 1024 * PAGE
 # index, offset, nbytes, crc32 and schema of a record, as Arrow writes them.
 ROW_NBYTES: Final = 30
 
@@ -272,33 +271,6 @@ class Survey:
             end = labels.payload_end + len(self._directory(self.chain.seal))
         if self.seal is None:
             self.dead.torn = max(0, self.size - end)
-
-
-def find_headers(file: File, start: int, end: int, uuid: bytes | None = None) -> Iterator[Header]:
-    """The headers that stand on the pages from `start` to `end`, where they say that they belong.
-
-    Args:
-        uuid: of the archive; None finds any.
-    Cost: reads all of it but holes, a few MiB at a time: a file of a terabyte may be nothing else.
-    """
-    position = format.align(start, PAGE)
-    while position < end:
-        position = max(position, file.next_data(position) // PAGE * PAGE)
-        window = file.pread(position, max(0, min(_WINDOW, end - position)))
-        if not window:
-            return
-        for offset in _begins(window):
-            header = format.parse_header(file.pread(position + offset, format.MAX_HEADER_NBYTES))
-            if header is not None and header.offset == position + offset and uuid in (None, header.uuid):
-                yield header
-        position += format.align(len(window), PAGE)
-
-
-def _begins(window: bytes) -> list[int]:
-    """Where a page begins as a header does."""
-    firsts = np.frombuffer(window, np.uint8)[: len(window) - len(window) % 4].view("<u4")[:: PAGE // 4]
-    found: list[int] = (np.flatnonzero(firsts == int.from_bytes(b"PK\x03\x04", "little")) * PAGE).tolist()
-    return found
 
 
 def _same_index(found: IndexTable, expected: IndexTable) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import durable, format
-from edcache.contents import Chain, Contents, read_table
+from edcache.contents import Chain, Contents, find_headers, read_table
 from edcache.durable import File
 from edcache.errors import ArchiveClosedError, CorruptArchiveError, StaleArchiveError, StorageError
 from edcache.format import PAGE, Cursor, Head, Header
@@ -74,7 +74,9 @@ class Appender:
                 found, cursor = format.read_head(file.pread, name)
                 appender = cls(file, found, cursor, sync)
                 appender._take_in()
-                if appender.chain.seal is None and not durable.written_since_boot(file):
+                is_fresh = durable.written_since_boot(file)
+                appender._refuse_damage(is_fresh)
+                if appender.chain.seal is None and not is_fresh:
                     appender._give_up_lost()
         except BaseException:
             file.close()
@@ -249,6 +251,28 @@ class Appender:
     def _take_in(self) -> None:
         self.chain.extend(self._file.pread, self._file.size())
 
+    def _refuse_damage(self, is_fresh: bool) -> None:
+        """Tell damage, behind which entries stand that must not be cut off, from a torn tail.
+
+        A kill leaves no whole entry behind a broken one, but the labels of a seal. A power cut may, where
+        that entry does not say that everything before it was synced.
+
+        Args:
+            is_fresh: the file was last written since the machine started, so no power cut came after that.
+        Raises:
+            CorruptArchiveError: "train.zip: no entry fits at offset 8,192, but chunks/00000002 follows ...".
+        """
+        end, size = self._end(), self._file.size()
+        if size <= end or self.chain.gave_up_last:
+            return
+        for later in find_headers(self._file, end, size, self.head.uuid):
+            is_behind = later.offset > end and later.kind != format.KIND_LABELS
+            if is_behind and (is_fresh or later.durable > end):
+                raise CorruptArchiveError(
+                    f"{self.path}: no entry fits at offset {end:,}, but {later.name} follows at offset "
+                    f'{later.offset:,}: it is damaged there; "edcache repair" keeps all that is sound'
+                )
+
     def _give_up_lost(self) -> None:
         """Write down what a power cut took, so that everyone counts those samples as missing.
 
@@ -402,6 +426,8 @@ class Appender:
 
     def _seal_header(self, kind: int, data: memoryview, contents: Contents) -> Header:
         crc, cursor = format.crc32(data), self.chain.cursor
+        # The index's header is written behind the seal's first sync, that of the labels before it.
+        is_synced = kind == format.KIND_INDEX and self._sync != "never"
         return Header(
             kind,
             self.head.uuid,
@@ -414,7 +440,7 @@ class Appender:
             end_index=contents.index.length,
             table_nbytes=len(data),
             table_crc=crc,
-            durable=self.chain.durable,
+            durable=cursor.offset if is_synced else self.chain.durable,
         )
 
 

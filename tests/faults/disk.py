@@ -145,6 +145,9 @@ class MemoryDisk(durable.System):
     def make_folders(self, path: str) -> None:
         return
 
+    def copy_permissions(self, source: str, target: str) -> None:
+        self.stat_path(source), self.stat_path(target)
+
     def replace(self, source: str, target: str) -> None:
         self.names[target] = self.names.pop(source)
         self.journal.append(("replace", source, target))

@@ -16,20 +16,9 @@ from disk import MemoryDisk
 from edcache import durable
 
 CALLS = (
-    *(
-        "open",
-        "close",
-        "stat",
-        "stat_path",
-        "map",
-        "pread",
-        "next_data",
-        "pread_cached",
-        "will_need",
-        "write_back",
-    ),
-    *("pwrite", "truncate", "sync", "sync_directory", "make_folders", "replace", "remove", "boot_time"),
-    *("lock", "is_locked", "unlock"),
+    *("open", "close", "stat", "stat_path", "map", "pread", "next_data", "pread_cached", "will_need"),
+    *("write_back", "pwrite", "truncate", "sync", "sync_directory", "make_folders", "copy_permissions"),
+    *("replace", "remove", "boot_time", "lock", "is_locked", "unlock"),
 )
 
 

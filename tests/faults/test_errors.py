@@ -27,6 +27,7 @@ ERRORS: dict[str, tuple[Any, ...]] = {
     "open": (errno.EIO, errno.EMFILE, errno.EACCES, errno.ENOSPC),
     "replace": (errno.EIO, errno.ENOSPC, errno.EACCES),
     "remove": (errno.EIO, errno.EACCES),
+    "copy_permissions": (errno.EPERM,),
     "stat": (errno.EIO,),
     "stat_path": (errno.EIO, errno.EACCES),
     "lock": (errno.EIO, errno.EINTR),

@@ -1,0 +1,67 @@
+"""A writer that opens a damaged archive leaves it as it is: what stands behind the damage is not cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from disk import MemoryDisk
+from scenarios import OPTIONS, PATH, read_all, sample
+
+import edcache
+from edcache import CacheWriter, durable
+from edcache.errors import CorruptArchiveError
+from edcache.format import PAGE
+
+
+def archive(seal: bool, sync: Any = "seal") -> bytes:
+    disk = MemoryDisk()
+    with durable.replace_system(disk):
+        w = CacheWriter(PATH, chunk_size=3, **(OPTIONS | {"sync": sync}))
+        w.extend(sample(index) for index in range(9))
+        w.close() if seal else w.abort()
+    return disk.files()[PATH]
+
+
+def damaged(data: bytes, chunk: int) -> bytes:
+    """With one bit of a chunk's header flipped."""
+    place = PAGE * (1 + chunk) + 60
+    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+
+
+@pytest.mark.parametrize("chunk", [0, 1])
+@pytest.mark.parametrize("rebooted", [False, True])
+@pytest.mark.parametrize(("seal", "sync"), [(True, "seal"), (False, "chunk")])
+def test_what_was_synced_behind_damage_is_never_cut(
+    chunk: int, rebooted: bool, seal: bool, sync: Any
+) -> None:
+    data = damaged(archive(seal, sync), chunk)
+    disk = MemoryDisk({PATH: data}, rebooted)
+    with durable.replace_system(disk):
+        told = f"no entry fits at offset {PAGE * (1 + chunk):,}, but .* follows"
+        with pytest.raises(CorruptArchiveError, match=told):
+            CacheWriter(PATH, "a")
+        assert disk.files()[PATH] == data
+        assert not disk.open_files
+        edcache.repair(PATH, "/disk/mended.zip")
+        mended = edcache.Reader("/disk/mended.zip", io="pread")
+        lost = [] if seal else list(range(3 * chunk, 3 * chunk + 3))
+        assert mended.missing().tolist() == lost
+        mended.close()
+
+
+def test_what_a_power_cut_left_behind_a_torn_header_is_cut() -> None:
+    """Nothing says that it was synced, and the machine started since: an ordinary loss, computed again."""
+    disk = MemoryDisk({PATH: damaged(archive(seal=False), 1)}, rebooted=True)
+    with durable.replace_system(disk):
+        with CacheWriter(PATH, "a", publish_seconds=None, chunk_size=3) as w:
+            assert w.next_index == 3
+            w.extend(sample(index) for index in range(3, 9))
+        assert edcache.verify(PATH).sound
+        assert read_all(PATH, "pread") == dict.fromkeys(range(9), 0)
+
+
+def test_an_unsealed_archive_that_was_written_since_the_start_is_not_cut_either() -> None:
+    disk = MemoryDisk({PATH: damaged(archive(seal=False), 1)})
+    with durable.replace_system(disk), pytest.raises(CorruptArchiveError, match="edcache repair"):
+        CacheWriter(PATH, "a")
