@@ -21,7 +21,7 @@ import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
 
 ALL = os.environ.get("EDCACHE_ALL_FLIPS") == "1"
-FLIPS = 2000
+FLIPS = 500
 COUNT = 14
 
 
