@@ -16,6 +16,7 @@ from edcache.labels.tables import Failure
 from edcache.writer import Appender
 
 PATH = "/disk/a.zip"
+MENDED = "/disk/mended.zip"
 OPTIONS: dict[str, Any] = {
     "in_memory_keys": ["y"],
     "publish_seconds": None,
@@ -62,13 +63,14 @@ Step = Callable[[Notes], None]
 @dataclass(frozen=True)
 class Scenario:
     """before: makes the disk on which `step` is watched. count: samples of the dataset. is_swap: a whole
-    archive takes the place of another."""
+    archive takes the place of another. whole: files that are at any time as before, or as in the end."""
 
     name: str
     step: Step
     before: tuple[Step, ...] = ()
     count: int = 9
     is_swap: bool = False
+    whole: tuple[str, ...] = ()
 
 
 def write(
@@ -117,6 +119,10 @@ def grow(notes: Notes) -> None:
 
 def resume(notes: Notes) -> None:
     write(notes, range(6, 9))
+
+
+def resume_more(notes: Notes) -> None:
+    write(notes, range(9, 12), seal=False)
 
 
 def revise(notes: Notes) -> None:
@@ -173,6 +179,14 @@ def replace(notes: Notes) -> None:
     notes.publish(range(6), 1)
 
 
+def compact(notes: Notes) -> None:
+    edcache.compact(PATH)
+
+
+def repair(notes: Notes) -> None:
+    edcache.repair(PATH, MENDED)
+
+
 SCENARIOS = [
     Scenario("create", create),
     Scenario("create, unsealed", unsealed, count=6),
@@ -186,6 +200,11 @@ SCENARIOS = [
     Scenario("dictionary", compressed, count=16),
     Scenario("amendments", amend, (create,), count=12),
     Scenario("replace", replace, (create,), is_swap=True),
+    Scenario("compact", compact, (create, revise), whole=(PATH,)),
+    Scenario(
+        "compact what a killed writer left", compact, (create, revise, resume_more), count=12, whole=(PATH,)
+    ),
+    Scenario("repair", repair, (create, revise), whole=(PATH, MENDED)),
 ]
 
 

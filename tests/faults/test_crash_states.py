@@ -24,7 +24,7 @@ from edcache.labels.spec import LabelSpec
 from edcache.writer import Appender, new_head
 
 RECOMPUTED = 1_000
-POWER_CUTS = scaled(40_000)
+POWER_CUTS = scaled(75_000)
 RECOVERIES = scaled(20)
 
 
@@ -84,6 +84,8 @@ class Law:
         self.scenario = recording.scenario
         self.before = recording.before.published
         self.during = recording.notes.published
+        final = recording.disk.files()
+        self.whole = {path: (recording.base.get(path), final[path]) for path in self.scenario.whole}
         self.written: dict[int, list[int]] = {}
         for _, index, version in [*self.before, *self.during]:
             self.written.setdefault(index, []).append(version)
@@ -100,6 +102,9 @@ class Law:
 
     def broken(self, state: State, read: Read, is_killed: bool) -> Iterator[str]:
         certain = self.certain(state.position if is_killed else state.synced)
+        for path, allowed in self.whole.items():
+            if state.files.get(path) not in allowed:
+                yield f"{path} is neither what it was nor what it was to become"
         if self.scenario.is_swap:
             yield from self._broken_swap(read, is_killed)
             return
