@@ -9,7 +9,7 @@ other bytes than were written. After a power cut:
     seconds      what was published so long before                everything
     "chunk"      everything that was published                    everything
 
-tests/faults/test_power_cuts.py holds every line of this table.
+tests/faults/test_filesystems.py and tests/faults/test_crash_states.py hold every line of this table.
 """
 
 from __future__ import annotations
