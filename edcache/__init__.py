@@ -11,7 +11,8 @@
 
 The rooms, lowest floor first; imports go down only (tests/test_layers.py):
 
-    0  errors, and above it bounded             the exception tree; what a stranger's bytes may allocate
+    0  errors, and above it bounded, once       the exception tree; what a stranger's bytes may allocate;
+                                                properties without a lock
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
        fingerprint, progress, sizes             what identifies a call; what a person sees and says
     2  contents, digests                        the tables of an archive merged into one; its SHA-256

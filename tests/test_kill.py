@@ -1,10 +1,12 @@
-"""A fill that is killed at any moment loses nothing that was published, and continues where it stopped."""
+"""A fill that is broken off loses nothing that was published and little else, and continues where it stopped.
+
+That this holds of every moment is in tests/faults/test_kills.py.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -20,7 +22,6 @@ import edcache
 from edcache import CachedDataset, EdcacheError
 
 COUNT = 1500
-KILLS = 12
 
 PROGRAM = (
     f"COUNT = {COUNT}"
@@ -147,61 +148,6 @@ def published(path: Path) -> set[int]:
         assert all(value is None for i, value in enumerate(values) if i not in set(present))
     cache.close()
     return set(present)
-
-
-def chunk_bytes(path: Path) -> list[bytes]:
-    """The header of every chunk, in chain order."""
-    from edcache import format
-
-    data = path.read_bytes()
-
-    def pread(offset: int, nbytes: int) -> bytes:
-        return data[offset : offset + nbytes]
-
-    head, cursor = format.read_head(pread, str(path))
-    return [format.pack_header(h) for h in format.walk(pread, len(data), head.uuid, cursor)]
-
-
-@pytest.mark.parametrize("way", ["class", "decorator"])
-def test_a_fill_killed_at_random_moments_loses_nothing_and_computes_the_rest_once(
-    program: subprocess.Popen[str], tmp_path: Path, way: str
-) -> None:
-    rng = random.Random(f"kill {way}")
-    archive, log = tmp_path / "killed.zip", tmp_path / "log"
-    chain: list[bytes] = []
-    before: set[int] = set()
-    for kill in range(KILLS // 2):
-        child = Fill(program, way, archive, log)
-        time.sleep(rng.uniform(0.0, 0.02) if kill < 2 else rng.uniform(0.1, 0.4))
-        child.send(signal.SIGKILL)
-        code, err = child.ended()
-        assert code == -signal.SIGKILL, err
-        if not archive.exists() or archive.stat().st_size == 0:
-            continue
-        report = edcache.verify(archive)
-        assert report.sound, report.problems
-        assert not report.sealed
-        now = published(archive)
-        later = chunk_bytes(archive)
-        assert later[: len(chain)] == chain
-        assert now >= before
-        assert now <= set(computed(log))
-        chain, before = later, now
-
-    log.unlink(missing_ok=True)
-    code, err = Fill(program, way, archive, log).ended()
-    assert code == 0, err
-    assert computed(log) == sorted(set(range(COUNT)) - before)
-    assert f"{len(before):,} of {COUNT:,} already cached" in err or not before
-    assert published(archive) == set(range(COUNT))
-    report = edcache.verify(archive)
-    assert report.sound, report.problems
-    assert report.sealed
-    assert report.missing == 0
-
-    log.unlink()
-    assert Fill(program, way, archive, log).ended() == (0, "")
-    assert computed(log) == []
 
 
 def test_a_kill_costs_little_of_what_was_computed(program: subprocess.Popen[str], tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ PACKAGE = Path(edcache.__file__).parent
 
 FLOORS = [
     {"errors"},
-    {"bounded"},
+    {"bounded", "once"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "sizes"},
     {"contents", "digests"},
     {"reader", "writer"},

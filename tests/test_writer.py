@@ -325,8 +325,11 @@ def test_a_replacement_that_ends_just_before_the_next_one_locks_stays_whole(path
     assert contents(path) == {0: "second"}
 
 
-@pytest.mark.parametrize(("sync", "at_least", "at_most"), [("never", 0, 0), ("seal", 1, 3), ("chunk", 4, 9)])
-def test_sync_says_how_often_the_file_is_synced(path, sync, at_least, at_most):
+@pytest.mark.parametrize(
+    ("sync", "publishing", "at_least", "at_most"),
+    [("never", 0, 0, 0), ("seal", 0, 1, 3), ("chunk", 4, 4, 9), (3600, 0, 1, 3)],
+)
+def test_sync_says_how_often_the_file_is_synced(path, sync, publishing, at_least, at_most):
     class Counting(durable.System):
         count = 0
 
@@ -335,12 +338,54 @@ def test_sync_says_how_often_the_file_is_synced(path, sync, at_least, at_most):
             super().sync(fd)
 
     with durable.replace_system(Counting()) as system, CacheWriter(path, sync=sync, chunk_size=2) as w:
+        assert system.count == 1  # the head, always
         w.extend(range(8))
         w.flush()
         before_the_seal = system.count
-    assert before_the_seal == (4 if sync == "chunk" else 0)
-    assert at_least <= system.count <= at_most
+    assert before_the_seal - 1 == publishing
+    assert at_least <= system.count - 1 <= at_most
     assert contents(path) == {i: i for i in range(8)}
+
+
+@pytest.mark.parametrize("sync", [0, -1, True, float("nan"), float("inf"), "often", None])
+def test_what_is_no_choice_of_sync_is_refused(path, sync):
+    with pytest.raises(OptionError, match="choose one of 'never', 'seal', 'chunk', or a number of seconds"):
+        CacheWriter(path, sync=sync)
+    assert not path.exists()
+
+
+def test_what_is_published_is_synced_within_the_seconds(path):
+    synced = threading.Event()
+
+    class Telling(durable.System):
+        def sync(self, fd):
+            super().sync(fd)
+            if os.fstat(fd).st_size > 4096:
+                synced.set()
+
+    with durable.replace_system(Telling()):
+        w = CacheWriter(path, sync=0.01, chunk_size=1)
+        w.append(1)
+        assert synced.wait(30)
+        w.abort()
+
+
+def test_a_replaced_or_deleted_archive_takes_no_more_chunks(path, tmp_path):
+    """They would go to a file without a name."""
+    for takes_place in (lambda: os.replace(tmp_path / "other.zip", path), path.unlink):
+        w = CacheWriter(path, "w")
+        w.append(0)
+        w.seal()
+        with CacheWriter(tmp_path / "other.zip", "w") as other:
+            other.append(7)
+        w.append(1)
+        w.flush()  # it knows its own new name
+        w.append(2)
+        takes_place()
+        with pytest.raises(StaleArchiveError, match="deleted, or another file has taken its place"):
+            w.flush()
+        with pytest.raises(StaleArchiveError):
+            w.close()
 
 
 def test_folders_above_the_path_are_made(tmp_path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from edcache.codec.leaves import reviver
 from edcache.codec.pickled import PICKLE_SCHEMA, load
 from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, Node, Path, Span, align, parse
 from edcache.errors import CorruptRecordError, EdcacheError, PickleRefusedError
+from edcache.once import once
 
 # Of all schemas whose decoders are kept together.
 _KEPT_TEXT = 1 << 18
@@ -86,7 +87,7 @@ class Decoder:
         self._aliases = any(leaf.kind == "tensor" for leaf in self.layout.leaves)
         self._decode = self._decode_native
 
-    @cached_property
+    @once
     def fields(self) -> Mapping[Path, Field]:
         """The leaves by path, in tree order, without None; empty where records have no one schema."""
         if self.structure is None or self.layout is None:
@@ -166,13 +167,13 @@ class Decoder:
         """What makes a leaf of variable size of its data; None for arrays, tensors and fixed leaves."""
         return self._revivers.get(path)
 
-    @cached_property
+    @once
     def _revivers(self) -> dict[Path, Callable[[memoryview], Any]]:
         assert self.layout is not None
         leaves = (self.layout.leaves[place] for place in self.layout.variable)
         return {leaf.path: reviver(leaf) for leaf in leaves if leaf.memory is None}
 
-    @cached_property
+    @once
     def _leaf_readers(self) -> dict[Path, _Read]:
         assert self.layout is not None
         readers = zip(self.layout.leaves, self._readers, strict=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_right
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache import format
+from edcache.once import once
 
 _BITS = format.BLOCK_NBYTES.bit_length() - 1
 # When no more than this is left unchecked, all of it is checked at once (16 MiB).
@@ -48,7 +48,7 @@ class CheckedBlocks:
         self._is_rest_tried = False
         self.done = False
 
-    @cached_property
+    @once
     def _lists(self) -> tuple[list[int], list[int], list[int]]:
         """Start, end and first block of each chunk's records: one record is found faster in lists."""
         return self._starts.tolist(), self._ends.tolist(), self._firsts.tolist()

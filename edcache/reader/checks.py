@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +10,7 @@ import numpy.typing as npt
 from edcache import format
 from edcache.errors import CorruptRecordError
 from edcache.labels.tables import IndexTable
+from edcache.once import once
 from edcache.reader.blocks import CheckedBlocks
 
 Ints = npt.NDArray[np.int64]
@@ -118,7 +118,7 @@ class Checks:
             offset = self._offset[row]
             self._compare(row, self._view[offset : offset + self._nbytes[row]])
 
-    @cached_property
+    @once
     def _whole(self) -> bytearray:
         """One bit for every row: whether its record was checked as a whole."""
         return bytearray(-(-len(self._offset) // 8))

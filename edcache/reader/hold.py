@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +27,7 @@ from edcache.format import LATTICE, Header
 from edcache.labels import tables
 from edcache.labels.tables import ChunkTable, Dictionary, Failure, parse_index, parse_labels, spread
 from edcache.labels.view import checked_indices
+from edcache.once import once
 from edcache.reader.checks import LARGE, Checks, Places
 from edcache.reader.group import Group, Records
 from edcache.reader.storage import Storage
@@ -227,7 +227,7 @@ class Hold:
             "fill it with warmup() on a dataset that has its source"
         )
 
-    @cached_property
+    @once
     def failures(self) -> dict[int, Failure]:
         """Why samples have no record, by index; of some that have none."""
         return {failure.index: failure for failure in self.contents.index.failures}
@@ -332,7 +332,7 @@ class Hold:
             return Group(self._mapped, start, rows, check)
         return Group(Records(decoder, self._view, self._base, nbytes), start, rows, check)
 
-    @cached_property
+    @once
     def _mapped(self) -> Records:
         """The mapped file, where all of its records are of one schema."""
         assert self._view is not None
@@ -353,15 +353,15 @@ class Hold:
         decoder = self.decoder(int(rows[0]), False)
         return _Alike(rows, start, decoder) if self._are_alike(records.take(rows), decoder) else None
 
-    @cached_property
+    @once
     def _starts(self) -> Ints:
         return self.contents.index.records.offset.view(np.int64)
 
-    @cached_property
+    @once
     def _first_decoder(self) -> Decoder:
         return self.decoder(0, False)
 
-    @cached_property
+    @once
     def _is_uniform(self) -> bool:
         """Whether any records of the archive can be gathered together; looks at the whole index once."""
         return self._rows > 0 and self._are_alike(self.contents.index.records, self._first_decoder)
@@ -425,7 +425,7 @@ class Hold:
         records = Records(decoder, view, torch.from_numpy(memory), lengths)
         return Group(records, places, np.arange(len(rows)))
 
-    @cached_property
+    @once
     def _base(self) -> torch.Tensor:
         assert self._view is not None
         return torch.from_numpy(aliased(self._view))

@@ -113,6 +113,26 @@ def never_synced(notes: Notes) -> None:
     write(notes, range(6), sync="never")
 
 
+def after_seconds(notes: Notes) -> None:
+    """The timer goes off when it is told to: after the first chunk of two."""
+    w = CacheWriter(PATH, "a", sync=3600.0, **OPTIONS)
+    timed = w._appender._timed
+    assert timed is not None
+    try:
+        for start in (0, 3):
+            for index in range(start, start + 3):
+                w.write(index, sample(index))
+            w.flush()
+            notes.publish(range(start, start + 3))
+            if start == 0:
+                assert timed._timer is not None
+                timed._timer.cancel()
+                timed._run()
+        w.seal()
+    finally:
+        w._close_files()
+
+
 def grow(notes: Notes) -> None:
     write(notes, range(9, 15))
 
@@ -192,6 +212,7 @@ SCENARIOS = [
     Scenario("create, unsealed", unsealed, count=6),
     Scenario("sync each chunk", by_chunk, count=6),
     Scenario("never synced", never_synced, count=6),
+    Scenario("sync after seconds", after_seconds, count=6),
     Scenario("resume", resume, (unsealed,)),
     Scenario("grow after a seal", grow, (create,), count=15),
     Scenario("grow twice", grow, (unsealed, resume), count=15),

@@ -255,3 +255,31 @@ def test_a_recovery_may_crash_itself_three_times_over(
     count = laboratory.try_recoveries(rng.sample(states, min(RECOVERIES, len(states))), is_killed, rng, 3)
     laboratory.check()
     tally("crash states: crash of a recovery", count)
+
+
+# Whether all is on the disk once a chunk is published (and a number of seconds is over), and once sealed.
+PROMISED = [("never", False, False), ("seal", False, True), (0.001, True, True), ("chunk", True, True)]
+
+
+@pytest.mark.parametrize(("sync", "when_published", "when_sealed"), PROMISED)
+def test_what_is_synced_when_is_what_the_table_says(
+    sync: Any, when_published: bool, when_sealed: bool
+) -> None:
+    disk = MemoryDisk()
+
+    def is_synced() -> bool:
+        return disk.journal[-1][0] == "sync"
+
+    with durable.replace_system(disk):
+        w = CacheWriter(PATH, "a", sync=sync, **OPTIONS)
+        timed = w._appender._timed
+        for index in range(3):
+            w.write(index, sample(index))
+            w.flush()
+            if timed is not None and timed._timer is not None:
+                timed._timer.join()
+            assert is_synced() == when_published
+        w.seal()
+        assert is_synced() == when_sealed
+        w.close()
+    assert disk.open_files == {}

@@ -1,0 +1,37 @@
+"""Properties that are computed once, without a lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+Value = TypeVar("Value")
+
+
+class once(Generic[Value]):
+    """Compute a property when it is first asked for, and keep it in the object.
+
+    Threads that ask at once may each compute it, and all get the one that was there first.
+
+    Before Python 3.12 `functools.cached_property` holds one lock for all objects while it computes. A fork
+    while another thread computes leaves the child with that lock held, for ever.
+    """
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self._compute = compute
+        self._name = ""
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> once[Value]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Value: ...
+    def __get__(self, instance: object | None, owner: type) -> once[Value] | Value:
+        if instance is None:
+            return self
+        # The interpreter comes here only where the object has none yet: its own attributes go first.
+        found: Value = vars(instance).setdefault(self._name, self._compute(instance))
+        return found
