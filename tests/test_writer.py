@@ -1,6 +1,7 @@
 """CacheWriter: modes, what an exception leaves, growth, gaps, options, space and determinism."""
 
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from edcache.errors import (
     OptionError,
     PickleRefusedError,
     SampleIndexError,
+    StaleArchiveError,
     UnsupportedTypeError,
 )
 

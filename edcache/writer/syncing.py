@@ -9,11 +9,7 @@ other bytes than were written. After a power cut:
     seconds      what was published so long before                everything
     "chunk"      everything that was published                    everything
 
-<<<<<<< HEAD
-tests/faults/test_crash_states.py and test_filesystems.py hold the lines of this table.
-=======
 tests/faults/test_filesystems.py and tests/faults/test_crash_states.py hold every line of this table.
->>>>>>> kills
 """
 
 from __future__ import annotations

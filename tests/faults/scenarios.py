@@ -110,6 +110,10 @@ def by_chunk(notes: Notes) -> None:
 
 
 def never_synced(notes: Notes) -> None:
+    write(notes, range(6), sync="never", seal=False)
+
+
+def sealed_unsynced(notes: Notes) -> None:
     write(notes, range(6), sync="never")
 
 
@@ -227,6 +231,8 @@ SCENARIOS = [
     ),
     Scenario("repair", repair, (create, revise), whole=(PATH, MENDED)),
 ]
+
+SEALED_UNSYNCED = Scenario("sealed, never synced", sealed_unsynced, count=6)
 
 
 @dataclass

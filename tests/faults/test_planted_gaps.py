@@ -1,0 +1,311 @@
+"""Small tests of checks that larger tests pass by."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from disk import MemoryDisk
+from scenarios import OPTIONS, PATH, sample
+
+import edcache
+from edcache import CachedDataset, CacheWriter, Reader, durable, format
+from edcache.contents import read_table
+from edcache.durable import File
+from edcache.errors import CorruptArchiveError, StorageError
+from edcache.format import PAGE, Cursor, Head, Header
+from edcache.labels.spec import LabelSpec
+from edcache.labels.tables import Records, pack_chunk_table
+from edcache.writer import Appender, new_head
+
+UUID = bytes(range(16))
+
+
+def entry(**changed: Any) -> tuple[bytes, Cursor]:
+    """The head of an archive and one entry, as if it were the first; and where the first belongs."""
+    data = format.pack_head(Head(UUID))
+    _, cursor = format.read_head(lambda offset, nbytes: data[offset : offset + nbytes], "a.zip")
+    payload = bytes(PAGE - format.HEADER_NBYTES)
+    fields: dict[str, Any] = {
+        "kind": format.KIND_CHUNK,
+        "uuid": UUID,
+        "seq": cursor.seq,
+        "offset": cursor.offset,
+        "link": cursor.link,
+        "next": cursor.offset + PAGE,
+        "payload_nbytes": len(payload),
+        "payload_crc": format.crc32(payload),
+        "samples": 1,
+        "end_index": 1,
+        "table_nbytes": 30,
+    }
+    return data + format.pack_header(Header(**(fields | changed))) + payload, cursor
+
+
+@pytest.mark.parametrize(
+    ("changed", "count"),
+    [
+        ({}, 1),
+        ({"offset": PAGE - 64, "next": 2 * PAGE - 64}, 0),
+        ({"offset": 0, "next": PAGE}, 0),
+        ({"seq": 1}, 0),
+        ({"link": 1}, 0),
+        ({"uuid": bytes(16)}, 0),
+    ],
+)
+def test_an_entry_is_believed_only_with_the_place_number_link_and_uuid_that_belong_there(
+    changed: dict[str, Any], count: int
+) -> None:
+    data, cursor = entry(**changed)
+    found = list(format.walk(lambda offset, n: data[offset : offset + n], len(data), UUID, cursor))
+    assert len(found) == count
+
+
+@pytest.mark.parametrize("seal", [False, True])
+@pytest.mark.parametrize("absent", [[3], [0], [1, 2], [0, 1, 2, 3]])
+def test_missing_has_the_first_and_the_last_sample(path: Path, absent: list[int], seal: bool) -> None:
+    appender = Appender.open(path, new_head(LabelSpec.parse(None), length=4), create=True)
+    appender.close()
+    w = CacheWriter(path, "a", publish_seconds=None)
+    for index in {0, 1, 2, 3} - set(absent):
+        w.write(index, {"x": index})
+    w.flush()
+    if seal:
+        w.seal()
+    w._close_files()
+    with closing(CachedDataset.from_cache(path)) as cache:
+        assert cache.missing.tolist() == absent
+
+
+def test_a_replacement_deletes_what_a_killed_one_left_and_cuts_nothing(path: Path) -> None:
+    """Somebody may have it mapped."""
+    left = Path(f"{path}.new")
+    w = CacheWriter(left)
+    w.append({"x": np.arange(1000)})
+    w.abort()
+    before = left.read_bytes()
+    with left.open("rb") as opened:
+        with CacheWriter(path, "w") as w:
+            w.append({"x": 1})
+        assert opened.read() == before
+    assert not left.exists()
+
+
+def test_compact_keeps_others_out_while_it_takes_over_what_they_appended(path: Path) -> None:
+    with CacheWriter(path, publish_seconds=None) as w:
+        for index in range(6):
+            w.write(index, {"x": index})
+            w.flush()
+    free: list[bool] = []
+
+    def tell(done: int, total: int) -> None:
+        if free:
+            with closing(File.open(path, "a")) as other:
+                free.append(other.try_lock(format.LOCK_APPEND))
+        elif done == total:
+            with CacheWriter(path, "a", publish_seconds=None) as w:
+                w.append({"x": 6})
+            free.append(True)
+
+    edcache.compact(path, on_progress=tell)
+    assert free == [True, False]
+    with closing(CachedDataset.from_cache(path)) as cache:
+        assert [cache[k]["x"] for k in range(7)] == list(range(7))
+
+
+def changed(records: Records, name: str, row: int, value: int) -> Records:
+    columns = {key: column.copy() for key, column in records.columns().items()}
+    columns[name][row] = value
+    return Records(**columns)
+
+
+LIES = [
+    ("offset", 1, 1 << 20),
+    ("offset", 1, (1 << 64) - 8),
+    ("nbytes", 2, 1 << 20),
+    ("nbytes", 2, (1 << 64) - 8),
+    ("nbytes", 0, 4000),
+    ("offset", 1, 0),
+    ("schema", 0, 1),
+    ("index", 0, -1),
+    ("index", 2, 7),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "value"), LIES)
+def test_a_table_that_lies_about_its_chunk_is_refused(path: Path, name: str, row: int, value: int) -> None:
+    """Its crc32 fits, so that nothing else tells."""
+    with CacheWriter(path, publish_seconds=None) as w:
+        for index in range(3):
+            w.write(index, {"x": np.arange(10)})
+    with closing(File.open(path, "r")) as file:
+        head, cursor = format.read_head(file.pread, file.path)
+        (header, *_) = format.walk(file.pread, file.size(), head.uuid, cursor)
+        table = read_table(file.pread, header, file.path)
+        crcs = file.pread(header.payload_offset, header.table_nbytes)[-table.behind_nbytes :]
+        lying = table._replace(records=changed(table.records, name, row, value))
+        data = bytes(pack_chunk_table(lying)) + crcs
+        said = replace(header, table_nbytes=len(data), table_crc=format.crc32(data))
+        with pytest.raises(
+            CorruptArchiveError, match=rf"chunk 0 at offset {header.offset:,}: its table points outside"
+        ):
+            read_table(lambda offset, nbytes: data, said, file.path)
+
+
+def operations(disk: MemoryDisk) -> list[tuple[str, int]]:
+    """What was done to a disk in order, and of writes the offset."""
+    return [(name, arguments[1] if name == "write" else 0) for name, *arguments in disk.journal]
+
+
+@pytest.mark.parametrize("sync", ["never", "seal", "chunk"])
+def test_a_new_archive_has_its_head_and_its_name_on_the_disk_before_its_first_chunk(sync: str) -> None:
+    disk = MemoryDisk()
+    with durable.replace_system(disk), CacheWriter(PATH, sync=sync, publish_seconds=None) as w:
+        w.append(sample(0))
+    done = [name if name != "write" else f"write {offset > 0}" for name, offset in operations(disk)]
+    before = done[: done.index("write True")]
+    assert [name for name in before if name != "make_folders"] == [
+        "create",
+        "write False",
+        "sync",
+        "sync_directory",
+    ]
+
+
+def test_the_name_of_a_replacement_is_brought_to_the_disk_after_its_bytes() -> None:
+    disk = MemoryDisk()
+    with durable.replace_system(disk):
+        for mode in ("x", "w"):
+            with CacheWriter(PATH, mode, publish_seconds=None) as w:
+                w.append(sample(0))
+    names = [name for name, _ in operations(disk)]
+    at = names.index("replace")
+    assert names[at - 1 : at + 2] == ["sync", "replace", "sync_directory"]
+
+
+def test_a_dictionary_is_synced_before_anything_is_written_behind_it() -> None:
+    disk = MemoryDisk()
+    with durable.replace_system(disk):
+        w = CacheWriter(PATH, compression="zstd+dict", chunk_size=8, **OPTIONS)
+        for index in range(16):
+            w.write(index, sample(index))
+        (dictionary,) = w._appender.chain.dictionaries
+        w.close()
+    done = operations(disk)
+    assert done[done.index(("write", dictionary.offset)) + 1][0] == "sync"
+
+
+class SyncFailsOnce(MemoryDisk):
+    """From when it is told."""
+
+    fails = False
+
+    def sync(self, fd: int) -> None:
+        if self.fails:
+            self.fails = False
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(fd)
+
+
+def test_after_a_failed_sync_an_open_writer_publishes_nothing_more() -> None:
+    disk = SyncFailsOnce()
+    with durable.replace_system(disk):
+        w = CacheWriter(PATH, **(OPTIONS | {"sync": "chunk"}))
+        w.write(0, sample(0))
+        disk.fails = True
+        with pytest.raises(StorageError, match="Input/output error"):
+            w.flush()
+        before = disk.files()
+        assert not disk.fails
+        with pytest.raises(StorageError, match="a sync failed, so what was written since the last one is in"):
+            w.write(1, sample(1))
+        with pytest.raises(StorageError, match="a sync failed"):
+            w.seal()
+        assert disk.files() == before
+        w._close_files()
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_repair_takes_what_came_after_the_last_seal_for_the_newer(path: Path, is_damaged: bool) -> None:
+    with CacheWriter(path, publish_seconds=None) as w:
+        w.extend({"x": index} for index in range(3))
+    w = CacheWriter(path, "a", publish_seconds=None)
+    w.write(1, {"x": 100})
+    w.abort()
+    if is_damaged:
+        with closing(Reader(path)) as reader:
+            offset = int(reader.records.offset[1])
+        data = bytearray(path.read_bytes())
+        data[offset] ^= 1
+        path.write_bytes(data)
+    report = edcache.repair(path, path.with_name("new.zip"))
+    assert report.lost.tolist() == [1] * is_damaged
+    with closing(CachedDataset.from_cache(path.with_name("new.zip"))) as cache:
+        there = set(range(3)) - set(cache.missing.tolist())
+        assert {k: cache[k]["x"] for k in there} == {0: 0, 2: 2} | ({} if is_damaged else {1: 100})
+
+
+class InterruptsOnce(MemoryDisk):
+    """Right behind the write of a header, from when it is told."""
+
+    interrupts = False
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        done = super().pwrite(fd, data, offset)
+        if self.interrupts and len(data) == format.HEADER_NBYTES:
+            self.interrupts = False
+            raise KeyboardInterrupt
+        return done
+
+
+def test_a_chunk_that_was_interrupted_when_it_was_out_is_not_published_again() -> None:
+    """Appended samples would get other indices the second time, and be there twice."""
+    disk = InterruptsOnce()
+    with durable.replace_system(disk):
+        w = CacheWriter(PATH, publish_seconds=None)
+        for index in range(3):
+            w.append({"x": index})
+        disk.interrupts = True
+        with pytest.raises(KeyboardInterrupt):
+            w.flush()
+        assert not disk.interrupts
+        w.append({"x": 3})
+        w.close()
+        with closing(CachedDataset.from_cache(PATH, io="pread")) as cache:
+            assert [cache[k]["x"] for k in range(len(cache))] == [0, 1, 2, 3]
+            assert cache.reader.chunks == 2
+
+
+class IsFullAfterOne(durable.System):
+    """There is room for one write more."""
+
+    left = 1
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        if self.left == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.left -= 1
+        return super().pwrite(fd, data, offset)
+
+
+def test_a_full_disk_gets_the_bytes_of_half_a_chunk_back(path: Path) -> None:
+    with CacheWriter(path, publish_seconds=None) as w:
+        w.append({"x": 0})
+    before = path.read_bytes()
+    w = CacheWriter(path, "a", publish_seconds=None)
+    w.append({"x": 1})
+    with (
+        durable.replace_system(IsFullAfterOne()),
+        pytest.raises(StorageError, match="No space left on device"),
+    ):
+        w.flush()
+    assert path.read_bytes() == before
+    w.close()
+    with closing(CachedDataset.from_cache(path)) as cache:
+        assert [cache[k]["x"] for k in range(2)] == [0, 1]
