@@ -1,0 +1,576 @@
+"""Defects that somebody might put into the package, each with the tests of this suite that are to catch it.
+
+Data alone: planted_run.py applies them to copies of the package, test_planted.py keeps the list true.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Bug(NamedTuple):
+    """One defect.
+
+    file: below edcache/. old: text that stands there exactly once; new: what takes its place.
+    tests: what pytest is told to run, files or names of tests. scale: EDCACHE_TEST_SCALE for them.
+    seconds: about what the tests take on a quiet machine where nothing is wrong.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    seconds: int = 5
+    scale: float = 0.2
+
+
+CRASHES = "tests/faults/test_crash_states.py"
+KILLED = f"{CRASHES}::test_a_process_that_is_killed_anywhere_loses_nothing_published"
+POWER_CUT = f"{CRASHES}::test_a_power_cut_leaves_what_was_synced_and_no_wrong_byte"
+RECOVERY = f"{CRASHES}::test_a_recovery_may_crash_itself_three_times_over"
+INTERRUPTS = (
+    "tests/faults/test_interrupts.py::test_an_interrupt_at_any_instruction_leaves_all_as_it_was_or_done"
+)
+ERRORS = "tests/faults/test_errors.py"
+POINTS = "tests/test_crash_points.py"
+
+_CHAIN = [
+    Bug(
+        "link unchecked",
+        "format.py",
+        "(header.offset, header.seq, header.link) != cursor or end > size",
+        "(header.offset, header.seq) != cursor[:2] or end > size",
+        ("tests/test_format.py::test_a_stale_chunk_does_not_come_back_after_a_cut_and_a_re_append",),
+    ),
+    Bug(
+        "offset unchecked",
+        "format.py",
+        "(header.offset, header.seq, header.link) != cursor or end > size",
+        "(header.seq, header.link) != cursor[1:] or end > size",
+        ("tests/faults/test_planted_gaps.py",),
+    ),
+    Bug(
+        "sequence number unchecked",
+        "format.py",
+        "(header.offset, header.seq, header.link) != cursor or end > size",
+        "(header.offset, header.link) != cursor[::2] or end > size",
+        ("tests/faults/test_planted_gaps.py",),
+    ),
+    Bug(
+        "uuid unchecked",
+        "format.py",
+        "header is None or header.uuid != uuid or header.kind == KIND_HEAD",
+        "header is None or header.kind == KIND_HEAD",
+        ("tests/test_format.py::test_a_chunk_of_another_archive_is_no_chunk",),
+    ),
+    Bug(
+        "header not packed again",
+        "format.py",
+        "    if _pack_header(header, header_crc) != data:\n        return False\n",
+        "",
+        ("tests/test_format.py",),
+    ),
+    Bug(
+        "header without its crc32",
+        "format.py",
+        "crc32(data[: crc_end - 4]))) == header_crc",
+        "crc32(data[: crc_end - 4]))) >= 0",
+        ("tests/test_format.py::test_every_bit_of_a_header_counts",),
+    ),
+    Bug(
+        "payload beyond the file",
+        "format.py",
+        "!= cursor or end > size:",
+        "!= cursor:",
+        ("tests/test_format.py::test_a_walk_finds_the_chunks_and_stops_where_the_next_belongs",),
+    ),
+    Bug(
+        "cursor moves at the index",
+        "contents.py",
+        "            self._index = header\n            return\n",
+        "            self._index = header\n            self.cursor = format.after(header)\n            return\n",
+        (f"{INTERRUPTS}[seal]",),
+    ),
+    Bug(
+        "an entry listed twice",
+        "contents.py",
+        "if listed is not None and (not listed or listed[-1].seq < header.seq):",
+        "if listed is not None:",
+        (INTERRUPTS,),
+    ),
+    Bug(
+        "older record wins",
+        "contents.py",
+        "last = np.append(ordered[1:] != ordered[:-1], True)",
+        "last = np.append(True, ordered[1:] != ordered[:-1])",
+        ("tests/test_contents.py::test_of_two_records_of_one_index_the_later_counts",),
+    ),
+    Bug(
+        "lost entries stay",
+        "contents.py",
+        "for seq in (seq for part in said.lost for seq in part):",
+        "for seq in list[int]():",
+        (f"{POINTS}::test_a_chunk_lost_in_a_power_cut_is_missing_and_is_computed_again",),
+    ),
+    Bug(
+        "an amendment without its payload ends all",
+        "contents.py",
+        "or format.crc32(data) != header.table_crc:\n        return None",
+        "or format.crc32(data) != header.table_crc:\n        pass",
+        (f"{POINTS}::test_an_amendment_lost_in_a_power_cut_does_not_end_the_archive",),
+    ),
+    Bug(
+        "losses not looked for",
+        "contents.py",
+        "lost = {header.seq for header in unsynced if payload_crc(pread, header) != header.payload_crc}",
+        "lost = set[int]()",
+        (f"{POINTS}::test_a_chunk_lost_in_a_power_cut_is_missing_and_is_computed_again",),
+    ),
+    Bug(
+        "chunks stay without their dictionary",
+        "contents.py",
+        "        if dictionaries:\n            lost |=",
+        "        if not dictionaries:\n            lost |=",
+        (f"{POINTS}::test_a_dictionary_lost_in_a_power_cut_does_not_end_the_archive",),
+    ),
+    Bug(
+        "extents unchecked",
+        "contents.py",
+        "    if not _within(header, table):",
+        "    if False:",
+        ("tests/attacks/test_attacks.py",),
+    ),
+    Bug(
+        "chunk table without its crc32",
+        "contents.py",
+        "    if len(data) != header.table_nbytes or format.crc32(data) != header.table_crc:\n        raise",
+        "    if len(data) != header.table_nbytes:\n        raise",
+        (
+            "tests/test_contents.py::test_a_damaged_table_names_chunk_and_offset",
+            "tests/test_flips.py::test_flips_in_an_unsealed_archive_are_never_read_as_another_value",
+        ),
+    ),
+    Bug(
+        "seal's directory unchecked",
+        "reader/hold.py",
+        "            self._chain.check_seal(file.pread, self._seal)\n",
+        "",
+        (
+            "tests/attacks/test_attacks_differential.py"
+            "::test_a_directory_that_lies_is_refused_before_anything_is_read",
+        ),
+    ),
+    Bug(
+        "index not compared with the chain",
+        "reader/hold.py",
+        "        if self.chunks is not None:\n            self._chain.check_index(index)\n",
+        "",
+        ("tests/attacks/test_attacks.py",),
+    ),
+]
+
+_WRITER = [
+    Bug(
+        "header before payload",
+        "writer/appender.py",
+        "                self._write_parts(header.payload_offset, parts)\n"
+        "                self._file.pwrite(header.offset, format.pack_header(header))\n",
+        "                self._file.pwrite(header.offset, format.pack_header(header))\n"
+        "                self._write_parts(header.payload_offset, parts)\n",
+        (f"{POINTS}::test_a_header_is_written_after_its_payload",),
+    ),
+    Bug(
+        "header before payload, a kill",
+        "writer/appender.py",
+        "                self._write_parts(header.payload_offset, parts)\n"
+        "                self._file.pwrite(header.offset, format.pack_header(header))\n",
+        "                self._file.pwrite(header.offset, format.pack_header(header))\n"
+        "                self._write_parts(header.payload_offset, parts)\n",
+        (f"{KILLED}[create]",),
+    ),
+    Bug(
+        "seal's header before its sync",
+        "writer/appender.py",
+        '            if self._sync != "never":\n                self._sync_file()\n'
+        "            self._file.pwrite(index.offset",
+        "            self._file.pwrite(index.offset",
+        (f"{POWER_CUT}[create]",),
+    ),
+    Bug(
+        "seal's first header first",
+        "writer/appender.py",
+        "            self._file.pwrite(index.payload_offset, index_bytes)\n",
+        "            self._file.pwrite(index.offset, format.pack_header(index))\n"
+        "            self._file.pwrite(index.payload_offset, index_bytes)\n",
+        (f"{KILLED}[create]",),
+    ),
+    Bug(
+        "head not synced",
+        "writer/appender.py",
+        "                    file.sync()\n                    durable.sync_directory",
+        "                    durable.sync_directory",
+        (f"{POWER_CUT}[create]", f"{POWER_CUT}[sync each chunk]"),
+    ),
+    Bug(
+        "new name not synced",
+        "writer/appender.py",
+        "                    durable.sync_directory(os.path.dirname(name))\n",
+        "",
+        (f"{POWER_CUT}[create]", f"{POWER_CUT}[sync each chunk]", f"{ERRORS}"),
+    ),
+    Bug(
+        "dictionary not synced",
+        "writer/appender.py",
+        '            if self._sync != "never":\n                self._sync_file()\n\n    def amend',
+        "\n    def amend",
+        (f"{POWER_CUT}[dictionary]",),
+    ),
+    Bug(
+        "a failed sync is forgotten",
+        "writer/appender.py",
+        '            self._failed = "a sync failed, so what was written since the last one is in doubt"\n',
+        "",
+        (f"{ERRORS}::test_a_failed_sync_ends_a_writer_and_is_not_tried_again",),
+    ),
+    Bug(
+        "unsynced counts as durable",
+        "writer/appender.py",
+        "            next=cursor.offset + total,\n            durable=self.chain.durable,",
+        "            next=cursor.offset + total,\n            durable=cursor.offset,",
+        (f"{POWER_CUT}[create, unsealed]",),
+    ),
+    Bug(
+        "torn tail stays",
+        "writer/appender.py",
+        "        if self._file.size() > end:\n            self._file.truncate(end)",
+        "        if self._file.size() < end:\n            self._file.truncate(end)",
+        ("tests/test_flips.py::test_a_writer_makes_an_archive_with_garbage_behind_it_sound_again",),
+    ),
+    Bug(
+        "torn tail cut before losses are written",
+        "writer/appender.py",
+        "        if lost:\n            behind",
+        "        if lost:\n            self._cut_torn_tail()\n            behind",
+        (RECOVERY,),
+        20,
+    ),
+    Bug(
+        "what lies behind left out",
+        "writer/appender.py",
+        '            said = {"lost": lost, "behind": f"{format.link_after(behind):016x}"}\n',
+        '            said = {"lost": lost}\n',
+        (RECOVERY,),
+        20,
+    ),
+    Bug(
+        "losses not written at once",
+        "writer/appender.py",
+        "self._publish_whole(format.KIND_AMENDMENT, text, at_once=True)",
+        "self._publish_whole(format.KIND_AMENDMENT, text)",
+        (RECOVERY,),
+        20,
+    ),
+    Bug(
+        "no look for losses",
+        "writer/appender.py",
+        "if appender.chain.seal is None and not durable.written_since_boot(file):",
+        "if False:",
+        (f"{POWER_CUT}[create, unsealed]",),
+    ),
+    Bug(
+        "appends to a file without a name",
+        "writer/appender.py",
+        "            if not self._file.is_named():",
+        "            if False:",
+        ("tests/test_compact.py::test_a_process_that_had_it_open_never_appends_to_the_file_without_a_name",),
+    ),
+    Bug(
+        "appends without catching up",
+        "writer/appender.py",
+        "            self._take_in()\n            self._cut_torn_tail()",
+        "            self._cut_torn_tail()",
+        (f"{KILLED}[two writers]",),
+    ),
+    Bug(
+        "a chunk is published again",
+        "writer/appender.py",
+        "            if self._is_published(chunk):\n                return\n",
+        "",
+        (INTERRUPTS,),
+    ),
+    Bug(
+        "a forked child appends",
+        "writer/appender.py",
+        "        if self._pid != os.getpid():\n            # A forked",
+        "        if False:\n            # A forked",
+        ("tests/test_process.py", "-k", "forked_child"),
+    ),
+    Bug(
+        "a failed append leaves its bytes",
+        "writer/appender.py",
+        "            with suppress(StorageError):\n                self._file.truncate(end)\n            raise",
+        "            raise",
+        (f"{POINTS}::test_a_failed_append_leaves_a_sealed_archive_sealed",),
+    ),
+    Bug(
+        "label types not joined",
+        "writer/appender.py",
+        "                types = known.joined(types, self.path)\n",
+        "                pass\n",
+        ("tests/test_process.py::test_labels_that_make_no_column_never_end_an_archive",),
+    ),
+    Bug(
+        "replaces in place",
+        "writer/cache.py",
+        'work = self.path + ".new" if self._replaces else self.path',
+        "work = self.path",
+        ("tests/test_writer.py::test_w_shows_the_old_archive_until_the_new_one_is_sealed",),
+    ),
+    Bug(
+        "replaces in place, a kill",
+        "writer/cache.py",
+        'work = self.path + ".new" if self._replaces else self.path',
+        "work = self.path",
+        (f"{KILLED}[replace]",),
+    ),
+    Bug(
+        "a leftover is cut, not deleted",
+        "writer/cache.py",
+        "                durable.remove(work)\n",
+        "                session.truncate(0)\n                return session\n",
+        ("tests/faults/test_planted_gaps.py",),
+    ),
+]
+
+_SYSTEM = [
+    Bug(
+        "unlocked once",
+        "durable.py",
+        "        except BaseException:\n            self.unlock(start)\n            raise\n\n    def lock(",
+        "        except BaseException:\n            raise\n\n    def lock(",
+        (INTERRUPTS,),
+    ),
+    Bug(
+        "never unlocked",
+        "durable.py",
+        "            finally:\n                self.unlock(start)\n        except",
+        "            finally:\n                pass\n        except",
+        ("tests/test_durable.py",),
+    ),
+    Bug(
+        "a child keeps its parent's locks",
+        "durable.py",
+        "    os.register_at_fork(after_in_child=_close_inherited)",
+        "    pass",
+        (
+            "tests/test_stress.py"
+            "::test_the_death_of_a_process_frees_its_locks_though_its_children_live",
+        ),
+    ),
+    Bug(
+        "a held lock is taken",
+        "durable.py",
+        "            if error.errno in (errno.EAGAIN, errno.EACCES):\n                return False\n",
+        "            if error.errno in (errno.EAGAIN, errno.EACCES):\n                return True\n",
+        ("tests/test_durable.py", "-k", "lock or exclude"),
+    ),
+    Bug(
+        "a short write is believed",
+        "durable.py",
+        "            while done < len(view):\n",
+        "            for _ in range(1):\n",
+        ("tests/test_durable.py::test_short_writes_and_reads_are_completed",),
+    ),
+    Bug(
+        "a failed sync is no error",
+        "durable.py",
+        '            _refused(self.path, "syncing it; what was written since the last sync is in doubt", error)',
+        "            return",
+        (f"{ERRORS}::test_a_failed_sync_ends_a_writer_and_is_not_tried_again",),
+    ),
+    Bug(
+        "a folder is not synced after a replacement",
+        "durable.py",
+        "    sync_directory(os.path.dirname(target))\n",
+        "",
+        (ERRORS, "-k", "replace"),
+    ),
+    Bug(
+        "every file is of this boot",
+        "durable.py",
+        "return boot_time is not None and file.modified() > boot_time + 1",
+        "return boot_time is not None",
+        ("tests/test_durable.py::test_a_file_is_of_this_boot_only_if_it_was_written_after_it",),
+    ),
+]
+
+_READER = [
+    Bug(
+        "record without its crc32",
+        "reader/checks.py",
+        "        if found != said:",
+        "        if False:",
+        ("tests/test_blocks.py::test_a_damaged_record_is_named_and_no_other",),
+    ),
+    Bug(
+        "a block without its crc32",
+        "reader/blocks.py",
+        "int(self._crcs_offsets[run]) + 4 * number)[0]:\n            return False\n",
+        "int(self._crcs_offsets[run]) + 4 * number)[0]:\n            pass\n",
+        ("tests/test_blocks.py::test_a_damaged_record_is_named_and_no_other",),
+    ),
+    Bug(
+        "blocks without their crc32",
+        "reader/blocks.py",
+        "return blocks[:0] if found == wanted else blocks[np.array(found) != np.array(wanted)]",
+        "return blocks[:0]",
+        ("tests/test_blocks.py::test_a_damaged_record_is_named_and_no_other",),
+    ),
+    Bug(
+        "done before the last block",
+        "reader/blocks.py",
+        "        self.done = not len(self._unchecked(every))",
+        "        self.done = True",
+        ("tests/test_blocks.py::test_what_is_damaged_is_never_done",),
+    ),
+    Bug(
+        "index without its crc32",
+        "reader/hold.py",
+        "        if format.crc32(data) != header.payload_crc:\n            raise CorruptArchiveError(",
+        "        if False:\n            raise CorruptArchiveError(",
+        ("tests/test_flips.py::test_a_flipped_bit_is_never_read_as_another_value",),
+    ),
+    Bug(
+        "maps a torn tail",
+        "reader/hold.py",
+        "end = self._chain.cursor.offset if self._seal is None else self._size",
+        "end = self._size",
+        ("tests/test_process.py", "-k", "a_torn_tail_that_is_cut"),
+    ),
+    Bug(
+        "another archive at the path",
+        "reader/hold.py",
+        "                if self._is_rewritten(file):",
+        "                if True:",
+        ("tests/test_compact.py::test_a_reader_that_looks_again_refuses_another_archive",),
+    ),
+    Bug(
+        "missing, but for the last",
+        "reader/reader.py",
+        "return np.flatnonzero(absent)",
+        "return np.flatnonzero(absent[:-1])",
+        ("tests/faults/test_planted_gaps.py",),
+    ),
+    Bug(
+        "labels of another row",
+        "labels/tables.py",
+        "    rows[index] = np.arange(len(index))\n",
+        "    rows[index] = np.arange(len(index))[::-1]\n",
+        ("tests/test_lazy.py", "tests/test_select.py", "-k", "sparse"),
+    ),
+    Bug(
+        "a frame's size is believed",
+        "codec/compression.py",
+        "    if header.content_size != raw_nbytes:",
+        "    if False:",
+        ("tests/codec/test_codec_compression.py::test_lies_about_the_size",),
+    ),
+    Bug(
+        "a frame's size is allocated",
+        "codec/compression.py",
+        "    if raw_nbytes > most_content(len(frame)):",
+        "    if False:",
+        ("tests/codec/test_codec_compression.py::test_a_bomb_is_refused_before_it_allocates",),
+    ),
+    Bug(
+        "digest not compared",
+        "digests.py",
+        "    if found != expected:",
+        "    if False:",
+        ("tests/test_digest.py::test_the_published_file_opens_and_any_other_does_not",),
+    ),
+]
+
+_MAINTENANCE = [
+    Bug(
+        "verify leaves out padding",
+        "maintain/survey.py",
+        "        if any(padding_of(self._pread, header)):",
+        "        if False:",
+        ("tests/faults/test_planted_gaps.py",),
+    ),
+    Bug(
+        "verify leaves out what is between records",
+        "maintain/proof.py",
+        "        if len(foreign):",
+        "        if False:",
+        ("tests/test_verify.py::test_a_byte_between_records_is_no_room_for_anything",),
+    ),
+    Bug(
+        "verify leaves out the records",
+        "maintain/proof.py",
+        '        _report_rows(self._header, self._table, rows, "fails its crc32", self._on_problem)\n',
+        "",
+        ("tests/test_verify.py::test_a_record_is_named_with_its_place_and_what_helps",),
+    ),
+    Bug(
+        "verify leaves out a payload's crc32",
+        "maintain/survey.py",
+        "        if crc != header.payload_crc:",
+        "        if False:",
+        ("tests/test_flips.py", "-k", "verify_reports"),
+    ),
+    Bug(
+        "verify does not compare the index",
+        "maintain/survey.py",
+        "        if not same_index:",
+        "        if False:",
+        ("tests/attacks/test_attacks.py",),
+    ),
+    Bug(
+        "compact does not keep others out",
+        "maintain/compact.py",
+        "        with file.locked(format.LOCK_APPEND):\n",
+        "        if True:\n",
+        ("tests/faults/test_planted_gaps.py",),
+    ),
+    Bug(
+        "compact leaves out what came meanwhile",
+        "maintain/compact.py",
+        "            compaction.catch_up()\n",
+        "",
+        ("tests/test_compact.py::test_what_others_append_meanwhile_is_taken_over",),
+    ),
+    Bug(
+        "repair prefers the seal's record",
+        "maintain/salvage.py",
+        "return _joined(_without(base, after.index), after, self.path)",
+        "return _joined(base, _without(after, base.index), self.path)",
+        ("tests/test_repair.py::test_an_older_record_is_never_taken_for_a_newer_one_that_is_damaged",),
+    ),
+    Bug(
+        "repair takes an older record",
+        "maintain/salvage.py",
+        "        newer[newer] = records.offset[newer] > before.records.offset[at[newer]]\n",
+        "",
+        ("tests/test_repair.py",),
+        20,
+    ),
+    Bug(
+        "repair copies a damaged record",
+        "maintain/copying.py",
+        "crcs == part.crc32,",
+        "crcs >= 0,",
+        ("tests/test_repair.py::test_a_damaged_record_alone_is_lost",),
+    ),
+    Bug(
+        "repair revives what was cut off",
+        "maintain/salvage.py",
+        "return run[0].seq >= self.runs[-1][-1].seq + 2",
+        "return run[0].seq >= self.runs[-1][-1].seq + 1",
+        ("tests/test_repair.py::test_an_entry_of_a_history_that_was_cut_off_does_not_come_back",),
+    ),
+]
+
+BUGS = [*_CHAIN, *_WRITER, *_SYSTEM, *_READER, *_MAINTENANCE]

@@ -1,0 +1,99 @@
+"""Small tests of checks that larger tests pass by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edcache
+from edcache import CachedDataset, CacheWriter, format
+from edcache.errors import ArchiveLockedError
+from edcache.format import PAGE, Cursor, Head, Header
+from edcache.labels.spec import LabelSpec
+from edcache.writer import Appender, new_head
+
+UUID = bytes(range(16))
+
+
+def entry(**changed: Any) -> tuple[bytes, Cursor]:
+    """The head of an archive and one entry, as if it were the first; and where the first belongs."""
+    data = format.pack_head(Head(UUID))
+    _, cursor = format.read_head(lambda offset, nbytes: data[offset : offset + nbytes], "a.zip")
+    payload = bytes(PAGE - format.HEADER_NBYTES)
+    fields: dict[str, Any] = {
+        "kind": format.KIND_CHUNK,
+        "uuid": UUID,
+        "seq": cursor.seq,
+        "offset": cursor.offset,
+        "link": cursor.link,
+        "next": cursor.offset + PAGE,
+        "payload_nbytes": len(payload),
+        "payload_crc": format.crc32(payload),
+        "samples": 1,
+        "end_index": 1,
+        "table_nbytes": 30,
+    }
+    return data + format.pack_header(Header(**(fields | changed))) + payload, cursor
+
+
+@pytest.mark.parametrize(
+    ("changed", "count"),
+    [
+        ({}, 1),
+        ({"offset": PAGE - 64, "next": 2 * PAGE - 64}, 0),
+        ({"offset": 0, "next": PAGE}, 0),
+        ({"seq": 1}, 0),
+        ({"link": 1}, 0),
+        ({"uuid": bytes(16)}, 0),
+    ],
+)
+def test_an_entry_is_believed_only_with_the_place_number_link_and_uuid_that_belong_there(
+    changed: dict[str, Any], count: int
+) -> None:
+    data, cursor = entry(**changed)
+    found = list(format.walk(lambda offset, n: data[offset : offset + n], len(data), UUID, cursor))
+    assert len(found) == count
+
+
+@pytest.mark.parametrize("seal", [False, True])
+@pytest.mark.parametrize("absent", [[3], [0], [1, 2], [0, 1, 2, 3]])
+def test_missing_has_the_first_and_the_last_sample(path: Path, absent: list[int], seal: bool) -> None:
+    appender = Appender.open(path, new_head(LabelSpec.parse(None), length=4), create=True)
+    appender.close()
+    w = CacheWriter(path, "a", publish_seconds=None)
+    for index in {0, 1, 2, 3} - set(absent):
+        w.write(index, {"x": index})
+    w.flush()
+    if seal:
+        w.seal()
+    w._close_files()
+    with CachedDataset.from_cache(path) as cache:
+        assert cache.missing.tolist() == absent
+
+
+def test_a_replacement_deletes_what_a_killed_one_left_and_cuts_nothing(path: Path) -> None:
+    """Somebody may have it mapped."""
+    left = Path(f"{path}.new")
+    w = CacheWriter(left)
+    w.append({"x": np.arange(1000)})
+    w.abort()
+    before = left.read_bytes()
+    with left.open("rb") as opened:
+        with CacheWriter(path, "w") as w:
+            w.append({"x": 1})
+        assert opened.read() == before
+    assert not left.exists()
+
+
+def padded(path: Path) -> list[Header]:
+    """An archive whose chunk has zeros between table and records; its entries."""
+    with CacheWriter(path, in_memory_keys=["y"], publish_seconds=None, uuid=UUID) as w:
+        w.append({"x": 1, "y": "a label"})
+        w.flush()
+        w._appender.amend(length=2)
+        return list(w._appender.chain.entries)
