@@ -12,8 +12,8 @@ class Bug(NamedTuple):
     """One defect.
 
     file: below edcache/. old: text that stands there exactly once; new: what takes its place.
-    tests: what pytest is told to run, files or names of tests. scale: EDCACHE_TEST_SCALE for them.
-    seconds: about what the tests take on a quiet machine where nothing is wrong.
+    tests: what pytest is told to run, files or names of tests. keyword: its -k, which chooses among them.
+    seconds: about what they take on a quiet machine where nothing is wrong. scale: EDCACHE_TEST_SCALE.
     """
 
     name: str
@@ -21,6 +21,7 @@ class Bug(NamedTuple):
     old: str
     new: str
     tests: tuple[str, ...]
+    keyword: str = ""
     seconds: int = 5
     scale: float = 0.2
 
@@ -89,7 +90,8 @@ _CHAIN = [
         "cursor moves at the index",
         "contents.py",
         "            self._index = header\n            return\n",
-        "            self._index = header\n            self.cursor = format.after(header)\n            return\n",
+        "            self._index = header\n            self.cursor = format.after(header)\n"
+        "            return\n",
         (f"{INTERRUPTS}[seal]",),
     ),
     Bug(
@@ -140,6 +142,7 @@ _CHAIN = [
         "    if not _within(header, table):",
         "    if False:",
         ("tests/attacks/test_attacks.py",),
+        keyword="chunk_renamed or chunk_nested or chunk_batches or beyond_the_file",
     ),
     Bug(
         "chunk table without its crc32",
@@ -167,6 +170,7 @@ _CHAIN = [
         "        if self.chunks is not None:\n            self._chain.check_index(index)\n",
         "",
         ("tests/attacks/test_attacks.py",),
+        keyword="chunk_outside or chunk_overlap or no_chunks",
     ),
 ]
 
@@ -253,7 +257,7 @@ _WRITER = [
         "        if lost:\n            behind",
         "        if lost:\n            self._cut_torn_tail()\n            behind",
         (RECOVERY,),
-        20,
+        seconds=20,
     ),
     Bug(
         "what lies behind left out",
@@ -261,7 +265,7 @@ _WRITER = [
         '            said = {"lost": lost, "behind": f"{format.link_after(behind):016x}"}\n',
         '            said = {"lost": lost}\n',
         (RECOVERY,),
-        20,
+        seconds=20,
     ),
     Bug(
         "losses not written at once",
@@ -269,7 +273,7 @@ _WRITER = [
         "self._publish_whole(format.KIND_AMENDMENT, text, at_once=True)",
         "self._publish_whole(format.KIND_AMENDMENT, text)",
         (RECOVERY,),
-        20,
+        seconds=20,
     ),
     Bug(
         "no look for losses",
@@ -304,12 +308,14 @@ _WRITER = [
         "writer/appender.py",
         "        if self._pid != os.getpid():\n            # A forked",
         "        if False:\n            # A forked",
-        ("tests/test_process.py", "-k", "forked_child"),
+        ("tests/test_process.py",),
+        keyword="forked_child",
     ),
     Bug(
         "a failed append leaves its bytes",
         "writer/appender.py",
-        "            with suppress(StorageError):\n                self._file.truncate(end)\n            raise",
+        "            with suppress(StorageError):\n                self._file.truncate(end)\n"
+        "            raise",
         "            raise",
         (f"{POINTS}::test_a_failed_append_leaves_a_sealed_archive_sealed",),
     ),
@@ -363,17 +369,15 @@ _SYSTEM = [
         "durable.py",
         "    os.register_at_fork(after_in_child=_close_inherited)",
         "    pass",
-        (
-            "tests/test_stress.py"
-            "::test_the_death_of_a_process_frees_its_locks_though_its_children_live",
-        ),
+        ("tests/test_stress.py::test_the_death_of_a_process_frees_its_locks_though_its_children_live",),
     ),
     Bug(
         "a held lock is taken",
         "durable.py",
         "            if error.errno in (errno.EAGAIN, errno.EACCES):\n                return False\n",
         "            if error.errno in (errno.EAGAIN, errno.EACCES):\n                return True\n",
-        ("tests/test_durable.py", "-k", "lock or exclude"),
+        ("tests/test_durable.py",),
+        keyword="lock or exclude",
     ),
     Bug(
         "a short write is believed",
@@ -385,8 +389,8 @@ _SYSTEM = [
     Bug(
         "a failed sync is no error",
         "durable.py",
-        '            _refused(self.path, "syncing it; what was written since the last sync is in doubt", error)',
-        "            return",
+        '_refused(self.path, "syncing it; what was written since the last sync is in doubt", error)',
+        "return",
         (f"{ERRORS}::test_a_failed_sync_ends_a_writer_and_is_not_tried_again",),
     ),
     Bug(
@@ -394,7 +398,8 @@ _SYSTEM = [
         "durable.py",
         "    sync_directory(os.path.dirname(target))\n",
         "",
-        (ERRORS, "-k", "replace"),
+        (ERRORS,),
+        keyword="replace",
     ),
     Bug(
         "every file is of this boot",
@@ -446,7 +451,8 @@ _READER = [
         "reader/hold.py",
         "end = self._chain.cursor.offset if self._seal is None else self._size",
         "end = self._size",
-        ("tests/test_process.py", "-k", "a_torn_tail_that_is_cut"),
+        ("tests/test_process.py",),
+        keyword="a_torn_tail_that_is_cut",
     ),
     Bug(
         "another archive at the path",
@@ -467,7 +473,11 @@ _READER = [
         "labels/tables.py",
         "    rows[index] = np.arange(len(index))\n",
         "    rows[index] = np.arange(len(index))[::-1]\n",
-        ("tests/test_lazy.py", "tests/test_select.py", "-k", "sparse"),
+        (
+            "tests/test_lazy.py",
+            "tests/test_select.py",
+        ),
+        keyword="sparse",
     ),
     Bug(
         "a frame's size is believed",
@@ -498,7 +508,8 @@ _MAINTENANCE = [
         "maintain/survey.py",
         "        if any(padding_of(self._pread, header)):",
         "        if False:",
-        ("tests/faults/test_planted_gaps.py",),
+        ("tests/attacks/test_attacks.py",),
+        keyword="amendment_padding or chunk_padding",
     ),
     Bug(
         "verify leaves out what is between records",
@@ -519,7 +530,8 @@ _MAINTENANCE = [
         "maintain/survey.py",
         "        if crc != header.payload_crc:",
         "        if False:",
-        ("tests/test_flips.py", "-k", "verify_reports"),
+        ("tests/test_flips.py",),
+        keyword="verify_reports",
     ),
     Bug(
         "verify does not compare the index",
@@ -527,6 +539,7 @@ _MAINTENANCE = [
         "        if not same_index:",
         "        if False:",
         ("tests/attacks/test_attacks.py",),
+        keyword="another_schema or schema_number or offset_outside",
     ),
     Bug(
         "compact does not keep others out",
@@ -555,7 +568,7 @@ _MAINTENANCE = [
         "        newer[newer] = records.offset[newer] > before.records.offset[at[newer]]\n",
         "",
         ("tests/test_repair.py",),
-        20,
+        seconds=20,
     ),
     Bug(
         "repair copies a damaged record",

@@ -71,7 +71,7 @@ def sound_copy() -> Iterator[Path]:
         yield copy
 
 
-def run_tests(copy: Path, tests: Sequence[str], scale: float) -> tuple[int, str]:
+def run_tests(copy: Path, tests: Sequence[str], keyword: str, scale: float) -> tuple[int, str]:
     """pytest's exit status and what it said, in a copy and with the package of that copy."""
     environment = os.environ | {
         "PYTHONPATH": str(copy),
@@ -83,7 +83,7 @@ def run_tests(copy: Path, tests: Sequence[str], scale: float) -> tuple[int, str]
         del environment[name]
     base = ["--basetemp", str(copy.parent / f"{copy.name}-tmp")]
     ran = subprocess.run(
-        [sys.executable, *_PYTEST, *base, *tests],
+        [sys.executable, *_PYTEST, *base, "-k", keyword, *tests],
         cwd=copy,
         env=environment,
         stdout=subprocess.PIPE,
@@ -95,10 +95,13 @@ def run_tests(copy: Path, tests: Sequence[str], scale: float) -> tuple[int, str]
 
 
 def check_sound(copy: Path, bugs: Iterable[Bug]) -> None:
-    """Raise AssertionError unless the tests pass where nothing is planted: else their failing tells nothing."""
-    for scale, tests in dict.fromkeys((bug.scale, bug.tests) for bug in bugs):
-        status, said = run_tests(copy, tests, scale)
-        assert status == 0, f"without a bug, {' '.join(tests)}:\n{said}"
+    """Raise AssertionError unless the tests pass without any bug: else that they fail tells nothing."""
+    together: dict[tuple[str, float], dict[str, None]] = {}
+    for bug in bugs:
+        together.setdefault((bug.keyword, bug.scale), {}).update(dict.fromkeys(bug.tests))
+    for (keyword, scale), tests in together.items():
+        status, said = run_tests(copy, list(tests), keyword, scale)
+        assert status == 0, f"without a bug, {' '.join(tests)}, {keyword}:\n{said}"
 
 
 def look_for(bug: Bug, sound: Path) -> Found:
@@ -112,7 +115,7 @@ def look_for(bug: Bug, sound: Path) -> Found:
         for stale in place.parent.glob(f"__pycache__/{place.stem}.*"):
             stale.unlink()
         began = time.monotonic()
-        status, said = run_tests(copy, bug.tests, bug.scale)
+        status, said = run_tests(copy, bug.tests, bug.keyword, bug.scale)
         by = _FAILED.search(said)
         # Nothing but failing tests finds a bug: not that nothing was selected, nor that nothing imports.
         assert status == 0 or (status == 1 and by), f"{bug.name}: pytest ended with {status}:\n{said}"
@@ -155,7 +158,10 @@ def main() -> int:
     width = max(len(bug.name) for bug in bugs)
     if asked.list:
         for bug in bugs:
-            print(f"{bug.name:<{width}}  edcache/{bug.file}: {' '.join(bug.tests)}")
+            print(
+                f"{bug.name:<{width}}  edcache/{bug.file}: {' '.join(bug.tests)}"
+                + f" -k {bug.keyword!r}" * bool(bug.keyword)
+            )
         return 0
     survived = 0
     print(f"{'bug':<{width}}  seconds  caught by", flush=True)

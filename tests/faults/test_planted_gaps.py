@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 
 import edcache
 from edcache import CachedDataset, CacheWriter, format
-from edcache.errors import ArchiveLockedError
+from edcache.durable import File
 from edcache.format import PAGE, Cursor, Head, Header
 from edcache.labels.spec import LabelSpec
 from edcache.writer import Appender, new_head
@@ -72,7 +71,7 @@ def test_missing_has_the_first_and_the_last_sample(path: Path, absent: list[int]
     if seal:
         w.seal()
     w._close_files()
-    with CachedDataset.from_cache(path) as cache:
+    with closing(CachedDataset.from_cache(path)) as cache:
         assert cache.missing.tolist() == absent
 
 
@@ -90,10 +89,23 @@ def test_a_replacement_deletes_what_a_killed_one_left_and_cuts_nothing(path: Pat
     assert not left.exists()
 
 
-def padded(path: Path) -> list[Header]:
-    """An archive whose chunk has zeros between table and records; its entries."""
-    with CacheWriter(path, in_memory_keys=["y"], publish_seconds=None, uuid=UUID) as w:
-        w.append({"x": 1, "y": "a label"})
-        w.flush()
-        w._appender.amend(length=2)
-        return list(w._appender.chain.entries)
+def test_compact_keeps_others_out_while_it_takes_over_what_they_appended(path: Path) -> None:
+    with CacheWriter(path, publish_seconds=None) as w:
+        for index in range(6):
+            w.write(index, {"x": index})
+            w.flush()
+    free: list[bool] = []
+
+    def tell(done: int, total: int) -> None:
+        if free:
+            with closing(File.open(path, "a")) as other:
+                free.append(other.try_lock(format.LOCK_APPEND))
+        elif done == total:
+            with CacheWriter(path, "a", publish_seconds=None) as w:
+                w.append({"x": 6})
+            free.append(True)
+
+    edcache.compact(path, on_progress=tell)
+    assert free == [True, False]
+    with closing(CachedDataset.from_cache(path)) as cache:
+        assert [cache[k]["x"] for k in range(7)] == list(range(7))
