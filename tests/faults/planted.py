@@ -70,7 +70,8 @@ _CHAIN = [
         "format.py",
         "    if _pack_header(header, header_crc) != data:\n        return False\n",
         "",
-        ("tests/test_format.py",),
+        ("tests/attacks/test_attacks.py",),
+        keyword="header_padding",
     ),
     Bug(
         "header without its crc32",
@@ -99,7 +100,7 @@ _CHAIN = [
         "contents.py",
         "if listed is not None and (not listed or listed[-1].seq < header.seq):",
         "if listed is not None:",
-        (INTERRUPTS,),
+        (f"{INTERRUPTS}[append]",),
     ),
     Bug(
         "older record wins",
@@ -141,8 +142,28 @@ _CHAIN = [
         "contents.py",
         "    if not _within(header, table):",
         "    if False:",
-        ("tests/attacks/test_attacks.py",),
-        keyword="chunk_renamed or chunk_nested or chunk_batches or beyond_the_file",
+        ("tests/faults/test_planted_gaps.py",),
+    ),
+    Bug(
+        "schema number unchecked",
+        "contents.py",
+        "if room < 0 or records.index is None or int(records.schema.max()) >= len(table.schemas):",
+        "if room < 0 or records.index is None:",
+        ("tests/faults/test_planted_gaps.py",),
+    ),
+    Bug(
+        "sums of extents may wrap",
+        "contents.py",
+        "    if int(records.offset.max()) > room or int(records.nbytes.max()) > room:",
+        "    if False:",
+        ("tests/faults/test_planted_gaps.py",),
+    ),
+    Bug(
+        "records may overlap",
+        "contents.py",
+        "    if np.any(records.offset[1:] < ends[:-1]):",
+        "    if False:",
+        ("tests/faults/test_planted_gaps.py",),
     ),
     Bug(
         "chunk table without its crc32",
@@ -185,15 +206,6 @@ _WRITER = [
         (f"{POINTS}::test_a_header_is_written_after_its_payload",),
     ),
     Bug(
-        "header before payload, a kill",
-        "writer/appender.py",
-        "                self._write_parts(header.payload_offset, parts)\n"
-        "                self._file.pwrite(header.offset, format.pack_header(header))\n",
-        "                self._file.pwrite(header.offset, format.pack_header(header))\n"
-        "                self._write_parts(header.payload_offset, parts)\n",
-        (f"{KILLED}[create]",),
-    ),
-    Bug(
         "seal's header before its sync",
         "writer/appender.py",
         '            if self._sync != "never":\n                self._sync_file()\n'
@@ -207,7 +219,7 @@ _WRITER = [
         "            self._file.pwrite(index.payload_offset, index_bytes)\n",
         "            self._file.pwrite(index.offset, format.pack_header(index))\n"
         "            self._file.pwrite(index.payload_offset, index_bytes)\n",
-        (f"{KILLED}[create]",),
+        (f"{POWER_CUT}[create]",),
     ),
     Bug(
         "head not synced",
@@ -301,7 +313,7 @@ _WRITER = [
         "writer/appender.py",
         "            if self._is_published(chunk):\n                return\n",
         "",
-        (INTERRUPTS,),
+        (f"{INTERRUPTS}[append]",),
     ),
     Bug(
         "a forked child appends",
@@ -355,7 +367,7 @@ _SYSTEM = [
         "durable.py",
         "        except BaseException:\n            self.unlock(start)\n            raise\n\n    def lock(",
         "        except BaseException:\n            raise\n\n    def lock(",
-        (INTERRUPTS,),
+        (f"{INTERRUPTS}[append]",),
     ),
     Bug(
         "never unlocked",

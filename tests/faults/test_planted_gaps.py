@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 
 import edcache
 from edcache import CachedDataset, CacheWriter, format
+from edcache.contents import read_table
 from edcache.durable import File
+from edcache.errors import CorruptArchiveError
 from edcache.format import PAGE, Cursor, Head, Header
 from edcache.labels.spec import LabelSpec
+from edcache.labels.tables import Records, pack_chunk_table
 from edcache.writer import Appender, new_head
 
 UUID = bytes(range(16))
@@ -109,3 +113,42 @@ def test_compact_keeps_others_out_while_it_takes_over_what_they_appended(path: P
     assert free == [True, False]
     with closing(CachedDataset.from_cache(path)) as cache:
         assert [cache[k]["x"] for k in range(7)] == list(range(7))
+
+
+def changed(records: Records, name: str, row: int, value: int) -> Records:
+    columns = {key: column.copy() for key, column in records.columns().items()}
+    columns[name][row] = value
+    return Records(**columns)
+
+
+LIES = [
+    ("offset", 1, 1 << 20),
+    ("offset", 1, (1 << 64) - 8),
+    ("nbytes", 2, 1 << 20),
+    ("nbytes", 2, (1 << 64) - 8),
+    ("nbytes", 0, 4000),
+    ("offset", 1, 0),
+    ("schema", 0, 1),
+    ("index", 0, -1),
+    ("index", 2, 7),
+]
+
+
+@pytest.mark.parametrize(("name", "row", "value"), LIES)
+def test_a_table_that_lies_about_its_chunk_is_refused(path: Path, name: str, row: int, value: int) -> None:
+    """Its crc32 fits, so that nothing else tells."""
+    with CacheWriter(path, publish_seconds=None) as w:
+        for index in range(3):
+            w.write(index, {"x": np.arange(10)})
+    with closing(File.open(path, "r")) as file:
+        head, cursor = format.read_head(file.pread, file.path)
+        (header, *_) = format.walk(file.pread, file.size(), head.uuid, cursor)
+        table = read_table(file.pread, header, file.path)
+        crcs = file.pread(header.payload_offset, header.table_nbytes)[-table.behind_nbytes :]
+        lying = table._replace(records=changed(table.records, name, row, value))
+        data = bytes(pack_chunk_table(lying)) + crcs
+        said = replace(header, table_nbytes=len(data), table_crc=format.crc32(data))
+        with pytest.raises(
+            CorruptArchiveError, match=rf"chunk 0 at offset {header.offset:,}: its table points outside"
+        ):
+            read_table(lambda offset, nbytes: data, said, file.path)
