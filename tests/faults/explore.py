@@ -46,6 +46,7 @@ class _File:
         self.synced = bytes(self.data)
         self.sizes = [len(self.data)]
         self.versions: dict[int, list[bytes]] = {}
+        self.newest: dict[int, int] = {}  # sector -> which of its versions was written last
 
     def write(self, offset: int, data: bytes) -> None:
         if len(self.data) < offset:
@@ -72,6 +73,7 @@ class _File:
             if now not in known:
                 torn = now[:100] + known[0][100:]
                 known += [now] if torn in (now, *known) else [now, torn]
+            self.newest[sector] = known.index(now)
 
     def _before(self, sector: int) -> list[bytes]:
         at = sector * SECTOR
@@ -85,6 +87,7 @@ class _File:
         """What may be found of it: all of it where that is at most `limit`, else so many."""
         sectors = sorted(self.versions)
         counts = [len(self.versions[sector]) for sector in sectors]
+        newest = [self.newest[sector] for sector in sectors]
         sizes = sorted({*self.sizes, *self._sizes_between(rng)})
         total = len(sizes)
         for count in counts:
@@ -94,13 +97,13 @@ class _File:
             yield from (self._image(sectors, pick, size) for pick in chosen for size in sizes)
             return
         largest = max(sizes)
-        yield from (self._image(sectors, pick, largest) for pick in _regular(counts))
+        yield from (self._image(sectors, pick, largest) for pick in _regular(counts, newest))
         for _ in range(limit):
             likely = rng.choice((0.05, 0.3, 0.5, 0.7, 0.95))
-            # The newest version comes next to last where there is a torn one: often enough by chance.
+            often = rng.choice((0.03, 0.3))
             pick = tuple(
-                rng.randrange(n) if rng.random() < 0.3 else (min(2, n - 1) if rng.random() < likely else 0)
-                for n in counts
+                rng.randrange(n) if rng.random() < often else (new if rng.random() < likely else 0)
+                for n, new in zip(counts, newest, strict=True)
             )
             yield self._image(sectors, pick, largest if rng.random() < 0.7 else rng.choice(sizes))
 
@@ -119,9 +122,9 @@ class _File:
         return bytes(data[:size])
 
 
-def _regular(counts: list[int]) -> Iterator[tuple[int, ...]]:
+def _regular(counts: list[int], new: list[int]) -> Iterator[tuple[int, ...]]:
     """Nothing written, all written, all but one, only one, the first ones, the last ones."""
-    old, new = [0] * len(counts), [min(2, n - 1) for n in counts]
+    old = [0] * len(counts)
     yield tuple(old)
     yield tuple(new)
     for k in range(len(counts)):
