@@ -233,21 +233,21 @@ _WRITER = [
         "writer/appender.py",
         "                    durable.sync_directory(os.path.dirname(name))\n",
         "",
-        (f"{POWER_CUT}[create]", f"{POWER_CUT}[sync each chunk]", f"{ERRORS}"),
+        ("tests/faults/test_planted_gaps.py",),
     ),
     Bug(
         "dictionary not synced",
         "writer/appender.py",
         '            if self._sync != "never":\n                self._sync_file()\n\n    def amend',
         "\n    def amend",
-        (f"{POWER_CUT}[dictionary]",),
+        ("tests/faults/test_planted_gaps.py",),
     ),
     Bug(
         "a failed sync is forgotten",
         "writer/appender.py",
         '            self._failed = "a sync failed, so what was written since the last one is in doubt"\n',
         "",
-        (f"{ERRORS}::test_a_failed_sync_ends_a_writer_and_is_not_tried_again",),
+        ("tests/faults/test_planted_gaps.py",),
     ),
     Bug(
         "unsynced counts as durable",
@@ -410,8 +410,7 @@ _SYSTEM = [
         "durable.py",
         "    sync_directory(os.path.dirname(target))\n",
         "",
-        (ERRORS,),
-        keyword="replace",
+        ("tests/faults/test_planted_gaps.py",),
     ),
     Bug(
         "every file is of this boot",
@@ -572,7 +571,7 @@ _MAINTENANCE = [
         "maintain/salvage.py",
         "return _joined(_without(base, after.index), after, self.path)",
         "return _joined(base, _without(after, base.index), self.path)",
-        ("tests/test_repair.py::test_an_older_record_is_never_taken_for_a_newer_one_that_is_damaged",),
+        ("tests/faults/test_planted_gaps.py",),
     ),
     Bug(
         "repair takes an older record",

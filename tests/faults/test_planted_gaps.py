@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from disk import MemoryDisk
+from scenarios import OPTIONS, PATH, sample
 
 import edcache
-from edcache import CachedDataset, CacheWriter, format
+from edcache import CachedDataset, CacheWriter, Reader, durable, format
 from edcache.contents import read_table
 from edcache.durable import File
-from edcache.errors import CorruptArchiveError
+from edcache.errors import CorruptArchiveError, StorageError
 from edcache.format import PAGE, Cursor, Head, Header
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Records, pack_chunk_table
@@ -152,3 +156,96 @@ def test_a_table_that_lies_about_its_chunk_is_refused(path: Path, name: str, row
             CorruptArchiveError, match=rf"chunk 0 at offset {header.offset:,}: its table points outside"
         ):
             read_table(lambda offset, nbytes: data, said, file.path)
+
+
+def operations(disk: MemoryDisk) -> list[tuple[str, int]]:
+    """What was done to a disk in order, and of writes the offset."""
+    return [(name, arguments[1] if name == "write" else 0) for name, *arguments in disk.journal]
+
+
+@pytest.mark.parametrize("sync", ["never", "seal", "chunk"])
+def test_a_new_archive_has_its_head_and_its_name_on_the_disk_before_its_first_chunk(sync: str) -> None:
+    disk = MemoryDisk()
+    with durable.replace_system(disk), CacheWriter(PATH, sync=sync, publish_seconds=None) as w:
+        w.append(sample(0))
+    done = [name if name != "write" else f"write {offset > 0}" for name, offset in operations(disk)]
+    before = done[: done.index("write True")]
+    assert [name for name in before if name != "make_folders"] == [
+        "create",
+        "write False",
+        "sync",
+        "sync_directory",
+    ]
+
+
+def test_the_name_of_a_replacement_is_brought_to_the_disk_after_its_bytes() -> None:
+    disk = MemoryDisk()
+    with durable.replace_system(disk):
+        for mode in ("x", "w"):
+            with CacheWriter(PATH, mode, publish_seconds=None) as w:
+                w.append(sample(0))
+    names = [name for name, _ in operations(disk)]
+    at = names.index("replace")
+    assert names[at - 1 : at + 2] == ["sync", "replace", "sync_directory"]
+
+
+def test_a_dictionary_is_synced_before_anything_is_written_behind_it() -> None:
+    disk = MemoryDisk()
+    with durable.replace_system(disk):
+        w = CacheWriter(PATH, compression="zstd+dict", chunk_size=8, **OPTIONS)
+        for index in range(16):
+            w.write(index, sample(index))
+        (dictionary,) = w._appender.chain.dictionaries
+        w.close()
+    done = operations(disk)
+    assert done[done.index(("write", dictionary.offset)) + 1][0] == "sync"
+
+
+class SyncFailsOnce(MemoryDisk):
+    """From when it is told."""
+
+    fails = False
+
+    def sync(self, fd: int) -> None:
+        if self.fails:
+            self.fails = False
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        super().sync(fd)
+
+
+def test_after_a_failed_sync_an_open_writer_publishes_nothing_more() -> None:
+    disk = SyncFailsOnce()
+    with durable.replace_system(disk):
+        w = CacheWriter(PATH, **(OPTIONS | {"sync": "chunk"}))
+        w.write(0, sample(0))
+        disk.fails = True
+        with pytest.raises(StorageError, match="Input/output error"):
+            w.flush()
+        before = disk.files()
+        assert not disk.fails
+        with pytest.raises(StorageError, match="a sync failed, so what was written since the last one is in"):
+            w.write(1, sample(1))
+        with pytest.raises(StorageError, match="a sync failed"):
+            w.seal()
+        assert disk.files() == before
+        w._close_files()
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_repair_takes_what_came_after_the_last_seal_for_the_newer(path: Path, is_damaged: bool) -> None:
+    with CacheWriter(path, publish_seconds=None) as w:
+        w.extend({"x": index} for index in range(3))
+    w = CacheWriter(path, "a", publish_seconds=None)
+    w.write(1, {"x": 100})
+    w.abort()
+    if is_damaged:
+        with closing(Reader(path)) as reader:
+            offset = int(reader.records.offset[1])
+        data = bytearray(path.read_bytes())
+        data[offset] ^= 1
+        path.write_bytes(data)
+    report = edcache.repair(path, path.with_name("new.zip"))
+    assert report.lost.tolist() == [1] * is_damaged
+    with closing(CachedDataset.from_cache(path.with_name("new.zip"))) as cache:
+        there = set(range(3)) - set(cache.missing.tolist())
+        assert {k: cache[k]["x"] for k in there} == {0: 0, 2: 2} | ({} if is_damaged else {1: 100})
