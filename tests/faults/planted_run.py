@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import re
 import shutil
@@ -169,6 +170,9 @@ def main() -> int:
         survived += by is None
         print(f"{bug.name:<{width}}  {seconds:>7.1f}  {by or 'NOBODY'}", flush=True)
     print(f"{len(bugs) - survived} of {len(bugs)} caught")
+    if "EDCACHE_TEST_COUNTS" in os.environ:
+        counts = {"planted bugs caught": len(bugs) - survived}
+        Path(os.environ["EDCACHE_TEST_COUNTS"]).write_text(json.dumps(counts))
     return int(survived > 0)
 
 
