@@ -313,7 +313,7 @@ _WRITER = [
         "writer/appender.py",
         "            if self._is_published(chunk):\n                return\n",
         "",
-        (f"{INTERRUPTS}[append]",),
+        ("tests/faults/test_planted_gaps.py",),
     ),
     Bug(
         "a forked child appends",

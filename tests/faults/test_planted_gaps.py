@@ -249,3 +249,34 @@ def test_repair_takes_what_came_after_the_last_seal_for_the_newer(path: Path, is
     with closing(CachedDataset.from_cache(path.with_name("new.zip"))) as cache:
         there = set(range(3)) - set(cache.missing.tolist())
         assert {k: cache[k]["x"] for k in there} == {0: 0, 2: 2} | ({} if is_damaged else {1: 100})
+
+
+class InterruptsOnce(MemoryDisk):
+    """Right behind the write of a header, from when it is told."""
+
+    interrupts = False
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        done = super().pwrite(fd, data, offset)
+        if self.interrupts and len(data) == format.HEADER_NBYTES:
+            self.interrupts = False
+            raise KeyboardInterrupt
+        return done
+
+
+def test_a_chunk_that_was_interrupted_when_it_was_out_is_not_published_again() -> None:
+    """Appended samples would get other indices the second time, and be there twice."""
+    disk = InterruptsOnce()
+    with durable.replace_system(disk):
+        w = CacheWriter(PATH, publish_seconds=None)
+        for index in range(3):
+            w.append({"x": index})
+        disk.interrupts = True
+        with pytest.raises(KeyboardInterrupt):
+            w.flush()
+        assert not disk.interrupts
+        w.append({"x": 3})
+        w.close()
+        with closing(CachedDataset.from_cache(PATH, io="pread")) as cache:
+            assert [cache[k]["x"] for k in range(len(cache))] == [0, 1, 2, 3]
+            assert cache.reader.chunks == 2
