@@ -280,3 +280,32 @@ def test_a_chunk_that_was_interrupted_when_it_was_out_is_not_published_again() -
         with closing(CachedDataset.from_cache(PATH, io="pread")) as cache:
             assert [cache[k]["x"] for k in range(len(cache))] == [0, 1, 2, 3]
             assert cache.reader.chunks == 2
+
+
+class IsFullAfterOne(durable.System):
+    """There is room for one write more."""
+
+    left = 1
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        if self.left == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.left -= 1
+        return super().pwrite(fd, data, offset)
+
+
+def test_a_full_disk_gets_the_bytes_of_half_a_chunk_back(path: Path) -> None:
+    with CacheWriter(path, publish_seconds=None) as w:
+        w.append({"x": 0})
+    before = path.read_bytes()
+    w = CacheWriter(path, "a", publish_seconds=None)
+    w.append({"x": 1})
+    with (
+        durable.replace_system(IsFullAfterOne()),
+        pytest.raises(StorageError, match="No space left on device"),
+    ):
+        w.flush()
+    assert path.read_bytes() == before
+    w.close()
+    with closing(CachedDataset.from_cache(path)) as cache:
+        assert [cache[k]["x"] for k in range(2)] == [0, 1]
