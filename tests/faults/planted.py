@@ -275,7 +275,7 @@ _WRITER = [
         "writer/appender.py",
         '            said = {"lost": lost, "behind": f"{format.link_after(behind):016x}"}\n',
         '            said = {"lost": lost}\n',
-        (f"{RECOVERY}[never synced-power cut]",),
+        (f"{RECOVERY}[create, unsealed-power cut]",),
     ),
     Bug(
         "losses not written at once",
@@ -569,14 +569,6 @@ _MAINTENANCE = [
         "return _joined(_without(base, after.index), after, self.path)",
         "return _joined(base, _without(after, base.index), self.path)",
         ("tests/faults/test_planted_gaps.py",),
-    ),
-    Bug(
-        "repair takes an older record",
-        "maintain/salvage.py",
-        "        newer[newer] = records.offset[newer] > before.records.offset[at[newer]]\n",
-        "",
-        ("tests/test_repair.py",),
-        seconds=20,
     ),
     Bug(
         "repair copies a damaged record",

@@ -108,6 +108,10 @@ def by_chunk(notes: Notes) -> None:
 
 
 def never_synced(notes: Notes) -> None:
+    write(notes, range(6), sync="never", seal=False)
+
+
+def sealed_unsynced(notes: Notes) -> None:
     write(notes, range(6), sync="never")
 
 
@@ -187,6 +191,8 @@ SCENARIOS = [
     Scenario("amendments", amend, (create,), count=12),
     Scenario("replace", replace, (create,), is_swap=True),
 ]
+
+SEALED_UNSYNCED = Scenario("sealed, never synced", sealed_unsynced, count=6)
 
 
 @dataclass
