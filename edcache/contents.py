@@ -180,15 +180,28 @@ class Chain:
     def find_lost(self, pread: PRead) -> set[int]:
         """Sequence numbers of unsynced entries whose payload fails its crc32, newly found.
 
-        Reads the payload of every entry behind `durable`. Chunks behind a lost dictionary cannot be
-        decompressed without it, so they count as lost too.
+        Reads the payload of every entry behind `durable`, and of a last seal that was not synced. Chunks
+        behind a lost dictionary cannot be decompressed without it, so they count as lost too.
         """
         unsynced = [header for header in self.entries if header.payload_end > self.durable]
+        is_seal_unsynced = self.seal is not None and self.seal[0].durable < self.seal[0].offset
+        if self.seal is not None and is_seal_unsynced:
+            unsynced += self.seal
         lost = {header.seq for header in unsynced if payload_crc(pread, header) != header.payload_crc}
         dictionaries = [h.seq for h in unsynced if h.kind == format.KIND_DICTIONARY and h.seq in lost]
         if dictionaries:
             lost |= {header.seq for header in unsynced if header.seq > dictionaries[0]}
+        if self.seal is not None and is_seal_unsynced and not self.has_directory(pread, self.seal):
+            lost |= {header.seq for header in self.seal}
         return lost
+
+    def has_directory(self, pread: PRead, seal: tuple[Header, Header]) -> bool:
+        """Whether the zip directory of a seal of the walked chain stands behind it."""
+        head = format.parse_header(pread(0, format.MAX_HEADER_NBYTES))
+        assert head is not None
+        start = seal[1].payload_end
+        directory = format.pack_directory([head, *self.entries, *seal], start)
+        return pread(start, len(directory)) == directory
 
     def check_seal(self, pread: PRead, seal: tuple[Header, Header]) -> None:
         """Check that the walked chain ends in a seal, and that the zip directory lists this chain alone.

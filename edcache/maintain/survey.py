@@ -77,10 +77,14 @@ class Survey:
         self.head, cursor = format.read_head(self._pread, self.path)
         self.chain = Chain(self.head, cursor, self.path)
         headers: list[Header] = []
+        self._damaged_seals: list[Header] = []
         for header in format.walk(self._pread, self.size, self.head.uuid, cursor):
             self._check_old_seal(header)
             self.chain.note(self._pread, header)
             headers.append(header)
+        for labels in self._damaged_seals:
+            if labels.seq not in self.chain.lost:  # to a power cut, with what belongs to it
+                self.problem(labels.payload_end, "the dead directory of an earlier seal is damaged")
         self.seal = format.read_seal(self._pread, self.size, self.head.uuid)
         if forgives_power_cut and self.chain.seal is None and not written_since_boot(file):
             self.chain.lost |= self.chain.find_lost(self._pread)
@@ -185,7 +189,7 @@ class Survey:
             or not is_next_page
             or self._pread(start, end - start) != directory.ljust(end - start, b"\0")
         ):
-            self.problem(start, "the dead directory of an earlier seal is damaged")
+            self._damaged_seals.append(seal[1])
         self.dead.old_seals += end - seal[0].offset
 
     def _directory(self, seal: tuple[Header, Header]) -> bytes:

@@ -76,7 +76,7 @@ class Appender:
                 appender._take_in()
                 is_fresh = durable.written_since_boot(file)
                 appender._refuse_damage(is_fresh)
-                if appender.chain.seal is None and not is_fresh:
+                if not is_fresh:
                     appender._give_up_lost()
         except BaseException:
             file.close()

@@ -268,14 +268,18 @@ _WRITER = [
         "writer/appender.py",
         "        if lost:\n            behind",
         "        if lost:\n            self._cut_torn_tail()\n            behind",
-        (f"{RECOVERY}[resume-power cut]",),
+        (RECOVERY,),
+        seconds=20,
+        scale=0.4,
     ),
     Bug(
         "what lies behind left out",
         "writer/appender.py",
         '            said = {"lost": lost, "behind": f"{format.link_after(behind):016x}"}\n',
         '            said = {"lost": lost}\n',
-        (f"{RECOVERY}[create, unsealed-power cut]",),
+        (RECOVERY,),
+        seconds=20,
+        scale=0.4,
     ),
     Bug(
         "losses not written at once",
@@ -287,8 +291,8 @@ _WRITER = [
     Bug(
         "no look for losses",
         "writer/appender.py",
-        "if appender.chain.seal is None and not durable.written_since_boot(file):",
-        "if False:",
+        "                if not is_fresh:\n",
+        "                if False:\n",
         (f"{POWER_CUT}[create, unsealed]",),
     ),
     Bug(

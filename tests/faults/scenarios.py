@@ -216,6 +216,7 @@ SCENARIOS = [
     Scenario("create, unsealed", unsealed, count=6),
     Scenario("sync each chunk", by_chunk, count=6),
     Scenario("never synced", never_synced, count=6),
+    Scenario("sealed, never synced", sealed_unsynced, count=6),
     Scenario("sync after seconds", after_seconds, count=6),
     Scenario("resume", resume, (unsealed,)),
     Scenario("grow after a seal", grow, (create,), count=15),
@@ -226,13 +227,9 @@ SCENARIOS = [
     Scenario("amendments", amend, (create,), count=12),
     Scenario("replace", replace, (create,), is_swap=True),
     Scenario("compact", compact, (create, revise), whole=(PATH,)),
-    Scenario(
-        "compact what a killed writer left", compact, (create, revise, resume_more), count=12, whole=(PATH,)
-    ),
+    Scenario("compact, unsealed", compact, (create, revise, resume_more), count=12, whole=(PATH,)),
     Scenario("repair", repair, (create, revise), whole=(PATH, MENDED)),
 ]
-
-SEALED_UNSYNCED = Scenario("sealed, never synced", sealed_unsynced, count=6)
 
 
 @dataclass
