@@ -7,7 +7,6 @@ wrong, and the next writer goes on with no manual step.
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import shutil
 import signal
@@ -30,12 +29,14 @@ from scenarios import OPTIONS, read_all, sample, write
 import edcache
 from edcache import CacheWriter, EdcacheError, durable
 
+fcntl = pytest.importorskip("fcntl")
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="mounts images, which is Linux's way"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
 ]
 CRASHES = {"ext4": scaled(20), "xfs": scaled(8)}
 COUNT = 24
+PARTS = (range(9), range(9, 15), range(15, COUNT))  # an archive is sealed after each
 RECOMPUTED = 1_000
 _SHUTDOWN = 0x8004587D  # FS_IOC_SHUTDOWN
 _NO_LOG_FLUSH = struct.pack("I", 2)
@@ -155,66 +156,56 @@ class Rebooted(durable.System):
         return time.time() + 1_000
 
 
-def _write(notes: Told, sync: Any, at_publication: Callable[[], bool], seal_is_durable: bool) -> None:
+def _write(notes: Told, sync: Any, when_published: bool, when_sealed: bool) -> None:
     """Chunks of three, sealed now and then; says what is durable by the promise as soon as it is."""
-    published: list[int] = []
-    for part in (range(9), range(9, 15), range(15, COUNT)):
+    for part in PARTS:
         w = CacheWriter(scenarios.PATH, "a", sync=sync, **OPTIONS)
         for start in range(part.start, part.stop, 3):
-            for index in range(start, start + 3):
-                w.write(index, sample(index))
-            w.flush()
-            published += range(start, start + 3)
-            if at_publication():
-                notes.publish(published)
+            _publish(w, start)
+            if when_published:
+                notes.publish(range(start + 3))
         w.close()
-        if seal_is_durable:
-            notes.publish(published)
+        if when_sealed:
+            notes.publish(range(part.stop))
+
+
+def _publish(w: CacheWriter, start: int) -> None:
+    for index in range(start, start + 3):
+        w.write(index, sample(index))
+    w.flush()
 
 
 def by_chunk(notes: Told) -> None:
-    _write(notes, "chunk", lambda: True, True)
+    _write(notes, "chunk", True, True)
 
 
 def at_seal(notes: Told) -> None:
-    _write(notes, "seal", lambda: False, True)
+    _write(notes, "seal", False, True)
 
 
 def never(notes: Told) -> None:
-    _write(notes, "never", lambda: False, False)
+    _write(notes, "never", False, False)
 
 
 def after_seconds(notes: Told) -> None:
     """Nothing is called while the sync that a publication is due is waited for."""
     system = durable.system
     assert isinstance(system, Failing)
-    # Making the archive syncs its head; after that no sync is on its way when a chunk is published.
-    seen = 1
-
-    def waited() -> bool:
-        nonlocal seen
-        with system.ended:
-            assert system.ended.wait_for(lambda: system.syncs > seen, HANGS)
-            seen = system.syncs
-        return True
-
-    write(notes_of_nobody, range(0), sync="never", seal=False)
     w = CacheWriter(scenarios.PATH, "a", sync=0.01, **OPTIONS)
     for start in range(0, COUNT, 3):
-        for index in range(start, start + 3):
-            w.write(index, sample(index))
-        w.flush()
-        waited()
+        # None is on its way now: the one before was waited for.
+        before = system.syncs
+        _publish(w, start)
+        with system.ended:
+            assert system.ended.wait_for(lambda before=before: system.syncs > before, HANGS)
         notes.publish(range(start + 3))
     w.close()
+    notes.publish(range(COUNT))
 
 
 class _Nobody(scenarios.Notes):
     def publish(self, indices: Any, version: int = 0) -> None:
         return
-
-
-notes_of_nobody = _Nobody.__new__(_Nobody)
 
 
 def compact(notes: Told) -> None:
@@ -223,8 +214,8 @@ def compact(notes: Told) -> None:
 
 def _make_old() -> None:
     """What `compact` has something to do with: all of it sealed, and so on the disk."""
-    for part in (range(9), range(9, 15), range(15, COUNT)):
-        write(notes_of_nobody, part)
+    for part in PARTS:
+        write(_Nobody.__new__(_Nobody), part)
 
 
 STEPS = [by_chunk, at_seal, after_seconds, never, compact]

@@ -32,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
 ]
 RECOMPUTED = 1_000
-AT_RANDOM = scaled(80)
+AT_RANDOM = scaled(120)
 CALLS = [name for name in vars(durable.System) if not name.startswith("_")]
 
 
