@@ -562,6 +562,17 @@ def sync_directory(path: str) -> None:
             _refused(path or os.curdir, "syncing the folder", error)
 
 
+def exists(path: str) -> bool:
+    """Whether something is at a path."""
+    try:
+        system.stat_path(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        _refused(path, "looking for it", error)
+    return True
+
+
 def make_parent(path: str) -> None:
     """Make the folder of `path` and those above it, where they are absent."""
     parent = os.path.dirname(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import TracebackType
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from edcache import durable, format
 from edcache.contents import Contents
 from edcache.durable import File
-from edcache.errors import ArchiveExistsError, StorageError
+from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, StorageError
 from edcache.format import Head
 from edcache.labels.arrays import take_rows
 from edcache.labels.tables import Dictionary, IndexTable, Records
@@ -74,22 +73,27 @@ class NewArchive:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.appender.close()
-        if self._is_published:
-            self._session.close()
-        else:
-            self._discard()
+        try:
+            self.appender.close()
+        finally:
+            if self._is_published:
+                self._session.close()
+            else:
+                self._discard()
 
     def _discard(self) -> None:
         # The error that led here is the one to report; the next run empties what could not be removed.
-        with suppress(StorageError):
-            durable.remove(self._work)
-        self._session.close()
+        # Where its folder could not be synced, it has its new name already.
+        try:
+            with suppress(StorageError, ArchiveNotFoundError):
+                durable.remove(self._work)
+        finally:
+            self._session.close()
 
 
 def check_free(target: str, replace: bool = False) -> None:
     """Raise ArchiveExistsError where something is in the way of a new file."""
-    if not replace and os.path.lexists(target):
+    if not replace and durable.exists(target):
         raise ArchiveExistsError(f"{target}: exists already; give a path where nothing is")
 
 
