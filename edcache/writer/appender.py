@@ -227,7 +227,8 @@ class Appender:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._file.closed
+        # In a forked child, which lost its file, another error says why.
+        return self._pid == os.getpid() and self._file.closed
 
     def close(self) -> None:
         """Close the file without sealing; idempotent.
