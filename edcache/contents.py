@@ -191,17 +191,26 @@ class Chain:
         dictionaries = [h.seq for h in unsynced if h.kind == format.KIND_DICTIONARY and h.seq in lost]
         if dictionaries:
             lost |= {header.seq for header in unsynced if header.seq > dictionaries[0]}
-        if self.seal is not None and is_seal_unsynced and not self.has_directory(pread, self.seal):
-            lost |= {header.seq for header in self.seal}
+        if self.seal is not None and is_seal_unsynced:
+            directory = self.directory(pread, self.seal)
+            if pread(self.seal[1].payload_end, len(directory)) != directory:
+                lost |= {header.seq for header in self.seal}
         return lost
 
-    def has_directory(self, pread: PRead, seal: tuple[Header, Header]) -> bool:
-        """Whether the zip directory of a seal of the walked chain stands behind it."""
-        head = format.parse_header(pread(0, format.MAX_HEADER_NBYTES))
-        assert head is not None
-        start = seal[1].payload_end
-        directory = format.pack_directory([head, *self.entries, *seal], start)
-        return pread(start, len(directory)) == directory
+    def head_header(self, pread: PRead) -> Header:
+        """The header of the head.
+
+        Raises:
+            CorruptArchiveError: it changed since the head was read.
+        """
+        found = format.parse_header(pread(0, format.MAX_HEADER_NBYTES))
+        if found is None:
+            raise CorruptArchiveError(f"{self.where}: the head at offset 0 changed while it was open")
+        return found
+
+    def directory(self, pread: PRead, seal: tuple[Header, Header]) -> bytes:
+        """The zip directory that belongs behind a seal of what was walked; raises as `head_header`."""
+        return format.pack_directory([self.head_header(pread), *self.entries, *seal], seal[1].payload_end)
 
     def check_seal(self, pread: PRead, seal: tuple[Header, Header]) -> None:
         """Check that the walked chain ends in a seal, and that the zip directory lists this chain alone.
@@ -215,9 +224,7 @@ class Chain:
                 f"{self.where}: the chain of entries ends at offset {self.cursor.offset:,}, before its "
                 f"seal at offset {index.offset:,}; {self._unchecked_remedy}"
             )
-        head = format.parse_header(pread(0, format.MAX_HEADER_NBYTES))
-        assert head is not None
-        directory = format.pack_directory([head, *self.entries, *seal], labels.payload_end)
+        directory = self.directory(pread, seal)
         if pread(labels.payload_end, len(directory) + 1) != directory:
             raise CorruptArchiveError(
                 f"{self.where}: the zip directory at offset {labels.payload_end:,} does not list what the "

@@ -38,7 +38,7 @@ from edcache.labels.view import Labels
 from edcache.progress import Show
 from edcache.reader import Reader
 from edcache.views import Samples, Transform, View
-from edcache.writer import Sync, adopt_labels, check_options, check_writing, never_created, new_head
+from edcache.writer import Sync, adopt_labels, check_options, check_writing, never_created, new_head, recover
 
 InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
 
@@ -434,14 +434,19 @@ class CachedDataset(Samples):
 
 
 def archive_at(path: str) -> Reader | None:
-    """The archive that is there, if one is and its creator lived to write its head."""
+    """The archive that is there, if one is and its creator lived to write its head.
+
+    Where it does not read, what a power cut left of a seal that was never synced is cut off first.
+    """
     try:
         return _opened(path)
     except ArchiveNotFoundError:
         return None
-    except (NotAnArchiveError, CorruptArchiveError):
+    except (NotAnArchiveError, CorruptArchiveError) as error:
         if never_created(path):
             return None
+        if isinstance(error, CorruptArchiveError):
+            recover(path)
     # Where its creator wrote the head meanwhile, it opens now (test_stream.py, test_a_killed_one_*).
     return _opened(path)
 

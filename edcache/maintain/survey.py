@@ -193,9 +193,7 @@ class Survey:
         self.dead.old_seals += end - seal[0].offset
 
     def _directory(self, seal: tuple[Header, Header]) -> bytes:
-        head = format.parse_header(self._pread(0, format.MAX_HEADER_NBYTES))
-        assert head is not None
-        return format.pack_directory([head, *self.chain.entries, *seal], seal[1].payload_end)
+        return self.chain.directory(self._pread, seal)
 
     def _check_end(self) -> None:
         if self.seal is not None:

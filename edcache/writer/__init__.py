@@ -9,7 +9,7 @@
 Imports run upwards in this list only.
 """
 
-from edcache.writer.appender import Appender, never_created
+from edcache.writer.appender import Appender, never_created, recover
 from edcache.writer.batcher import ChunkEncoder, ChunkWriter, check_writing
 from edcache.writer.cache import CacheWriter, adopt_labels, check_options, new_head, start_replacing
 from edcache.writer.chunk import Chunk, ChunkBuilder
@@ -28,5 +28,6 @@ __all__ = [
     "check_writing",
     "never_created",
     "new_head",
+    "recover",
     "start_replacing",
 ]

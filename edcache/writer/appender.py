@@ -73,11 +73,7 @@ class Appender:
                     durable.sync_directory(os.path.dirname(name))
                 found, cursor = format.read_head(file.pread, name)
                 appender = cls(file, found, cursor, sync)
-                appender._take_in()
-                is_fresh = durable.written_since_boot(file)
-                appender._refuse_damage(is_fresh)
-                if not is_fresh:
-                    appender._give_up_lost()
+                appender._recover()
         except BaseException:
             file.close()
             raise
@@ -252,6 +248,16 @@ class Appender:
     def _take_in(self) -> None:
         self.chain.extend(self._file.pread, self._file.size())
 
+    def _recover(self) -> None:
+        """Take in what is there, and make it an archive that reads, whatever a crash left behind."""
+        self._take_in()
+        is_fresh = durable.written_since_boot(self._file)
+        self._refuse_damage(is_fresh)
+        if not is_fresh:
+            self._give_up_lost()
+        # Behind a chain that a power cut broke there may be a seal still, which readers would believe.
+        self._cut_torn_tail()
+
     def _refuse_damage(self, is_fresh: bool) -> None:
         """Tell damage, behind which entries stand that must not be cut off, from a torn tail.
 
@@ -331,9 +337,7 @@ class Appender:
         """Where the file ends when nothing is torn."""
         if self.chain.seal is None:
             return self.chain.cursor.offset
-        labels = self.chain.seal[1]
-        entries = [self._head_header(), *self.chain.entries, *self.chain.seal]
-        return labels.payload_end + len(format.pack_directory(entries, labels.payload_end))
+        return self.chain.seal[1].payload_end + len(self.chain.directory(self._file.pread, self.chain.seal))
 
     def _publish(
         self, kind: int, parts: list[Any], chunk: Chunk | None, *, at_once: bool = False, **fields: Any
@@ -399,18 +403,12 @@ class Appender:
             raise
         self.chain.durable = max(end, self.chain.durable)
 
-    def _head_header(self) -> Header:
-        found = format.parse_header(self._file.pread(0, format.MAX_HEADER_NBYTES))
-        if found is None:
-            raise CorruptArchiveError(f"{self.path}: the head at offset 0 changed while it was open")
-        return found
-
     def _write_seal(self, contents: Contents) -> None:
         index_bytes, labels_bytes = pack_index(contents.index), pack_labels(contents.labels)
         index, labels, directory = format.seal_headers(
             self._seal_header(format.KIND_INDEX, index_bytes, contents),
             self._seal_header(format.KIND_LABELS, labels_bytes, contents),
-            [self._head_header(), *self.chain.entries],
+            [self.chain.head_header(self._file.pread), *self.chain.entries],
         )
         with self._giving_back_space():
             self._file.pwrite(index.payload_offset, index_bytes)
@@ -472,6 +470,21 @@ def never_created(path: str) -> bool:
     file = File.open(path, "r")
     try:
         return _never_created(file)
+    finally:
+        file.close()
+
+
+def recover(path: str) -> None:
+    """Do to an archive what opening it for appending does, for one who reads before writing.
+
+    Raises:
+        CorruptArchiveError: it is damaged where nothing says that a power cut did it.
+        StorageError: it cannot be written.
+    """
+    file = File.open(path, "a")
+    try:
+        with file.locked(format.LOCK_APPEND):
+            Appender(file, *format.read_head(file.pread, path), "never")._recover()
     finally:
         file.close()
 

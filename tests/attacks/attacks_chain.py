@@ -315,17 +315,17 @@ def amendment_utf16(f: Forge):
 
 @attack("chain", "three million lost entries", "a set of three million ints", says="values in")
 def lost_millions(f: Forge):
-    f.unsealed().amend(dumps({"lost": [0] * 3_000_000}))
+    f.unsealed().amend(dumps({"lost": [[0, 0]] * 1_500_000}))
 
 
 @attack("chain", "an amendment that gives itself up", "a contradiction", says="that are not before it")
 def lost_itself(f: Forge):
-    f.unsealed().amend({"lost": [len(f.entries)]})
+    f.unsealed().amend({"lost": [[0, len(f.entries)]]})
 
 
 @attack("chain", "an amendment that gives up -1", "the last of a list", says="that are not before it")
 def lost_negative(f: Forge):
-    f.unsealed().amend({"lost": [-1]})
+    f.unsealed().amend({"lost": [[-1, 0]]})
 
 
 @attack(
@@ -338,7 +338,7 @@ def lost_negative(f: Forge):
     longer=True,
 )
 def lost_all(f: Forge):
-    f.unsealed().amend({"lost": [0, 1, 2], "length": 10})
+    f.unsealed().amend({"lost": [[0, 2]], "length": 10})
 
 
 @attack(
@@ -348,7 +348,7 @@ def lost_all(f: Forge):
     says="index.arrow is about",
 )
 def lost_and_sealed(f: Forge):
-    f.amend({"lost": [1]})
+    f.amend({"lost": [[1, 1]]})
     f.entries[1].central = None
 
 
@@ -396,7 +396,7 @@ def losses(f: Forge, count: int) -> None:
     chunk = f.unsealed().entries[0]
     f.entries = [chunk] * count
     for seq in range(count):
-        f.amend({"lost": [seq]})
+        f.amend({"lost": [[seq, seq]]})
 
 
 @attack("chain", "an amendment that is a dictionary by its kind", "JSON as compression", says=BROKEN)

@@ -65,3 +65,17 @@ def test_an_unsealed_archive_that_was_written_since_the_start_is_not_cut_either(
     disk = MemoryDisk({PATH: damaged(archive(seal=False), 1)})
     with durable.replace_system(disk), pytest.raises(CorruptArchiveError, match="edcache repair"):
         CacheWriter(PATH, "a")
+
+
+def test_a_seal_that_a_power_cut_left_without_its_chunks_is_cut_and_its_samples_computed_again() -> None:
+    data = damaged(archive(seal=True, sync="never"), 1)
+    disk = MemoryDisk({PATH: data}, rebooted=True)
+    source = [sample(index) for index in range(9)]
+    options = {"in_memory_keys": ["y"], "num_workers": 0, "progress": False}
+    with durable.replace_system(disk):
+        with pytest.raises(CorruptArchiveError, match=f"ends at offset {2 * PAGE:,}, before its seal"):
+            edcache.Reader(PATH, io="pread").head  # noqa: B018
+        assert disk.files()[PATH] == data
+        edcache.CachedDataset(source, PATH, io="pread", **options).close()
+        assert edcache.verify(PATH).sound
+        assert read_all(PATH, "pread") == dict.fromkeys(range(9), 0)
