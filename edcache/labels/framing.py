@@ -12,7 +12,7 @@ than that: one schema of few fields, one plain batch whose buffers lie apart wit
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
 _CONTINUES: Final = b"\xff\xff\xff\xff"
@@ -21,9 +21,15 @@ _MAGIC: Final = b"ARROW1"
 _SCHEMA, _BATCH = 1, 3
 _METADATA_KEYS: Final = 2
 _PIECE: Final = 1 << 20
+_BYTE, _INT16, _UINT16 = (struct.Struct(code).unpack_from for code in ("<B", "<h", "<H"))
+_INT32, _UINT32, _INT64 = (struct.Struct(code).unpack_from for code in ("<i", "<I", "<q"))
+_OUTSIDE: Final = "a frame that points out of the bytes"
 # Numbers of Arrow's union of types: an integer, a float, a date, a timestamp, a duration.
 _INT, _FLOAT, _DATE, _TIMESTAMP, _DURATION = 2, 3, 8, 10, 18
 _WITH_UNIT: Final = (_INT, _FLOAT, _DATE, _TIMESTAMP, _DURATION)
+
+
+_Unpack = Callable[[memoryview, int], tuple[Any, ...]]
 
 
 class _Message(NamedTuple):
@@ -59,7 +65,7 @@ def check_file(data: Any, max_columns: int) -> Metadata:
         raise ValueError("no Arrow file")
     frame = _checked(walk, 8, max_columns)
     size = len(walk.data)
-    footer, footer_nbytes = frame.end, walk.number("<i", size - 10)
+    footer, footer_nbytes = frame.end, walk.number(_INT32, size - 10)
     if footer + footer_nbytes + 10 != size:
         raise ValueError("bytes between the batch and the footer")
     root = walk.table(footer, size)
@@ -72,7 +78,10 @@ def check_file(data: Any, max_columns: int) -> Metadata:
     at, count = walk.vector(walk.field(root, 3), 24)
     batch = frame.batch
     # The block's int32 is padded to 8 bytes.
-    if count != 1 or (walk.number("<q", at), walk.number("<i", at + 8), walk.number("<q", at + 16)) != batch:
+    if (
+        count != 1
+        or (walk.number(_INT64, at), walk.number(_INT32, at + 8), walk.number(_INT64, at + 16)) != batch
+    ):
         raise ValueError("a footer that does not point at the one batch")
     return metadata
 
@@ -108,7 +117,7 @@ def _checked(walk: _Walk, start: int, max_columns: int) -> _Frame:
 
 
 def _check_schema(walk: _Walk, schema: int, max_columns: int) -> Metadata:
-    if not schema or walk.small(schema, 0, "<h"):
+    if not schema or walk.small(schema, 0, _INT16):
         raise ValueError("no schema, or numbers that are not little-endian")
     at, columns = walk.vector(walk.field(schema, 1), 4)
     if columns > max_columns:
@@ -130,8 +139,12 @@ def _columns(walk: _Walk, parent: int, place: int = 1) -> list[Any]:
     """What tells the columns of one schema from those of another: names and types."""
     return [
         (
-            *(bytes(walk.text(walk.field(field, 0))), walk.small(field, 1, "<B"), walk.small(field, 2, "<B")),
-            *_parameters(walk, walk.small(field, 2, "<B"), walk.field_table(field, 3)),
+            *(
+                bytes(walk.text(walk.field(field, 0))),
+                walk.small(field, 1, _BYTE),
+                walk.small(field, 2, _BYTE),
+            ),
+            *_parameters(walk, walk.small(field, 2, _BYTE), walk.field_table(field, 3)),
             _columns(walk, field, 5),
         )
         for field in walk.tables(*walk.vector(walk.field(parent, place), 4))
@@ -143,8 +156,8 @@ def _parameters(walk: _Walk, kind: int, parameters: int) -> tuple[Any, ...]:
     if not parameters:
         return ()
     zone = bytes(walk.text(walk.field(parameters, 1))) if kind == _TIMESTAMP else None
-    signed = walk.small(parameters, 1, "<B") if kind == _INT else None
-    return walk.small(parameters, 0, "<h") if kind in _WITH_UNIT else None, signed, zone
+    signed = walk.small(parameters, 1, _BYTE) if kind == _INT else None
+    return walk.small(parameters, 0, _INT16) if kind in _WITH_UNIT else None, signed, zone
 
 
 def _check_field(walk: _Walk, field: int, is_item: bool) -> None:
@@ -180,10 +193,14 @@ class _Walk:
     def __init__(self, data: Any) -> None:
         self.data = memoryview(data).cast("B")
 
-    def number(self, code: str, at: int) -> int:
-        if at < 0 or at + struct.calcsize(code) > len(self.data):
-            raise ValueError("a frame that points out of the bytes")
-        return int(struct.unpack_from(code, self.data, at)[0])
+    def number(self, unpack: _Unpack, at: int) -> int:
+        if at < 0:  # which would count from the end
+            raise ValueError(_OUTSIDE)
+        try:
+            number: int = unpack(self.data, at)[0]
+        except struct.error:
+            raise ValueError(_OUTSIDE) from None
+        return number
 
     def pairs(self, at: int, count: int) -> Any:
         return struct.iter_unpack("<qq", self.data[at : at + 16 * count])
@@ -192,10 +209,10 @@ class _Walk:
         if bytes(self.data[start : start + 4]) != _CONTINUES:
             raise ValueError("no message where one belongs")
         metadata = start + 8
-        body = metadata + self.number("<i", start + 4)
+        body = metadata + self.number(_INT32, start + 4)
         root = self.table(metadata, body)
-        body_nbytes = self.small(root, 3, "<q")
-        found, header = self.small(root, 1, "<B"), self.field_table(root, 2)
+        body_nbytes = self.small(root, 3, _INT64)
+        found, header = self.small(root, 1, _BYTE), self.field_table(root, 2)
         end = body + body_nbytes
         if found != kind or not header or body_nbytes < 0 or body % 8 or end > len(self.data):
             raise ValueError("another message than belongs here")
@@ -204,26 +221,26 @@ class _Walk:
     def table(self, start: int, end: int) -> int:
         """The root table of the flatbuffer at [start, end)."""
         if not start < end <= len(self.data):
-            raise ValueError("a frame that points out of the bytes")
-        return start + self.number("<I", start)
+            raise ValueError(_OUTSIDE)
+        return start + self.number(_UINT32, start)
 
     def field(self, table: int, place: int) -> int:
         """Where a table's field lies; 0 where it has none."""
-        vtable = table - self.number("<i", table)
-        if 6 + 2 * place > self.number("<H", vtable):
+        vtable = table - self.number(_INT32, table)
+        if 6 + 2 * place > self.number(_UINT16, vtable):
             return 0
-        offset = self.number("<H", vtable + 4 + 2 * place)
+        offset = self.number(_UINT16, vtable + 4 + 2 * place)
         return table + offset if offset else 0
 
-    def small(self, table: int, place: int, code: str) -> int:
+    def small(self, table: int, place: int, unpack: _Unpack) -> int:
         """A number in a field; 0 where it has none."""
         at = self.field(table, place)
-        return self.number(code, at) if at else 0
+        return self.number(unpack, at) if at else 0
 
     def field_table(self, table: int, place: int) -> int:
         """A table in a field; 0 where it has none."""
         at = self.field(table, place)
-        return at + self.number("<I", at) if at else 0
+        return at + self.number(_UINT32, at) if at else 0
 
     def text(self, at: int) -> memoryview:
         """The bytes of a text in a field; none for no field."""
@@ -232,14 +249,14 @@ class _Walk:
 
     def tables(self, at: int, count: int) -> Iterator[int]:
         """The tables that a vector points at."""
-        return (place + self.number("<I", place) for place in range(at, at + 4 * count, 4))
+        return (place + self.number(_UINT32, place) for place in range(at, at + 4 * count, 4))
 
     def vector(self, at: int, item_nbytes: int) -> tuple[int, int]:
         """Where the items of a vector in a field lie, and how many; (0, 0) for no field."""
         if not at:
             return 0, 0
-        start = at + self.number("<I", at)
-        count = self.number("<I", start)
+        start = at + self.number(_UINT32, at)
+        count = self.number(_UINT32, start)
         if start + 4 + count * item_nbytes > len(self.data):
-            raise ValueError("a frame that points out of the bytes")
+            raise ValueError(_OUTSIDE)
         return start + 4, count

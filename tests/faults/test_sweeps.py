@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from disk import MemoryDisk
+from outcomes import Outcomes
 from scenarios import PATH, version_of
 
 import edcache
@@ -84,7 +85,7 @@ def reads_wrong(disk: MemoryDisk) -> list[str]:
     return found
 
 
-def is_found(disk: MemoryDisk) -> bool:
+def is_found() -> bool:
     """Whether `verify` sees that something is wrong."""
     try:
         return not edcache.verify(PATH).sound
@@ -100,15 +101,15 @@ def original() -> bytes:
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_flipped_bit_is_found_and_never_read(original: bytes, part: int, tally: Any) -> None:
     wrong: list[str] = []
-    size = len(original)
+    size, reader = len(original), Outcomes(reads_wrong)
     for offset in range(part * size // PARTS, (part + 1) * size // PARTS):
         for bit in range(8):
             data = bytearray(original)
             data[offset] ^= 1 << bit
-            disk = MemoryDisk({PATH: bytes(data)})
-            with durable.replace_system(disk):
-                wrong += [f"byte {offset}, bit {bit}: {what}" for what in reads_wrong(disk)]
-                if not is_found(disk):
+            files = {PATH: bytes(data)}
+            wrong += [f"byte {offset}, bit {bit}: {what}" for what in reader.of(files, rebooted=False)[0]]
+            with durable.replace_system(MemoryDisk(files)):
+                if not is_found():
                     wrong.append(f"byte {offset}, bit {bit}: verify says sound")
     assert not wrong, "\n".join([f"{len(wrong)} of {size * 8}", *wrong[:20]])
     tally("flipped bits", len(range(part * size // PARTS, (part + 1) * size // PARTS)) * 8)
