@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 import edcache
 from edcache import CachedDataset, Reader, durable
 from edcache.errors import OptionError, SourceError, StaleCacheError, StorageError, UnsupportedTypeError
-from edcache.fill import bytes_limit
+from edcache.fill import bytes_limit, lazy
 from edcache.writer import ChunkWriter
 
 
@@ -273,7 +273,8 @@ def test_on_full_is_one_of_two(path, log):
 # --- beside others ----------------------------------------------------------------------------------
 
 
-def test_a_sample_that_two_computed_at_a_time_is_stored_once(path, log):
+def test_a_sample_that_two_computed_at_a_time_is_stored_once(path, log, monkeypatch):
+    monkeypatch.setattr(lazy, "_IDLE_SECONDS", 60.0)  # or the first might publish before the second computes
     one = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
     two = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
     one[3], one[4], two[4], two[5]

@@ -294,6 +294,7 @@ def test_what_a_child_closes_stays_open_in_its_parent(sealed: Path) -> None:
 
 
 def test_what_lies_in_a_cycle_is_let_go_of_and_what_was_handed_out_is_not(sealed: Path) -> None:
+    gc.collect()  # what other tests left in cycles
     kept, before = [], _descriptors()
     for i in range(30):
         cache = CachedDataset.from_cache(sealed, zero_copy=True)
