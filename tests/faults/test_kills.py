@@ -12,7 +12,9 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -401,36 +403,67 @@ class Ground:
         for problem in problems:
             self.problems.setdefault(problem, when)
 
-    def check(self) -> None:
-        assert not self.problems, "\n".join(f"{problem} ({when})" for problem, when in self.problems.items())
 
-
-@pytest.fixture(params=CASES, ids=lambda case: case.name)
-def ground(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
+@contextmanager
+def on_ground(name: str) -> Iterator[Ground]:
+    """A case by its name, in a folder of its own."""
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     folder = Path(tempfile.mkdtemp(prefix="edcache-kills-", dir=memory)) / "files"
     folder.mkdir()
-    monkeypatch.setattr(scenarios, "PATH", str(folder / "a.zip"))
-    yield Ground(request.param, folder)
-    shutil.rmtree(folder.parent)
+    scenarios.PATH = str(folder / "a.zip")
+    (case,) = [case for case in CASES if case.name == name]
+    try:
+        yield Ground(case, folder)
+    finally:
+        shutil.rmtree(folder.parent)
+
+
+def killed_at_every_call(name: str) -> tuple[int, dict[str, str]]:
+    """How often it was killed, and what was wrong: problem -> when."""
+    with on_ground(name) as ground:
+        for number, call in enumerate(ground.names):
+            for moment in ("before", "half", "after") if call == "pwrite" else ("before", "after"):
+                ground.kill_at(number, moment)
+        return ground.kills, ground.problems
+
+
+def killed_at_any_moment(name: str) -> tuple[int, dict[str, str]]:
+    """The same."""
+    rng = seeded(f"kills, {name}")
+    with on_ground(name) as ground:
+        for _ in range(AT_RANDOM):
+            ground.kill_after(rng.uniform(0, ground.seconds))
+        return ground.kills, ground.problems
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Executor]:
+    """A process to fork from that has little memory: a fork takes the longer, the more its parent has."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as executor:
+        yield executor
+
+
+@pytest.fixture(params=[case.name for case in CASES])
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def checked(result: tuple[int, dict[str, str]]) -> int:
+    """The number of kills, if nothing was wrong."""
+    kills, problems = result
+    assert not problems, "\n".join(f"{problem} ({when})" for problem, when in problems.items())
+    return kills
 
 
 def test_a_process_killed_at_every_call_loses_nothing_that_it_said_was_published(
-    ground: Ground, tally: Any
+    small: Executor, name: str, tally: Any
 ) -> None:
-    for number, name in enumerate(ground.names):
-        for moment in ("before", "half", "after") if name == "pwrite" else ("before", "after"):
-            ground.kill_at(number, moment)
-    ground.check()
-    tally("kills", ground.kills)
+    tally("kills", checked(small.submit(killed_at_every_call, name).result()))
 
 
 def test_a_process_killed_at_any_moment_loses_nothing_that_it_said_was_published(
-    ground: Ground, tally: Any
+    small: Executor, name: str, tally: Any
 ) -> None:
-    rng = seeded(f"kills, {ground.case.name}")
-    for _ in range(AT_RANDOM):
-        ground.kill_after(rng.uniform(0, ground.seconds))
-    ground.check()
-    assert ground.kills >= AT_RANDOM // 10
-    tally("kills", ground.kills)
+    kills = checked(small.submit(killed_at_any_moment, name).result())
+    assert kills >= AT_RANDOM // 10
+    tally("kills", kills)
