@@ -20,7 +20,7 @@ def remembering(function):
     return ask
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def remembered():
     """Functions of bytes alone answer from memory."""
     with pytest.MonkeyPatch.context() as patch:
