@@ -10,6 +10,13 @@ import pytest
 _COUNTED = "counted"
 
 
+def pytest_collection_modifyitems(items):
+    """The tests of a file share a process, and what its fixtures made, but for those that are `spread`."""
+    for item in items:
+        if not item.get_closest_marker("spread"):
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 def pytest_make_parametrize_id(config, val, argname):
     """Ids without addresses: processes that share the suite must agree on its tests' names."""
     return type(val).__name__ if " at 0x" in repr(val) else None

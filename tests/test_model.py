@@ -5,6 +5,8 @@ import pytest
 pytest.register_assert_rewrite("model")
 from model import Archive, play  # noqa: E402
 
+pytestmark = pytest.mark.spread
+
 
 class Plain(Archive):
     compressions = (None,)

@@ -33,7 +33,10 @@ from edcache.format import Head
 from edcache.writer import Appender
 
 # Forking while threads run is what some of these tests are about.
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+pytestmark = [
+    pytest.mark.spread,
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
+]
 START_METHODS = [m for m in ("fork", "spawn", "forkserver") if m in multiprocessing.get_all_start_methods()]
 HANGS = 60
 COUNT = 40

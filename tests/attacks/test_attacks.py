@@ -21,7 +21,7 @@ import edcache
 from edcache import CachedDataset
 
 # Libraries have threads by now; the child uses none of what they hold.
-pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+pytestmark = [pytest.mark.spread, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
 
 NUMBERED = numbered()
 # io="auto" asks which file systems are of other machines.

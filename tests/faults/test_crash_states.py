@@ -23,6 +23,8 @@ from edcache.format import PAGE
 from edcache.labels.spec import LabelSpec
 from edcache.writer import Appender, new_head
 
+pytestmark = pytest.mark.spread
+
 RECOMPUTED = 1_000
 POWER_CUTS = scaled(75_000)
 RECOVERIES = scaled(20)

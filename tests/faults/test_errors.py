@@ -16,6 +16,8 @@ import edcache
 from edcache import CacheWriter, EdcacheError, durable
 from edcache.errors import StorageError
 
+pytestmark = pytest.mark.spread
+
 SHORT = "short"
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EINTR)
 ERRORS: dict[str, tuple[Any, ...]] = {

@@ -15,6 +15,8 @@ from scale import SCALE
 import edcache
 from edcache import durable
 
+pytestmark = pytest.mark.spread
+
 PACKAGE = str(Path(edcache.__file__).parent)
 OPERATIONS = list(operations())
 

@@ -30,6 +30,7 @@ from edcache import CachedDataset, CacheWriter, EdcacheError, durable, format
 from edcache.writer import Appender
 
 pytestmark = [
+    pytest.mark.spread,
     pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
 ]

@@ -20,6 +20,8 @@ from scale import SCALE
 
 from edcache import EdcacheError, durable
 
+pytestmark = pytest.mark.spread
+
 testcapi = pytest.importorskip("_testcapi", reason="this Python lacks the hooks into its allocator")
 OPERATIONS = list(operations())
 POINTS = 900

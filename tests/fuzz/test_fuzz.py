@@ -11,6 +11,8 @@ import pytest
 from fuzz_hunt import TARGETS, hunt
 from scale import SEED, scaled
 
+pytestmark = pytest.mark.spread
+
 # Ten microseconds to two milliseconds each: together some 90 seconds of one core. Each group is one process.
 RUNS = {
     "bytes": {"frames": 350_000, "json": 60_000, "where": 40_000, "header": 20_000},
