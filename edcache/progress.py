@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -37,27 +39,26 @@ class Progress:
             print(f"{what}: {_of(kept, total)} already cached", file=sys.stderr, flush=True)
         elif kept:
             logger.info("%s: %s already cached", what, _of(kept, total))
-        from tqdm.auto import tqdm  # here, because to open a finished archive shows no bar
-
         self._nbytes = 0
-        self._bar: Any = tqdm(
-            total=None if total is None else total - kept,
-            desc=f"caching {what}",
-            unit=" samples",
-            disable=not _shown(visible),
-            dynamic_ncols=True,
-            smoothing=0.1,
-        )
+        self._bar: Any = None
+        if _shown(visible):
+            self._bar = _bar_class()(
+                total=None if total is None else total - kept,
+                desc=f"caching {what}",
+                unit=" samples",
+                dynamic_ncols=True,
+                smoothing=0.1,
+            )
 
     def advance(self, samples: int, nbytes: int = 0) -> None:
         """Some more samples are there, of so many bytes."""
         self._present += samples
         self._nbytes += nbytes
-        self._bar.update(samples)
         if self._tell is not None and samples:
             self._tell(self._present, self._total)
-        if not self._bar.disable and self._bar.format_dict["elapsed"] > 0:
-            rate = self._nbytes / self._bar.format_dict["elapsed"] / 1e6
+        if self._bar is not None:
+            self._bar.update(samples)
+            rate = self._nbytes / max(self._bar.format_dict["elapsed"], 1e-6) / 1e6
             self._bar.set_postfix_str(f"{rate:,.1f} MB/s", refresh=False)
 
     def __enter__(self) -> Progress:
@@ -66,7 +67,29 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
+
+
+@cache
+def _bar_class() -> Any:
+    """A class of bars whose lock is this process's own.
+
+    tqdm's is shared with forked children: one that is killed while it holds it stops every bar of its
+    parent for ever (test_progress.py::test_a_child_killed_amid_drawing_a_bar_stops_no_fill).
+    """
+    from tqdm.auto import tqdm  # here, because to open a finished archive shows no bar
+
+    class Bar(tqdm):  # type: ignore[misc]
+        pass
+
+    def renew() -> None:
+        Bar.set_lock(threading.RLock())
+
+    renew()
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=renew)
+    return Bar
 
 
 def _of(kept: int, total: int | None) -> str:

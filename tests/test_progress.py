@@ -1,6 +1,9 @@
 """Progress: shown on a terminal or when asked for, one line about what was kept, silence elsewhere."""
 
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 
@@ -119,3 +122,57 @@ def test_an_exception_leaves_the_bar_closed(capsys):
         progress.advance(1, 10)
         raise ValueError("stop")
     assert capsys.readouterr().err.endswith("\n")
+
+
+KILLED = """
+import os, signal, sys
+import edcache.progress
+from tqdm.auto import tqdm
+
+tqdm(disable=True)
+bar = tqdm if sys.argv[1] == "tqdm" else edcache.progress._bar_class()
+child = os.fork()
+if child == 0:
+    bar.get_lock().acquire()
+    os.kill(os.getpid(), signal.SIGKILL)
+os.waitpid(child, 0)
+with edcache.progress.Progress("a.zip", 0, 3, True) as progress:
+    progress.advance(3)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+@pytest.mark.parametrize("whose", ["tqdm", "edcache"])
+def test_a_child_killed_amid_drawing_a_bar_stops_no_fill(whose):
+    done = subprocess.run([sys.executable, "-c", KILLED, whose], capture_output=True, timeout=60, check=True)
+    assert b"caching a.zip: 100%" in done.stderr
+
+
+FORKED = """
+import os, threading
+from edcache.progress import Progress, _bar_class
+
+held, done = threading.Event(), threading.Event()
+def draw():
+    with _bar_class().get_lock():
+        held.set()
+        done.wait()
+thread = threading.Thread(target=draw)
+thread.start()
+held.wait()
+child = os.fork()
+if child == 0:
+    with Progress("a.zip", 0, 3, True) as progress:
+        progress.advance(3)
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+done.set()
+thread.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_fork_amid_drawing_a_bar_may_draw_its_own():
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=True)
+    assert b"caching a.zip: 100%" in done.stderr
