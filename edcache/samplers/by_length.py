@@ -30,6 +30,8 @@ class ByLength(EpochSampler):
     Raises:
         OptionError: 'sample 3 has length 600, max_tokens=512; ...'; both sizes or none; no integers.
 
+    Of lengths as texts have them (lognormal, sigma 1, up to 4,000) batches of 32 in random order are 81 %
+    padding; with buckets of 1.1, batches of 32 out of 100,000 are 4 %, batches of 16 out of 5,000 6 %.
     `len` counts batches, as many in every epoch. No sample is read.
 
     Cost: 16 bytes a sample while an epoch is made, 8 else. 10 million samples: 1 s, then 0.6 s an epoch.
@@ -53,7 +55,10 @@ class ByLength(EpochSampler):
     ) -> None:
         if (batch_size is None) == (max_tokens is None):
             raise OptionError("give batch_size or max_tokens, one of them")
-        check_count("batch_size" if max_tokens is None else "max_tokens", batch_size or max_tokens)
+        if max_tokens is None:
+            check_count("batch_size", batch_size)
+        else:
+            check_count("max_tokens", max_tokens)
         if not bucket >= 1:
             raise OptionError(f"bucket={bucket!r}; give 1 or more")
         values = _checked(numbers_of(ds, lengths), max_tokens)

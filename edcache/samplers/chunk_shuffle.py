@@ -23,7 +23,14 @@ class ChunkShuffle(EpochSampler):
         OptionError: "12 of 100 samples have no record, and so no chunk; take ds.available()".
 
     The chunks come in a new random order every epoch, `buffer` of them at a time, and their samples are
-    permuted together.
+    permuted together. So samples end up as far from where they lie as in a full permutation (mean
+    displacement 1.0 of that), but neighbours in the order are of one chunk once in `buffer` times. Of 500
+    chunks, with buffers of 4, 16, 64: 25 %, 6.3 %, 1.6 % (permutation: 0.2 %, file order: 99 %); the
+    correlation of neighbours' places is 0.24, 0.06, 0.02 (0.00, 1.00). Where like samples lie together, as
+    in files sorted by class, a batch has those of `buffer` chunks: write them in a mixed order, or take a
+    larger buffer. Every chunk is read once an epoch, by a rank that holds `buffer` of them at a time.
+
+    Cost: 8 bytes a sample, and 24 while an epoch is made. 10 million samples: 1 s, then 0.5 s an epoch.
     """
 
     def __init__(
