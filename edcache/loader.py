@@ -80,6 +80,7 @@ class Loader:
         self._device = None if device is None else torch.device(device)
         self._epoch = 0
         self._taken = 0
+        self._steps: int | None = None
         self._resumed = False
         self._ring: _Ring | None = None
         self._seconds_a_batch = math.inf
@@ -123,6 +124,9 @@ class Loader:
         self._seed, self._taken, self._resumed = state["seed"], state["batches"], True
 
     def __iter__(self) -> Iterator[Any]:
+        if not self._resumed and 0 < self._taken == self._steps:
+            # Who counts batches does not ask for one more than there are.
+            self._end_epoch()
         epoch = self._sampler_epoch
         if not self._resumed or epoch != self._epoch:
             self._epoch, self._taken = epoch, 0
@@ -135,6 +139,9 @@ class Loader:
         finally:
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
             self._ring = ring
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
         if self._sampler_epoch == self._epoch:
             self.set_epoch(self._epoch + 1)
 
@@ -147,9 +154,11 @@ class Loader:
     def _batches(self, skipped: int) -> Iterator[Indices]:
         order, size = self._order(), self.batch_size
         if size is None:
+            self._steps = len(order)
             return (_positions(order[number]) for number in range(skipped, len(order)))
-        end = len(order) // size * size if self._drop_last else len(order)
-        return (order[start : start + size] for start in range(skipped * size, end, size))
+        starts = range(0, len(order) // size * size if self._drop_last else len(order), size)
+        self._steps = len(starts)
+        return (order[start : start + size] for start in starts[skipped:])
 
     def _order(self) -> Any:
         """What to read in this epoch: positions, or a sequence of batches of them."""
