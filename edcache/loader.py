@@ -26,7 +26,6 @@ from edcache.batch import Batch
 from edcache.batch.memory import fresh
 from edcache.errors import OptionError
 from edcache.reader import Memory
-from edcache.samplers.epochs import EpochSampler, check_count
 
 Indices = npt.NDArray[np.int64]
 
@@ -62,12 +61,13 @@ class Loader:
         device: torch.device | str | None,
         reuse: bool,
     ) -> None:
-        if batch_size is not None or sampler is None:
-            check_count("batch_size", batch_size)
-        elif drop_last:
+        makes_batches = batch_size is None and sampler is not None
+        checked = 1 if makes_batches else batch_size
+        for name, value in (("batch_size", checked), ("num_threads", num_threads), ("prefetch", prefetch)):
+            if not isinstance(value, (int, np.integer)) or value < 1:
+                raise OptionError(f"{name}={value!r}; give 1 or more")
+        if makes_batches and drop_last:
             raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
-        check_count("num_threads", num_threads)
-        check_count("prefetch", prefetch)
         if shuffle and sampler is not None:
             raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
         self.batch_size = batch_size
@@ -162,9 +162,12 @@ class Loader:
 
     def _order(self) -> Any:
         """What to read in this epoch: positions, or a sequence of batches of them."""
-        if isinstance(self._sampler, EpochSampler):
-            return self._sampler.order(self._epoch)
         if self._sampler is not None:
+            # Who reads without a sampler need not wait for it.
+            from edcache.samplers.epochs import EpochSampler
+
+            if isinstance(self._sampler, EpochSampler):
+                return self._sampler.order(self._epoch)
             drawn = list(self._sampler)
             return drawn if self.batch_size is None else _positions(drawn)
         if self._shuffle:

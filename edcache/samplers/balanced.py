@@ -28,8 +28,8 @@ class Balanced(EpochSampler):
     that batches are balanced too. Within an epoch each class is gone through in a fresh permutation each
     time. No sample is read.
 
-    Cost: 8 bytes a sample, and some 32 a draw while an epoch is made. 10 million samples: 0.5 s, then 0.7 s
-    an epoch.
+    Cost: 8 bytes a sample, and some 32 a draw while an epoch is made. 10 million samples: 0.3 s, then 0.5 s
+    an epoch; 1.6 s and 0.7 s where they are of a million classes.
 
     >>> DataLoader(ds, batch_size=64, sampler=edcache.samplers.Balanced(ds, "label"))
     """

@@ -32,9 +32,10 @@ class ByLength(EpochSampler):
 
     Of lengths as texts have them (lognormal, sigma 1, up to 4,000) batches of 32 in random order are 81 %
     padding; with buckets of 1.1, batches of 32 out of 100,000 are 4 %, batches of 16 out of 5,000 6 %.
-    `len` counts batches, as many in every epoch. No sample is read.
+    `len` counts batches, as many in every epoch. No sample is read. Lightning with several devices wants
+    `Trainer(use_distributed_sampler=False)` beside any batch sampler: the ranks share by themselves.
 
-    Cost: 16 bytes a sample while an epoch is made, 8 else. 10 million samples: 1 s, then 0.6 s an epoch.
+    Cost: 16 bytes a sample while an epoch is made, 8 else. 10 million samples: 0.5 s, then 0.2 s an epoch.
 
     >>> DataLoader(ds, batch_sampler=edcache.samplers.ByLength(ds, "n_tokens", max_tokens=8192))
     """
