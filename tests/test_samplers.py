@@ -244,6 +244,41 @@ def test_a_state_of_another_epochs_length_is_refused():
         sampler.load_state_dict({**state, "length": 20, "taken": 21})
 
 
+def test_what_is_no_state_of_a_sampler_is_refused():
+    with pytest.raises(OptionError, match=r"^no state of a sampler: it has no epoch, length, seed, taken$"):
+        Balanced(some(40), "label").load_state_dict({"yielded": 3})
+
+
+@every_sampler
+def test_a_seed_is_an_integer(make):
+    with pytest.raises(OptionError, match=r"^seed=None; give an integer$"):
+        make(some(40), seed=None)
+    assert list(make(some(40), seed=np.int64(3))) == list(make(some(40), seed=3))
+
+
+def test_what_a_dataset_lacks_is_named():
+    with pytest.raises(OptionError) as caught:
+        Balanced([1, 2, 3], "label")
+    assert str(caught.value) == "list has no labels; give an array, one value for each sample"
+    assert sorted(Balanced([1, 2, 3], [0, 1, 2])) == [0, 1, 2]
+    with pytest.raises(OptionError, match=r"^list has no chunks; give a cache or a view$"):
+        ChunkShuffle([1, 2, 3])
+
+
+def test_samples_without_a_number_can_be_filtered_out(tmp_path):
+    with CacheWriter(tmp_path / "a.zip", in_memory_keys=["n", "w"]) as w:
+        for k in range(20):
+            w.append({"n": k if k % 4 else None, "w": k / 2 if k % 4 else None})
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    for make in (lambda ds: ByLength(ds, "n", 4), lambda ds: Weighted(ds, "w"), lambda ds: Weighted(ds, "n")):
+        with pytest.raises(OptionError, match=r"sample 0 has no value; filter\(\) such samples out"):
+            make(ds)
+    view = ds[np.arange(20) % 4 > 0]
+    assert sorted(flat(ByLength(view, "n", 4))) == list(range(15))
+    assert len(list(Weighted(view, "w"))) == len(list(Weighted(view, "n"))) == 15
+    assert list(ByLength(view[:0], "n", 4)) == list(Weighted(view[:0], "n")) == []
+
+
 @every_sampler
 def test_an_order_is_an_array_that_iterating_follows(make):
     sampler = make(some(COUNT))

@@ -20,9 +20,11 @@ def column_of(ds: Any, column: Column) -> npt.NDArray[Any]:
     """One value per sample: [len(ds)].
 
     Raises:
-        OptionError: "7 values for 10 samples; give one for each"; or several values a sample.
+        OptionError: "7 values for 10 samples; give one for each"; or several values a sample, or no labels.
         UnknownLabelError: the dataset has no such label.
     """
+    if isinstance(column, str) and not hasattr(ds, "labels"):
+        raise OptionError(f"{type(ds).__name__} has no labels; give an array, one value for each sample")
     values = ds.labels[column] if isinstance(column, str) else np.asarray(column)
     if values.ndim != 1:
         raise OptionError(f"{_named(column)} of shape {list(values.shape)}; give one value for each sample")
@@ -44,9 +46,19 @@ def numbers_of(ds: Any, column: Column) -> npt.NDArray[Any]:
             f"{_named(column)}: sample {int(missing.argmax())} has no value; filter() such samples out, "
             "or give an array"
         )
+    if values.dtype == object:
+        # As the labels of a view are without those that have none.
+        values = _plain(values)
     if values.dtype.kind not in "iufb":
         raise OptionError(f"{_named(column)} of {values.dtype}; give numbers")
     return values
+
+
+def _plain(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    listed = values.tolist()
+    if not all(isinstance(value, (int, float)) for value in listed):
+        return values
+    return np.array(listed, None if listed else np.int64)
 
 
 def is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

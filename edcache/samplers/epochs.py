@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator
 from typing import Any
 
@@ -35,6 +34,7 @@ class EpochSampler(DistributedSampler[Any]):
     An epoch that was iterated to its end is followed by the next; one that was abandoned begins anew.
     A state says how much was drawn, and a DataLoader with workers draws ahead: torchdata's
     StatefulDataLoader sees to that. With another one, set "taken" to what the training has seen.
+    Of a dataset that grows it draws what was there when it was made.
     """
 
     # DistributedSampler.__init__ would count a dataset and ask torch.distributed too early.
@@ -42,7 +42,9 @@ class EpochSampler(DistributedSampler[Any]):
         self, count: int, seed: int, drop_last: bool, num_replicas: int | None, rank: int | None
     ) -> None:
         _check_ranks(num_replicas, rank)
-        self.seed = operator.index(seed)
+        if not isinstance(seed, (int, np.integer)):
+            raise OptionError(f"seed={seed!r}; give an integer")
+        self.seed = int(seed)
         self.epoch = 0
         self.drop_last = drop_last
         self._count = count
@@ -96,8 +98,11 @@ class EpochSampler(DistributedSampler[Any]):
         """Let the next iteration go on where a `state_dict` was taken, in the order of its seed.
 
         Raises:
-            OptionError: "a state amid an epoch of 100, and this sampler draws 50; ..."
+            OptionError: "a state amid an epoch of 100, and this sampler draws 50; ..."; or no such state.
         """
+        lacking = {"epoch", "taken", "seed", "length"} - state.keys()
+        if lacking:
+            raise OptionError(f"no state of a sampler: it has no {', '.join(sorted(lacking))}")
         if state["length"] != len(self):
             raise OptionError(
                 f"a state amid an epoch of {state['length']:,}, and this sampler draws {len(self):,}; "
