@@ -18,7 +18,7 @@ setup(
     packages=[
         "edcache",
         *(f"edcache.{room}" for room in ("batch", "cli", "codec", "fill", "labels", "maintain")),
-        *(f"edcache.{room}" for room in ("reader", "writer")),
+        *(f"edcache.{room}" for room in ("reader", "samplers", "writer")),
     ],
     package_data={"edcache": ["py.typed"]},
     python_requires=">=3.10",
@@ -39,6 +39,7 @@ setup(
         "ray": ["ray>=2.9"],
         "xla": ["torch_xla>=2.2"],
         "fuzz": [ATHERIS, "hypothesis>=6.100"],
+        "train": ["pytorch-lightning>=2.2", "scikit-learn>=1.3"],
         "quickstart": ["scikit-learn>=1.3", "Pillow>=9"],
         "test": [
             "pytest>=8",
@@ -51,7 +52,9 @@ setup(
             "scikit-learn>=1.3",
             "distributed>=2023.5",
             "loky>=3.4",
+            "pytorch-lightning>=2.2",
             "ray>=2.9",
+            "torchdata>=0.8",
             ATHERIS,
         ],
     },

@@ -6,6 +6,7 @@
     collate         a collate_fn for fields that vary in shape
     ray_executor    an Executor whose tasks run in Ray, to fill by
     register        let the codec store an enum or a dataclass
+    samplers        Balanced, Weighted, ByLength, ChunkShuffle: orders that know labels and chunks
     verify          check every byte of an archive; repair(), compact() and digest() mend, shrink, identify it
     errors          every exception, one tree under EdcacheError
 
@@ -17,8 +18,8 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
        fingerprint, progress, sizes             what identifies a call; what a person sees and says
     2  contents, digests                        the tables of an archive merged into one; its SHA-256
     3  reader, writer                           they meet only in the file
-    4  fill, batch                              which samples are missing, who computes them;
-                                                many records to one collated batch
+    4  fill, batch, samplers                    which samples are missing, who computes them;
+                                                many records to one collated batch; in which order
     5  loader                                   batches by threads of this process
     6  views                                    selections of samples and fields
     7  dataset                                  CachedDataset
@@ -33,7 +34,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edcache import errors
+    from edcache import errors, samplers
     from edcache.batch import collate
     from edcache.codec import register
     from edcache.dataset import CachedDataset
@@ -67,6 +68,7 @@ __all__ = [
     "ray_executor",
     "register",
     "repair",
+    "samplers",
     "verify",
 ]
 
@@ -91,8 +93,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     # Names load their rooms on first use, so that `edcache --help` need not wait for torch.
     home = _HOMES.get(name)
-    if name == "errors":
-        return import_module("edcache.errors")
+    if name in ("errors", "samplers"):
+        return import_module(f"edcache.{name}")
     if home is None:
         raise AttributeError(f"module 'edcache' has no attribute {name!r}")
     value = getattr(import_module(home), name)

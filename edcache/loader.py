@@ -49,10 +49,10 @@ class Loader:
         self,
         read: Callable[[Indices], Batch],
         length: int,
-        batch_size: int,
+        batch_size: int | None,
         *,
         shuffle: bool,
-        sampler: Iterable[int] | None,
+        sampler: Iterable[Any] | None,
         drop_last: bool,
         seed: int | None,
         num_threads: int,
@@ -61,9 +61,13 @@ class Loader:
         device: torch.device | str | None,
         reuse: bool,
     ) -> None:
-        for name, value in (("batch_size", batch_size), ("num_threads", num_threads), ("prefetch", prefetch)):
+        makes_batches = batch_size is None and sampler is not None
+        checked = 1 if makes_batches else batch_size
+        for name, value in (("batch_size", checked), ("num_threads", num_threads), ("prefetch", prefetch)):
             if not isinstance(value, (int, np.integer)) or value < 1:
                 raise OptionError(f"{name}={value!r}; give 1 or more")
+        if makes_batches and drop_last:
+            raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
         if shuffle and sampler is not None:
             raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
         self.batch_size = batch_size
@@ -76,6 +80,7 @@ class Loader:
         self._device = None if device is None else torch.device(device)
         self._epoch = 0
         self._taken = 0
+        self._steps: int | None = None
         self._resumed = False
         self._ring: _Ring | None = None
         self._seconds_a_batch = math.inf
@@ -94,6 +99,8 @@ class Loader:
             if not isinstance(self._sampler, Sized):
                 raise TypeError(f"{type(self._sampler).__name__} has no length, so this loader has none")
             samples = len(self._sampler)
+        if self.batch_size is None:
+            return samples
         return samples // self.batch_size if self._drop_last else -(-samples // self.batch_size)
 
     def set_epoch(self, epoch: int) -> None:
@@ -110,14 +117,19 @@ class Loader:
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Let the next iteration begin where a `state_dict` was taken.
 
-        A sampler must give the same order again.
+        A sampler must give the same order again, as those of `edcache.samplers` do that are made with the
+        same options.
         """
         self.set_epoch(state["epoch"])
         self._seed, self._taken, self._resumed = state["seed"], state["batches"], True
 
     def __iter__(self) -> Iterator[Any]:
-        if not self._resumed:
-            self._taken = 0
+        if not self._resumed and 0 < self._taken == self._steps:
+            # Who counts batches does not ask for one more than there are.
+            self._end_epoch()
+        epoch = self._sampler_epoch
+        if not self._resumed or epoch != self._epoch:
+            self._epoch, self._taken = epoch, 0
         self._resumed = False
         ring, self._ring = self._ring or _Ring(self._pin_memory, self._reuse), None
         try:
@@ -127,21 +139,37 @@ class Loader:
         finally:
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
             self._ring = ring
-        self._epoch, self._taken = self._epoch + 1, 0
+        self._end_epoch()
+
+    def _end_epoch(self) -> None:
+        if self._sampler_epoch == self._epoch:
+            self.set_epoch(self._epoch + 1)
+
+    @property
+    def _sampler_epoch(self) -> int:
+        """The epoch of the sampler, whoever told it; where it knows of none, this one's."""
+        epoch = getattr(self._sampler, "epoch", None)
+        return epoch if isinstance(epoch, int) else self._epoch
 
     def _batches(self, skipped: int) -> Iterator[Indices]:
         order, size = self._order(), self.batch_size
-        end = len(order) // size * size if self._drop_last else len(order)
-        return (order[start : start + size] for start in range(skipped * size, end, size))
+        if size is None:
+            self._steps = len(order)
+            return (_positions(order[number]) for number in range(skipped, len(order)))
+        starts = range(0, len(order) // size * size if self._drop_last else len(order), size)
+        self._steps = len(starts)
+        return (order[start : start + size] for start in starts[skipped:])
 
-    def _order(self) -> Indices:
+    def _order(self) -> Any:
+        """What to read in this epoch: positions, or a sequence of batches of them."""
         if self._sampler is not None:
-            order = np.asarray(list(self._sampler))
-            if len(order) and (order.ndim != 1 or order.dtype.kind not in "iu"):
-                raise OptionError(
-                    f"the sampler gives {order.dtype} of shape {order.shape}; it gives integers"
-                )
-            return order.astype(np.int64)
+            # Who reads without a sampler need not wait for it.
+            from edcache.samplers.epochs import EpochSampler
+
+            if isinstance(self._sampler, EpochSampler):
+                return self._sampler.order(self._epoch)
+            drawn = list(self._sampler)
+            return drawn if self.batch_size is None else _positions(drawn)
         if self._shuffle:
             return np.random.default_rng((self._seed % (1 << 64), self._epoch)).permutation(self._length)
         return np.arange(self._length, dtype=np.int64)
@@ -192,7 +220,7 @@ class Loader:
 
     def _at_once(self, burst: list[Indices], ring: _Ring) -> _Filled | None:
         """The batches of a burst as parts of a large one; None where they are to be made one by one."""
-        if len(burst) == 1 or not self._reuse:
+        if len(burst) == 1 or not self._reuse or self.batch_size is None:
             return None
         slot = ring.slot()
         try:
@@ -237,6 +265,16 @@ class Loader:
             stream = torch.cuda.current_stream(self._device)
             tree_map(lambda leaf: _each(leaf, lambda tensor: tensor.record_stream(stream)), batch)
         return batch
+
+
+def _positions(drawn: Any) -> Indices:
+    array = np.asarray(drawn)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
+        raise OptionError(
+            f"the sampler gives {array.dtype} of shape {array.shape}; it gives integers, and with "
+            "batch_size=None lists of them"
+        )
+    return array.astype(np.int64)
 
 
 def _work_alone(before: int) -> None:

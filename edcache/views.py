@@ -157,10 +157,10 @@ class Samples(Dataset[Any]):
 
     def loader(
         self,
-        batch_size: int,
+        batch_size: int | None,
         *,
         shuffle: bool = False,
-        sampler: Iterable[int] | None = None,
+        sampler: Iterable[Any] | None = None,
         drop_last: bool = False,
         seed: int | None = None,
         num_threads: int = 2,
@@ -172,8 +172,9 @@ class Samples(Dataset[Any]):
         """Collated batches made by threads of this process, in memory that is used again.
 
         Args:
+            batch_size: samples of a batch; None where the sampler gives whole batches.
             shuffle: a new order every epoch, which `seed` and the epoch's number determine.
-            sampler: positions to read instead, in its order.
+            sampler: positions to read instead, in its order; or batches of them.
             drop_last: leave an incomplete last batch out.
             seed: None draws one from torch's generator.
             num_threads: how many batches are made at a time. prefetch: how many may wait besides.

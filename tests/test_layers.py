@@ -18,7 +18,7 @@ FLOORS = [
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "sizes"},
     {"contents", "digests"},
     {"reader", "writer"},
-    {"fill", "batch"},
+    {"fill", "batch", "samplers"},
     {"loader"},
     {"views"},
     {"dataset"},

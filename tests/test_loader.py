@@ -190,6 +190,21 @@ def test_drop_last_leaves_the_incomplete_batch_out(ds):
         assert sizes == [10] * 10
 
 
+def test_an_epoch_is_over_with_its_last_batch_whether_or_not_one_more_is_asked_for(ds):
+    """Lightning, and whoever counts batches, asks for no more."""
+    whole = ds.loader(8, shuffle=True, seed=3)
+    counted = ds.loader(8, shuffle=True, seed=3)
+    for _ in range(3):
+        iterator = iter(counted)
+        found = [next(iterator)["label"].tolist() for _ in range(len(counted))]
+        assert found == [batch["label"].tolist() for batch in whole]
+    state = counted.state_dict()
+    iterator.close()
+    assert labels(counted) == labels(whole)
+    counted.load_state_dict(state)
+    assert labels(counted) == []
+
+
 def test_an_epoch_that_was_abandoned_begins_anew(ds):
     loader = ds.loader(8, shuffle=True, seed=3)
     whole = labels(loader)

@@ -25,7 +25,7 @@ from edcache.errors import (
 )
 from edcache.format import LATTICE, Header
 from edcache.labels import tables
-from edcache.labels.tables import ChunkTable, Dictionary, Failure, parse_index, parse_labels, spread
+from edcache.labels.tables import Blocks, ChunkTable, Dictionary, Failure, parse_index, parse_labels, spread
 from edcache.labels.view import checked_indices
 from edcache.once import once
 from edcache.reader.checks import LARGE, Checks, Places
@@ -244,6 +244,19 @@ class Hold:
             return index
         row = int(np.searchsorted(self._index, index))
         return row if row < len(self._index) and self._index[row] == index else None
+
+    def chunk_of(self, indices: Ints) -> Ints:
+        """See `Reader.chunk_of`."""
+        index = self.contents.index
+        starts = index.blocks[:, Blocks._fields.index("records_offset")]
+        rows, found = indices, np.ones(len(indices), bool)
+        if self._index is not None:
+            rows = np.searchsorted(self._index, indices)
+            found = rows < self._rows
+            found[found] = self._index[rows[found]] == indices[found]
+        chunks = np.full(len(indices), -1, np.int64)
+        chunks[found] = np.searchsorted(starts, self._starts[rows[found]], side="right") - 1
+        return chunks
 
     def record(self, row: int, wanted: tuple[int, int] | None = None) -> memoryview:
         """The bytes of a record before compression, checked at least where they are wanted."""

@@ -600,4 +600,40 @@ _MAINTENANCE = [
     ),
 ]
 
-BUGS = [*_CHAIN, *_WRITER, *_SYSTEM, *_READER, *_MAINTENANCE]
+_SAMPLERS = [
+    Bug(
+        "an epoch is drawn again and again",
+        "samplers/epochs.py",
+        "        elif self._is_complete:\n            self.epoch += 1\n",
+        "",
+        ("tests/test_samplers.py::test_seed_and_epoch_alone_determine_the_order",),
+    ),
+    Bug(
+        "an iterator that is never used leaves its place",
+        "samplers/epochs.py",
+        "resumed, self._resumed = (self.epoch, self._taken) if self._resumed else None, False",
+        "resumed = (self.epoch, self._taken) if self._resumed else None",
+        (
+            "tests/test_samplers.py"
+            "::test_an_iterator_that_is_made_and_never_used_takes_the_loaded_place_with_it",
+        ),
+    ),
+    Bug(
+        "ranks draw the same",
+        "samplers/epochs.py",
+        "return drawn[rank::ranks]",
+        "return drawn[::ranks]",
+        ("tests/test_samplers.py",),
+        "ranks_share_an_epoch",
+    ),
+    Bug(
+        "a loader waits to be asked for one batch more",
+        "loader.py",
+        "if not self._resumed and 0 < self._taken == self._steps:",
+        "if False:",
+        ("tests/test_loader.py",),
+        "whether_or_not_one_more_is_asked_for",
+    ),
+]
+
+BUGS = [*_CHAIN, *_WRITER, *_SYSTEM, *_READER, *_MAINTENANCE, *_SAMPLERS]

@@ -1,0 +1,801 @@
+"""edcache.samplers: what each draws, and that all of them share epochs, ranks and a way to resume."""
+
+import itertools
+import json
+import math
+from collections import Counter
+
+import archives
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scale import scaled, seeded
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+import edcache
+from edcache import CachedDataset, CacheWriter
+from edcache.errors import OptionError, UnknownLabelError
+from edcache.samplers import Balanced, ByLength, ChunkShuffle, Weighted
+
+COUNT = 203
+
+
+class Labelled:
+    """What a sampler needs of a dataset, and of an archive: chunks of 10."""
+
+    def __init__(self, length, **labels):
+        self.length, self.labels = length, labels
+        self.reader, self.indices = self, np.arange(length)
+
+    def __len__(self):
+        return self.length
+
+    def chunk_of(self, indices):
+        return indices // 10
+
+
+def some(length):
+    numbers = np.arange(length)
+    return Labelled(
+        length, label=numbers % 7 % 5, weight=numbers % 4, n_tokens=(numbers * 7919 % 97) * (numbers % 3) + 1
+    )
+
+
+MAKE = {
+    "Balanced": lambda ds, **o: Balanced(ds, "label", **o),
+    "Weighted": lambda ds, **o: Weighted(ds, "weight", **o),
+    "WeightedOnce": lambda ds, **o: Weighted(ds, "weight", replacement=False, **o),
+    "ByLength": lambda ds, **o: ByLength(ds, "n_tokens", 8, **o),
+    "ByTokens": lambda ds, **o: ByLength(ds, "n_tokens", max_tokens=400, **o),
+    "ChunkShuffle": lambda ds, **o: ChunkShuffle(ds, 3, **o),
+}
+every_sampler = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    """200 samples in chunks of 16; label, weight and length of each are labels, and missing for a few."""
+    path = tmp_path_factory.mktemp("samplers") / "a.zip"
+    with CacheWriter(path, in_memory_keys=["label", "weight", "n_tokens"], chunk_size=16) as w:
+        for k in range(COUNT):
+            label = None if k % 50 == 0 else f"c{k % 7 % 3}"
+            w.append({"x": torch.tensor([k]), "label": label, "weight": float(k % 4), "n_tokens": k * k % 97})
+    return path
+
+
+@pytest.fixture
+def ds(archive):
+    return CachedDataset.from_cache(archive)
+
+
+def flat(drawn):
+    return [position for item in drawn for position in (item if isinstance(item, list) else [item])]
+
+
+# --- what all of them promise ------------------------------------------------------------------------
+
+
+@every_sampler
+def test_an_epoch_is_as_long_as_said_and_of_positions(make, ds):
+    for dataset in (ds, ds[20:90], ds.filter("n_tokens > 30"), ds[::-1]):
+        sampler = make(dataset)
+        drawn = list(sampler)
+        assert len(drawn) == len(sampler) > 0
+        assert {type(position) for position in flat(drawn)} == {int}
+        assert set(flat(drawn)) <= set(range(len(dataset)))
+
+
+GOLDEN = {
+    "Balanced": ([30, 11, 10, 19, 22, 28, 18, 37], [39, 12, 36, 31, 2, 8, 32, 14]),
+    "Weighted": ([27, 39, 17, 26, 19, 2, 35, 14], [15, 39, 26, 27, 19, 17, 5, 27]),
+    "WeightedOnce": ([18, 29, 15, 6, 31, 2, 19, 26], [39, 35, 14, 23, 10, 27, 1, 31]),
+    "ByLength": ([21, 18, 15, 12, 9, 6, 3, 0], [21, 18, 15, 12, 9, 6, 3, 0]),
+    "ByTokens": ([34, 37, 1, 38, 4, 2, 7, 10], [19, 22, 11, 39, 36, 33, 30, 27]),
+    "ChunkShuffle": ([13, 37, 12, 32, 35, 7, 16, 39], [20, 24, 12, 15, 10, 23, 18, 27]),
+}
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_an_order_is_the_same_on_every_platform_with_every_numpy(name):
+    """Written down once: a state that is loaded elsewhere goes on in this order."""
+    sampler = MAKE[name](some(40), seed=1)
+    assert flat(sampler)[:8] == GOLDEN[name][0]
+    sampler.set_epoch(3)
+    assert flat(sampler)[:8] == GOLDEN[name][1]
+
+
+@every_sampler
+def test_seed_and_epoch_alone_determine_the_order(make):
+    one, other = make(some(COUNT), seed=3), make(some(COUNT), seed=3)
+    epochs = [list(one) for _ in range(3)]
+    assert len({str(epoch) for epoch in epochs}) == 3
+    for epoch in (2, 0, 1, 1):
+        other.set_epoch(epoch)
+        assert list(other) == epochs[epoch]
+    assert list(make(some(COUNT), seed=4)) != epochs[0]
+    for seed in (-1, 1 << 70):
+        assert len(list(make(some(COUNT), seed=seed))) == len(epochs[0])
+
+
+@every_sampler
+def test_an_abandoned_epoch_begins_anew(make):
+    sampler = make(some(COUNT))
+    for place, _ in enumerate(sampler):
+        if place == 5:
+            break
+    assert list(sampler) == list(make(some(COUNT)))
+
+
+@every_sampler
+def test_nothing_is_drawn_of_an_empty_dataset(make):
+    sampler = make(some(0))
+    assert (len(sampler), list(sampler), list(sampler)) == (0, [], [])
+    assert list(make(some(0), num_replicas=3, rank=1)) == []
+
+
+@every_sampler
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_ranks_share_an_epoch_as_a_distributed_sampler_shares_a_dataset(make, drop_last, tally):
+    for length, ranks in itertools.product((2, 7, 40, COUNT), (1, 2, 3, 8)):
+        whole = list(make(some(length), seed=5, drop_last=drop_last))
+        samplers = [
+            make(some(length), seed=5, drop_last=drop_last, num_replicas=ranks, rank=rank)
+            for rank in range(ranks)
+        ]
+        shares = [list(sampler) for sampler in samplers]
+        torchs = DistributedSampler(range(len(whole)), ranks, 0, drop_last=drop_last)
+        assert {len(share) for share in shares} == {len(sampler) for sampler in samplers} == {len(torchs)}
+        together = Counter(map(str, itertools.chain(*shares)))
+        expected = whole[: torchs.total_size]
+        expected += [whole[k % len(whole)] for k in range(torchs.total_size - len(whole))]
+        assert together == Counter(map(str, expected))
+        tally("shares of an epoch", ranks)
+
+
+def test_ranks_of_most_samplers_take_turns_and_those_of_chunks_do_not():
+    whole = list(Balanced(some(40), "label"))
+    assert [list(Balanced(some(40), "label", num_replicas=2, rank=r)) for r in (0, 1)] == [
+        whole[0::2],
+        whole[1::2],
+    ]
+    whole = list(ChunkShuffle(some(40)))
+    assert [list(ChunkShuffle(some(40), num_replicas=2, rank=r)) for r in (0, 1)] == [whole[:20], whole[20:]]
+
+
+@every_sampler
+def test_a_state_taken_anywhere_continues_exactly(make, tally):
+    ds = some(41)
+    sampler = make(ds, seed=9)
+    epochs = [list(sampler) for _ in range(3)]
+    for taken in range(len(epochs[1]) + 1):
+        sampler = make(ds, seed=9)
+        list(sampler)
+        state, iterator = sampler.state_dict(), iter(sampler)
+        for _ in range(taken):
+            next(iterator)
+            state = sampler.state_dict()
+        other = make(ds)
+        other.load_state_dict(json.loads(json.dumps(state)))
+        if taken:
+            other.set_epoch(1)
+            assert other.state_dict() == state
+            assert list(other) == epochs[1][taken:]
+        else:
+            assert list(other) == []
+            assert list(other) == epochs[1]
+        assert list(other) == epochs[2]
+        tally("states of samplers resumed")
+
+
+@every_sampler
+def test_a_resumed_epoch_can_be_interrupted_again(make):
+    whole, found = list(make(some(COUNT))), []
+    sampler = make(some(COUNT))
+    while len(found) < len(whole):
+        found += itertools.islice(sampler, 7)
+        state = sampler.state_dict()
+        sampler = make(some(COUNT))
+        sampler.load_state_dict(state)
+    assert found == whole
+
+
+def test_another_epoch_than_that_of_a_loaded_state_begins_at_its_beginning():
+    sampler, fresh = Balanced(some(40), "label"), Balanced(some(40), "label")
+    list(itertools.islice(fresh, 9))
+    sampler.load_state_dict(fresh.state_dict())
+    sampler.set_epoch(1)
+    fresh.set_epoch(1)
+    assert sampler.state_dict() == fresh.state_dict() == {"epoch": 1, "taken": 0, "seed": 0, "length": 40}
+    assert list(sampler) == list(fresh)
+
+
+def test_an_epoch_that_was_finished_can_be_asked_for_again():
+    sampler = Balanced(some(40), "label")
+    first = list(sampler)
+    sampler.set_epoch(0)
+    assert list(sampler) == first
+
+
+def test_an_iterator_that_is_made_and_never_used_takes_the_loaded_place_with_it():
+    """As loaders do: of a state at the end of an epoch they make two iterators, and read the second."""
+    sampler = Balanced(some(40), "label")
+    list(sampler)
+    second = list(sampler)
+    sampler = Balanced(some(40), "label")
+    sampler.load_state_dict({"epoch": 0, "taken": 40, "seed": 0, "length": 40})
+    unused, used = iter(sampler), iter(sampler)
+    assert list(used) == second
+    del unused
+
+
+def test_a_state_of_another_epochs_length_is_refused():
+    sampler = Balanced(some(40), "label", num_replicas=2, rank=0)
+    state = Balanced(some(40), "label").state_dict()
+    with pytest.raises(OptionError) as caught:
+        sampler.load_state_dict(state)
+    assert str(caught.value) == (
+        "a state amid an epoch of 40, and this sampler draws 20; make it with the same options, or begin an "
+        "epoch with set_epoch()"
+    )
+    with pytest.raises(OptionError, match=r"^a state with 21 taken of 20$"):
+        sampler.load_state_dict({**state, "length": 20, "taken": 21})
+
+
+def test_what_is_no_state_of_a_sampler_is_refused():
+    with pytest.raises(OptionError, match=r"^no state of a sampler: it has no epoch, length, seed, taken$"):
+        Balanced(some(40), "label").load_state_dict({"yielded": 3})
+
+
+@every_sampler
+def test_a_seed_is_an_integer(make):
+    with pytest.raises(OptionError, match=r"^seed=None; give an integer$"):
+        make(some(40), seed=None)
+    assert list(make(some(40), seed=np.int64(3))) == list(make(some(40), seed=3))
+
+
+def test_what_a_dataset_lacks_is_named():
+    with pytest.raises(OptionError) as caught:
+        Balanced([1, 2, 3], "label")
+    assert str(caught.value) == "list has no labels; give an array, one value for each sample"
+    assert sorted(Balanced([1, 2, 3], [0, 1, 2])) == [0, 1, 2]
+    with pytest.raises(OptionError, match=r"^list has no chunks; give a cache or a view$"):
+        ChunkShuffle([1, 2, 3])
+
+
+def test_samples_without_a_number_can_be_filtered_out(tmp_path):
+    with CacheWriter(tmp_path / "a.zip", in_memory_keys=["n", "w"]) as w:
+        for k in range(20):
+            w.append({"n": k if k % 4 else None, "w": k / 2 if k % 4 else None})
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    for make in (lambda ds: ByLength(ds, "n", 4), lambda ds: Weighted(ds, "w"), lambda ds: Weighted(ds, "n")):
+        with pytest.raises(OptionError, match=r"sample 0 has no value; filter\(\) such samples out"):
+            make(ds)
+    view = ds[np.arange(20) % 4 > 0]
+    assert sorted(flat(ByLength(view, "n", 4))) == list(range(15))
+    assert len(list(Weighted(view, "w"))) == len(list(Weighted(view, "n"))) == 15
+    assert list(ByLength(view[:0], "n", 4)) == list(Weighted(view[:0], "n")) == []
+
+
+@every_sampler
+def test_an_order_is_an_array_that_iterating_follows(make):
+    sampler = make(some(COUNT))
+    order = sampler.order()
+    assert [item.tolist() for item in order] == list(sampler)
+    assert {np.asarray(item).dtype for item in order} == {np.dtype(np.int64)}
+    later = sampler.order(4)
+    sampler.set_epoch(4)
+    assert [item.tolist() for item in later] == list(sampler)
+
+
+@every_sampler
+def test_it_says_what_it_is(make):
+    sampler = make(some(COUNT), num_replicas=2, rank=1)
+    name = type(sampler).__name__
+    assert repr(sampler) == f"{name}({len(sampler)} an epoch, epoch 0, rank 1 of 2)"
+    assert repr(make(some(COUNT))).endswith(" an epoch, epoch 0)")
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"num_replicas": 2}, "num_replicas=2 and rank=None; give both, or none"),
+        ({"rank": 0}, "num_replicas=None and rank=0; give both, or none"),
+        ({"num_replicas": 0, "rank": 0}, "num_replicas=0; give 1 or more"),
+        ({"num_replicas": 2, "rank": 2}, "rank=2 of num_replicas=2; give 0 to 1"),
+        ({"num_replicas": 2, "rank": -1}, "rank=-1 of num_replicas=2; give 0 to 1"),
+    ],
+)
+@every_sampler
+def test_wrong_ranks_are_refused(make, options, text):
+    with pytest.raises(OptionError) as caught:
+        make(some(40), **options)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.0, None])
+def test_a_wrong_epoch_is_refused(epoch):
+    with pytest.raises(OptionError) as caught:
+        Balanced(some(40), "label").set_epoch(epoch)
+    assert str(caught.value) == f"epoch={epoch!r}; give 0 or more"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@every_sampler
+def test_a_data_loader_reads_what_is_drawn(make, ds, workers):
+    expected = list(make(ds))
+    if isinstance(expected[0], list):
+        loader = DataLoader(ds.select("x"), batch_sampler=make(ds), num_workers=workers)
+    else:
+        loader = DataLoader(ds.select("x"), 8, sampler=make(ds), num_workers=workers)
+        expected = list(BatchSampler(expected, 8, False))
+    assert [batch["x"].flatten().tolist() for batch in loader] == expected
+
+
+# --- Balanced -----------------------------------------------------------------------------------------
+
+CLASSES = {
+    "int": lambda k: k % 3,
+    "int8": lambda k: np.int8(-128 if k % 3 else 127),
+    "wide": lambda k: (k % 3) << 40,
+    "float": lambda k: [1.5, -2.0][k % 2] if k % 5 else math.nan,
+    "text": lambda k: "ab"[k % 2] if k % 5 else None,
+    "bool": lambda k: k % 4 == 0,
+    "nullable bool": lambda k: k % 4 == 0 if k % 5 else None,
+    "time": lambda k: np.datetime64(k % 3, "s") if k % 5 else np.datetime64("NaT"),
+    "one": lambda k: 7,
+    "each its own": lambda k: k,
+}
+
+
+@pytest.mark.parametrize("of", CLASSES.values(), ids=CLASSES)
+@pytest.mark.parametrize("num_samples", [None, 1, 10, 97])
+def test_balanced_draws_classes_equally_often_and_permutations_of_each(of, num_samples, tally):
+    classes = [of(k) for k in range(60)]
+    values = np.array(classes, object) if None in classes else np.array(classes)
+    members = {}
+    for position, value in enumerate(values.tolist()):
+        if value is not None and value == value:
+            members.setdefault(value, []).append(position)
+    whose = {position: value for value, positions in members.items() for position in positions}
+    sampler = Balanced(Labelled(60, y=values), "y", num_samples)
+    assert len(sampler) == (num_samples or len(whose))
+    for drawn in (list(sampler), list(sampler)):
+        assert len(drawn) == len(sampler)
+        for begin in range(0, len(drawn), len(members)):
+            group = [whose[position] for position in drawn[begin : begin + len(members)]]
+            assert len(set(group)) == len(group)
+        for value, positions in members.items():
+            sequence = [position for position in drawn if whose[position] == value]
+            for begin in range(0, len(sequence), len(positions)):
+                cycle = sequence[begin : begin + len(positions)]
+                assert len(set(cycle)) == len(cycle)
+        tally("balanced epochs")
+
+
+def test_balanced_takes_an_array_and_any_place_of_a_view(ds):
+    view = ds[100:]
+    of_array = Balanced(view, np.array([k % 2 for k in range(len(view))]))
+    assert sorted(Counter(k % 2 for k in of_array).values()) == [51, 52]
+    drawn = [view[k]["label"] for k in Balanced(view, "label", 300)]
+    assert Counter(drawn) == {"c0": 100, "c1": 100, "c2": 100}
+
+
+def test_balanced_draws_every_class_and_every_sample_with_the_same_chance():
+    first, last = Counter(), Counter()
+    sampler = Balanced(Labelled(6, y=np.array([0, 0, 0, 1, 1, 2])), "y", 2)
+    rounds = scaled(6000)
+    for epoch in range(rounds):
+        drawn = sampler.order(epoch).tolist()
+        first[drawn[0]] += 1
+        last[drawn[1]] += 1
+    for counted in (first, last):
+        expected = [rounds / 9] * 3 + [rounds / 6] * 2 + [rounds / 3]
+        assert chi_square(counted, dict(enumerate(expected))) < 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("y", 0), "num_samples=0; give 1 or more"),
+        (("none", 5), "num_samples=5, and no sample has a class to draw from"),
+        (("lists",), "classes of list; give single values"),
+        (([1, 2],), "2 values for 4 samples; give one for each"),
+        (("pairs",), 'label "pairs" of shape [4, 2]; give one value for each sample'),
+        ((np.zeros((4, 1)),), "an array of shape [4, 1]; give one value for each sample"),
+    ],
+)
+def test_balanced_refuses(arguments, text):
+    lists = np.empty(4, object)
+    lists[:] = [[1], [2], [1], [2]]
+    ds = Labelled(4, y=np.arange(4), none=np.array([None] * 4), lists=lists, pairs=np.zeros((4, 2)))
+    with pytest.raises(OptionError) as caught:
+        Balanced(ds, *arguments)
+    assert str(caught.value) == text
+
+
+def test_a_label_that_is_not_there_is_named(ds):
+    with pytest.raises(UnknownLabelError, match='no label "lable"; this archive has: label, weight'):
+        Balanced(ds, "lable")
+
+
+# --- Weighted -----------------------------------------------------------------------------------------
+
+
+def chi_square(counted, expected):
+    assert set(counted) <= set(expected)
+    return sum((counted.get(key, 0) - mean) ** 2 / mean for key, mean in expected.items())
+
+
+def test_weighted_draws_in_proportion_to_the_weights():
+    weights = np.array([0, 1, 2, 3, 0, 0.5, 10, 0])
+    number = scaled(40_000)
+    for given_as in (weights, weights.tolist(), torch.tensor(weights)):
+        drawn = list(Weighted(Labelled(8), given_as, number))
+        expected = {k: number * w / weights.sum() for k, w in enumerate(weights) if w}
+        assert chi_square(Counter(drawn), expected) < 30
+        pairs = Counter(zip(drawn[::2], drawn[1::2], strict=True))
+        products = itertools.product(expected, expected)
+        assert chi_square(pairs, {(a, b): expected[a] * expected[b] / number / 2 for a, b in products}) < 60
+
+
+def test_weighted_without_replacement_draws_one_after_the_other_in_proportion_to_what_is_left():
+    weights = [1.0, 2.0, 0.0, 5.0, 0.3]
+    able = [0, 1, 3, 4]
+    rounds = scaled(6000)
+    sampler = Weighted(Labelled(5), weights, replacement=False)
+    assert len(sampler) == 4
+    counted = Counter(tuple(sampler.order(epoch).tolist()) for epoch in range(rounds))
+    expected = {}
+    for order in itertools.permutations(able):
+        chance, left = 1.0, sum(weights)
+        for position in order:
+            chance, left = chance * weights[position] / left, left - weights[position]
+        expected[order] = rounds * chance
+    assert chi_square(counted, expected) < 70
+    fewer = Weighted(Labelled(5), weights, 2, False)
+    assert [fewer.order(epoch).tolist() for epoch in range(9)] == [
+        sampler.order(epoch).tolist()[:2] for epoch in range(9)
+    ]
+
+
+def test_weights_of_any_size_are_drawn_by():
+    for factor in (1e-300, 1e300 / 7):
+        drawn = Counter(Weighted(Labelled(3), np.array([1, 0, 3]) * factor, 4000))
+        assert chi_square(drawn, {0: 1000, 2: 3000}) < 20
+    assert set(Weighted(Labelled(2), [1e-300, 1.0], 1000)) == {1}
+    assert list(Weighted(Labelled(3), [True, False, False])) == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (([1, -1, 0],), "weight of sample 1 is -1.0; weights are finite and not negative"),
+        (([1, 1, math.inf],), "weight of sample 2 is inf; weights are finite and not negative"),
+        (([0, 0, 0],), "the weights sum to 0.0; give finite ones, some above 0"),
+        (([1e308, 1e308, 1],), "the weights sum to inf; give finite ones, some above 0"),
+        (([1, 1],), "2 values for 3 samples; give one for each"),
+        ((["a", "b", "c"],), "an array of <U1; give numbers"),
+        ((["a", None, "c"],), None),
+        (
+            ([1, math.nan, 1],),
+            "an array: sample 1 has no value; filter() such samples out, or give an array",
+        ),
+        (("w",), 'label "w": sample 2 has no value; filter() such samples out, or give an array'),
+        (
+            ([1, 0, 2], 3, False),
+            "num_samples=3 without replacement, and 2 samples have a weight above 0; draw fewer, or with "
+            "replacement=True",
+        ),
+        (([1, 0, 2], 0), "num_samples=0; give 1 or more"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+def test_weighted_refuses(arguments, text):
+    with pytest.raises(OptionError) as caught:
+        Weighted(Labelled(3, w=np.array([1, 2, None])), *arguments)
+    assert text in (None, str(caught.value))
+
+
+# --- ByLength -----------------------------------------------------------------------------------------
+
+
+def padding(batches, lengths):
+    """The share of padding in what the batches hold."""
+    padded = sum(max(lengths[k] for k in batch) * len(batch) for batch in batches)
+    return 1 - sum(lengths[k] for batch in batches for k in batch) / padded
+
+
+@settings(max_examples=scaled(60), deadline=None)
+@given(
+    st.lists(st.integers(0, 60), max_size=80),
+    st.integers(1, 12),
+    st.integers(60, 300),
+    st.floats(1, 4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_by_length_every_sample_is_in_one_batch_of_the_size(lengths, size, most, bucket, drop_last, shuffle):
+    ds = Labelled(len(lengths), n=np.array(lengths, np.int64))
+    options = {"bucket": bucket, "shuffle": shuffle, "drop_last": drop_last}
+    by_size = list(ByLength(ds, "n", size, **options))
+    whole, rest = divmod(len(lengths), size)
+    sizes = [size] * whole + ([rest] if rest and not drop_last else [])
+    assert sorted(map(len, by_size), reverse=True) == sizes
+    by_tokens = list(ByLength(ds, "n", max_tokens=most, **options))
+    assert all(max(lengths[k] for k in batch) * len(batch) <= most for batch in by_tokens)
+    for batches in (by_size, by_tokens):
+        seen = flat(batches)
+        assert len(set(seen)) == len(seen)
+        assert drop_last or len(seen) == len(lengths)
+
+
+LENGTHS = np.minimum(np.random.default_rng(0).lognormal(5, 1, 5000), 4000).astype(np.int64) + 1
+
+
+@pytest.mark.parametrize(("bucket", "most"), [(1.0, 0.035), (1.1, 0.06), (1.3, 0.13)])
+def test_by_length_a_bucket_bounds_the_padding(bucket, most):
+    ds = Labelled(5000, n=LENGTHS)
+    batches = list(ByLength(ds, "n", 16, bucket=bucket))
+    rng = np.random.default_rng(1)
+    at_random = rng.permutation(4992).reshape(-1, 16).tolist()
+    assert padding(at_random, LENGTHS) > 0.6
+    assert padding(batches, LENGTHS) < most
+    assert padding(ByLength(ds, "n", max_tokens=8192, bucket=bucket), LENGTHS) < most
+
+
+def test_by_length_batches_are_full_of_tokens():
+    sampler = ByLength(Labelled(5000, n=LENGTHS), "n", max_tokens=8192)
+    padded = [max(LENGTHS[batch]) * len(batch) for batch in sampler]
+    assert np.mean(padded) > 0.8 * 8192
+    assert len(sampler) == len(padded) == len(list(sampler))
+
+
+def test_by_length_others_meet_every_epoch_and_long_batches_come_anywhere():
+    sampler = ByLength(Labelled(5000, n=LENGTHS), "n", 16)
+    first, second = ([frozenset(batch) for batch in sampler] for _ in range(2))
+    assert len(set(first) & set(second)) < 0.1 * len(first)
+    longest = [max(LENGTHS[sorted(batch)]) for batch in first]
+    assert abs(np.corrcoef(longest, np.arange(len(longest)))[0, 1]) < 0.2
+
+
+def test_by_length_unshuffled_goes_from_the_longest_down_in_every_epoch():
+    sampler = ByLength(Labelled(5000, n=LENGTHS), "n", 16, shuffle=False)
+    first = list(sampler)
+    assert flat(first) == np.argsort(LENGTHS, kind="stable")[::-1].tolist()
+    assert list(sampler) == first
+
+
+def test_by_length_tells_frameworks_that_it_is_its_own_sampler():
+    sampler = ByLength(some(40), "n_tokens", 4)
+    assert sampler.sampler is sampler
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({}, "give batch_size or max_tokens, one of them"),
+        ({"batch_size": 2, "max_tokens": 9}, "give batch_size or max_tokens, one of them"),
+        ({"batch_size": 0}, "batch_size=0; give 1 or more"),
+        ({"max_tokens": 0}, "max_tokens=0; give 1 or more"),
+        ({"batch_size": 2, "bucket": 0.9}, "bucket=0.9; give 1 or more"),
+        ({"batch_size": 2, "bucket": math.nan}, "bucket=nan; give 1 or more"),
+        ({"max_tokens": 6}, "sample 2 has length 7, max_tokens=6; filter() such samples out"),
+        (
+            {"batch_size": 2, "lengths": [1, -2, 3]},
+            "sample 1 has length -2; filter() such samples out",
+        ),
+        ({"batch_size": 2, "lengths": [1.5, 2, 3]}, "lengths of float64; give integers"),
+    ],
+)
+def test_by_length_refuses(options, text):
+    with pytest.raises(OptionError) as caught:
+        ByLength(Labelled(3, n=np.array([1, 5, 7])), **{"lengths": "n", **options})
+    assert str(caught.value) == text
+
+
+# --- ChunkShuffle -------------------------------------------------------------------------------------
+
+
+def test_the_chunk_of_a_sample_is_that_of_its_newest_record(tmp_path, tally):
+    rng = seeded("chunk_of")
+    for number in range(scaled(25)):
+        path = tmp_path / f"{number}.zip"
+        model = archives.make(path, rng)
+        numbers = [e.fields["seq"] for e in reference.entries(path) if e.fields["kind"] == reference.CHUNK]
+        expected = [
+            numbers.index(model.versions[k][-1].seq) if k in model.versions else -1
+            for k in range(model.length)
+        ]
+        reader = CachedDataset.from_cache(path).reader
+        assert reader.chunk_of(np.arange(model.length)).tolist() == expected
+        assert reader.chunk_of(np.arange(model.length)[::-3]).tolist() == expected[::-3]
+        assert reader.chunk_of(np.arange(0)).tolist() == []
+        tally("archives whose chunks were named")
+
+
+def test_chunk_shuffle_draws_every_sample_once_from_few_chunks_at_a_time(ds):
+    for dataset in (ds, ds[::-1], ds[np.array([5, 5, 90, 91, 17, 180])], ds.filter("n_tokens > 40")):
+        chunks = ds.reader.chunk_of(dataset.indices)
+        for buffer in (1, 3, 100):
+            drawn = list(ChunkShuffle(dataset, buffer))
+            assert sorted(drawn) == list(range(len(dataset)))
+            groups, seen = [set()], set()
+            for chunk in chunks[drawn].tolist():
+                if chunk not in groups[-1] and len(groups[-1]) == buffer:
+                    seen |= groups[-1]
+                    groups.append(set())
+                groups[-1].add(chunk)
+                assert chunk not in seen, "a chunk that was done with is read again"
+            assert len(groups) == math.ceil(len(set(chunks.tolist())) / buffer)
+
+
+def test_chunk_shuffle_lets_ranks_read_different_chunks():
+    ds = some(4000)
+    read = [{k // 10 for k in ChunkShuffle(ds, 4, num_replicas=4, rank=rank)} for rank in range(4)]
+    shared = sum(map(len, read)) - 400
+    assert shared <= 3 * 4, "chunks that two ranks read"
+
+
+def quality(order, chunk_size):
+    """How far samples are from where they lie, as a part of what a permutation gives; how alike neighbours'
+    places are; how often neighbours are of one chunk."""
+    count = len(order)
+    displacement = np.abs(order - np.arange(count)).mean() / (count / 3)
+    correlation = np.corrcoef(order[:-1], order[1:])[0, 1]
+    together = np.mean(order[:-1] // chunk_size == order[1:] // chunk_size)
+    return displacement, correlation, together
+
+
+def test_chunk_shuffle_is_between_none_and_a_permutation_as_it_says():
+    """500 chunks of 100; the figures of the docstring."""
+    ds = Labelled(50_000)
+    ds.chunk_of = lambda indices: indices // 100
+    permuted = np.random.default_rng(0).permutation(50_000)
+    found = {
+        "none": quality(np.arange(50_000), 100),
+        "permutation": quality(permuted, 100),
+        **{
+            buffer: np.mean([quality(ChunkShuffle(ds, buffer).order(e), 100) for e in range(4)], axis=0)
+            for buffer in (1, 16, 64)
+        },
+    }
+    assert found["none"][0] == 0
+    assert found["none"][1] == pytest.approx(1)
+    assert found["none"][2] == pytest.approx(0.99, abs=0.001)
+    assert found["permutation"] == pytest.approx((1, 0, 1 / 500), abs=0.02)
+    assert found[1] == pytest.approx((1, 1, 0.99), abs=0.05)
+    assert found[16] == pytest.approx((1, 1 / 16, 1 / 16), abs=0.05)
+    assert found[64] == pytest.approx((1, 1 / 64, 1 / 64), abs=0.05)
+
+
+def test_chunk_shuffle_wants_records(tmp_path):
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.write(1, {"x": 1})
+        w.write(4, {"x": 1})
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    with pytest.raises(OptionError) as caught:
+        ChunkShuffle(ds)
+    assert str(caught.value) == "3 of 5 samples have no record, and so no chunk; take ds.available()"
+    assert sorted(ChunkShuffle(ds.available())) == [0, 1]
+    with pytest.raises(OptionError, match=r"^buffer=0; give 1 or more$"):
+        ChunkShuffle(ds.available(), 0)
+
+
+def test_chunk_shuffle_reads_a_growing_archive_as_it_was(tmp_path):
+    w = CacheWriter(tmp_path / "a.zip", chunk_size=4)
+    for k in range(20):
+        w.append({"x": k})
+    w.flush()
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    sampler = ChunkShuffle(ds, 1)
+    w.close()
+    groups = [{k // 4 for k in batch} for batch in BatchSampler(sampler, 4, False)]
+    assert all(len(group) == 1 for group in groups)
+
+
+# --- ds.loader() --------------------------------------------------------------------------------------
+
+
+def loader_of(make, ds, **options):
+    sampler = make(ds, seed=2, **options)
+    size = None if isinstance(sampler, ByLength) else 8
+    return ds.select("x").loader(size, sampler=sampler)
+
+
+def read(batches):
+    return [batch["x"].flatten().tolist() for batch in batches]
+
+
+@every_sampler
+def test_the_loader_reads_what_is_drawn_epoch_after_epoch(make, ds):
+    loader, sampler = loader_of(make, ds), make(ds, seed=2)
+    for _ in range(3):
+        drawn = list(sampler)
+        expected = drawn if isinstance(drawn[0], list) else list(BatchSampler(drawn, 8, False))
+        assert len(loader) == len(expected)
+        assert read(loader) == expected
+
+
+@every_sampler
+def test_the_loaders_own_state_resumes_amid_an_epoch(make, ds, tally):
+    loader = loader_of(make, ds)
+    epochs = [read(loader) for _ in range(3)]
+    for taken in (1, 4, len(epochs[1])):
+        loader = loader_of(make, ds)
+        loader.set_epoch(1)
+        iterator = iter(loader)
+        assert read(itertools.islice(iterator, taken)) == epochs[1][:taken]
+        state = json.loads(json.dumps(loader.state_dict()))
+        iterator.close()
+        other = loader_of(make, ds)
+        other.load_state_dict(state)
+        assert read(other) == epochs[1][taken:]
+        assert read(other) == epochs[2]
+        tally("states of loaders with samplers resumed")
+
+
+@every_sampler
+def test_the_loader_follows_a_sampler_that_is_told_of_an_epoch(make, ds):
+    sampler = make(ds)
+    loader = ds.select("x").loader(None if isinstance(sampler, ByLength) else 8, sampler=sampler)
+    sampler.set_epoch(5)
+    fifth = read(loader)
+    loader.set_epoch(5)
+    assert read(loader) == fifth
+    assert sampler.epoch == 6
+
+
+def test_the_loader_tells_torchs_distributed_sampler_of_every_epoch(ds):
+    def fresh():
+        return ds.select("x").loader(8, sampler=DistributedSampler(ds, 2, 1, seed=3))
+
+    loader = fresh()
+    epochs = [read(loader) for _ in range(3)]
+    assert len({str(epoch) for epoch in epochs}) == 3
+    loader = fresh()
+    read(loader)
+    iterator = iter(loader)
+    head = read(itertools.islice(iterator, 4))
+    state = loader.state_dict()
+    iterator.close()
+    other = fresh()
+    other.load_state_dict(state)
+    assert head + read(other) == epochs[1]
+
+
+def test_the_loader_takes_batches_of_torchs_batch_sampler(ds):
+    batches = BatchSampler(range(20), 7, False)
+    loader = ds.select("x").loader(None, sampler=batches)
+    assert len(loader) == 3
+    assert read(loader) == list(batches)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"batch_size": None}, "batch_size=None; give 1 or more"),
+        (
+            {"batch_size": None, "sampler": [[1]], "drop_last": True},
+            "drop_last=True needs a batch_size; here the sampler makes the batches",
+        ),
+    ],
+)
+def test_the_loader_refuses(ds, options, text):
+    with pytest.raises(OptionError) as caught:
+        ds.loader(**options)
+    assert str(caught.value) == text
+
+
+def test_the_loader_says_what_a_sampler_should_give(ds):
+    with pytest.raises(OptionError) as caught:
+        read(ds.loader(None, sampler=[3, 4]))
+    assert str(caught.value) == (
+        "the sampler gives int64 of shape (); it gives integers, and with batch_size=None lists of them"
+    )
+
+
+def test_samplers_are_an_attribute_of_the_package():
+    assert edcache.samplers.__all__ == ["Balanced", "ByLength", "ChunkShuffle", "Weighted"]
