@@ -175,7 +175,7 @@ def test_a_data_loader_takes_a_view(whole: CachedDataset) -> None:
 
 
 def test_repr_of_a_view_tells_how_many_of_which_archive(whole: CachedDataset) -> None:
-    assert repr(whole[2:5]) == f"View(3 of 24 samples of {whole.path!r})"
+    assert repr(whole[2:5]) == f"CachedDataset({whole.path!r}, 24 samples)[2:5] (3 samples)"
     assert whole[2:5].cache is whole
 
 
