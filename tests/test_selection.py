@@ -29,7 +29,9 @@ def stepped(selection, model, kind, what):
     if kind == "cut":
         return selection.cut(range(len(model))[what]), model[what]
     if kind == "repeat":
-        return (repeated(selection, what), model * what) if len(model) * what <= LONGEST else (selection, model)
+        return (
+            (repeated(selection, what), model * what) if len(model) * what <= LONGEST else (selection, model)
+        )
     places = [number % len(model) for number in what] if model else []
     return Picks(selection.take(np.array(places, np.int64))), [model[place] for place in places]
 

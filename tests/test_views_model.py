@@ -1,7 +1,7 @@
 """Chains of views, at random, against plain lists: lengths, order, labels, samples, batches, pickles.
 
-The lists share no code with the package. What is random there by a seed is computed again by numpy where it is
-one call; of splits and resampling the promises are checked, and the list goes on with the samples that the view has.
+The lists share no code with the package. What a seed determines is computed again by numpy where it is one
+call; of splits and resampling the promises are checked, and the list goes on with what the view has.
 """
 
 from __future__ import annotations
@@ -43,11 +43,22 @@ class Row:
 
 
 def whole(k):
-    return {"i": k, "y": k % 3, "x": torch.tensor([k, k / 2]), "name": f"n{k % 4}", "deep": {"z": np.float32(k)}}
+    return {
+        "i": k,
+        "y": k % 3,
+        "x": torch.tensor([k, k / 2]),
+        "name": f"n{k % 4}",
+        "deep": {"z": np.float32(k)},
+    }
 
 
 def labels_of(k):
-    return {"y": k % 3, "p": None if k % 5 == 2 else f"p{k % 4}", "g": GROUPS[k % 10], "s": -k / 2 if k % 7 else None}
+    return {
+        "y": k % 3,
+        "p": None if k % 5 == 2 else f"p{k % 4}",
+        "g": GROUPS[k % 10],
+        "s": -k / 2 if k % 7 else None,
+    }
 
 
 KEYS = {
@@ -130,14 +141,11 @@ class Chain:
         return [row.labels.get(name) for row in self.rows]
 
     def cut(self, a, b):
-        part = slice([None, a % 30 - 10][a % 2], [None, b % 40 - 5][b % 3 > 0], [None, 2, -1, -3][(a + b) % 4])
+        ends = [None, a % 30 - 10][a % 2], [None, b % 40 - 5][b % 3 > 0]
+        part = slice(*ends, [None, 2, -1, -3][(a + b) % 4])
         # Of one selected label a slice is a column.
-        if self.fields is not None and len(self.fields) == 1:
-            self.view = self.view.take(10**9)
-            part = slice(a % 5, None)
-            self.view, self.rows = self.view.skip(a % 5), self.rows[part]
-            return
-        self.view, self.rows = self.view[part], self.rows[part]
+        if self.fields is None or len(self.fields) > 1:
+            self.view, self.rows = self.view[part], self.rows[part]
 
     def take(self, a, b):
         self.view, self.rows = self.view.take(a % 30), self.rows[: a % 30]
@@ -308,11 +316,16 @@ class Chain:
         parts = [(self.view, self.rows), (other, rows)][:: 1 if b % 2 else -1]
         self.view = edcache.concat([part for part, _ in parts])
         # A row of a dataset that stands in twice is two rows from here on.
-        self.rows = [Row((k, *row.uid), row.sample, row.labels) for k, (_, some) in enumerate(parts) for row in some]
+        self.rows = [
+            Row((k, *row.uid), row.sample, row.labels) for k, (_, some) in enumerate(parts) for row in some
+        ]
 
     def zip(self, a, b):
-        if self.is_zipped or self.fields is not None or not self.rows or not all(
-            row.sample is None or isinstance(row.sample, dict) for row in self.rows
+        if (
+            self.is_zipped
+            or self.fields is not None
+            or not self.rows
+            or not all(row.sample is None or isinstance(row.sample, dict) for row in self.rows)
         ):
             return
         self.is_zipped = True
@@ -321,7 +334,11 @@ class Chain:
         beside = [self.world.feature_rows[k % LENGTH] for k in range(n)]
         self.view = edcache.zip_fields(self.view, features)
         self.rows = [
-            Row((k,), None if row.sample is None else row.sample | other["sample"], row.labels | other["labels"])
+            Row(
+                (k,),
+                None if row.sample is None else row.sample | other["sample"],
+                row.labels | other["labels"],
+            )
             for k, (row, other) in enumerate(zip(self.rows, beside, strict=True))
         ]
 
@@ -354,7 +371,9 @@ class Chain:
             if sample is not None:
                 sample = {**sample, "i": sample["i"] + 1 if a % 2 else -sample["i"]}
             rows.append(Row(row.uid, sample, row.labels))
-        self.view = self.view.with_transform(plus_one) if a % 2 else self.view.with_transform(negative, field="i")
+        self.view = (
+            self.view.with_transform(plus_one) if a % 2 else self.view.with_transform(negative, field="i")
+        )
         self.rows = rows
 
 

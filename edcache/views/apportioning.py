@@ -76,10 +76,17 @@ def _closed(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> list[tu
 def _moved(rows: list[tuple[int, _Cells]], cycle: list[tuple[int, int]], whole: int) -> list[tuple[int, int]]:
     """Move from every second cell of a cycle to the others until one is whole; gives those that fill up."""
     down, up = cycle[::2], cycle[1::2]
-    amount = min(
-        min(rows[row][1][column] for row, column in down),
-        min(whole - rows[row][1][column] for row, column in up),
-    )
+
+    def room(down: list[tuple[int, int]], up: list[tuple[int, int]]) -> int:
+        return min(
+            min(rows[row][1][column] for row, column in down),
+            min(whole - rows[row][1][column] for row, column in up),
+        )
+
+    # The way that moves less stays nearer to the shares.
+    if room(up, down) < room(down, up):
+        down, up = up, down
+    amount = room(down, up)
     filled = []
     for row, column in down:
         rows[row][1][column] -= amount

@@ -113,8 +113,9 @@ def _dealt_in_groups(
 ) -> npt.NDArray[Any]:
     """The part of each sample, where all samples of a group are in one part.
 
-    The largest group goes first, each to where it leaves the shares most even: the sum over the parts and
-    classes of the squares of what a part has of a class, relative to its share, weighted with the shares.
+    The largest group goes first, or with classes the most uneven one, each to where it leaves the shares
+    most even: the sum over the parts and classes of the squares of what a part has of a class, relative to
+    its share, weighted with the shares.
     """
     if not len(groups):
         return groups
@@ -122,10 +123,11 @@ def _dealt_in_groups(
     kinds = int(codes.max()) + 1
     pairs = groups.astype(np.int64) * kinds + codes
     members = np.bincount(pairs, minlength=count * kinds).reshape(count, kinds)
-    sizes = members.sum(axis=1)
-    # Those of one size are interchanged by chance.
+    # Where there are classes, a group of one class is harder to place than one of all.
+    weight = members.sum(axis=1) if kinds == 1 else members.std(axis=1)
+    # Equal ones are interchanged by chance.
     order = np.arange(count) if random is None else random.permutation(count)
-    order = order[np.argsort(-sizes[order], kind="stable")]
+    order = order[np.argsort(-weight[order], kind="stable")]
     given = _even(members[order].astype(np.float64), np.array(weights, np.float64))
     hands = np.empty(count, np.min_scalar_type(len(weights) - 1))
     hands[order] = given
