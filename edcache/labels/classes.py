@@ -14,6 +14,7 @@ from edcache.labels.view import Labels, is_text, one_chunk, to_numpy
 
 # Integers of so small a range are looked up in a table instead of being hashed.
 _SMALL_RANGE = 1 << 16
+_BLOCK = 1 << 16
 
 
 class Classes(NamedTuple):
@@ -37,8 +38,8 @@ def classes(labels: Labels, name: str, asked_by: str) -> Classes:
     kind = _single(labels, name, asked_by)
     if not labels.num_rows:
         return Classes(np.empty(0, np.uint8), [])
-    codes, values = _small_integers(labels, name, kind) or _encoded(labels.column(name))
-    return _by_appearance(codes, values)
+    offsets = _offsets(labels, name, kind)
+    return _encoded(labels.column(name)) if offsets is None else _by_appearance(*offsets)
 
 
 def sort_keys(labels: Labels, name: str, descending: bool) -> npt.NDArray[Any]:
@@ -49,6 +50,10 @@ def sort_keys(labels: Labels, name: str, descending: bool) -> npt.NDArray[Any]:
     kind = _single(labels, name, "sort_by")
     if not labels.num_rows:
         return np.empty(0, np.uint8)
+    offsets = _offsets(labels, name, kind)
+    if offsets is not None:
+        small = offsets[0]
+        return small.max() - small if descending else small
     keys, missing = _ordered(labels, name, kind)
     keys = keys.max() - keys if descending else keys - keys.min()
     last = int(keys.max())
@@ -73,48 +78,85 @@ def _single(labels: Labels, name: str, asked_by: str) -> pa.DataType:
 # ----------------------------------------------------------------------------------------- codes
 
 
-def _small_integers(
-    labels: Labels, name: str, kind: pa.DataType
-) -> tuple[npt.NDArray[Any], list[Any]] | None:
+def _offsets(labels: Labels, name: str, kind: pa.DataType) -> tuple[npt.NDArray[Any], int] | None:
+    """How much larger than the least each integer of a column is, and the least; None for all other columns.
+
+    And for those with missing values, or of a large range.
+    """
     column = labels[name] if pa.types.is_integer(kind) else None
     if column is None or column.dtype.kind not in "iu":
         return None
     low, high = int(column.min()), int(column.max())
     if high - low >= _SMALL_RANGE:
         return None
-    offsets = (column.astype(np.int64) if column.dtype.itemsize < 8 else column) - column.dtype.type(low)
-    return offsets.astype(np.min_scalar_type(high - low)), list(range(low, high + 1))
+    offsets = np.empty(len(column), np.min_scalar_type(high - low))
+    wide = np.uint64 if column.dtype.kind == "u" else np.int64
+    # Without an array of the wide type in between.
+    np.subtract(column, wide(low), out=offsets, casting="unsafe", dtype=wide)
+    return offsets, low
 
 
-def _encoded(column: pa.ChunkedArray) -> tuple[npt.NDArray[Any], list[Any]]:
+def _by_appearance(offsets: npt.NDArray[Any], low: int) -> Classes:
+    """The classes of small integers, numbered by their first rows."""
+    count = int(offsets.max()) + 1
+    first = np.full(count, -1, np.int64)
+    wanted = np.count_nonzero(counted(offsets, count))
+    for start in range(0, len(offsets), _BLOCK):
+        block = offsets[start : start + _BLOCK]
+        found = np.full(count, -1, np.int64)
+        # Of several rows with one value the one that is assigned last stays.
+        found[block[::-1]] = np.arange(start + len(block) - 1, start - 1, -1)
+        is_new = (first < 0) & (found >= 0)
+        first[is_new] = found[is_new]
+        if np.count_nonzero(first >= 0) == wanted:
+            break
+    order = np.argsort(np.where(first < 0, len(offsets), first), kind="stable")[:wanted]
+    numbers = np.zeros(count, np.min_scalar_type(wanted - 1))
+    numbers[order] = np.arange(wanted, dtype=numbers.dtype)
+    return Classes(numbers[offsets], [low + offset for offset in order.tolist()])
+
+
+def counted(codes: npt.NDArray[Any], count: int) -> npt.NDArray[np.int64]:
+    """How often each number below `count` comes: int64 [count]."""
+    if count > _BLOCK:
+        return np.bincount(codes, minlength=count)
+    # numpy makes wide copies of what it counts; of a block they stay in the processor's cache.
+    blocks = (codes[start : start + _BLOCK] for start in range(0, len(codes), _BLOCK))
+    total = np.zeros(count, np.int64)
+    for block in blocks:
+        total += np.bincount(block, minlength=count)
+    return total
+
+
+def _encoded(column: pa.ChunkedArray) -> Classes:
+    """The classes of any column, as Arrow finds them, which numbers them by their first rows too."""
     if pa.types.is_null(column.type):
-        return np.zeros(len(column), np.uint8), [None]
-    array = one_chunk(column)
-    if pa.types.is_float16(array.type):
-        array = widened_float16(array)
-    encoded = array.dictionary_encode()
+        return Classes(np.zeros(len(column), np.uint8), [None])
+    encoded = _hashable(one_chunk(column)).dictionary_encode()
     found = to_numpy(encoded.dictionary, nullable=False)
     # Of times, numpy keeps what Python's types would round.
     values = list(found) if found.dtype.kind in "mM" else found.tolist()
-    codes = encoded.indices
+    codes, missing = encoded.indices, None
     if codes.null_count:
-        codes = codes.fill_null(len(values))
-        values.append(None)
-    return codes.to_numpy(zero_copy_only=False), values
+        missing = codes.is_null().to_numpy(zero_copy_only=False)
+        codes = codes.fill_null(0)
+    numbers = codes.to_numpy(zero_copy_only=False).astype(np.min_scalar_type(len(values)))
+    if missing is not None:
+        place = int(numbers[: int(missing.argmax())].max(initial=0)) + 1 if not missing[0] else 0
+        numbers[numbers >= place] += 1
+        numbers[missing] = place
+        values.insert(place, None)
+    return Classes(numbers, values)
 
 
-def _by_appearance(codes: npt.NDArray[Any], values: list[Any]) -> Classes:
-    """Renumber the codes by their first rows; values without a row go."""
-    count = len(codes)
-    first = np.full(len(values), count, np.int64)
-    # Of several rows with one code the one that is assigned last stays.
-    first[codes[::-1]] = np.arange(count - 1, -1, -1)
-    order = np.argsort(first, kind="stable")
-    order = order[: int(np.count_nonzero(first < count))]
-    dtype = np.min_scalar_type(max(len(order) - 1, 0))
-    renumbered = np.zeros(len(values), dtype)
-    renumbered[order] = np.arange(len(order), dtype=dtype)
-    return Classes(renumbered[codes], [values[place] for place in order.tolist()])
+def _hashable(array: pa.Array) -> pa.Array:
+    """An array in which equal values have equal bits."""
+    if not pa.types.is_floating(array.type):
+        return array
+    import pyarrow.compute as pc
+
+    wide = widened_float16(array) if pa.types.is_float16(array.type) else array
+    return pc.add(wide, pa.scalar(0.0, wide.type))  # -0.0 becomes 0.0
 
 
 # ------------------------------------------------------------------------------------------ order
@@ -134,6 +176,8 @@ def _ordered(
 
 
 def _ranked(column: pa.ChunkedArray) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+    if not len(column):
+        return np.empty(0, np.uint64), np.empty(0, bool)
     codes, values = _encoded(column)
     missing = np.array([value is None for value in values], bool)
     present = sorted(np.flatnonzero(~missing).tolist(), key=values.__getitem__)

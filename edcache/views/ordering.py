@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.errors import OptionError
+from edcache.labels.classes import counted
 
 Ints = npt.NDArray[np.int64]
 
@@ -66,6 +67,17 @@ def dealt(random: np.random.Generator | None, sizes: list[int]) -> npt.NDArray[A
     return hands
 
 
+def dealt_by_class(
+    random: np.random.Generator | None, codes: npt.NDArray[Any], tables: list[list[int]]
+) -> npt.NDArray[Any]:
+    """Which hand each thing goes to, where of class c hand k gets tables[c][k]; as `dealt` within a class."""
+    order, ends = grouped(codes, len(tables))
+    hands = np.empty(len(codes), np.min_scalar_type(max((len(sizes) for sizes in tables), default=1) - 1))
+    for sizes, start, end in zip(tables, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
+        hands[order[start:end]] = dealt(random, sizes)
+    return hands
+
+
 def grouped(codes: npt.NDArray[Any], count: int) -> tuple[Ints, Ints]:
     """The positions of each code, one code after the other, ascending within each.
 
@@ -75,7 +87,7 @@ def grouped(codes: npt.NDArray[Any], count: int) -> tuple[Ints, Ints]:
         order int64 [n], ends int64 [count + 1]: the positions of code k are order[ends[k]:ends[k + 1]].
     """
     ends = np.zeros(count + 1, np.int64)
-    np.cumsum(np.bincount(codes, minlength=count), out=ends[1:])
+    np.cumsum(counted(codes, count), out=ends[1:])
     return stable_order(codes), ends
 
 

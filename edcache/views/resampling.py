@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from edcache.errors import OptionError
-from edcache.labels.classes import Classes
-from edcache.views.ordering import Ints, generator, grouped
+from edcache.labels.classes import Classes, counted
+from edcache.views.ordering import Ints, dealt_by_class, generator
 
 STRATEGIES = ("exact", "multiply")
 
@@ -20,11 +23,11 @@ def oversampled(found: Classes, strategy: str, seed: int) -> Ints:
     if strategy not in STRATEGIES:
         raise OptionError(f"strategy={strategy!r}; choose one of {', '.join(map(repr, STRATEGIES))}")
     random = generator(seed)
-    counts = np.bincount(found.codes, minlength=len(found.values))
+    counts = counted(found.codes, len(found.values))
     most = int(counts.max(initial=0))
     times = (most // np.maximum(counts, 1))[found.codes]
     if strategy == "exact":
-        times[_drawn(random, found, most % np.maximum(counts, 1))] += 1
+        times += _is_drawn(random, found, counts, most % np.maximum(counts, 1))
     return np.repeat(np.arange(len(times), dtype=np.int64), times)
 
 
@@ -38,11 +41,9 @@ def undersampled(found: Classes, count: int | None, seed: int) -> Ints:
     is_count = isinstance(count, (int, np.integer)) and not isinstance(count, bool) and count >= 0
     if count is not None and not is_count:
         raise OptionError(f"count={count!r}; give how many samples of each class to keep, or None")
-    counts = np.bincount(found.codes, minlength=len(found.values))
+    counts = counted(found.codes, len(found.values))
     kept = int(counts.min(initial=len(found.codes))) if count is None else int(count)
-    is_kept = np.zeros(len(found.codes), bool)
-    is_kept[_drawn(random, found, np.minimum(counts, kept))] = True
-    return np.flatnonzero(is_kept)
+    return np.flatnonzero(_is_drawn(random, found, counts, np.minimum(counts, kept)))
 
 
 def firsts(found: Classes) -> Ints:
@@ -54,11 +55,7 @@ def firsts(found: Classes) -> Ints:
     return np.concatenate([[0], np.flatnonzero(latest[1:] != latest[:-1]) + 1])
 
 
-def _drawn(random: np.random.Generator, found: Classes, wanted: Ints) -> Ints:
-    """The positions of so many samples of each class, drawn without replacement."""
-    order, ends = grouped(found.codes, len(found.values))
-    parts = [
-        order[start:end][random.choice(end - start, number, replace=False, shuffle=False)]
-        for start, end, number in zip(ends[:-1].tolist(), ends[1:].tolist(), wanted.tolist(), strict=True)
-    ]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+def _is_drawn(random: np.random.Generator, found: Classes, counts: Ints, wanted: Ints) -> npt.NDArray[Any]:
+    """1 for so many samples of each class, drawn without replacement, and 0 for the others."""
+    pairs = zip((counts - wanted).tolist(), wanted.tolist(), strict=True)
+    return dealt_by_class(random, found.codes, [[left, drawn] for left, drawn in pairs])

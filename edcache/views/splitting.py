@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.errors import OptionError
+from edcache.labels.classes import counted
 from edcache.views.apportioning import apportioned
-from edcache.views.ordering import Ints, dealt, generator, grouped
+from edcache.views.ordering import Ints, dealt, dealt_by_class, generator, grouped
 
 _LARGEST_DENOMINATOR = 10**9
 _ROUNDING = 1e-6
@@ -65,7 +66,9 @@ def parted(
         classes = np.zeros(count, np.uint8) if strata is None else strata
         hands = _dealt_in_groups(random, classes, groups, weights)
     elif strata is not None:
-        hands = _dealt_by_class(random, strata, weights)
+        # Each part has of each class within one of its share.
+        counts = counted(strata, int(strata.max()) + 1).tolist() if count else []
+        hands = dealt_by_class(random, strata, apportioned(counts, weights))
     else:
         hands = dealt(random, sizes_of(count, weights))
     return grouped(hands, len(weights))
@@ -89,20 +92,6 @@ def check_folds(folds: int, count: int, group: str | None, groups: npt.NDArray[A
         found, what = int(groups.max(initial=0)) + 1 if len(groups) else 0, f'groups of "{group}"'
     if folds > found:
         raise OptionError(f"kfold({folds}): there are {found:,} {what}; give at most as many folds")
-
-
-def _dealt_by_class(
-    random: np.random.Generator | None, codes: npt.NDArray[Any], weights: Sequence[int]
-) -> npt.NDArray[Any]:
-    """The part of each sample, where each part has of each class within one of its share."""
-    if not len(codes):
-        return codes
-    order, ends = grouped(codes, int(codes.max()) + 1)
-    hands = np.empty(len(codes), np.min_scalar_type(len(weights) - 1))
-    table = apportioned(np.diff(ends).tolist(), weights)
-    for sizes, start, end in zip(table, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-        hands[order[start:end]] = dealt(random, sizes)
-    return hands
 
 
 def _dealt_in_groups(
