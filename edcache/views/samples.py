@@ -197,8 +197,8 @@ class Samples(Readable):
             seed: which samples go where; None takes the first samples for the first part, and so on.
             stratify: a label column: each part has of each of its values its share, rounded down or up.
             group: a label column: samples of one value, such as a patient, are all in one part. Then parts
-                and classes are as near to their shares as a greedy choice gets; groups of one size are
-                interchanged by `seed`.
+                and classes are as near to their shares as a greedy choice gets: nearest with seed=None, which
+                places the largest group first, and within a few samples otherwise.
         Raises:
             OptionError: "split(0.8, 0.1): the fractions make 0.9; ...".
             UnknownLabelError, LabelTypeError.

@@ -17,6 +17,8 @@ from edcache.views.ordering import Ints, dealt, dealt_by_class, generator, group
 
 _LARGEST_DENOMINATOR = 10**9
 _ROUNDING = 1e-6
+# What is equal but for the last bits is equal on every platform.
+_DIGITS = 12
 
 
 def weights_of(parts: Sequence[Any], count: int) -> list[int]:
@@ -113,9 +115,12 @@ def _dealt_in_groups(
     pairs = groups.astype(np.int64) * kinds + codes
     members = np.bincount(pairs, minlength=count * kinds).reshape(count, kinds)
     # Where there are classes, a group of one class is harder to place than one of all.
-    weight = members.sum(axis=1) if kinds == 1 else members.std(axis=1)
-    # Equal ones are interchanged by chance.
-    order = np.arange(count) if random is None else random.permutation(count)
+    weight = members.sum(axis=1) if kinds == 1 else members.std(axis=1).round(_DIGITS)
+    order = np.arange(count)
+    if random is not None:
+        # By chance among those of about one weight, or each seed would give the same parts.
+        order = random.permutation(count)
+        weight = np.floor(2 * np.log2(np.maximum(weight, 10.0**-_DIGITS)))
     order = order[np.argsort(-weight[order], kind="stable")]
     given = _even(members[order].astype(np.float64), np.array(weights, np.float64))
     hands = np.empty(count, np.min_scalar_type(len(weights) - 1))
@@ -136,7 +141,7 @@ def _even(members: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) ->
     cost, tie, held, sizes = cost[usable], tie[usable], held[usable], sizes[usable]
     given = []
     for group in members:
-        worse = ((2 * held + group) * group * cost).sum(axis=1)
+        worse = ((2 * held + group) * group * cost).sum(axis=1).round(_DIGITS)
         filled = (sizes + group.sum()) * tie
         best = int(np.lexsort((filled, worse))[0])
         held[best] += group
