@@ -18,9 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+import edcache
 from edcache import CachedDataset, CacheWriter, Reader, View
-from edcache.errors import OptionError, SampleIndexError, UnknownLabelError
+from edcache.errors import LengthError, OptionError, SampleIndexError, UnknownLabelError
+from edcache.format import Head
 from edcache.views import ordering
+from edcache.writer import Appender
 
 LENGTH = 24
 SPLIT = ["train", "train", "test"]
@@ -423,6 +426,51 @@ def test_other_slices_are_views(whole: CachedDataset) -> None:
     for view in views:
         assert isinstance(view[2:4], View)
         assert view[2:4].indices.tolist() == [2, 3]
+
+
+# ------------------------------------------------------------------- archives that claim too much
+
+LARGE = 10**12
+
+
+@pytest.fixture(scope="module")
+def boastful(tmp_path_factory: pytest.TempPathFactory) -> CachedDataset:
+    """Ten samples, and the word that there are a million millions."""
+    path = str(tmp_path_factory.mktemp("boastful") / "a.zip")
+    with CacheWriter(path, in_memory_keys=["y"]) as writer:
+        writer.extend({"y": i} for i in range(10))
+    appender = Appender.open(path, Head(bytes(16)), create=False)
+    appender.amend(length=LARGE)
+    appender.close()
+    ds = CachedDataset.from_cache(path)
+    assert len(ds) == LARGE
+    return ds
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda ds: ds.indices, lambda ds: ds[::2].indices, lambda ds: ds.select("y").indices),
+        *(lambda ds: ds[1:].labels, lambda ds: ds.repeat(2).indices, lambda ds: ds.shuffle(0)),
+        *(lambda ds: ds.filter(y=1), lambda ds: ds.exclude(y=1), lambda ds: ds.sort_by("y")),
+        *(lambda ds: ds.unique("y"), lambda ds: ds.group_by("y"), lambda ds: ds.oversample("y")),
+        *(lambda ds: ds.undersample("y"), lambda ds: ds.split(0.5, 0.5), lambda ds: ds[1:].kfold(3)),
+        *(lambda ds: ds.split(0.5, 0.5, stratify="y"), lambda ds: ds.split(0.5, 0.5, group="y", seed=None)),
+        *(lambda ds: edcache.concat([ds, ds]).shuffle(0), lambda ds: edcache.concat([ds, ds]).labels["y"]),
+        *(lambda ds: edcache.zip_fields(ds.select("y")).indices, lambda ds: ds.take(LARGE // 2).loader(4)),
+    ],
+)
+def test_no_view_allocates_on_the_word_of_a_file(boastful: CachedDataset, make: Any) -> None:
+    with pytest.raises(LengthError, match="samples would take .* bytes here, the file has"):
+        make(boastful)
+
+
+def test_views_that_hold_no_array_of_it_are_made(boastful: CachedDataset) -> None:
+    view = boastful[LARGE // 2 :: -3].take(10**11).percent(0.9, 1).repeat(2).skip(7)
+    assert len(view) == 2 * 10**10 - 7
+    parts = boastful.split(0.25, 0.75, seed=None)
+    assert [len(part) for part in parts] == [LARGE // 4, 3 * LARGE // 4]
+    assert (boastful.take(10)[9], boastful[[3, 5]].indices.tolist()) == ({"y": 9}, [3, 5])
 
 
 # ------------------------------------------------------------------------------------ without labels

@@ -63,8 +63,9 @@ class Samples(Readable):
 
         >>> ds.exclude(split="test")
         """
+        rows = self._matching(where, conditions)
         kept = np.ones(len(self), bool)
-        kept[self._matching(where, conditions)] = False
+        kept[rows] = False
         return self._picked(np.flatnonzero(kept), wording.conditions("exclude", where, conditions))
 
     def _matching(self, where: object, conditions: dict[str, object]) -> Ints:
