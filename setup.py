@@ -18,7 +18,7 @@ setup(
     packages=[
         "edcache",
         *(f"edcache.{room}" for room in ("batch", "cli", "codec", "fill", "labels", "maintain")),
-        *(f"edcache.{room}" for room in ("reader", "samplers", "writer")),
+        *(f"edcache.{room}" for room in ("reader", "samplers", "views", "writer")),
     ],
     package_data={"edcache": ["py.typed"]},
     python_requires=">=3.10",

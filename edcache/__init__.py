@@ -4,6 +4,7 @@
     CachedDataset   the dataset over an archive; from_cache() opens one without its source
     CacheWriter     write an archive without a Dataset
     collate         a collate_fn for fields that vary in shape
+    concat          several datasets as one; zip_fields() puts their fields side by side
     ray_executor    an Executor whose tasks run in Ray, to fill by
     register        let the codec store an enum or a dataclass
     samplers        Balanced, Weighted, ByLength, ChunkShuffle: orders that know labels and chunks
@@ -15,13 +16,13 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
     0  errors, and above it bounded, once       the exception tree; what a stranger's bytes may allocate;
                                                 properties without a lock
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
-       fingerprint, progress, sizes             what identifies a call; what a person sees and says
+       fingerprint, progress, sizes, selection  what identifies a call; what a person sees and says; indices
     2  contents, digests                        the tables of an archive merged into one; its SHA-256
     3  reader, writer                           they meet only in the file
     4  fill, batch, samplers                    which samples are missing, who computes them;
                                                 many records to one collated batch; in which order
     5  loader                                   batches by threads of this process
-    6  views                                    selections of samples and fields
+    6  views                                    selections of samples and fields, several datasets as one
     7  dataset                                  CachedDataset
     8  decorator, maintain, housekeeping        @cachable; prove, mend, shrink; which archives may go
     9  present                                  how a person is shown tables and samples
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from edcache.maintain.repair import repair
     from edcache.maintain.verify import verify
     from edcache.reader import Reader
-    from edcache.views import View
+    from edcache.views import View, concat, zip_fields
     from edcache.writer import CacheWriter
 
 __version__ = "0.1.0"
@@ -63,6 +64,7 @@ __all__ = [
     "cachable",
     "collate",
     "compact",
+    "concat",
     "digest",
     "errors",
     "ray_executor",
@@ -70,6 +72,7 @@ __all__ = [
     "repair",
     "samplers",
     "verify",
+    "zip_fields",
 ]
 
 _HOMES = {
@@ -82,11 +85,13 @@ _HOMES = {
     "cachable": "edcache.decorator",
     "collate": "edcache.batch",
     "compact": "edcache.maintain",
+    "concat": "edcache.views",
     "digest": "edcache.maintain",
     "ray_executor": "edcache.fill",
     "register": "edcache.codec",
     "repair": "edcache.maintain",
     "verify": "edcache.maintain",
+    "zip_fields": "edcache.views",
 }
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from edcache.batch import Projection, bulk
+from edcache.batch.collation import Special
+from edcache.batch.paths import FieldPath
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
@@ -36,8 +39,9 @@ from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
 from edcache.labels.view import Labels
 from edcache.progress import Show
-from edcache.reader import Reader
-from edcache.views import Samples, Transform, View
+from edcache.reader import Memory, Reader
+from edcache.selection import Picks
+from edcache.views import Root, Transform, View
 from edcache.writer import Sync, adopt_labels, check_options, check_writing, never_created, new_head, recover
 
 InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
@@ -46,13 +50,15 @@ FILL_OPTIONS = (
     *("num_workers", "multiprocessing_context", "executor", "shared_filesystem"),
     *("if_filling", "check_space", "progress"),
 )
+# To know the keys of all samples, each schema is looked at.
+_MOST_LOOKED_AT = 8
 READ_OPTIONS = frozenset({"allow_pickle", "batch_transform", "io", "transform", "verify", "zero_copy"})
 NO_DIGEST_YET = (
     "expected_digest= is for CachedDataset.from_cache(): what is filled here has no published digest"
 )
 
 
-class CachedDataset(Samples):
+class CachedDataset(Root):
     """A dataset whose samples are computed once and read from one archive ever after.
 
     Args:
@@ -315,11 +321,6 @@ class CachedDataset(Samples):
         return self._reader
 
     @property
-    def cache(self) -> CachedDataset:
-        """This dataset."""
-        return self
-
-    @property
     def complete(self) -> bool:
         """Whether every sample has a record, or is recorded as absent for good."""
         return self._reader.complete
@@ -335,7 +336,8 @@ class CachedDataset(Samples):
     def available(self) -> View:
         """The samples that have a record, as a view."""
         index = self._reader.records.index
-        return self._view(np.arange(len(self)) if index is None else np.array(index))
+        selection = None if index is None else Picks(np.array(index, np.int64))
+        return self._chosen(selection, ".available()")
 
     def info(self) -> dict[str, Any]:
         """The state of the archive, and what reading it takes in this process.
@@ -367,12 +369,6 @@ class CachedDataset(Samples):
         if self._labels is None:
             self._labels = Labels(self._reader.labels, num_rows=len(self))
         return self._labels
-
-    @property
-    def indices(self) -> npt.NDArray[np.int64]:
-        """All of them: 0 to len(self) - 1."""
-        self._reader.justify(8)
-        return np.arange(len(self), dtype=np.int64)
 
     def refresh(self) -> bool:
         """See what others have added since, or that they compacted it; says whether anything changed."""
@@ -415,6 +411,58 @@ class CachedDataset(Samples):
         if self._filler is not None:
             self._filler.close()
         self._reader.close()
+
+    def _one(self, index: int, fields: Projection | None) -> Any:
+        if fields is None:
+            return self._stored(index)
+        position = index % len(self)
+        if self._reader.has(position):
+            return fields.read(self._reader, self.labels, position)
+        return fields.of_sample(self._stored(index))
+
+    def _many(self, indices: npt.NDArray[np.int64], fields: Projection | None) -> list[Any]:
+        if fields is not None or not self.complete:
+            return [self._one(index, fields) for index in indices.tolist()]
+        return self._reader.read_many(indices, copy=not self.zero_copy)
+
+    def _collated(
+        self,
+        indices: npt.NDArray[np.int64],
+        fields: Projection | None,
+        special: Special | None,
+        memory: Memory,
+    ) -> Any:
+        return bulk.collated(self._reader, self.labels, indices, fields, special, memory)
+
+    def _collated_by(self, indices: npt.NDArray[np.int64], size: int, memory: Memory) -> Iterable[Any] | None:
+        return bulk.collated_by(self._reader, indices, size, memory)
+
+    def _likeness(self, indices: npt.NDArray[np.int64], fields: Projection | None) -> object:
+        decoder = self._reader.common_decoder(indices)
+        if decoder is None or decoder.structure is None:
+            return None
+        return decoder.text if fields is None else fields.likeness(decoder)
+
+    def _columns(self) -> dict[FieldPath, str]:
+        return {_hashable(source): name for name, source in self.head.labels if source is not None}
+
+    def _keys(self) -> tuple[Any, ...] | None:
+        records, found = self._reader.records, set()
+        if not self._reader.present or len(self._reader.schemas) > _MOST_LOOKED_AT:
+            return None
+        for number in range(len(self._reader.schemas)):
+            row = int(np.argmax(records.schema == number)) if number else 0
+            decoder = self._reader.decoder(row if records.index is None else int(records.index[row]))
+            structure = None if decoder is None else decoder.structure
+            is_dict = structure is not None and structure.kind in ("dict", "OrderedDict")
+            found.add(structure.keys if structure is not None and is_dict else None)
+        return found.pop() if len(found) == 1 else None
+
+    def _justify(self, nbytes: int, count: int) -> None:
+        self._reader.justify(nbytes, count)
+
+    def _chain(self) -> str:
+        return f"CachedDataset({self.path!r}, {len(self):,} samples)"
 
     def _stored(self, index: int) -> Any:
         """A sample as it was written, by its index in [-n, n); computed if it is missing and lazy."""
@@ -479,3 +527,8 @@ def _path_of(source: Any) -> str:
             'pass path="somewhere.zip"'
         )
     return os.path.join(os.fspath(root), "cached", f"{name}.zip")
+
+
+def _hashable(source: Any) -> FieldPath:
+    """A label's field path as select() takes it; the head keeps a tuple as a list."""
+    return tuple(source) if isinstance(source, list) else source

@@ -15,7 +15,7 @@ PACKAGE = Path(edcache.__file__).parent
 FLOORS = [
     {"errors"},
     {"bounded", "once"},
-    {"format", "durable", "codec", "labels", "fingerprint", "progress", "sizes"},
+    {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection", "sizes"},
     {"contents", "digests"},
     {"reader", "writer"},
     {"fill", "batch", "samplers"},

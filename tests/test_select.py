@@ -348,8 +348,8 @@ def test_what_was_selected_is_the_callers_own(ds):
 
 def test_the_representation_tells_what_is_selected(ds):
     text = repr(ds[:5].select("label", "target.area", as_tuple=True))
-    assert "select('label', 'target.area', as_tuple=True)" in text
-    assert "5 of 40 samples" in text
+    whole = f"CachedDataset({ds.path!r}, 40 samples)"
+    assert text == f"{whole}[:5].select('label', 'target.area', as_tuple=True) (5 samples)"
 
 
 # --- labels -----------------------------------------------------------------------------------------

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import hashlib
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +18,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+import edcache
 from edcache import CachedDataset, CacheWriter, Reader, View
-from edcache.errors import OptionError, SampleIndexError, UnknownLabelError
+from edcache.errors import LengthError, OptionError, SampleIndexError, UnknownLabelError
+from edcache.format import Head
+from edcache.views import ordering
+from edcache.writer import Appender
 
 LENGTH = 24
 SPLIT = ["train", "train", "test"]
@@ -175,8 +183,294 @@ def test_a_data_loader_takes_a_view(whole: CachedDataset) -> None:
 
 
 def test_repr_of_a_view_tells_how_many_of_which_archive(whole: CachedDataset) -> None:
-    assert repr(whole[2:5]) == f"View(3 of 24 samples of {whole.path!r})"
+    assert repr(whole[2:5]) == f"CachedDataset({whole.path!r}, 24 samples)[2:5] (3 samples)"
     assert whole[2:5].cache is whole
+
+
+def test_repr_of_a_chain_tells_its_steps_and_shortens_long_ones(whole: CachedDataset) -> None:
+    root = f"CachedDataset({whole.path!r}, 24 samples)"
+    view = whole.filter(y=3).shuffle(7)[:100]
+    assert repr(view) == f"{root}.filter(y=3).shuffle(7)[:100] (5 samples)"
+    long = view.take(4).skip(1).repeat(min_size=8).exclude("y == 1", split=None).percent(0, 0.5)[::-1]
+    middle = ' ... .exclude("y == 1", split=None).percent(0, 0.5)[::-1]'.replace('"', "'")
+    assert repr(long) == f"{root}.filter(y=3).shuffle(7){middle} (4 samples)"
+    assert repr(whole.filter(np.arange(24) < 3, y=lambda c: c > 0)) == (
+        f"{root}.filter(<24 bools>, y=<lambda>) (2 samples)"
+    )
+    assert repr(whole.filter([1, 2, 3, 4, 5, 6])[[0]]) == f"{root}.filter([1, 2, 3, 4, ...])[...] (1 samples)"
+    assert repr(whole.split(0.5, 0.5, stratify="y")[1]) == (
+        f"{root}.split(0.5, 0.5, seed=0, stratify='y')[1] (12 samples)"
+    )
+    assert repr(whole.kfold(3)[2][0]) == f"{root}.kfold(3, seed=0)[2][0] (16 samples)"
+    assert repr(whole.group_by("y")[4]) == f"{root}.group_by('y')[4] (4 samples)"
+    assert len(repr(whole.filter(lambda t: np.ones(24, bool), y=list(range(1000)), split="x" * 999))) < 250
+
+
+# ------------------------------------------------------------------------------------- by position
+
+
+def test_take_skip_slices_percent_and_repeat_hold_no_array(whole: CachedDataset) -> None:
+    for view in (whole[3:20:2], whole.take(9), whole.skip(9), whole.percent(0.1, 0.9), whole.repeat(10**9)):
+        assert len(pickle.dumps(view)) < len(pickle.dumps(whole[:1])) + 200
+    assert whole.repeat(10**9)[24 * 10**8 + 5]["i"] == 5
+    assert numbers(whole.repeat(10**12)[-3:].repeat(min_size=4)) == [21, 22, 23] * 2
+
+
+def test_percent_rounds_so_that_neighbours_fit(whole: CachedDataset) -> None:
+    for cut in np.linspace(0, 1, 41).tolist():
+        assert numbers(whole.percent(0, cut)) + numbers(whole.percent(cut, 1)) == list(range(LENGTH))
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda ds: ds.take(-1), "take(-1): give a number of samples, 0 or more"),
+        (lambda ds: ds.skip(1.5), "skip(1.5): give a number of samples, 0 or more"),
+        (
+            lambda ds: ds.percent(25, 75),
+            "percent(25, 75): give fractions between 0 and 1, the first not above the second: "
+            "percent(0.25, 0.75)",
+        ),
+        (
+            lambda ds: ds.repeat(),
+            "repeat() takes either how often, repeat(3), or repeat(min_size=10_000)",
+        ),
+        (lambda ds: ds.repeat(2**62), f"repeat({2**62}): more samples than 64 bits count"),
+        (lambda ds: ds[:0].repeat(min_size=3), "repeat(min_size=3): the dataset has no samples to repeat"),
+        (lambda ds: ds.shuffle("a"), "seed='a'; give an integer of 0 or more"),
+        (
+            lambda ds: ds.oversample("y", strategy="smote"),
+            "strategy='smote'; choose one of 'exact', 'multiply'",
+        ),
+        (
+            lambda ds: ds.undersample("y", -1),
+            "count=-1; give how many samples of each class to keep, or None",
+        ),
+    ],
+)
+def test_arguments_that_make_no_view_are_refused(whole: CachedDataset, call: Any, text: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        call(whole)
+    assert str(caught.value) == text
+
+
+# ---------------------------------------------------------------------------------------- by seed
+
+
+def test_what_a_seed_determines_is_the_same_for_ever(whole: CachedDataset) -> None:
+    """The figures of numpy 2.4 on x86-64; PCG64 and what is drawn from it are the same everywhere."""
+    assert whole.shuffle(7).indices.tolist()[:8] == SHUFFLED
+    assert whole.split(0.75, 0.25, seed=7)[1].indices.tolist() == SPLIT_OFF
+    assert whole.undersample("y", 1, seed=7).indices.tolist() == UNDERSAMPLED
+    assert digest(ordering.permutation(ordering.generator(7), 200_000)) == PERMUTED
+    assert digest(ordering.dealt(ordering.generator(7), [150_000, 50_000])) == DEALT
+
+
+SHUFFLED = [15, 4, 18, 3, 14, 12, 10, 0]
+SPLIT_OFF = [2, 8, 13, 18, 19, 21]
+UNDERSAMPLED = [2, 4, 10, 11, 18]
+PERMUTED = "2e04a4f7b72ee3c6"
+DEALT = "036d255b3d537425"
+
+
+def digest(array: Any) -> str:
+    return hashlib.sha256(array.astype("<i8").tobytes()).hexdigest()[:16]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 65_536, 65_537, 300_000])
+def test_a_permutation_has_each_number_once_and_any_place_is_as_likely(count: int) -> None:
+    order = ordering.permutation(ordering.generator(3), count)
+    assert order.dtype == np.int64
+    assert np.array_equal(np.sort(order), np.arange(count))
+    if count > 1000:
+        # Correlation and displacement of a uniform order, within five standard deviations.
+        assert abs(np.corrcoef(np.arange(count), order)[0, 1]) < 5 / np.sqrt(count)
+        assert abs(np.abs(order - np.arange(count)).mean() / count - 1 / 3) < 5 * 0.24 / np.sqrt(count)
+        fixed = np.count_nonzero(order == np.arange(count))
+        assert fixed < 10
+
+
+@pytest.mark.parametrize("sizes", [[0], [3], [0, 5], [70_000, 3, 0, 60_000], [1] * 300, [200_000, 1]])
+def test_what_is_dealt_has_the_sizes_that_were_asked_for(sizes: list[int]) -> None:
+    hands = ordering.dealt(ordering.generator(1), sizes)
+    assert np.bincount(hands, minlength=len(sizes)).tolist() == sizes
+    assert ordering.dealt(None, sizes).tolist() == sorted(hands.tolist())
+
+
+def test_where_hands_are_dealt_does_not_depend_on_the_place() -> None:
+    hands = ordering.dealt(ordering.generator(2), [300_000, 100_000])
+    quarters = hands.reshape(4, -1).sum(axis=1, dtype=np.int64)
+    assert (abs(quarters - 25_000) < 5 * np.sqrt(100_000 * 0.25 * 0.75)).all()
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32, np.uint64])
+def test_a_stable_order_is_that_of_sorted(dtype: Any) -> None:
+    random = np.random.default_rng(0)
+    keys = random.integers(0, np.iinfo(dtype).max, 100_000, dtype=dtype, endpoint=True)
+    keys[::3] = keys[0]
+    assert ordering.stable_order(keys).tolist() == sorted(range(len(keys)), key=keys.tolist().__getitem__)
+
+
+def test_a_view_is_the_same_in_another_process(whole: CachedDataset) -> None:
+    code = (
+        "import sys, edcache; ds = edcache.CachedDataset.from_cache(sys.argv[1]);"
+        "print(ds.shuffle(5).oversample('y', seed=3).split(0.5, 0.5, seed=4)[0].indices.tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, whole.path], capture_output=True, text=True)
+    here = whole.shuffle(5).oversample("y", seed=3).split(0.5, 0.5, seed=4)[0].indices.tolist()
+    assert done.stdout.strip() == str(here), done.stderr
+
+
+# --------------------------------------------------------------------------------------- by label
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> tuple[CachedDataset, dict[str, list[Any]]]:
+    """Columns of every kind, with ties, nans, infinities and missing values; and their values."""
+    day = dt.date(2020, 1, 1)
+    columns: dict[str, list[Any]] = {
+        "int": [5, -3, 2**60, 5, -(2**60), 0, 7, 7, -1, 3],
+        "small": [3, 1, 2, 3, 1, 2, 3, 3, 1, 9],
+        "gaps": [3, None, -2, 3, None, 2**40, 0, 0, 1, 3],
+        "big": [2**63 + 5, 1, 2**64 - 1, 0, 1, 5, 5, 2**63, 3, 4],
+        "float": [0.5, float("nan"), -0.0, 0.0, float("-inf"), -1.5, 0.5, float("inf"), 1e-300, -1e-300],
+        "floats": [0.5, None, 2.5, None, -1.0, 0.25, 0.5, 9.0, 1.0, 2.0],
+        "bool": [True, False, True, None, False, True, False, True, None, True],
+        "text": ["b", "a", "", None, "ä", "Z", "a", "b", "aa", "\U0001f600"],
+        "bytes": [b"b", b"a", b"", b"\xff", b"a", b"z", b"a", b"b", b"aa", b"0"],
+        "day": [day + dt.timedelta(days=k * k % 7) for k in range(10)],
+        "time": [None if k == 4 else dt.datetime(2020, 1, 1 + k % 3, k) for k in range(10)],
+        "nothing": [None] * 10,
+    }
+    path = tmp_path_factory.mktemp("kinds") / "kinds.zip"
+    with CacheWriter(path, in_memory_keys={name: (name,) for name in columns}) as writer:
+        writer.extend({name: column[k] for name, column in columns.items()} for k in range(10))
+    return CachedDataset.from_cache(path), columns
+
+
+COLUMNS = [
+    *("int", "small", "gaps", "big", "float", "floats", "bool", "text", "bytes", "day", "time", "nothing"),
+]
+
+
+def is_last(value: Any) -> bool:
+    return value is None or value != value
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("order", [range(10), [3, 3, 1, 9, 0, 4, 4, 8], []])
+def test_a_column_of_any_kind_sorts(kinds: Any, name: str, descending: bool, order: Any) -> None:
+    ds, columns = kinds
+    there = [k for k in order if not is_last(columns[name][k])]
+    gone = [k for k in order if is_last(columns[name][k])]
+    expected = sorted(there, key=columns[name].__getitem__, reverse=descending) + gone
+    assert ds[list(order)].sort_by(name, descending=descending).indices.tolist() == expected
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize("order", [range(10), [3, 3, 1, 9, 0, 4, 4, 8], []])
+def test_a_column_of_any_kind_groups(kinds: Any, name: str, order: Any) -> None:
+    ds, columns = kinds
+    groups: dict[Any, list[int]] = {}
+    for k in order:
+        value = columns[name][k]
+        groups.setdefault("nan" if value is not None and value != value else value, []).append(k)
+    found = ds[list(order)].group_by(name)
+    assert [view.indices.tolist() for view in found.values()] == list(groups.values())
+    if name != "time":  # numpy's type, which may have nanoseconds
+        keys = ["nan" if key is not None and key != key else key for key in found]
+        assert keys == list(groups)
+    unique = ds[list(order)].unique(name).indices.tolist()
+    assert unique == [rows[0] for rows in groups.values()]
+
+
+def test_groups_share_one_array_that_their_pickles_leave_out(whole: CachedDataset) -> None:
+    groups = whole.repeat(1000).group_by("y")
+    arrays = [view.indices for view in groups.values()]
+    assert all(np.shares_memory(array, arrays[0].base) for array in arrays)
+    assert len(pickle.dumps(groups[4])) < 2000 + arrays[4].nbytes
+
+
+def test_views_of_views_share_the_array(whole: CachedDataset) -> None:
+    view = whole.shuffle(1)
+    for part in (
+        view[3:9],
+        view.take(5),
+        view[::-2],
+        view.percent(0, 0.5),
+        view.select("i"),
+        view.skip(1)[1:],
+    ):
+        assert np.shares_memory(part.indices, view.indices)
+
+
+# ------------------------------------------------------------------------- one field that is a label
+
+
+def test_a_slice_of_one_selected_label_is_its_column(unread: CachedDataset) -> None:
+    view = unread.filter(split="train").select("y")
+    expected = [i % 5 for i in range(LENGTH) if i % 3 != 2]
+    for part in (slice(None), slice(5, -3, 2), slice(None, None, -1)):
+        column = view[part]
+        assert isinstance(column, np.ndarray)
+        assert not column.flags.writeable
+        assert column.tolist() == expected[part]
+    assert unread.select("split", "y").select("split")[2:4].tolist() == ["test", "train"]
+    assert view.take(2).indices.tolist() == view[[0, 1]].indices.tolist() == [0, 1]
+
+
+def test_other_slices_are_views(whole: CachedDataset) -> None:
+    transformed = CachedDataset.from_cache(whole.path, transform=len)
+    views = [whole.select("i"), whole.select("y", "i"), transformed.select("y"), whole.select("y").ctx(dict)]
+    for view in views:
+        assert isinstance(view[2:4], View)
+        assert view[2:4].indices.tolist() == [2, 3]
+
+
+# ------------------------------------------------------------------- archives that claim too much
+
+LARGE = 10**12
+
+
+@pytest.fixture(scope="module")
+def boastful(tmp_path_factory: pytest.TempPathFactory) -> CachedDataset:
+    """Ten samples, and the word that there are a million millions."""
+    path = str(tmp_path_factory.mktemp("boastful") / "a.zip")
+    with CacheWriter(path, in_memory_keys=["y"]) as writer:
+        writer.extend({"y": i} for i in range(10))
+    appender = Appender.open(path, Head(bytes(16)), create=False)
+    appender.amend(length=LARGE)
+    appender.close()
+    ds = CachedDataset.from_cache(path)
+    assert len(ds) == LARGE
+    return ds
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(lambda ds: ds.indices, lambda ds: ds[::2].indices, lambda ds: ds.select("y").indices),
+        *(lambda ds: ds[1:].labels, lambda ds: ds.repeat(2).indices, lambda ds: ds.shuffle(0)),
+        *(lambda ds: ds.filter(y=1), lambda ds: ds.exclude(y=1), lambda ds: ds.sort_by("y")),
+        *(lambda ds: ds.unique("y"), lambda ds: ds.group_by("y"), lambda ds: ds.oversample("y")),
+        *(lambda ds: ds.undersample("y"), lambda ds: ds.split(0.5, 0.5), lambda ds: ds[1:].kfold(3)),
+        *(lambda ds: ds.split(0.5, 0.5, stratify="y"), lambda ds: ds.split(0.5, 0.5, group="y", seed=None)),
+        *(lambda ds: edcache.concat([ds, ds]).shuffle(0), lambda ds: edcache.concat([ds, ds]).labels["y"]),
+        *(lambda ds: edcache.zip_fields(ds.select("y")).indices, lambda ds: ds.take(LARGE // 2).loader(4)),
+    ],
+)
+def test_no_view_allocates_on_the_word_of_a_file(boastful: CachedDataset, make: Any) -> None:
+    with pytest.raises(LengthError, match="samples would take .* bytes here, the file has"):
+        make(boastful)
+
+
+def test_views_that_hold_no_array_of_it_are_made(boastful: CachedDataset) -> None:
+    view = boastful[LARGE // 2 :: -3].take(10**11).percent(0.9, 1).repeat(2).skip(7)
+    assert len(view) == 2 * 10**10 - 7
+    parts = boastful.split(0.25, 0.75, seed=None)
+    assert [len(part) for part in parts] == [LARGE // 4, 3 * LARGE // 4]
+    assert (boastful.take(10)[9], boastful[[3, 5]].indices.tolist()) == ({"y": 9}, [3, 5])
 
 
 # ------------------------------------------------------------------------------------ without labels

@@ -2,6 +2,8 @@
 
     ragged      `collate`, for fields that vary in shape: padded, jagged, or lists of views
     lazy        `Batch`, the sequence that a DataLoader gets, and how `default_collate` is told of it
+    bulk        a batch of one archive's samples
+    merging     batches of several archives as one
     projection  some fields only, from the labels where they hold them
     collation   a schema compiled into what `default_collate` makes of its samples
     handover    how a worker hands a batch to its parent

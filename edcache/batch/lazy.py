@@ -16,12 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import default_collate
 from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
-from edcache.batch.collation import Special, collation, is_gathered
+from edcache.batch.collation import Special
 from edcache.batch.handover import Parcel, is_next
 from edcache.batch.memory import for_this_process
 from edcache.batch.projection import Projection
@@ -30,26 +29,37 @@ from edcache.reader import Memory
 Rows = npt.NDArray[np.int64]
 
 
+class Root(Protocol):
+    """What is indexed when a batch is read: an archive, or several of them together."""
+
+    def _collated(
+        self, indices: Rows, fields: Projection | None, special: Special | None, memory: Memory
+    ) -> Any:
+        """What default_collate makes of its samples, untransformed; NotImplemented where it must see them."""
+
+    def _collated_by(self, indices: Rows, size: int, memory: Memory) -> Iterable[Any] | None:
+        """The same of every `size` samples in turn; None where they are to be made one by one."""
+
+
 class Samples(Protocol):
-    """The dataset of a batch: a cache or a view of one."""
+    """The dataset of a batch: a root or a view of one."""
 
     _fields: Projection | None
     _transform: Callable[[Any], Any] | None
     _batch_transform: Callable[[Any], Any] | None
 
     @property
-    def cache(self) -> Any:
-        """The dataset over the whole archive, with its `reader` and `labels`."""
+    def _root(self) -> Root: ...
 
     def _read_many(self, indices: Rows) -> list[Any]:
-        """Samples by their indices in [-n, n) of the archive, as the dataset's own `[i]` gives them."""
+        """Samples by their indices in [-n, n) of the root, as the dataset's own `[i]` gives them."""
 
 
 class Batch(MutableSequence[Any]):
     """The samples at some indices, not read yet; what lists can do it can do, as collate functions sort them.
 
     Args:
-        dataset: theirs. indices: int64 [n], each in [-n, n) of the archive's samples.
+        dataset: theirs. indices: int64 [n], each in [-n, n) of its root's samples.
     """
 
     __slots__ = ("_dataset", "_indices", "_samples")
@@ -123,13 +133,9 @@ class Batch(MutableSequence[Any]):
         dataset = self._dataset
         if not self._is_bulk() or dataset._fields is not None:
             return None
-        group = dataset.cache.reader.group(self._indices)
-        collate = None if group is None or not is_gathered(group.decoder) else collation(group.decoder)
-        if collate is None:
+        batches = dataset._root._collated_by(self._indices, size, memory)
+        if batches is None:
             return None
-        leaves, structure = tree_flatten(collate(group, memory))
-        parts = zip(*(leaf.split(size) for leaf in leaves), strict=True)
-        batches = (tree_unflatten(part, structure) for part in parts)
         finish = dataset._batch_transform
         return batches if finish is None else map(finish, batches)
 
@@ -140,19 +146,10 @@ class Batch(MutableSequence[Any]):
         return self._samples is None  # whoever has seen them may have changed them
 
     def _in_bulk(self, special: Special | None, memory: Memory) -> Any:
-        dataset, indices = self._dataset, self._indices
         if not self._is_bulk():
             return NotImplemented
-        cache, fields = dataset.cache, dataset._fields
-        if fields is not None:
-            return (
-                fields.collated(cache.reader, cache.labels, indices, memory)
-                if special is None
-                else NotImplemented
-            )
-        group = cache.reader.group(indices)
-        collate = None if group is None else collation(group.decoder, special)  # type: ignore[arg-type]
-        return NotImplemented if group is None or collate is None else collate(group, memory)
+        dataset = self._dataset
+        return dataset._root._collated(self._indices, dataset._fields, special, memory)
 
 
 class _Mark:

@@ -48,6 +48,21 @@ class Projection:
         self.as_tuple = as_tuple
         self._columns = dict(columns)
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Projection) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return self.paths, self.as_tuple, frozenset(self._columns.items())
+
+    @property
+    def columns(self) -> dict[FieldPath, str]:
+        """The label columns that have fields of this projection, by field path."""
+        return {path: self._columns[path] for path in self.paths if path in self._columns}
+
     def __repr__(self) -> str:
         return f"select({', '.join(map(repr, self.paths))}{', as_tuple=True' if self.as_tuple else ''})"
 
@@ -62,9 +77,14 @@ class Projection:
                 raise OptionError(f"select() names {path!r}; what was selected before is {self.paths!r}")
         return Projection(paths, as_tuple, self._columns)
 
+    def likeness(self, decoder: Decoder) -> object:
+        """What is equal where fields of other samples are collated in the same way; None where unknown."""
+        found = [None if decoder.structure is None else decoder.structure.at(path) for path in self.paths]
+        return None if None in found else (self.paths, self.as_tuple, found)
+
     def of_sample(self, sample: Any) -> Any:
         """The fields of a sample that is there as a whole."""
-        return self._assembled([find(sample, path, "select") for path in self.paths])
+        return self.assembled([find(sample, path, "select") for path in self.paths])
 
     def read(self, reader: Reader, labels: Labels, index: int) -> Any:
         """The fields of one sample of an archive.
@@ -85,7 +105,7 @@ class Projection:
             if record is None:
                 record = reader.record(index, plan.wanted)
             values.append(part.decode(record))
-        return self._assembled(values)
+        return self.assembled(values)
 
     def collated(self, reader: Reader, labels: Labels, indices: Ints, memory: Memory) -> Any:
         """What default_collate makes of the fields of many samples; NotImplemented where it must see them."""
@@ -110,7 +130,8 @@ class Projection:
         # default_collate makes a list of tuples' columns.
         return values if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
-    def _assembled(self, values: list[Any]) -> Any:
+    def assembled(self, values: list[Any]) -> Any:
+        """The values of the fields, in their order, as a sample has them."""
         return tuple(values) if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
 

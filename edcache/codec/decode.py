@@ -57,6 +57,7 @@ class Decoder:
         schema_text: as an encoder listed it.
         allow_pickle: let decode() unpickle, if the schema says that records are pickles.
     Attributes:
+        text: the schema.
         nbytes: of every record, None if they vary.
         fixed_nbytes: of the part of every record that holds the leaves of fixed size.
         text_nbytes: of its schema; a decoder takes up to some 150 times as much memory.
@@ -69,6 +70,7 @@ class Decoder:
 
     def __init__(self, schema_text: str, *, allow_pickle: bool = False) -> None:
         self._allow_pickle = allow_pickle
+        self.text = schema_text
         self.nbytes: int | None = None
         self.fixed_nbytes = 0
         self.text_nbytes = len(schema_text)

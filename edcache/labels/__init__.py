@@ -10,6 +10,8 @@
     compare.py   a column compared with plain values
     where.py     a where-string, parsed without eval
     view.py      Labels: a mapping from name to numpy array over a label table
+    classes.py   which rows have equal values, and their order
+    joining.py   the tables of several datasets as one
     query.py     which rows fulfil conditions
 
 Imports run upwards in this list only.

@@ -213,12 +213,13 @@ def _build_flat(values: list[Any], element: pa.DataType) -> pa.Array:
     return _build([item for value in present for item in value], element)
 
 
-def unify(tables: Sequence[pa.Table], where: str) -> pa.Table:
+def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Table:
     """Join the label tables of several chunks, in their order, by the rules of this module.
 
     Args:
         tables: any number; none gives a table without columns. Columns are matched by name.
         where: what the error message begins with, usually the archive's path.
+        piece: what it calls that which a table is of.
     Returns:
         A table with one contiguous array per column and no metadata. string and binary become their
         large_ forms past 2 GiB.
@@ -231,7 +232,7 @@ def unify(tables: Sequence[pa.Table], where: str) -> pa.Table:
     names = _common_names([table.column_names for table in tables], where)
     if not names:
         return tables[0] if len(tables) == 1 else pa.concat_tables([table.select([]) for table in tables])
-    columns = [_unify_column(name, [table.column(name) for table in tables], where) for name in names]
+    columns = [_unify_column(name, [table.column(name) for table in tables], where, piece) for name in names]
     return pa.table(columns, names=names)
 
 
@@ -306,13 +307,13 @@ def _common_names(chunks: Sequence[list[str]], where: str) -> list[str]:
     return first
 
 
-def _unify_column(name: str, parts: Sequence[pa.ChunkedArray], where: str) -> pa.Array:
+def _unify_column(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: str) -> pa.Array:
     whole, part = ColumnType(), parts[0]
     try:
         for part in parts:
             whole = whole.with_values(part.type, _numbers_of(part))
     except Clash as clash:
-        raise _chunk_clash(name, whole.arrow, part.type, str(clash), where) from None
+        raise _chunk_clash(name, whole.arrow, part.type, str(clash), where, piece) from None
     kind = _enlarged(whole.arrow, parts)
     chunks = [_cast(chunk, kind) for part in parts for chunk in part.chunks]
     return pa.concat_arrays(chunks) if chunks else pa.array([], type=kind)
@@ -347,9 +348,11 @@ def _cast(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
     return chunk.cast(kind, safe=False)
 
 
-def _chunk_clash(name: str, old: pa.DataType, new: pa.DataType, reason: str, where: str) -> LabelTypeError:
+def _chunk_clash(
+    name: str, old: pa.DataType, new: pa.DataType, reason: str, where: str, piece: str = "chunk"
+) -> LabelTypeError:
     return LabelTypeError(
-        f'{_prefix(where)}label "{name}" is {old} in one chunk and {new} in another{reason}; write it as '
+        f'{_prefix(where)}label "{name}" is {old} in one {piece} and {new} in another{reason}; write it as '
         f'one type, for example in_memory_keys={{"{name}": lambda s: str(s["{name}"])}}'
     )
 

@@ -150,13 +150,17 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         rows = self.rows
         return column if rows is None else column.take(from_numpy(rows, pa.int64()))
 
+    def whole_column(self, name: str) -> pa.ChunkedArray:
+        """The column of the whole dataset, whatever was taken."""
+        return self._whole.column(name)
+
     def _column(self, name: str) -> npt.NDArray[Any]:
         rows = self.rows
         if rows is None:
             return self._whole.array(name)
-        if _is_text(self._whole.column(name).type):
+        if is_text(self._whole.column(name).type):
             # Objects for the taken rows alone: the whole column would be millions of str.
-            return _read_only(to_numpy(_one_chunk(self.column(name)), nullable=False))
+            return _read_only(to_numpy(one_chunk(self.column(name)), nullable=False))
         return _read_only(self._whole.array(name)[rows])
 
 
@@ -187,7 +191,7 @@ class _Whole:
     def array(self, name: str) -> npt.NDArray[Any]:
         if name not in self._arrays:
             column = self.column(name)
-            self._arrays[name] = _read_only(to_numpy(_one_chunk(column), nullable=column.null_count > 0))
+            self._arrays[name] = _read_only(to_numpy(one_chunk(column), nullable=column.null_count > 0))
         return self._arrays[name]
 
 
@@ -245,12 +249,14 @@ def _with_none(keys: list[Any], values: pa.Array) -> list[Any]:
     return [None if gone else key for key, gone in zip(keys, missing, strict=True)]
 
 
-def _is_text(kind: pa.DataType) -> bool:
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is of strings or bytes."""
     large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
     return bool(large or pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one contiguous array."""
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)

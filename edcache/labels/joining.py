@@ -1,0 +1,44 @@
+"""The label tables of several datasets as one: below each other, or side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from edcache.labels.columns import unify
+
+
+def stacked(tables: Sequence[pa.Table], counts: Sequence[int], where: str) -> pa.Table:
+    """The rows of all tables, one table after the other; columns that one lacks are null there.
+
+    Args:
+        counts: the rows of each, which a table without columns cannot say.
+    Raises:
+        LabelTypeError: 'concat(): label "y" is int64 in one dataset and string in another; ...'.
+    """
+    names = list(dict.fromkeys(name for table in tables for name in table.column_names))
+    if not names:
+        return tables[0]
+    whole = [_with_columns(table, count, names) for table, count in zip(tables, counts, strict=True)]
+    return unify(whole, where, "dataset")
+
+
+def beside(tables: Sequence[pa.Table]) -> pa.Table:
+    """The columns of tables of one length; of a name that is there twice the first."""
+    columns: dict[str, pa.ChunkedArray] = {}
+    for table in tables:
+        for name in table.column_names:
+            columns.setdefault(name, table.column(name))
+    return pa.table(columns) if columns else tables[0]
+
+
+def _with_columns(table: pa.Table, count: int, names: Sequence[str]) -> pa.Table:
+    return pa.table([_column(table, count, name) for name in names], names=list(names))
+
+
+def _column(table: pa.Table, count: int, name: str) -> pa.ChunkedArray:
+    if name not in table.column_names:
+        return pa.chunked_array([pa.nulls(count)])
+    column = table.column(name)
+    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column

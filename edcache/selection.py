@@ -1,0 +1,164 @@
+"""Which of n things are chosen, in which order: a range, an array, or a repetition. Holds no more than that.
+
+Positions are int64 and count in the selection; what they give counts in what was selected from.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+class Selection(Protocol):
+    """A sequence of int64 that never changes."""
+
+    def __len__(self) -> int: ...
+
+    def at(self, position: int) -> int:
+        """What lies at a position in [0, len(self))."""
+
+    def take(self, positions: Ints) -> Ints:
+        """What lies at positions in [-len(self), len(self))."""
+
+    def cut(self, part: range) -> Selection:
+        """The positions of a range, all of them in [0, len(self)); holds no more memory than this one."""
+
+    def array(self) -> Ints:
+        """All of it, read only; a view where this is an array."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Those of a range, none of which is negative."""
+
+    numbers: range
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def at(self, position: int) -> int:
+        """See Selection."""
+        return self.numbers[position]
+
+    def take(self, positions: Ints) -> Ints:
+        """See Selection."""
+        numbers = self.numbers
+        return _from_start(positions, len(numbers)) * numbers.step + numbers.start
+
+    def cut(self, part: range) -> Selection:
+        """See Selection."""
+        return Span(_composed(self.numbers, part))
+
+    def array(self) -> Ints:
+        """See Selection."""
+        numbers = self.numbers
+        return _read_only(np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64))
+
+
+@dataclass(frozen=True, eq=False)
+class Picks:
+    """Those of an array, which nobody may change."""
+
+    numbers: Ints
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def at(self, position: int) -> int:
+        """See Selection."""
+        return int(self.numbers[position])
+
+    def take(self, positions: Ints) -> Ints:
+        """See Selection."""
+        taken: Ints = self.numbers[positions]
+        return taken
+
+    def cut(self, part: range) -> Selection:
+        """See Selection."""
+        return Picks(self.numbers[_as_slice(part)])
+
+    def array(self) -> Ints:
+        """See Selection."""
+        return _read_only(self.numbers.view())
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """Another selection over and over: what lies at `numbers[k] % len(base)` of it."""
+
+    base: Selection
+    numbers: range
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def at(self, position: int) -> int:
+        """See Selection."""
+        return self.base.at(self.numbers[position] % len(self.base))
+
+    def take(self, positions: Ints) -> Ints:
+        """See Selection."""
+        return self.base.take(Span(self.numbers).take(positions) % len(self.base))
+
+    def cut(self, part: range) -> Selection:
+        """See Selection."""
+        numbers = _composed(self.numbers, part)
+        size = len(self.base)
+        if not numbers:
+            return Span(range(0))
+        if numbers[0] // size == numbers[-1] // size:
+            first = numbers[0] // size * size
+            return self.base.cut(range(numbers.start - first, numbers.stop - first, numbers.step))
+        return Cycle(self.base, numbers)
+
+    def array(self) -> Ints:
+        """See Selection."""
+        return _read_only(self.base.take(Span(self.numbers).array() % len(self.base)))
+
+
+def repeated(selection: Selection, times: int) -> Selection:
+    """A selection so many times over, one after the other; holds nothing.
+
+    Raises:
+        OverflowError: more than fits an int64.
+    """
+    if times == 0 or not len(selection):
+        return Span(range(0))
+    if times == 1:
+        return selection
+    if times * len(selection) > sys.maxsize:
+        raise OverflowError(f"{times} times {len(selection)}")
+    return Cycle(selection, range(times * len(selection)))
+
+
+def _composed(numbers: range, part: range) -> range:
+    """The numbers at the positions of a part."""
+    if not part:
+        return range(0)
+    step = numbers.step * part.step
+    first = numbers[part[0]]
+    return range(first, first + step * len(part), step)
+
+
+def _as_slice(part: range) -> slice:
+    """What cuts an array as `part` says: a slice counts a stop before the start from the end."""
+    return slice(part.start, part.stop if part.stop >= 0 else None, part.step) if part else slice(0)
+
+
+def _from_start(positions: Ints, length: int) -> Ints:
+    """Positions counted from the start, where some are from the end."""
+    # Not min(): as in views/reading.py.
+    if len(positions) and positions[positions.argmin()] < 0:
+        return np.where(positions < 0, positions + length, positions)
+    return positions
+
+
+def _read_only(numbers: Ints) -> Ints:
+    numbers.flags.writeable = False
+    return numbers

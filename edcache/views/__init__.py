@@ -1,0 +1,22 @@
+"""Between a cache and a DataLoader: selections of samples and of fields, transforms, several caches as one.
+
+    combining     concat and zip_fields: several datasets as one
+    roots         what is indexed underneath all views
+    samples       Samples and View: every way to choose samples
+    resampling    more of the rare classes, fewer of the frequent
+    splitting     parts that share no sample
+    ordering      shuffled, dealt, grouped and sorted orders of numbers
+    apportioning  whole numbers shared out evenly
+    transforms    functions that samples pass on their way out
+    wording       the steps of a view as its repr tells them
+    reading       what all of them share: reading samples and batches
+
+Imports run downwards in this list only. What a selection of indices is stands in `edcache/selection.py`.
+"""
+
+from edcache.views.combining import Concat, Zipped, concat, zip_fields
+from edcache.views.reading import Transform
+from edcache.views.roots import Root
+from edcache.views.samples import Samples, View
+
+__all__ = ["Concat", "Root", "Samples", "Transform", "View", "Zipped", "concat", "zip_fields"]

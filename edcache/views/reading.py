@@ -1,0 +1,243 @@
+"""Reading samples: what a cache, several caches together, and every view of them share."""
+
+from __future__ import annotations
+
+import operator
+from array import array as Longs
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from edcache.batch import Batch, Projection
+from edcache.errors import OptionError, SampleIndexError
+from edcache.labels.view import Labels, checked_indices
+from edcache.loader import Loader
+from edcache.selection import Picks, Selection, Span
+
+if TYPE_CHECKING:
+    from edcache.views.roots import Root
+    from edcache.views.samples import View
+
+Ints = npt.NDArray[np.int64]
+Transform = Callable[[Any], Any] | None
+
+
+class Readable(Dataset[Any]):
+    """A sequence of samples with labels: those of a root, or some of them in some order.
+
+    A root is what is indexed: an archive, or several put together. `indices` says which of its samples
+    they are; no array is copied to read one.
+    """
+
+    _selection: Selection | None = None  # of the root's indices; None for all
+    _fields: Projection | None = None
+    _transform: Transform = None
+    _batch_transform: Transform = None
+
+    @property
+    def labels(self) -> Labels:
+        """The label columns: a mapping from name to numpy array, entry i for sample i.
+
+        `.table` is the pyarrow Table, `.to_pandas()` a DataFrame. No sample is read.
+
+        Raises:
+            UnknownLabelError: on access, 'no label "lable"; this archive has: label, split'.
+        """
+        raise NotImplementedError
+
+    @property
+    def indices(self) -> Ints:
+        """The samples of the whole that this dataset has, in order: int64 [len(self)], read only."""
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def _root(self) -> Root:
+        raise NotImplementedError
+
+    def _chosen(self, selection: Selection | None, step: str) -> View:
+        """A view of a selection of the root's indices; None for all."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: Any) -> Any:
+        """One sample for an integer, a view for a slice, an index array, a list or a bool mask.
+
+        Where one field is selected and the labels hold it, a slice gives the values themselves:
+        `ds.select("label")[:]` is the read-only numpy column, as `ds.labels["label"]`, and reads no record;
+        `take` and `skip` give views there too.
+
+        Raises:
+            SampleIndexError (an IndexError): "...: index 12 not in [-10, 10)".
+            CorruptRecordError, MissingSampleError: as `Reader.read`.
+        Returns memory that the caller owns, unless the dataset was opened with zero_copy=True.
+        """
+        if type(index) is int and 0 <= index < len(self):
+            return self._read(self._root_index(index))
+        if isinstance(index, slice):
+            column = self._label_column()
+            return self._sliced(index) if column is None else self.labels[column][index]
+        if not isinstance(index, int) and np.ndim(index) == 1:
+            return self._picked(_positions(np.asarray(index), len(self)), "[...]")
+        return self._read(self._root_index(self._position(index)))
+
+    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
+        """The samples at several positions, as torch's DataLoader asks for a batch.
+
+        A sequence of ordinary samples for any collate function; torch's `default_collate` makes its batch
+        by one gather a field, see `edcache/batch/`.
+        """
+        return self._batch(indices)
+
+    def batch(self, indices: Sequence[int]) -> Any:
+        """The collated samples at several positions: exactly `default_collate([ds[i] for i in indices])`.
+
+        Fields of one shape are gathered in bulk, into memory that the caller owns.
+        """
+        return self._batch(indices).collated()
+
+    def __iter__(self) -> Iterator[Any]:
+        for position in range(len(self)):
+            yield self[position]
+
+    def loader(
+        self,
+        batch_size: int | None,
+        *,
+        shuffle: bool = False,
+        sampler: Iterable[Any] | None = None,
+        drop_last: bool = False,
+        seed: int | None = None,
+        num_threads: int = 2,
+        prefetch: int = 2,
+        pin_memory: bool = False,
+        device: Any = None,
+        reuse: bool = True,
+    ) -> Loader:
+        """Collated batches made by threads of this process, in memory that is used again.
+
+        Args:
+            batch_size: samples of a batch; None where the sampler gives whole batches.
+            shuffle: a new order every epoch, which `seed` and the epoch's number determine.
+            sampler: positions to read instead, in its order; or batches of them.
+            drop_last: leave an incomplete last batch out.
+            seed: None draws one from torch's generator.
+            num_threads: how many batches are made at a time. prefetch: how many may wait besides.
+            pin_memory: page-locked memory, for copies to a GPU. device: copy batches there.
+            reuse: the batch is yours until you ask for the next but one; False gives fresh memory.
+        Returns:
+            An iterable with a length, `set_epoch`, `state_dict` and `load_state_dict`.
+        Raises:
+            OptionError: a number below 1, or shuffle and sampler at once. While iterating: as `batch`.
+
+        Samples that must pass a `transform`, text and what is no tensor are made under the interpreter's
+        lock: for those a DataLoader with workers is faster.
+        """
+        if sampler is None:
+            self._guard(16)
+        return Loader(
+            self._batch,
+            len(self),
+            batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            drop_last=drop_last,
+            seed=seed,
+            num_threads=num_threads,
+            prefetch=prefetch,
+            pin_memory=pin_memory,
+            device=device,
+            reuse=reuse,
+        )
+
+    def _position(self, index: Any) -> int:
+        try:
+            position = operator.index(index)
+        except TypeError:
+            raise OptionError(
+                f"index {index!r} of type {type(index).__name__}; use an int, a slice, a list of ints, "
+                "an int array or a bool mask"
+            ) from None
+        length = len(self)
+        if not -length <= position < length:
+            raise SampleIndexError(f"{self!r}: index {position} not in [-{length}, {length})")
+        return position + length if position < 0 else position
+
+    def _batch(self, indices: Any) -> Batch:
+        return Batch(self, self._root_indices(_integers(indices, len(self))))
+
+    def _root_index(self, position: int) -> int:
+        """What lies at a position in [0, len(self)), as an index of the root."""
+        return position if self._selection is None else self._selection.at(position)
+
+    def _root_indices(self, positions: Ints) -> Ints:
+        """What lies at positions in [-len(self), len(self)), as indices in [-n, n) of the root."""
+        return positions if self._selection is None else self._selection.take(positions)
+
+    def _read(self, index: int) -> Any:
+        """One sample by its index in the root."""
+        sample = self._root._one(index, self._fields)
+        return sample if self._transform is None else self._transform(sample)
+
+    def _read_many(self, indices: Ints) -> list[Any]:
+        """What `_read` gives of many samples."""
+        samples = self._root._many(indices, self._fields)
+        return samples if self._transform is None else [self._transform(sample) for sample in samples]
+
+    def _sliced(self, part: slice) -> View:
+        ends = (part.start, part.stop) if part.step is None else (part.start, part.stop, part.step)
+        step = f"[{':'.join('' if end is None else str(end) for end in ends)}]"
+        return self._cut(range(len(self))[part], step)
+
+    def _cut(self, part: range, step: str) -> View:
+        """A view of the samples at the positions of a range, which holds no array of them."""
+        selection = Span(range(len(self))) if self._selection is None else self._selection
+        return self._chosen(selection.cut(part), step)
+
+    def _picked(self, positions: Ints, step: str) -> View:
+        """A view of the samples at positions in [0, len(self)); the array is its own now."""
+        return self._chosen(Picks(self._root_indices(positions)), step)
+
+    def _label_column(self) -> str | None:
+        """The label column that is all of a sample, where one field is selected and nothing transforms it."""
+        fields = self._fields
+        if fields is None or len(fields.paths) > 1 or self._transform is not None:
+            return None
+        return fields.columns.get(fields.paths[0])
+
+    def _guard(self, nbytes: int) -> None:
+        """Refuse to allocate so many bytes a sample on the word of an archive alone; see `Reader.justify`."""
+        self._root._justify(nbytes, min(len(self), len(self._root)))
+
+
+def _positions(array: npt.NDArray[Any], length: int) -> Ints:
+    """What an index array or a mask selects, in [0, length); a copy, so that it may change later."""
+    return np.array(checked_indices(_integers(array, length), length))
+
+
+def _integers(indices: Any, length: int) -> Ints:
+    """An index array in [-length, length), or the places of a mask, as int64."""
+    array: Ints
+    if type(indices) is list and indices and type(indices[0]) is int:
+        # What a DataLoader's sampler gives; numpy takes longer to find out that it is integers.
+        with suppress(TypeError, OverflowError):
+            indices = np.frombuffer(Longs("q", indices), np.int64)
+    array = np.asarray(indices)
+    if array.dtype == np.int64:
+        # Not min() and max(): in a loop that has better things to cache they take 4 us each.
+        if len(array) and (array[array.argmin()] < -length or array[array.argmax()] >= length):
+            checked_indices(array, length)
+        return array
+    if array.dtype == np.bool_:
+        if len(array) != length:
+            raise OptionError(f"mask has {len(array):,} entries, the dataset {length:,}")
+        return np.flatnonzero(array)
+    if len(array) and array.dtype.kind not in "iu":
+        raise OptionError(f"an index array of dtype {array.dtype}; use integers, or a bool mask")
+    checked_indices(array, length)
+    return array.astype(np.int64)

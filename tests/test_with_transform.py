@@ -1,0 +1,157 @@
+"""with_transform() and ctx(): what samples pass on their way out, and what is noted of it."""
+
+import pickle
+
+import pytest
+import torch
+from likeness import same
+from torch.utils.data import DataLoader, default_collate
+
+from edcache import CachedDataset, CacheWriter
+from edcache.batch import Batch
+from edcache.errors import OptionError
+
+COUNT = 12
+
+
+def sample(k):
+    return {"image": torch.full((2, 2), k, dtype=torch.uint8), "label": k % 3, "box": {"left": k}}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("transforms") / "a.zip"
+    with CacheWriter(path, in_memory_keys=["label"]) as w:
+        w.extend(map(sample, range(COUNT)))
+    return path
+
+
+@pytest.fixture
+def ds(path):
+    return CachedDataset.from_cache(path)
+
+
+def doubled(value):
+    return value * 2
+
+
+def numbered(sample):
+    return {**sample, "number": int(sample["image"][0, 0])}
+
+
+def cropped(image, ctx):
+    ctx["before"] = len(ctx)
+    ctx["crop"] = (0, int(image[0, 0]) % 2)
+    return image[:, ctx["crop"][1] :]
+
+
+def flipped(sample, ctx):
+    ctx["flip"] = sample["label"] == 1
+    return sample
+
+
+def test_transforms_run_in_the_order_given_after_the_caches_own(path):
+    ds = CachedDataset.from_cache(path, transform=lambda s: [s["label"]])
+    view = ds.with_transform(lambda s: [*s, "first"]).with_transform(lambda s: [*s, "second"])
+    assert view[4] == [1, "first", "second"]
+    assert ds[4] == [1]
+
+
+def test_one_field_is_transformed_and_the_rest_is_as_it_was(ds):
+    view = ds.with_transform(doubled, field="image").with_transform(field="box.left", fn=doubled)
+    assert same(view[5], {"image": sample(5)["image"] * 2, "label": 2, "box": {"left": 10}})
+    assert same(ds[5], sample(5))
+    pair = ds.select("image", "label", as_tuple=True).with_transform(doubled, field=0)
+    assert same(pair[5], (sample(5)["image"] * 2, 2))
+    dotted = ds.select("box.left").with_transform(doubled, field="box.left")
+    assert dotted[5] == {"box.left": 10}
+
+
+def test_a_field_that_is_not_there_is_named(ds):
+    with pytest.raises(OptionError) as caught:
+        ds.with_transform(doubled, field="imge")[0]
+    assert str(caught.value) == (
+        "with_transform() names 'imge', which the samples do not have; they are dicts with the keys "
+        "'image', 'label', 'box'"
+    )
+
+
+def test_what_is_no_function_is_refused(ds):
+    with pytest.raises(OptionError) as caught:
+        ds.with_transform("flip")
+    assert str(caught.value) == "with_transform() takes a function, not 'flip'"
+
+
+def test_the_context_is_new_for_each_sample_and_shared_by_its_transforms(ds):
+    view = ds.with_transform(flipped).with_transform(cropped, field="image", return_ctx=True)
+    for k in (1, 2, 1):
+        made, ctx = view[k]
+        assert ctx == {"flip": k == 1, "before": 1, "crop": (0, k % 2)}
+        assert same(made["image"], sample(k)["image"][:, k % 2 :])
+    without = ds.with_transform(flipped)
+    assert same(without[1], sample(1))
+
+
+def test_a_context_comes_last_whatever_follows(ds):
+    view = ds.with_transform(flipped, return_ctx=True).with_transform(numbered).select("number", "label")
+    assert view[7] == ({"number": 7, "label": 1}, {"flip": True})
+    assert ds.select("label").ctx(flipped)[2] == ({"label": 2}, {"flip": False})
+    assert same(ds.ctx(cropped, field="image")[3][0], sample(3) | {"image": sample(3)["image"][:, 1:]})
+
+
+def test_only_a_further_parameter_of_that_name_gets_the_context(ds):
+    def other(sample, scale=1):
+        return scale
+
+    class Callable:
+        def __call__(self, sample, *, ctx):
+            ctx["seen"] = True
+            return 0
+
+    assert ds.ctx(other)[0] == (1, {})
+    assert ds.ctx(Callable())[0] == (0, {"seen": True})
+    assert ds.ctx(lambda ctx: ctx["label"])[4] == (1, {})
+    assert ds.ctx(dict)[0][1] == {}  # of C, without a signature
+
+
+def test_fields_selected_after_a_transform_are_those_that_it_made(ds):
+    view = ds.with_transform(numbered).select("number", "box.left")
+    assert view[3] == {"number": 3, "box.left": 3}
+    with pytest.raises(OptionError, match="select\\(\\) names 'nope', which the samples do not have"):
+        ds.with_transform(numbered).select("nope")[0]
+
+
+def test_fields_selected_before_a_transform_are_all_that_it_gets(ds):
+    seen = []
+    ds.select("label").with_transform(seen.append)[4]
+    assert seen == [{"label": 1}]
+
+
+def test_views_of_a_transformed_view_are_transformed(ds):
+    view = ds.with_transform(numbered).filter(label=1).shuffle(3)[::2]
+    assert [made["number"] for made in view] == view.indices.tolist()
+    assert view.labels["label"].tolist() == [1] * len(view)
+
+
+def test_with_transforms_batches_are_collated_from_the_samples(ds):
+    view = ds.with_transform(numbered)[[3, 5, 4]]
+    wanted = default_collate([numbered(sample(k)) for k in (3, 5, 4)])
+    assert same(view.batch([0, 1, 2]), wanted)
+    assert same(default_collate(view.__getitems__([0, 1, 2])), wanted)
+    assert isinstance(view.__getitems__([0]), Batch)
+    assert same(next(iter(view.loader(3))), wanted)
+    assert same(next(iter(DataLoader(view, 3))), wanted)
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_transform(ds, context):
+    view = ds.ctx(cropped, field="image").select("label")
+    loader = DataLoader(view, 4, num_workers=1, multiprocessing_context=context)
+    assert same(list(loader), list(DataLoader(view, 4)))
+    assert pickle.loads(pickle.dumps(view))[5] == ({"label": 2}, {"before": 0, "crop": (0, 1)})
+
+
+def test_a_batch_transform_of_the_cache_gets_the_batches_of_its_views(path):
+    ds = CachedDataset.from_cache(path, batch_transform=lambda batch: batch["label"].tolist())
+    assert ds.with_transform(numbered).batch([3, 4]) == [0, 1]
+    assert ds[2:].select("label").batch([0]) == [2]
