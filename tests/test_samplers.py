@@ -28,7 +28,7 @@ class Labelled:
 
     def __init__(self, length, **labels):
         self.length, self.labels = length, labels
-        self.reader, self.indices = self, np.arange(length)
+        self.cache, self.reader, self.indices = self, self, np.arange(length)
 
     def __len__(self):
         return self.length
@@ -261,7 +261,7 @@ def test_what_a_dataset_lacks_is_named():
         Balanced([1, 2, 3], "label")
     assert str(caught.value) == "list has no labels; give an array, one value for each sample"
     assert sorted(Balanced([1, 2, 3], [0, 1, 2])) == [0, 1, 2]
-    with pytest.raises(OptionError, match=r"^list has no chunks; give a cache or a view$"):
+    with pytest.raises(OptionError, match=r"^list has no chunks; give a cache, or a view of one$"):
         ChunkShuffle([1, 2, 3])
 
 

@@ -44,9 +44,10 @@ class ChunkShuffle(EpochSampler):
         rank: int | None = None,
     ) -> None:
         check_count("buffer", buffer)
-        if not hasattr(ds, "reader"):
-            raise OptionError(f"{type(ds).__name__} has no chunks; give a cache or a view")
-        chunks = ds.reader.chunk_of(ds.indices)
+        reader = getattr(getattr(ds, "cache", None), "reader", None)
+        if reader is None:
+            raise OptionError(f"{type(ds).__name__} has no chunks; give a cache, or a view of one")
+        chunks = reader.chunk_of(ds.indices)
         missing = int(np.count_nonzero(chunks < 0))
         if missing:
             raise OptionError(
