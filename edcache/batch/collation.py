@@ -138,6 +138,8 @@ def _gathered_nbytes(decoder: Decoder, node: Node) -> int:
 
 def _leaf(field: Field, column: type) -> Collate:
     dtype = bulk_dtype(field)
+    if field.kind == "imagefile":
+        return _pictures(field, column)
     if dtype is None:
         return lambda group, memory: default_collate(column(group.values(field.path)))
     if field.offset is not None:
@@ -150,6 +152,18 @@ def _leaf(field: Field, column: type) -> Collate:
         out = memory((len(group), *spans.dims[0].tolist()), dtype)
         group.copy(spans, out)
         return out
+
+    return stack
+
+
+def _pictures(field: Field, column: type) -> Collate:
+    def stack(group: Group, memory: Memory) -> Any:
+        pictures = group.values(field.path)
+        first = pictures[0]
+        if not isinstance(first, (np.ndarray, torch.Tensor)) or any(p.shape != first.shape for p in pictures):
+            return default_collate(column(pictures))
+        tensors = [torch.as_tensor(picture) for picture in pictures]
+        return torch.stack(tensors, out=memory((len(tensors), *first.shape), torch.uint8))
 
     return stack
 

@@ -25,6 +25,7 @@ from edcache.batch.collation import Special, collation, is_gathered
 from edcache.batch.handover import Parcel, is_next
 from edcache.batch.memory import for_this_process
 from edcache.batch.projection import Projection
+from edcache.errors import CodecError, CorruptRecordError
 from edcache.reader import Memory
 
 Rows = npt.NDArray[np.int64]
@@ -140,9 +141,15 @@ class Batch(MutableSequence[Any]):
         return self._samples is None  # whoever has seen them may have changed them
 
     def _in_bulk(self, special: Special | None, memory: Memory) -> Any:
-        dataset, indices = self._dataset, self._indices
         if not self._is_bulk():
             return NotImplemented
+        try:
+            return self._gathered(special, memory)
+        except (CodecError, CorruptRecordError):
+            return NotImplemented  # read one by one, the sample at fault is named
+
+    def _gathered(self, special: Special | None, memory: Memory) -> Any:
+        dataset, indices = self._dataset, self._indices
         cache, fields = dataset.cache, dataset._fields
         if fields is not None:
             return (
