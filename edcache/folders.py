@@ -59,8 +59,8 @@ class ImageFolder(Dataset[dict[str, Any]]):
             found = list(_files(self.folder, name, self.extensions))
             if not found:
                 raise OptionError(
-                    f"{self.folder}: the folder {name!r} has no {', '.join(self.extensions)} file; remove it, "
-                    "or pass extensions="
+                    f"{self.folder}: the folder {name!r} has no {', '.join(self.extensions)} file; remove "
+                    "it, or pass extensions="
                 )
             self.paths += found
             self._labels.extend([number] * len(found))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from edcache.codec import Decoder, Field, Node, assembler
+from edcache.codec import Decoder, Field, Node, assembler, decoded_together
 from edcache.reader import Group, Memory
 
 Collate = Callable[[Group, Memory], Any]
@@ -98,6 +98,8 @@ def _compiled(decoder: Decoder, node: Node, special: Special | None, column: typ
         return lambda group, memory: assemble(collate(group, memory))
     if node.is_container or node.kind == "none":
         raise NotInBulk
+    if node.kind == "imagefile":
+        return _pictures(node, column)
     return _leaf(decoder.fields[node.path], column)
 
 
@@ -138,8 +140,6 @@ def _gathered_nbytes(decoder: Decoder, node: Node) -> int:
 
 def _leaf(field: Field, column: type) -> Collate:
     dtype = bulk_dtype(field)
-    if field.kind == "imagefile":
-        return _pictures(field, column)
     if dtype is None:
         return lambda group, memory: default_collate(column(group.values(field.path)))
     if field.offset is not None:
@@ -156,14 +156,13 @@ def _leaf(field: Field, column: type) -> Collate:
     return stack
 
 
-def _pictures(field: Field, column: type) -> Collate:
+def _pictures(node: Node, column: type) -> Collate:
+    """Images are decoded straight into the batch, where they are arrays or tensors of one shape."""
+
     def stack(group: Group, memory: Memory) -> Any:
-        pictures = group.values(field.path)
-        first = pictures[0]
-        if not isinstance(first, (np.ndarray, torch.Tensor)) or any(p.shape != first.shape for p in pictures):
-            return default_collate(column(pictures))
-        tensors = [torch.as_tensor(picture) for picture in pictures]
-        return torch.stack(tensors, out=memory((len(tensors), *first.shape), torch.uint8))
+        files = group.pieces(node.path) if node.const.form in ("numpy", "tensor") else None
+        together = None if files is None else decoded_together(files, node.const, memory)
+        return default_collate(column(group.values(node.path))) if together is None else together
 
     return stack
 

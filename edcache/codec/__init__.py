@@ -20,7 +20,7 @@ from edcache.codec.decode import Decoder, Decoders, Field, aliased
 from edcache.codec.dtypes import memory_dtype
 from edcache.codec.encode import Encoded, Encoder, encoded_bytes
 from edcache.codec.imagefile import STORED, Decode, ImageFile, read_through
-from edcache.codec.imaging import Decoding
+from edcache.codec.imaging import Decoding, decoded_together
 from edcache.codec.pickled import PICKLE_SCHEMA
 from edcache.codec.registry import register
 from edcache.codec.schema import Node
@@ -40,6 +40,7 @@ __all__ = [
     "Node",
     "aliased",
     "assembler",
+    "decoded_together",
     "decompress",
     "encoded_bytes",
     "memory_dtype",

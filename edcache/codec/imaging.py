@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import io
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -45,6 +46,8 @@ _AS_BYTES: Final = {"1": "L", "La": "LA", "PA": "RGBA", "RGBa": "RGBA"} | dict.f
 
 _Array = npt.NDArray[np.uint8]
 _Buffer = bytes | memoryview
+
+Allocate = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -127,19 +130,45 @@ def decoded(data: _Buffer, decoding: Decoding) -> Any:
     with _refusing(data):
         if decoding.form == "pil":
             return _picture(data, decoding)
-        array = _by_simplejpeg(data, decoding)
-        if array is None:
-            array = np.array(_picture(data, decoding))
-        return array if decoding.form == "numpy" else _planes(array)
+        array = _pixels(data, decoding)
+        if decoding.form == "numpy":
+            return array if array.flags.writeable else array.copy()
+        planes = np.empty(_planes(array).shape, np.uint8)
+        planes[...] = _planes(array)
+        return torch.from_numpy(planes)
 
 
-def _planes(array: _Array) -> torch.Tensor:
-    if array.ndim == 2:
-        return torch.from_numpy(array)[None]
-    height, width, channels = array.shape
-    planes = np.empty((channels, height, width), np.uint8)
-    planes[:] = array.transpose(2, 0, 1)
-    return torch.from_numpy(planes)
+def decoded_together(files: Sequence[_Buffer], decoding: Decoding, allocate: Allocate) -> torch.Tensor | None:
+    """Several files as one uint8 tensor: [n, *shape], the shape being that of each `decoded`.
+
+    Args:
+        decoding: to arrays or tensors. allocate: `allocate(shape, dtype)` gives its memory.
+    Returns: None where the pictures differ in shape.
+    Raises: as `decoded`.
+    """
+    view = _planes if decoding.form == "tensor" else np.asarray
+    together, rows = None, np.empty(0, np.uint8)
+    for row, data in enumerate(files):
+        with _refusing(data):
+            array = view(_pixels(data, decoding))
+        if together is None:
+            together = allocate((len(files), *array.shape), torch.uint8)
+            rows = together.numpy()
+        if array.shape != rows.shape[1:]:
+            return None
+        rows[row] = array
+    return together
+
+
+def _pixels(data: _Buffer, decoding: Decoding) -> _Array:
+    """The picture as [H, W] or [H, W, C]; it may be read-only."""
+    array = _by_simplejpeg(data, decoding)
+    return np.asarray(_picture(data, decoding)) if array is None else array
+
+
+def _planes(array: _Array) -> _Array:
+    """The same as [C, H, W], a view."""
+    return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
 
 class _refusing:
