@@ -90,12 +90,13 @@ class ImageFolder(Dataset[dict[str, Any]]):
                 continue
             line = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\n"
             digest.update(line.encode("utf-8", "surrogatepass"))
-        decoding = self.decoding
+        turned = "exif_transpose" if self.decoding.exif_transpose else None
+        decode = filter(None, (str(self.decoding.form), self.decoding.mode, turned))
         return {
             "files": len(self.paths),
-            "classes": self.classes,
+            "classes": ", ".join(self.classes),
             "names, sizes and times": digest.hexdigest()[:16],
-            "decode": [decoding.form, decoding.mode, decoding.exif_transpose],
+            "decode": ", ".join(decode),
         }
 
 

@@ -114,7 +114,7 @@ def test_a_tree_that_changed_is_noticed(root, path, change):
 
 def test_another_decoding_is_noticed(root, path):
     CachedDataset(image_folder(root), path)
-    with pytest.raises(StaleCacheError, match="argument decode: .*'pil'.* in the archive, .*'tensor'.* now"):
+    with pytest.raises(StaleCacheError, match="argument decode: 'pil' in the archive, 'tensor' now"):
         CachedDataset(image_folder(root, decode="tensor"), path)
     assert CachedDataset(image_folder(root), path, decode="tensor")[0]["image"].shape == (3, 17, 23)
 
