@@ -438,6 +438,13 @@ def test_pictures_of_several_sizes_are_refused_by_default_collate_and_taken_by_o
     assert padded.values.shape == (2, 3, 10, 23)
 
 
+def test_a_grey_picture_is_not_spread_over_the_colours_of_a_batch(path):
+    written(path, [ImageFile(FILES[name][0], "tensor") for name in ("jpeg", "jpeg-grey", "jpeg")])
+    with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
+        opened(path).batch(range(3))
+    assert opened(path, Decoding("tensor", "RGB")).batch(range(3)).shape == (3, 3, 17, 23)
+
+
 def test_files_and_pil_images_are_left_to_the_collate_function(path):
     written(path, [{"image": ImageFile(pictures.jpeg())}] * 3)
     for decode, kind in ((None, ImageFile), ("pil", Image.Image)):
