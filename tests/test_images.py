@@ -336,11 +336,16 @@ def test_lack_of_memory_is_a_typed_error(monkeypatch):
     def fails(*_, **__):
         raise MemoryError
 
-    monkeypatch.setattr(Image, "open", fails)
-    assert refusal(FILES["png"][0]) == (
-        "PNG does not fit into the memory of this process when it is decoded; "
-        "decode=None gives the bytes as they are"
-    )
+    with monkeypatch.context() as patched:
+        patched.setattr(Image, "open", fails)
+        assert refusal(FILES["png"][0]) == (
+            "PNG does not fit into the memory of this process when it is decoded; "
+            "decode=None gives the bytes as they are"
+        )
+
+    with pytest.raises(ImageError) as caught:
+        imaging.decoded_together([pictures.jpeg()] * 2, Decoding("tensor"), fails)
+    assert str(caught.value) == "2 pictures of 1,173 bytes do not fit into the memory of this process"
 
 
 # --- failures of a fill, and names of samples -----------------------------------------------------------

@@ -144,7 +144,7 @@ def decoded_together(files: Sequence[_Buffer], decoding: Decoding, allocate: All
     Args:
         decoding: to arrays or tensors. allocate: `allocate(shape, dtype)` gives its memory.
     Returns: None where the pictures differ in shape.
-    Raises: as `decoded`.
+    Raises: as `decoded`; and ImageError where there is no memory for all of them.
     """
     view = _planes if decoding.form == "tensor" else np.asarray
     together, rows = None, np.empty(0, np.uint8)
@@ -152,7 +152,13 @@ def decoded_together(files: Sequence[_Buffer], decoding: Decoding, allocate: All
         with _refusing(data):
             array = view(_pixels(data, decoding))
         if together is None:
-            together = allocate((len(files), *array.shape), torch.uint8)
+            try:
+                together = allocate((len(files), *array.shape), torch.uint8)
+            except MemoryError:
+                raise ImageError(
+                    f"{len(files)} pictures of {array.nbytes:,} bytes do not fit into the memory of this "
+                    "process"
+                ) from None
             rows = together.numpy()
         if array.shape != rows.shape[1:]:
             return None
@@ -198,7 +204,7 @@ class _refusing:
 
 @functools.cache
 def _pillow() -> Any:
-    """Pillow, with the plugins of the closed list; others are never looked for."""
+    """Pillow, with the plugins of the closed list."""
     try:
         from PIL import (  # noqa: F401
             BmpImagePlugin,

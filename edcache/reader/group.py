@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from edcache.codec import Decoder, Field
+from edcache.errors import EdcacheError
 from edcache.format import LATTICE
 from edcache.reader.checks import LARGE, Check
 
@@ -207,9 +207,12 @@ class Group:
         revive = self.decoder.reviver(path)
         pieces = None if revive is None else self.pieces(path)
         if revive is not None and pieces is not None:
-            # What does not decode is named by the way below.
-            with suppress(ValueError, OverflowError):
+            try:
                 return [revive(piece) for piece in pieces]
+            except (ValueError, OverflowError) as error:
+                if isinstance(error, EdcacheError):
+                    raise
+                # What else does not decode is named by the way below.
         decode = self.decoder.decode_field
         return [decode(path, self.record(row)) for row in range(len(self))]
 
