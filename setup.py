@@ -33,7 +33,7 @@ setup(
         'isal>=1.6; platform_machine in "x86_64 AMD64 aarch64 arm64"',
     ],
     extras_require={
-        "image": ["Pillow>=9"],
+        "images": ["Pillow>=9"],
         "dask": ["distributed>=2023.5"],
         "pandas": ["pandas>=1.5"],
         "ray": ["ray>=2.9"],
@@ -48,6 +48,7 @@ setup(
             "ruff>=0.6",
             "mypy>=1.11",
             "Pillow>=9",
+            "simplejpeg>=1.7",
             "pandas>=1.5",
             "scikit-learn>=1.3",
             "distributed>=2023.5",

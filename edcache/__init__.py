@@ -3,6 +3,7 @@
     cachable        decorate a dataset factory: the first call fills, later calls open
     CachedDataset   the dataset over an archive; from_cache() opens one without its source
     CacheWriter     write an archive without a Dataset
+    ImageFile       an image as the bytes of its file, decoded as a Decoding says; image_folder() has many
     collate         a collate_fn for fields that vary in shape
     concat          several datasets as one; zip_fields() puts their fields side by side
     ray_executor    an Executor whose tasks run in Ray, to fill by
@@ -17,7 +18,8 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
                                                 properties without a lock
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
        fingerprint, progress, sizes, selection  what identifies a call; what a person sees and says; indices
-    2  contents, digests                        the tables of an archive merged into one; its SHA-256
+    2  contents, digests, folders               the tables of an archive merged into one; its SHA-256;
+                                                 a folder of image files as a source
     3  reader, writer                           they meet only in the file
     4  fill, batch, samplers                    which samples are missing, who computes them;
                                                 many records to one collated batch; in which order
@@ -37,11 +39,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edcache import errors, samplers
     from edcache.batch import collate
-    from edcache.codec import register
+    from edcache.codec import Decoding, ImageFile, register
     from edcache.dataset import CachedDataset
     from edcache.decorator import cachable
     from edcache.errors import EdcacheError
     from edcache.fill import ray_executor
+    from edcache.folders import image_folder
     from edcache.labels.view import Labels
     from edcache.maintain.compact import compact
     from edcache.maintain.digest import digest
@@ -56,7 +59,9 @@ __version__ = "0.1.0"
 __all__ = [
     "CacheWriter",
     "CachedDataset",
+    "Decoding",
     "EdcacheError",
+    "ImageFile",
     "Labels",
     "Reader",
     "View",
@@ -67,6 +72,7 @@ __all__ = [
     "concat",
     "digest",
     "errors",
+    "image_folder",
     "ray_executor",
     "register",
     "repair",
@@ -78,7 +84,9 @@ __all__ = [
 _HOMES = {
     "CacheWriter": "edcache.writer",
     "CachedDataset": "edcache.dataset",
+    "Decoding": "edcache.codec",
     "EdcacheError": "edcache.errors",
+    "ImageFile": "edcache.codec",
     "Labels": "edcache.labels.view",
     "Reader": "edcache.reader",
     "View": "edcache.views",
@@ -87,6 +95,7 @@ _HOMES = {
     "compact": "edcache.maintain",
     "concat": "edcache.views",
     "digest": "edcache.maintain",
+    "image_folder": "edcache.folders",
     "ray_executor": "edcache.fill",
     "register": "edcache.codec",
     "repair": "edcache.maintain",

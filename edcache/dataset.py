@@ -12,9 +12,11 @@ import numpy.typing as npt
 from edcache.batch import Projection, bulk
 from edcache.batch.collation import Special
 from edcache.batch.paths import FieldPath
+from edcache.codec import STORED, Decode, read_through
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
+    ImageError,
     MissingSampleError,
     NotAnArchiveError,
     OptionError,
@@ -33,7 +35,7 @@ from edcache.fill import (
     is_stream,
     worker_count,
 )
-from edcache.fingerprint import differences, type_fingerprint
+from edcache.fingerprint import differences, source_fingerprint
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
@@ -52,7 +54,9 @@ FILL_OPTIONS = (
 )
 # To know the keys of all samples, each schema is looked at.
 _MOST_LOOKED_AT = 8
-READ_OPTIONS = frozenset({"allow_pickle", "batch_transform", "io", "transform", "verify", "zero_copy"})
+READ_OPTIONS = frozenset(
+    {"allow_pickle", "batch_transform", "decode", "io", "transform", "verify", "zero_copy"}
+)
 NO_DIGEST_YET = (
     "expected_digest= is for CachedDataset.from_cache(): what is filled here has no published digest"
 )
@@ -106,6 +110,8 @@ class CachedDataset(Root):
         batch_transform: called with every collated batch of `default_collate`, `edcache.collate`, `batch`
             and `loader`, in the worker where there is one.
         io: "mmap", "pread", or "auto": pread where the file system is another machine's.
+        decode: what is made of every `edcache.ImageFile` in a sample: "pil", "numpy", "tensor", None for the
+            file's bytes, or an `edcache.Decoding`; "stored" is what was chosen when it was written.
         expected_digest: for `from_cache`, see there.
     Raises:
         SourceError: the source raised at an index; what was computed before is kept.
@@ -149,6 +155,7 @@ class CachedDataset(Root):
         transform: Transform = None,
         batch_transform: Transform = None,
         io: str = "auto",
+        decode: Decode = STORED,
         expected_digest: str | None = None,
     ) -> None:
         if source is not None and expected_digest is not None:
@@ -158,7 +165,12 @@ class CachedDataset(Root):
         self.path = _path_of(source) if path is None else os.fspath(path)
         self.zero_copy = zero_copy
         self._reader = Reader(
-            self.path, verify=verify, allow_pickle=allow_pickle, io=io, expected_digest=expected_digest
+            self.path,
+            verify=verify,
+            allow_pickle=allow_pickle,
+            io=io,
+            decode=decode,
+            expected_digest=expected_digest,
         )
         for name, function in (("transform", transform), ("batch_transform", batch_transform)):
             if function is not None and not callable(function):
@@ -271,8 +283,8 @@ class CachedDataset(Root):
 
         Args:
             path: the archive; or, with `name`, edflow's root: `<path>/cached/<name>.zip`.
-            options: allow_pickle, zero_copy, verify, transform, batch_transform, io, as in the class; and
-                expected_digest, "sha256:...", which `edcache.digest` said when the archive was published.
+            options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode, as in the
+                class; and expected_digest, "sha256:...", which `edcache.digest` said when it was published.
         Raises:
             ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
             DigestError: the file is not the one that was published. It is hashed before anything in it is
@@ -441,7 +453,8 @@ class CachedDataset(Root):
         decoder = self._reader.common_decoder(indices)
         if decoder is None or decoder.structure is None:
             return None
-        return decoder.text if fields is None else fields.likeness(decoder)
+        found = decoder.text if fields is None else fields.likeness(decoder)
+        return None if found is None else (found, self._reader.decoding)
 
     def _columns(self) -> dict[FieldPath, str]:
         return {_hashable(source): name for name, source in self.head.labels if source is not None}
@@ -478,7 +491,11 @@ class CachedDataset(Root):
             self._labels = None
             if self._reader.has(position):
                 return self._reader.read(position, copy=not self.zero_copy)
-        return self._filler.get(position)
+        sample = self._filler.get(position)
+        try:
+            return read_through(sample, self._reader.decoding)
+        except ImageError as error:
+            raise self._reader.placed(error, position) from error
 
 
 def archive_at(path: str) -> Reader | None:
@@ -512,8 +529,8 @@ def stale_message(path: str, changed: Sequence[str], remedy: str) -> str:
 
 
 def _fingerprint(source: Any, num_workers: int | str | None) -> dict[str, Any]:
-    """Of a bare source: its class; and of an iterable, by how many it is iterated, which makes its order."""
-    found = type_fingerprint(source)
+    """Of a bare source; and of an iterable, by how many it is iterated, which makes its order."""
+    found = source_fingerprint(source)
     if not is_stream(source) or num_workers == 0:
         return found
     return {**found, "arguments": {"num_workers": worker_count(num_workers)}}

@@ -23,6 +23,7 @@
     ├── WorkerError (RuntimeError)             worker processes of a fill end, and no sample is to blame
     ├── CodecError
     │   ├── UnsupportedTypeError (TypeError)   a leaf that the native codec does not store
+    │   ├── ImageError (ValueError)            an image file that cannot be read or decoded
     │   ├── UnregisteredTypeError (TypeError)  an enum or dataclass that this process has not registered
     │   └── PickleRefusedError (ValueError)    pickle bytes without allow_pickle=True
     ├── LabelError
@@ -150,6 +151,10 @@ class CodecError(EdcacheError):
 
 class UnsupportedTypeError(CodecError, TypeError):
     """A leaf of a type that the native codec does not store."""
+
+
+class ImageError(CodecError, ValueError):
+    """An image file that cannot be read, or bytes that do not decode to a picture."""
 
 
 class UnregisteredTypeError(CodecError, TypeError):

@@ -67,9 +67,21 @@ def call_fingerprint(
     }
 
 
-def type_fingerprint(source: object) -> dict[str, Any]:
-    """Describe a source dataset of which only the object is known: by its class."""
-    return {"type": qualified_name(type(source))}
+def source_fingerprint(source: object) -> dict[str, Any]:
+    """Describe a source dataset of which only the object is known: by its class.
+
+    If that has a method `__edcache_fingerprint__`, what it returns is described too; the items of a dict as
+    arguments, each with its own line in a StaleCacheError.
+    """
+    found: dict[str, Any] = {"type": qualified_name(type(source))}
+    custom = getattr(type(source), "__edcache_fingerprint__", None)
+    if custom is None:
+        return found
+    said = custom(source)
+    items = said.items() if isinstance(said, dict) else [("__edcache_fingerprint__()", said)]
+    return found | {
+        "arguments": {str(key): _argument(found["type"], str(key), value) for key, value in items}
+    }
 
 
 def differences(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> list[str]:

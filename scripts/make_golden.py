@@ -67,6 +67,14 @@ def _failed(path: Path) -> None:
         w.write(3, samples.fixed(3))
 
 
+def _images(path: Path) -> None:
+    def file(data: bytes, *decoding: Any) -> edcache.ImageFile:
+        return edcache.ImageFile(data, edcache.Decoding(*decoding))
+
+    with _writer(path, in_memory_keys=["label"]) as w:
+        w.extend(samples.picture(i, file) for i in range(9))
+
+
 def _torn(path: Path) -> None:
     """Three chunks, and what a writer leaves that dies before the header of its fourth."""
     w = _writer(path, in_memory_keys=["label"])
@@ -90,6 +98,7 @@ ARCHIVES: dict[str, Callable[[Path], None]] = {
     "grown": _grown,
     "failed": _failed,
     "torn": _torn,
+    "images": _images,
     "empty": _dense(samples.fixed, 0),
 }
 

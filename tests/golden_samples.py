@@ -60,6 +60,25 @@ def different(i: int) -> dict[str, Any]:
     return {f"field{i}": float(i), "i": i}
 
 
+# 3 x 2 pixels, written by hand: no library's packing is in it.
+PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000030000000208020000001216f14d0000001f4944415478010114"
+    "00ebff00ff000000ff000000ff0001020328323cfaf0e635a3066a164f30740000000049454e44ae426082"
+)
+PIXELS = [[[255, 0, 0], [0, 255, 0], [0, 0, 255]], [[1, 2, 3], [40, 50, 60], [250, 240, 230]]]
+
+
+def picture(i: int, file: Any) -> dict[str, Any]:
+    """One image file in every form; `file(data, form, mode, turn)` makes the leaf."""
+    return {
+        "file": file(bytes(range(i * 7)), None, None, False),
+        "pil": file(PNG, "pil", "L", True),
+        "numpy": file(PNG, "numpy", None, False),
+        "tensor": file(PNG, "tensor", "RGBA", False),
+        "label": i,
+    }
+
+
 FAILED = {
     1: ["ValueError", "sample 1 is not there", "Traceback (most recent call last):\n"],
     3: ["KeyError", "'3'", ""],

@@ -14,6 +14,7 @@ import textwrap
 import time
 
 import numpy as np
+import pictures
 import pytest
 import torch
 from click.testing import CliRunner
@@ -863,3 +864,27 @@ def test_a_build_goes_on_after_a_sample_that_fails(here, monkeypatch):
     monkeypatch.setenv("FAIL_AT", "3")
     build = ["build", "digits:make", "-o", "out.zip", "--arg", "split=a", "--on-error", "skip"]
     assert "5 computed now, 0 kept, 1 sample failed" in run(*build).stdout
+
+
+def test_a_folder_of_images_is_cached_from_the_command_line(here):
+    for name in ("cat/1.jpg", "cat/2.jpg", "dog/1.png"):
+        (here / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
+        (here / "tree" / name).write_bytes(pictures.jpeg())
+    (here / "tree" / "dog" / "2.jpg").write_bytes(b"")
+    told = error_of("images", "tree", "-o", "a.zip")
+    assert told.startswith('a.zip: sample 3: sample["image"]: cannot store image file ')
+    found = run("images", "tree", "-o", "a.zip", "--decode", "tensor", "--rebuild", "--on-error", "skip")
+    assert found.stdout.startswith("a.zip: 4 samples (3 computed now, 0 kept, 1 sample failed), ")
+    ds = CachedDataset.from_cache("a.zip")
+    assert [s["image"].shape for s in ds.available()] == [(3, 17, 23)] * 3
+    assert ds.labels["path"].tolist()[:3] == ["cat/1.jpg", "cat/2.jpg", "dog/1.png"]
+    assert run("images", "tree", "-o", "b.zip", "--extension", ".png", code=1).stderr == (
+        "edcache: tree: the folder 'cat' has no .png file; remove it, or pass extensions=\n"
+    )
+    (here / "tree" / "dog" / "2.jpg").unlink()
+    told = error_of("images", "tree", "-o", "a.zip", "--decode", "tensor")
+    assert "argument files: 4 in the archive, 3 now" in told
+    assert told.endswith("on the command line that is --rebuild")
+    shown = run("show", "a.zip", "0").stdout
+    assert "3 x 17 x 23" in shown
+    assert "imagefile" in run("info", "a.zip").stdout

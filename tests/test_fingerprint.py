@@ -25,7 +25,7 @@ from edcache.fingerprint import (
     differences,
     source_changed,
     source_digest,
-    type_fingerprint,
+    source_fingerprint,
 )
 
 PROGRAM = """
@@ -284,7 +284,7 @@ def test_an_archive_without_a_fingerprint_is_a_difference() -> None:
 
 
 def test_the_type_of_a_source_is_its_qualified_name() -> None:
-    assert type_fingerprint(Size(1)) == {"type": "test_fingerprint:Size"}
+    assert source_fingerprint(Size(1)) == {"type": "test_fingerprint:Size"}
 
 
 def test_a_function_without_source_has_no_digest() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from PIL import Image
 
 import edcache
 
@@ -40,6 +41,19 @@ def _fixed(indices: Any) -> dict[int, Any]:
     return {i: samples.fixed(i) for i in indices}
 
 
+def _decoded(data: bytes, form: str | None, mode: str | None, turn: bool) -> Any:
+    """What is read of an image file; all that are decoded here are one PNG."""
+    if form is None:
+        return edcache.ImageFile(data, decode=None)
+    if form == "pil":
+        return Image.fromarray(np.array(samples.PIXELS, np.uint8)).convert(mode)
+    pixels = np.array(samples.PIXELS, np.uint8)
+    if form == "numpy":
+        return pixels
+    opaque = np.concatenate([pixels, np.full((2, 3, 1), 255, np.uint8)], axis=2)
+    return torch.from_numpy(opaque).permute(2, 0, 1)
+
+
 EXPECTED: dict[str, dict[int, Any]] = {
     "fixed": _fixed(range(24)),
     "mixed": dict(enumerate(make() for make in samples.MIXED)),
@@ -51,6 +65,7 @@ EXPECTED: dict[str, dict[int, Any]] = {
     "failed": _fixed([0, 2, 3, 5]),
     "torn": _fixed(range(24)),
     "empty": {},
+    "images": {i: samples.picture(i, _decoded) for i in range(9)},
 }
 LABELS: dict[str, dict[str, Any]] = {
     "fixed": {"label": lambda s: s["label"], "score": lambda s: s["score"]},
@@ -60,6 +75,7 @@ LABELS: dict[str, dict[str, Any]] = {
     "grown": {"label": lambda s: s["label"]},
     "failed": {"label": lambda s: s["label"]},
     "torn": {"label": lambda s: s["label"]},
+    "images": {"label": lambda s: s["label"]},
 }
 FAILED = {i: [i == 4, *why] for i, why in samples.FAILED.items() if i != 3}
 LENGTHS = {"failed": 7}
@@ -161,8 +177,8 @@ def test_the_reference_reader_decodes_the_common_layouts(name: str, path: Path) 
     archive = reference.walk(path)
     for i, record in archive.records.items():
         found = reference.decode(archive.schemas[i], record)
-        # The first five of the mixed samples have rare leaves; the next test looks at those.
-        if name != "mixed" or i >= 5:
+        # The first five of the mixed samples have rare leaves; the next tests look at those and at images.
+        if (name != "mixed" or i >= 5) and name != "images":
             assert _same_plain(found, plain(EXPECTED[name][i])), i
 
 
@@ -186,6 +202,15 @@ def test_the_reference_reader_decodes_the_arrays_of_the_mixed_archive() -> None:
     for i in range(5, 12):
         assert np.array_equal(decoded[i]["boxes"], samples.mixed(i)["boxes"])
         assert np.array_equal(decoded[i]["mask"], samples.mixed(i)["mask"].numpy())
+
+
+def test_the_reference_reader_finds_the_files_of_images_and_how_they_are_decoded() -> None:
+    archive = reference.walk(GOLDEN / "v1-images.zip")
+    for i, record in archive.records.items():
+        files = samples.picture(i, lambda data, *_: data)
+        assert reference.decode(archive.schemas[i], record) == files
+        nodes = samples.picture(i, lambda _, *decoding: ["imagefile", *decoding]) | {"label": "int"}
+        assert json.loads(archive.schemas[i]) == ["dict", list(nodes), list(nodes.values())]
 
 
 def test_writing_the_same_again_gives_the_same_bytes(name: str, path: Path, tmp_path: Path) -> None:

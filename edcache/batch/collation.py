@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from edcache.codec import Decoder, Field, Node, assembler
+from edcache.codec import Decoder, Field, Node, assembler, decoded_together
 from edcache.reader import Group, Memory
 
 Collate = Callable[[Group, Memory], Any]
@@ -98,6 +98,8 @@ def _compiled(decoder: Decoder, node: Node, special: Special | None, column: typ
         return lambda group, memory: assemble(collate(group, memory))
     if node.is_container or node.kind == "none":
         raise NotInBulk
+    if node.kind == "imagefile":
+        return _pictures(node, column)
     return _leaf(decoder.fields[node.path], column)
 
 
@@ -150,6 +152,17 @@ def _leaf(field: Field, column: type) -> Collate:
         out = memory((len(group), *spans.dims[0].tolist()), dtype)
         group.copy(spans, out)
         return out
+
+    return stack
+
+
+def _pictures(node: Node, column: type) -> Collate:
+    """Images are decoded straight into the batch, where they are arrays or tensors of one shape."""
+
+    def stack(group: Group, memory: Memory) -> Any:
+        files = group.pieces(node.path) if node.const.form in ("numpy", "tensor") else None
+        together = None if files is None else decoded_together(files, node.const, memory)
+        return default_collate(column(group.values(node.path))) if together is None else together
 
     return stack
 

@@ -24,6 +24,7 @@ from edcache.batch.collation import Special
 from edcache.batch.handover import Parcel, is_next
 from edcache.batch.memory import for_this_process
 from edcache.batch.projection import Projection
+from edcache.errors import CodecError, CorruptRecordError
 from edcache.reader import Memory
 
 Rows = npt.NDArray[np.int64]
@@ -149,7 +150,10 @@ class Batch(MutableSequence[Any]):
         if not self._is_bulk():
             return NotImplemented
         dataset = self._dataset
-        return dataset._root._collated(self._indices, dataset._fields, special, memory)
+        try:
+            return dataset._root._collated(self._indices, dataset._fields, special, memory)
+        except (CodecError, CorruptRecordError):
+            return NotImplemented  # read one by one, the sample at fault is named
 
 
 class _Mark:

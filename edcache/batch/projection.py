@@ -13,7 +13,7 @@ import torch
 from edcache.batch.collation import Collate, NotInBulk, collation_of
 from edcache.batch.paths import FieldPath, find
 from edcache.codec import Decoder, Node
-from edcache.errors import OptionError
+from edcache.errors import CodecError, CorruptRecordError, OptionError
 from edcache.labels.view import Labels
 from edcache.reader import Memory, Reader
 
@@ -104,7 +104,10 @@ class Projection:
                 continue
             if record is None:
                 record = reader.record(index, plan.wanted)
-            values.append(part.decode(record))
+            try:
+                values.append(part.decode(record))
+            except (CodecError, CorruptRecordError) as error:
+                raise reader.placed(error, index) from error
         return self.assembled(values)
 
     def collated(self, reader: Reader, labels: Labels, indices: Ints, memory: Memory) -> Any:

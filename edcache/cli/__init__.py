@@ -2,7 +2,7 @@
 
     group.py  `main`, the group of all commands: errors to exit codes; options and printing that they share
     call.py   MODULE:FACTORY and its arguments: a call that is loaded and bound, not made yet
-    build.py  build: fill an archive
+    build.py  build, images: fill an archive
     look.py   info, show: an archive, one sample
     rows.py   ls, labels: its records and labels as tables
     check.py  verify, repair, compact

@@ -1,9 +1,9 @@
-"""build: fill an archive with the dataset that a factory makes."""
+"""build, images: fill an archive with the dataset that a factory makes, or with a folder of image files."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +15,27 @@ from edcache.errors import ArchiveNotFoundError, StaleCacheError
 from edcache.present import plural
 from edcache.sizes import human_bytes
 
-# As in edcache.fill, which imports torch.
+# As in edcache.fill and edcache.codec, which import torch.
 ON_ERROR, IF_FILLING = ("raise", "skip", "skip_final"), ("join", "wait", "fail")
+FORMS = ("pil", "numpy", "tensor")
 
 if TYPE_CHECKING:
     from edcache.dataset import CachedDataset
+
+workers_option = click.option(
+    "-j",
+    "--num-workers",
+    metavar="[N]",
+    is_flag=False,
+    flag_value="auto",
+    help="Processes that compute; -j alone, or auto: one for each processor that this process may use.",
+)
+on_error_option = click.option(
+    "--on-error", type=click.Choice(ON_ERROR), help="What becomes of a sample that fails."
+)
+rebuild_option = click.option(
+    "--rebuild", is_flag=True, help="Build anew and put it in the place of what is there."
+)
 
 
 @main.command()
@@ -31,15 +47,8 @@ if TYPE_CHECKING:
 @click.option("--codec", type=click.Choice(["native", "pickle"]), help="native by default.")
 @pickle_option
 @click.option("--chunk-size", type=click.IntRange(min=1), help="Most samples that one publication holds.")
-@click.option(
-    "-j",
-    "--num-workers",
-    metavar="[N]",
-    is_flag=False,
-    flag_value="auto",
-    help="Processes that compute; -j alone, or auto: one for each processor that this process may use.",
-)
-@click.option("--on-error", type=click.Choice(ON_ERROR), help="What becomes of a sample that fails.")
+@workers_option
+@on_error_option
 @click.option("--retries", type=click.IntRange(min=1), help="Tries again at once when the source raises.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds for one sample.")
 @click.option("--if-filling", type=click.Choice(IF_FILLING), help="When another process fills it: join.")
@@ -47,7 +56,7 @@ if TYPE_CHECKING:
 @click.option("--no-space-check", is_flag=True, help="Fill although the disk seems too small.")
 @click.option("--version", metavar="VALUE", help="Change it when the factory makes other samples.")
 @progress_option
-@click.option("--rebuild", is_flag=True, help="Build anew and put it in the place of what is there.")
+@rebuild_option
 def build(
     factory: str,
     out: str,
@@ -77,11 +86,46 @@ def build(
     options["in_memory_keys"] = _label_keys(keys)
     options["num_workers"] = _workers(num_workers)
     call = Call(factory, arguments, version)
-    began = time.monotonic()
-    kept = 0 if rebuild else _records_at(out)
-    with _told_how_to_resume(out, rebuild):
-        cache = _filled(call, out, rebuild, options, check_space=not no_space_check)
-    click.echo(_build_summary(cache, kept, time.monotonic() - began))
+    given = {"check_space": not no_space_check} | call.options | _given(options)
+    _fill(out, rebuild, call.make, given | {"fingerprint": call.fingerprint()})
+
+
+@main.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False))
+@click.option("-o", "--out", required=True, metavar="PATH", help="The archive to fill.")
+@click.option(
+    "--decode", type=click.Choice(FORMS), default="pil", help="What readers get unless they choose: pil."
+)
+@click.option(
+    "--extension", "extensions", multiple=True, metavar=".EXT", help="Files that count; repeatable."
+)
+@workers_option
+@on_error_option
+@progress_option
+@rebuild_option
+def images(
+    folder: str,
+    out: str,
+    decode: str,
+    extensions: Sequence[str],
+    rebuild: bool,
+    num_workers: str | None,
+    **options: Any,
+) -> None:
+    """Fill an archive with a tree of image files, as they are: FOLDER/dog/1.jpg, a folder for each class.
+
+    Samples are {"image", "label", "path"}; label and path are label columns. Nothing is decoded before a
+    sample is read. The same command resumes after a kill; files that changed since then make the archive
+    another folder's, and --rebuild builds it anew.
+
+    \b
+    Example:
+      edcache images imagenet/train -o train.zip --decode tensor -j 8
+    """
+    from edcache.folders import EXTENSIONS, image_folder
+
+    options["num_workers"] = _workers(num_workers)
+    _fill(out, rebuild, lambda: image_folder(folder, decode, extensions or EXTENSIONS), _given(options))
 
 
 def _workers(text: str | None) -> int | str | None:
@@ -92,21 +136,25 @@ def _workers(text: str | None) -> int | str | None:
     return int(text)
 
 
-def _filled(call: Call, out: str, rebuild: bool, options: dict[str, Any], check_space: bool) -> CachedDataset:
-    """Make the source and cache it at `out`; options that are None or False were not given."""
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    """Those options that were given: not None, nor False."""
+    return {k: v for k, v in options.items() if v is not None and (v or k == "progress")}
+
+
+def _fill(out: str, rebuild: bool, make: Callable[[], Any], options: dict[str, Any]) -> None:
+    """Make a source, cache it at `out`, and say what was done."""
+    began = time.monotonic()
+    kept = 0 if rebuild else _records_at(out)
+    with _told_how_to_resume(out, rebuild):
+        cache = _filled(make(), out, rebuild, options)
+    click.echo(_build_summary(cache, kept, time.monotonic() - began))
+
+
+def _filled(source: Any, out: str, rebuild: bool, options: dict[str, Any]) -> CachedDataset:
     from edcache.dataset import CachedDataset
 
-    fingerprint = call.fingerprint()
-    given = {k: v for k, v in options.items() if v is not None and (v or k == "progress")}
-    source = call.make()
     try:
-        return CachedDataset(
-            source,
-            out,
-            keep_existing=not rebuild,
-            fingerprint=fingerprint,
-            **{"check_space": check_space} | call.options | given,
-        )
+        return CachedDataset(source, out, keep_existing=not rebuild, **options)
     except StaleCacheError as error:
         raise StaleCacheError(f"{error}\non the command line that is --rebuild") from error
 

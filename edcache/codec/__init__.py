@@ -1,6 +1,7 @@
 """The codec: a sample to a record and back, for a closed list of types.
 
-    errors <- dtypes, registry, images, pickled, compression      each alone
+    errors <- dtypes, registry, images, imaging, pickled, compression      each alone
+    imagefile     an image as the bytes of its file; imaging decodes them
     schema        text <-> tree of nodes; where leaves lie in a record. Its docstring is the byte layout
     leaves        one value <-> its schema node and wire value
     containers    dict, list, tuple, namedtuple, dataclass, image: taken apart, put together
@@ -10,7 +11,7 @@
     compression   bytes <-> fewer bytes, after the codec and apart from it
 
 Imports go down the list's other way: encode and decode never meet, they share the schema's text. The room
-opens no file.
+opens no file but the image files that a sample names when it is encoded.
 """
 
 from edcache.codec.compression import Compression, decompress, train_dictionary
@@ -18,24 +19,32 @@ from edcache.codec.containers import assembler
 from edcache.codec.decode import Decoder, Decoders, Field, aliased
 from edcache.codec.dtypes import memory_dtype
 from edcache.codec.encode import Encoded, Encoder, encoded_bytes
+from edcache.codec.imagefile import STORED, Decode, ImageFile, read_through
+from edcache.codec.imaging import Decoding, decoded_together
 from edcache.codec.pickled import PICKLE_SCHEMA
 from edcache.codec.registry import register
 from edcache.codec.schema import Node
 
 __all__ = [
     "PICKLE_SCHEMA",
+    "STORED",
     "Compression",
+    "Decode",
     "Decoder",
     "Decoders",
+    "Decoding",
     "Encoded",
     "Encoder",
     "Field",
+    "ImageFile",
     "Node",
     "aliased",
     "assembler",
+    "decoded_together",
     "decompress",
     "encoded_bytes",
     "memory_dtype",
+    "read_through",
     "register",
     "train_dictionary",
 ]

@@ -17,6 +17,7 @@ import torch
 
 from edcache.codec.containers import assembler
 from edcache.codec.dtypes import TORCH_BY_DTYPE, Array, Dtype
+from edcache.codec.imaging import Decoding
 from edcache.codec.leaves import reviver
 from edcache.codec.pickled import PICKLE_SCHEMA, load
 from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, Node, Path, Span, align, parse
@@ -56,6 +57,7 @@ class Decoder:
     Args:
         schema_text: as an encoder listed it.
         allow_pickle: let decode() unpickle, if the schema says that records are pickles.
+        decoding: what is made of image files; None for what the schema says.
     Attributes:
         text: the schema.
         nbytes: of every record, None if they vary.
@@ -68,9 +70,12 @@ class Decoder:
     Safety: threads, fork, spawn (by text); nothing is written after construction.
     """
 
-    def __init__(self, schema_text: str, *, allow_pickle: bool = False) -> None:
+    def __init__(
+        self, schema_text: str, *, allow_pickle: bool = False, decoding: Decoding | None = None
+    ) -> None:
         self._allow_pickle = allow_pickle
         self.text = schema_text
+        self._decoding = decoding
         self.nbytes: int | None = None
         self.fixed_nbytes = 0
         self.text_nbytes = len(schema_text)
@@ -80,7 +85,7 @@ class Decoder:
         if special is not None:
             self._decode: Callable[[memoryview, bool], object] = getattr(self, special)
             return
-        self.structure = parse(schema_text)
+        self.structure = parse(schema_text, decoding)
         self.layout = Layout(self.structure)
         self.nbytes = self.layout.nbytes
         self.fixed_nbytes = self.layout.data_offset if self.nbytes is None else self.nbytes
@@ -108,6 +113,7 @@ class Decoder:
             CorruptRecordError: the bytes are no record of this schema.
             PickleRefusedError: records are pickles, and allow_pickle is not True.
             UnregisteredTypeError: the record holds an enum or a dataclass that is not registered.
+            ImageError: an image file in it does not decode.
         Cost: about 3 us for a small tensor and an int.
         """
         try:
@@ -199,7 +205,7 @@ class Decoder:
         if record.nbytes < 8 or size > min(record.nbytes - 8, MAX_TEXT):
             raise CorruptRecordError(f"record of {record.nbytes} bytes says its schema takes {size}")
         text = str(record[8 : 8 + size], "ascii")
-        decoder = _self_decoder(text)
+        decoder = _self_decoder(text, self._decoding)
         if decoder.structure is None:
             raise CorruptRecordError(f"record describes itself as {text}")
         return decoder.decode(record[align(8 + size, 8) :], copy=copy)
@@ -235,8 +241,9 @@ class Decoders(dict[Any, Decoder]):
 _self_described = Decoders()
 
 
-def _self_decoder(text: str) -> Decoder:
-    return _self_described.get(text) or _self_described.keep(text, Decoder(text))
+def _self_decoder(text: str, decoding: Decoding | None) -> Decoder:
+    key = text, decoding
+    return _self_described.get(key) or _self_described.keep(key, Decoder(text, decoding=decoding))
 
 
 def _fields(node: Node, offsets: Iterator[int | None]) -> Iterator[Field]:

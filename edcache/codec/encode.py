@@ -91,6 +91,7 @@ class Encoder:
         Raises:
             UnsupportedTypeError: as 'sample["meta"][2]: cannot store set; convert it to a list, or choose
                 codec="pickle"'.
+            ImageError: 'sample["image"]: cannot store image file "a.jpg" (No such file or directory); ...'.
         Cost: about 3 us for a small sample like an earlier one; 30 us and more for a new schema.
         """
         if self._pickles:
@@ -188,7 +189,7 @@ class _Walk:
         try:
             return self._node(sample)
         except Refusal as refusal:
-            raise UnsupportedTypeError(f"{self._where()}: cannot store {refusal}") from refusal.__cause__
+            raise refusal.error(f"{self._where()}: cannot store {refusal}") from refusal.__cause__
 
     def _node(self, value: Any) -> Any:
         self._left -= 1

@@ -110,7 +110,7 @@ def put_together(mode: str, palette_mode: str | None, values: list[Any]) -> obje
     try:
         from PIL import Image
     except ImportError:
-        raise MissingDependencyError("the sample holds an image; pip install edcache[image]") from None
+        raise MissingDependencyError("the sample holds an image; pip install edcache[images]") from None
     width, height, pixels, info = (*values[:3], values[-1])
     if not _fits(mode, (width, height), len(pixels)):
         raise CorruptRecordError(

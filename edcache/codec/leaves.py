@@ -22,9 +22,17 @@ import numpy as np
 import torch
 
 from edcache.codec import dtypes
+from edcache.codec.imagefile import ImageFile, file_bytes, revived
+from edcache.codec.imaging import format_of
 from edcache.codec.registry import class_name, is_registered, registered
 from edcache.codec.schema import Node
-from edcache.errors import CorruptRecordError, MissingDependencyError
+from edcache.errors import (
+    CodecError,
+    CorruptRecordError,
+    ImageError,
+    MissingDependencyError,
+    UnsupportedTypeError,
+)
 
 # A list at least this long whose items are all of one plain type is one leaf, whatever its length.
 PACKED_LENGTH = 8
@@ -43,6 +51,14 @@ class Refusal(TypeError):
 
     Args: the message after "cannot store ".
     """
+
+    error: type[CodecError] = UnsupportedTypeError
+
+
+class ImageRefusal(Refusal):
+    """An image file that is not there, or is none."""
+
+    error = ImageError
 
 
 def leaf_of(value: Any) -> Leaf | None:
@@ -198,6 +214,25 @@ def _enum(value: enum.Enum) -> Leaf:
     raise Refusal(f"{value!r}, which is no member of its enum; store its value")
 
 
+def image_node(value: ImageFile) -> list[Any]:
+    """Return the schema node of an image file; its bytes are not read."""
+    decoding = value.decoding
+    return ["imagefile", decoding.form, decoding.mode, decoding.exif_transpose]
+
+
+def _image_file(value: ImageFile) -> Leaf:
+    try:
+        data = file_bytes(value)
+    except ImageError as error:
+        raise ImageRefusal(str(error)) from error.__cause__
+    if value.path is not None and format_of(data) is None:
+        raise ImageRefusal(
+            f"image file {value.path!r}, which begins with {data[:8]!r}, as no JPEG, PNG, WebP, GIF, BMP or "
+            "TIFF does; leave it out, or store its bytes"
+        )
+    return image_node(value), data
+
+
 def packed(value: list[Any] | tuple[Any, ...]) -> Leaf | None:
     """Return the leaf of a long list or tuple of one plain type, None if it is a container."""
     if len(value) < PACKED_LENGTH:
@@ -257,6 +292,7 @@ LEAF_TYPES.update(
             "timedelta", lambda value: _TRIPLE.pack(value.days, value.seconds, value.microseconds)
         ),
         uuid.UUID: _plain("uuid", lambda value: value.bytes),
+        ImageFile: _image_file,
     }
 )
 
@@ -357,6 +393,11 @@ def _revive_flag(node: Node) -> Revive:
     return revive
 
 
+def _revive_image_file(node: Node) -> Revive:
+    decoding = node.const
+    return lambda data: revived(data, decoding)
+
+
 def _revive_packed(unpack: Callable[[Any], list[Any]]) -> Callable[[Node], Revive]:
     return lambda node: unpack if node.const == "list" else lambda data: tuple(unpack(data))
 
@@ -414,6 +455,7 @@ _REVIVE_MADE: dict[str, Callable[[Node], Revive]] = {
     "path": _revive_path,
     "enum": _revive_enum,
     "flag": _revive_flag,
+    "imagefile": _revive_image_file,
     "ints": _revive_packed(_unpack_numbers("<i8")),
     "floats": _revive_packed(_unpack_numbers("<f8")),
     "bools": _revive_packed(_unpack_bools),

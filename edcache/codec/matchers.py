@@ -15,7 +15,8 @@ import torch
 
 from edcache.codec import dtypes
 from edcache.codec.containers import take
-from edcache.codec.leaves import Refusal, leaf_of, tensor_array, text_bytes
+from edcache.codec.imagefile import ImageFile
+from edcache.codec.leaves import Refusal, image_node, leaf_of, tensor_array, text_bytes
 from edcache.codec.schema import CONTAINERS
 
 Match = Callable[[Any, list[Any]], bool]
@@ -34,6 +35,8 @@ def matcher(node: Any) -> Match:
         return _array(*node[1:])
     if kind == "scalar":
         return _scalar(node)
+    if kind == "imagefile":
+        return _image_file(node)
     if kind in ("list", "tuple"):
         return _sequence(list if kind == "list" else tuple, node[1])
     if kind == "dict" and all(type(key) is str for key in node[1]):
@@ -84,6 +87,16 @@ def _leaf(node: Any) -> Match:
             return False
         out.append(leaf[1])
         return True
+
+    return match
+
+
+def _image_file(node: list[Any]) -> Match:
+    """As `_leaf`, but the file is read only where the node is this one."""
+    match_leaf = _leaf(node)
+
+    def match(value: Any, out: list[Any]) -> bool:
+        return type(value) is ImageFile and image_node(value) == node and match_leaf(value, out)
 
     return match
 

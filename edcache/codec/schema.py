@@ -29,6 +29,7 @@ Text: compact ASCII JSON. A node is a string (a leaf without parameters) or a li
     ["ints" | "floats", "list" | "tuple"]   1      int64 or double each
     ["bools", "list" | "tuple"]       1            one byte each
     ["strs", "list" | "tuple"]        1            int64 count, int64 nbytes of each, the texts
+    ["imagefile", FORM, MODE, TURN]   1            the bytes of an image file, whatever they are
 
     container                         children
     ["list" | "tuple", NODES]         its items
@@ -38,7 +39,9 @@ Text: compact ASCII JSON. A node is a string (a leaf without parameters) or a li
 
     KEYS: text, or ["none"], ["bool", b], ["int", n], ["float", hex of its 8 bytes], ["bytes", hex], and
     ["str", hex of its UTF-8] for a key with surrogates. TZ: null, [microseconds, name | null], or the key
-    of a zone. The slot of a leaf that is not an array is the length of its data in bytes.
+    of a zone. FORM: what a reader makes of the bytes unless told otherwise, "pil", "numpy", "tensor" or null;
+    MODE: "L", "RGB", "RGBA" or null; TURN: whether it is turned by its EXIF orientation. The slot of a leaf
+    that is not an array is the length of its data in bytes.
 
 Two texts are objects. {"pickle":5}: the record is a pickle. {"self":1}: the record carries its own schema,
 
@@ -65,7 +68,7 @@ import json
 import re
 import struct
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,6 +77,7 @@ import torch
 from edcache import bounded
 from edcache.codec import dtypes
 from edcache.codec.images import MODES, PALETTE_MODES, image_keys
+from edcache.codec.imaging import FORMS, IMAGE_MODES, Decoding
 from edcache.codec.registry import valid_fields
 from edcache.errors import CorruptRecordError
 
@@ -115,7 +119,8 @@ class Node:
     Attributes:
         kind: the kind, as in the module's table.
         path: keys, indices and field names that lead to it from the sample.
-        const: what the kind carries: a TZ, a class name pair, an image's modes, "list" or "tuple".
+        const: what the kind carries: a TZ, a class name pair, an image's modes, "list" or "tuple", the
+            Decoding of an image file.
         keys: of a container: dict keys, indices or field names, one for each child.
         children: of a container.
         dtype: torch.dtype of a tensor; numpy dtype of an array, scalar, bool, int, float or complex.
@@ -184,16 +189,18 @@ def dump(node: Any) -> str:
     return json.dumps(node, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
 
-def parse(text: str) -> Node:
+def parse(text: str, decoding: Decoding | None = None) -> Node:
     """Parse and check the text of a native schema.
 
+    Args:
+        decoding: of image files; None leaves each as the text says.
     Raises:
         CorruptRecordError: no writer of ours leaves such a text, or this platform lacks a dtype in it.
     """
     if len(text) > MAX_TEXT:
         raise CorruptRecordError(f"schema: {len(text)} characters, more than {MAX_TEXT}")
     try:
-        return _Parser().node(bounded.loads(text), (), 0)
+        return _Parser(decoding).node(bounded.loads(text), (), 0)
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, CorruptRecordError):
             raise
@@ -203,8 +210,9 @@ def parse(text: str) -> Node:
 class _Parser:
     """One walk over the JSON of a schema, with a budget of nodes."""
 
-    def __init__(self) -> None:
+    def __init__(self, decoding: Decoding | None) -> None:
         self._left = MAX_NODES
+        self._decoding = decoding
 
     def node(self, tree: Any, path: Path, depth: int) -> Node:
         self._left -= 1
@@ -218,7 +226,10 @@ class _Parser:
             raise ValueError("a node is neither a text nor a list")
         kind, *rest = tree
         if kind in _LEAVES:
-            return _LEAVES[kind](path, *rest)
+            leaf = _LEAVES[kind](path, *rest)
+            if kind == "imagefile" and self._decoding is not None:
+                return replace(leaf, const=self._decoding)
+            return leaf
         if kind in CONTAINERS:
             return self._container(kind, rest, path, depth)
         raise ValueError(f"unknown kind {kind[:40]!r}")
@@ -307,6 +318,12 @@ def _choice(kind: str, choices: frozenset[str]) -> Callable[..., Node]:
     return node
 
 
+def _imagefile(path: Path, form: Any, mode: Any, turn: Any) -> Node:
+    if form not in FORMS or mode not in IMAGE_MODES or type(turn) is not bool:
+        raise ValueError("malformed image file")
+    return _value_node("imagefile", path, Decoding(form, mode, turn))
+
+
 def _member(kind: str) -> Callable[..., Node]:
     def node(path: Path, *name: Any) -> Node:
         return _value_node(kind, path, _class(name))
@@ -334,6 +351,7 @@ _LEAVES: dict[str, Callable[..., Node]] = {
     "strs": _choice("strs", _SEQUENCES),
     "enum": _member("enum"),
     "flag": _member("flag"),
+    "imagefile": _imagefile,
 }
 
 _Parts = tuple[tuple[Any, ...], Any]

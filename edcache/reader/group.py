@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from edcache.codec import Decoder, Field
+from edcache.errors import EdcacheError
 from edcache.format import LATTICE
 from edcache.reader.checks import LARGE, Check
 
@@ -194,16 +194,25 @@ class Group:
             target[position : position + high - low] = view[low:high]
             position += high - low
 
+    def pieces(self, path: tuple[Any, ...]) -> list[memoryview] | None:
+        """The data of a field of variable size of every record, not copied; None as `spans`."""
+        spans, view = self.spans(path), self.view
+        if spans is None:
+            return None
+        return [view[start:end] for start, end in zip(spans.start.tolist(), spans.end.tolist(), strict=True)]
+
     def values(self, path: tuple[Any, ...]) -> list[Any]:
         """One field of every record, decoded, in memory that the caller owns."""
         self._ensure()
         revive = self.decoder.reviver(path)
-        spans = None if revive is None else self.spans(path)
-        if revive is not None and spans is not None:
-            view, extents = self.view, zip(spans.start.tolist(), spans.end.tolist(), strict=True)
-            # What does not decode is named by the way below.
-            with suppress(ValueError, OverflowError):
-                return [revive(view[start:end]) for start, end in extents]
+        pieces = None if revive is None else self.pieces(path)
+        if revive is not None and pieces is not None:
+            try:
+                return [revive(piece) for piece in pieces]
+            except (ValueError, OverflowError) as error:
+                if isinstance(error, EdcacheError):
+                    raise
+                # What else does not decode is named by the way below.
         decode = self.decoder.decode_field
         return [decode(path, self.record(row)) for row in range(len(self))]
 

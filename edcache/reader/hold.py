@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from edcache import format
-from edcache.codec import PICKLE_SCHEMA, Decoder, Decoders, aliased
+from edcache.codec import PICKLE_SCHEMA, Decoder, Decoders, Decoding, aliased
 from edcache.codec.compression import decompress, decompress_into, most_content
 from edcache.contents import Chain, Contents, read_table
 from edcache.durable import File
@@ -53,7 +53,7 @@ class Hold:
     """A reader's hold on the file in one process.
 
     Args:
-        before: an earlier hold on the same file.
+        decoding: of image files; None for what their writer chose. before: an earlier hold on the same file.
 
     Attributes:
         head: what the archive says about itself. contents: its index.
@@ -61,10 +61,12 @@ class Hold:
         chunks: how many, where the chain was walked. damaged: what was unreadable, a line a chunk.
     """
 
-    def __init__(self, file: File, io: str, verify: str, before: Hold | None = None) -> None:
+    def __init__(
+        self, file: File, io: str, verify: str, decoding: Decoding | None = None, before: Hold | None = None
+    ) -> None:
         self.file = file
         self.path = file.path
-        self._io, self._verify = io, verify
+        self._io, self._verify, self._decoding = io, verify, decoding
         self._size = file.size()
         self.head, first = format.read_head(file.pread, self.path)
         self._seal = self._found_seal(file)
@@ -317,7 +319,7 @@ class Hold:
                 f'head names; run "edcache verify {self.path}"'
             )
         try:
-            return Decoder(text, allow_pickle=allow_pickle)
+            return Decoder(text, allow_pickle=allow_pickle, decoding=self._decoding)
         except CorruptRecordError as error:
             raise CorruptRecordError(f"{self.place(row)}: {error}") from error
 
@@ -480,14 +482,14 @@ class Hold:
         try:
             if file.identity() != self.file.identity():
                 if self._is_rewritten(file):
-                    return Hold(file, self._io, self._verify)
+                    return Hold(file, self._io, self._verify, self._decoding)
                 raise StaleArchiveError(
                     f"{self.path}: the file was replaced since it was opened; open it again"
                 )
             if not self._has_changed(file):
                 file.close()
                 return None
-            return Hold(file, self._io, self._verify, self)
+            return Hold(file, self._io, self._verify, self._decoding, self)
         except BaseException:
             file.close()
             raise

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import bounded
-from edcache.codec import Decoder
+from edcache.codec import STORED, Decode, Decoder, Decoding
 from edcache.digests import check_digest, no_digest, parse_digest
 from edcache.durable import File
 from edcache.errors import (
@@ -47,6 +47,8 @@ class Reader:
         allow_pickle: read records that are pickles, which run whatever code their author chose.
         io: "mmap" maps the file, "pread" reads what is asked for into memory of this process, which is
             what a file system of another machine wants. "auto" looks which it is.
+        decode: what is made of image files: "pil", "numpy", "tensor", None for `edcache.ImageFile`, or an
+            `edcache.Decoding`; "stored" is what their writer chose.
         expected_digest: what `edcache.digest` said of the sealed archive when it was published. The process
             that opens it hashes the file, before anything in it is parsed, and reads on through the
             descriptor that it hashed. A process that gets this reader by fork or pickle hashes nothing: it
@@ -70,6 +72,7 @@ class Reader:
         verify: str = "touch",
         allow_pickle: bool = False,
         io: str = "auto",
+        decode: Decode = STORED,
         expected_digest: str | None = None,
     ) -> None:
         if verify not in VERIFY_CHOICES:
@@ -80,6 +83,7 @@ class Reader:
         self.verify = verify
         self.allow_pickle = allow_pickle
         self.io = io
+        self.decoding = None if decode == STORED else Decoding.of(decode)
         self.known_length = 0
         self._expected_digest = None if expected_digest is None else parse_digest(expected_digest)
         self._proven_nbytes: int | None = None
@@ -201,16 +205,21 @@ class Reader:
             CorruptRecordError: "train.zip: record 17 at offset 4,096: crc32 0x1c291ca3, the index
                 says 0x9ae0daf0; ...".
             PickleRefusedError, UnregisteredTypeError: the record needs what was not allowed.
+            ImageError: "train.zip: sample 17: JPEG does not decode: ...".
         """
         here = self._here
         row = here.row(index)
         data = here.record(row)
         try:
             return here.decoder(row, self.allow_pickle).decode(data, copy=copy)
-        except CodecError as error:
-            raise type(error)(f"{self.path}: sample {index}: {error}") from error
-        except CorruptRecordError as error:
-            raise CorruptRecordError(f"{here.place(row)}: {error}") from error
+        except (CodecError, CorruptRecordError) as error:
+            raise self.placed(error, index) from error
+
+    def placed(self, error: EdcacheError, index: int) -> EdcacheError:
+        """The same error over the record of a sample, with the place in front of its text."""
+        here = self._here
+        where = here.place(here.row(index)) if isinstance(error, CorruptRecordError) else None
+        return type(error)(f"{where or f'{self.path}: sample {index}'}: {error}")
 
     def decoder(self, index: int) -> Decoder | None:
         """How the record of a sample is decoded; None where it has no record."""
@@ -322,7 +331,7 @@ class Reader:
         try:
             if self._expected_digest is not None:
                 self._prove(file, self._expected_digest)
-            hold = Hold(file, self.io, self.verify)
+            hold = Hold(file, self.io, self.verify, self.decoding)
             if self._expected_digest is not None and not hold.sealed:
                 raise no_digest(self.path)
             if self._uuid not in (None, hold.head.uuid):

@@ -16,11 +16,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pictures
 import pyarrow as pa
 import torch
 from likeness import same
@@ -316,8 +316,12 @@ def warm(original: Original) -> None:
     if original.path in _warmed:
         return
     _warmed.add(original.path)
-    with suppress(ImportError):
-        import PIL.Image  # noqa: F401 - what a record that holds an image imports
+    from PIL import Image
+
+    # What a record that holds an image imports, and Pillow's plugins, which it imports over a broken one.
+    Image.init()
+    for library in ("pillow", "simplejpeg"):
+        edcache.ImageFile(pictures.jpeg()).decode(edcache.Decoding("tensor", library=library))
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
     heard = Ordeal(original.path, original, False, False).run(None)

@@ -8,6 +8,7 @@ import attacks_chain  # noqa: F401 - they put their attacks on the list
 import attacks_codec  # noqa: F401
 import attacks_files  # noqa: F401
 import attacks_head  # noqa: F401
+import attacks_images  # noqa: F401
 import attacks_index  # noqa: F401
 import attacks_labels  # noqa: F401
 import attacks_zip  # noqa: F401

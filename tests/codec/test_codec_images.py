@@ -138,4 +138,4 @@ def test_pillow_is_imported_only_for_images():
         "except MissingDependencyError as error: print(error)\n"
     )
     out = run_script(script)
-    assert "pip install edcache[image]" in out
+    assert "pip install edcache[images]" in out

@@ -636,4 +636,44 @@ _SAMPLERS = [
     ),
 ]
 
-BUGS = [*_CHAIN, *_WRITER, *_SYSTEM, *_READER, *_MAINTENANCE, *_SAMPLERS]
+IMAGES = "tests/test_images.py"
+
+_IMAGES = [
+    Bug(
+        "simplejpeg has no limit of pixels",
+        "codec/imaging.py",
+        "(limit is not None and height * width > limit)",
+        "False",
+        (f"{IMAGES}::test_a_decompression_bomb_is_refused_within_pillows_limit",),
+    ),
+    Bug(
+        "simplejpeg fills in what is damaged",
+        "codec/imaging.py",
+        "library.decode_jpeg(data, target, strict=True)",
+        "library.decode_jpeg(data, target, strict=False)",
+        (f"{IMAGES}::test_half_a_file_is_refused_in_every_form",),
+    ),
+    Bug(
+        "a batch of images takes any shape that broadcasts",
+        "codec/imaging.py",
+        "        if array.shape != rows.shape[1:]:\n            return None\n",
+        "",
+        (f"{IMAGES}::test_a_grey_picture_is_not_spread_over_the_colours_of_a_batch",),
+    ),
+    Bug(
+        "records with a schema of their own decode as the last reader chose",
+        "codec/decode.py",
+        "    key = text, decoding\n",
+        "    key = text, None\n",
+        (f"{IMAGES}::test_the_reader_chooses_over_the_writer_for_every_schema",),
+    ),
+    Bug(
+        "an image folder does not look at times",
+        "folders.py",
+        "\\0{found.st_mtime_ns}",
+        "",
+        ("tests/test_folders.py::test_a_tree_that_changed_is_noticed",),
+    ),
+]
+
+BUGS = [*_CHAIN, *_WRITER, *_SYSTEM, *_READER, *_MAINTENANCE, *_SAMPLERS, *_IMAGES]

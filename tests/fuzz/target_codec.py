@@ -55,6 +55,7 @@ _LEAVES = [
         ["scalar", "|V5"],
     ),
     *(["enum", "m", "E"], ["flag", "m", "F"], ["path", "PureWindowsPath"], ["scalar", ["sub", "<i2", [2]]]),
+    *(["imagefile", None, None, False], ["imagefile", "tensor", "RGB", True]),
     *(["array", ["sub", "<i2", [2]], [2]], ["scalar", ">f16"], ["array", "<c16", 2], ["scalar", "|b1"]),
 ]
 _KEYS = [
