@@ -410,7 +410,7 @@ def check(chain, places):
 
 @seed(SEED)
 @settings(
-    max_examples=scaled(2000),
+    max_examples=scaled(1400),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -420,6 +420,7 @@ def test_a_chain_of_views_is_what_a_list_is(world, tally, has_gaps, steps, numbe
     chain = Chain(world, has_gaps)
     for kind, a, b in steps:
         chain.go(kind, a, b)
+    tally("chains of views")
     n = len(chain.rows)
     assert len(chain.view) == n
     places = [number % n - n * (number < 0) for number in numbers] if n else []
@@ -438,7 +439,9 @@ def test_a_chain_of_views_is_what_a_list_is(world, tally, has_gaps, steps, numbe
 
 
 @seed(SEED)
-@settings(max_examples=scaled(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=scaled(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(STEPS)
 def test_iteration_is_that_of_the_list(world, steps):
     chain = Chain(world, False)

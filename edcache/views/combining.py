@@ -38,9 +38,10 @@ def concat(datasets: Iterable[Samples]) -> Concat:
             in another; ...'.
 
     `labels` has the columns of all of them, null where a dataset lacks one, and is a copy, made at its first
-    use. `cache` and `indices` of its views refer to the whole. Each dataset keeps its transforms; what was
-    appended to an archive after this call is not part of it. A batch from samples of one structure is read in
-    bulk, even if they lie in several archives; other batches are collated from their samples.
+    use. `cache` and `indices` of its views refer to the whole. Each dataset keeps its transforms, and
+    `select` chooses from what they make; what was appended to an archive after this call is not part of it.
+    A batch from samples of one structure is read in bulk, even if they lie in several archives; other
+    batches are collated from their samples.
 
     >>> both = edcache.concat([ds, extra.filter(good=True)])
     """
