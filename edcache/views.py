@@ -297,6 +297,14 @@ class View(Samples):
             self._labels = self._cache.labels.take(self._indices)
         return self._labels
 
+    def add_labels(self, *arguments: Any, **options: Any) -> View:
+        """Labels belong to the whole; raises OptionError."""
+        raise OptionError("a view has the labels of its dataset; add them there: view.cache.add_labels()")
+
+    def drop_labels(self, *names: str) -> View:
+        """Labels belong to the whole; raises OptionError."""
+        raise OptionError("a view has the labels of its dataset; drop them there: view.cache.drop_labels()")
+
 
 def _positions(array: npt.NDArray[Any], length: int) -> npt.NDArray[np.int64]:
     """What an index array or a mask selects, in [0, length); a copy, so that it may change later."""

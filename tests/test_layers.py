@@ -21,6 +21,7 @@ FLOORS = [
     {"fill", "batch"},
     {"loader"},
     {"views"},
+    {"relabel"},
     {"dataset"},
     {"decorator", "maintain", "housekeeping"},
     {"present"},

@@ -7,6 +7,7 @@
     columns.py   LabelCollector: samples -> the label columns of a chunk; those of many chunks as one
     framing.py   the frame of Arrow IPC bytes, looked at before Arrow reads them
     tables.py    the archive's tables to Arrow IPC bytes and back
+    revisions.py the label table that chunks and revisions make together
     compare.py   a column compared with plain values
     where.py     a where-string, parsed without eval
     view.py      Labels: a mapping from name to numpy array over a label table
