@@ -293,18 +293,17 @@ class Chain:
         """
         if not self.revisions:
             return Revised(contents.labels, None)
-        found = [(header.seq, revision(header)) for header in self.revisions]
-        placed = [Placed(seq, said) for seq, said in found if said is not None]
+        said = [(header.seq, revision(header)) for header in self.revisions]
+        placed = [Placed(seq, labels) for seq, labels in said if labels is not None]
         # A record lies in the last chunk that begins before it.
         records, chunks = contents.index.records, self.chunks
         begins = np.array([chunk.offset for chunk in chunks], np.uint64)
         numbers = np.array([-1, *(chunk.seq for chunk in chunks)], np.int64)
         written = numbers[np.searchsorted(begins, records.offset, "right")]
-        table, columns = revised(
-            contents.labels, records.index, written, placed, contents.index.length, self.where
-        )
-        names = tuple((name, False) for name in table.column_names)
-        return Revised(table, names if columns is None else columns)
+        found = revised(contents.labels, records.index, written, placed, contents.index.length, self.where)
+        # Even where none of them reads the seal says that there are some.
+        plain = tuple((name, False) for name in found.table.column_names)
+        return found if found.columns is not None else found._replace(columns=plain)
 
 
 _REVISED = {"length", "lost", "behind", "failed"}

@@ -86,8 +86,20 @@ def from_texts(values: Sequence[str | bytes | None], kind: pa.DataType) -> pa.Ar
     return pa.Array.from_buffers(kind, len(texts), buffers, nulls)
 
 
+def replace_columns(table: pa.Table, others: pa.Table) -> pa.Table:
+    """The table with the columns of another one of as many rows in the place of its own, or behind them."""
+    if not table.num_columns:
+        return others
+    for name in others.column_names:
+        if name in table.column_names:
+            table = table.set_column(table.column_names.index(name), name, others.column(name))
+        else:
+            table = table.append_column(name, others.column(name))
+    return table
+
+
 def same_tables(one: pa.Table, other: pa.Table) -> bool:
-    """Whether two tables have the same columns with the same values, bit for bit, so that nan equals itself."""
+    """Whether two tables have the same columns, bit for bit: nan equals itself."""
     if one.schema != other.schema or one.num_rows != other.num_rows:
         return False
     columns = zip(one.combine_chunks().columns, other.combine_chunks().columns, strict=True)

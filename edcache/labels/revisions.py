@@ -33,11 +33,26 @@ class Revised(NamedTuple):
     """The label table that chunks and revisions make together.
 
     table: rows as the records, or one per sample. columns: their names, and whether a revision has rows of
-    each; None where there is no revision.
+    each; None where there is no revision. ended: columns of the chunks that those have no say in any more.
     """
 
     table: pa.Table
     columns: tuple[tuple[str, bool], ...] | None
+    ended: tuple[str, ...] = ()
+
+    def folded(self, index: Ints | None) -> Revision | None:
+        """One revision that says what all of them say; None where there is nothing to say.
+
+        Args:
+            index: the sample of each record; None where dense.
+        """
+        names = [name for name, is_revised in self.columns or () if is_revised]
+        if not names and not self.ended:
+            return None
+        if not names:
+            return label_revision({}, dropped=self.ended)
+        is_per_sample = index is None or self.table.num_rows != len(index)
+        return Revision(self.table.select(names), self.ended, None if is_per_sample else index)
 
 
 class _Layer(NamedTuple):
@@ -80,7 +95,8 @@ def revised(
         _column(name, labels.column(name) if name in kept else None, layers.get(name, []), places, where)
         for name in names
     ]
-    return Revised(pa.table(columns, names=names), tuple((name, name in layers) for name in names))
+    ended = tuple(name for name in labels.column_names if name not in kept)
+    return Revised(pa.table(columns, names=names), tuple((name, name in layers) for name in names), ended)
 
 
 def _layer(seq: int, revision: Revision, name: str, length: int) -> _Layer:
