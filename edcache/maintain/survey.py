@@ -260,7 +260,8 @@ class Survey:
         try:
             found = parse_index(index, index_header.samples)
             same_index = _same_index(found, contents.index._replace(labels=revised.columns))
-            names = [name for name, _ in found.labels or self.head.labels]
+            told = self.head.labels if found.labels is None else found.labels
+            names = [name for name, _ in told]
             same_labels = same_tables(parse_labels(labels, labels_header.samples, names), revised.table)
         except CorruptArchiveError as error:
             self.problem(index_header.offset, str(error))
