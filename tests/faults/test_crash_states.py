@@ -148,6 +148,9 @@ class Law:
         lacking = [i for i in range(self.scenario.count) if not isinstance(found.samples.get(i), int)]
         if lacking:
             yield f"after filling: {lacking} are still missing"
+        lost = [key for key in certain if key < 0 and key not in found.samples]
+        if lost:
+            yield f"after filling: the labels {lost} are lost"
         again = [index for index in certain if found.samples.get(index) == RECOMPUTED]
         if again:
             yield f"computed again though they were certain: {again}"
@@ -186,7 +189,7 @@ class Laboratory:
                 if not self.law.may_be_foreign(state):
                     raise
                 return
-            if is_killed and not present >= read.samples.keys():
+            if is_killed and not present >= {index for index in read.samples if index >= 0}:
                 problems.append(f"reopening lost samples: {sorted(present)} of {read.samples}")
             filled, _ = self.filler.of(disk.files(), state.rebooted)
             problems += self.law.unfilled(state, filled, is_killed)

@@ -141,7 +141,7 @@ def _finished(path: str, count: int) -> Found:
     report = edcache.verify(path)
     samples = read_all(path, "pread")
     problems = list(report.problems)
-    if not report.sealed or sorted(samples) != list(range(count)):
+    if not report.sealed or [index for index in sorted(samples) if index >= 0] != list(range(count)):
         problems.append(f"at the end: sealed {report.sealed}, samples {sorted(samples)}")
     return Found(samples, problems)
 
@@ -213,6 +213,19 @@ def _others() -> list[str]:
     """What lies beside the archive, and should not."""
     names = set(os.listdir(os.path.dirname(scenarios.PATH))) - {"a.zip"}
     return [f"left behind: {sorted(names)}"] if names else []
+
+
+class Relabelled(Case):
+    """Compacting an archive whose labels were revised keeps them at every moment."""
+
+    def __init__(self) -> None:
+        steps = (scenarios.create, scenarios.first_labels, scenarios.label_add)
+        super().__init__("compact, labels", lambda _: edcache.compact(scenarios.PATH), steps)
+
+    def finish(self) -> Found:
+        edcache.compact(scenarios.PATH)
+        found = _finished(scenarios.PATH, 9)
+        return Found(found.samples, [*found.problems, *_others()])
 
 
 class Repairing(Case):
@@ -321,6 +334,7 @@ CASES = [
     # Compacting and repairing have cases of their own below, which keep to this folder.
     *(Writing(scenario) for scenario in SCENARIOS if not scenario.whole),
     Compacting(),
+    Relabelled(),
     Repairing(),
     *map(Filling, ("class", "warmup", "decorator")),
     Filling("compressed", compression="zstd"),
