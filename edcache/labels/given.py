@@ -231,6 +231,21 @@ def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:
         raise OptionError(f"{path}: does not read as {suffix[1:]}: {error}") from error
 
 
+def chosen_column(name: str, columns: pa.Table, on: str | None, where: str) -> pa.Table:
+    """Of a file's columns the one that becomes the label `name`, and `on`.
+
+    Raises:
+        OptionError: "values.csv: which column is cluster is open; it has a, b".
+    """
+    rest = [other for other in columns.column_names if other != on]
+    if name not in rest and len(rest) != 1:
+        raise OptionError(f'{where}: which column is "{name}" is open; it has {", ".join(rest) or "none"}')
+    found = {name: columns.column(name if name in rest else rest[0])}
+    if on is not None and on in columns.column_names:
+        found[on] = columns.column(on)
+    return pa.table(found)
+
+
 def check_count(name: str, values: Sized, length: int) -> None:
     """Raise OptionError unless there is one value per sample."""
     if len(values) != length:

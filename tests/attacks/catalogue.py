@@ -18,6 +18,7 @@ THEMES = {
     "records": "Records",
     "zstd": "Compression",
     "files": "Kinds of files",
+    "revisions": "Revisions of labels",
 }
 
 

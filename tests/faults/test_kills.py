@@ -196,7 +196,7 @@ class Compacting(Case):
     """In place: the path leads to all samples at every moment."""
 
     def __init__(self) -> None:
-        steps = (scenarios.create, scenarios.revise, scenarios.grow, _more, _tear)
+        steps = (scenarios.create, scenarios.first_labels, scenarios.revise, scenarios.grow, _more, _tear)
         super().__init__("compact", lambda _: edcache.compact(scenarios.PATH), steps)
 
     def finish(self) -> Found:
@@ -213,19 +213,6 @@ def _others() -> list[str]:
     """What lies beside the archive, and should not."""
     names = set(os.listdir(os.path.dirname(scenarios.PATH))) - {"a.zip"}
     return [f"left behind: {sorted(names)}"] if names else []
-
-
-class Relabelled(Case):
-    """Compacting an archive whose labels were revised keeps them at every moment."""
-
-    def __init__(self) -> None:
-        steps = (scenarios.create, scenarios.first_labels, scenarios.label_add)
-        super().__init__("compact, labels", lambda _: edcache.compact(scenarios.PATH), steps)
-
-    def finish(self) -> Found:
-        edcache.compact(scenarios.PATH)
-        found = _finished(scenarios.PATH, 9)
-        return Found(found.samples, [*found.problems, *_others()])
 
 
 class Repairing(Case):
@@ -334,7 +321,6 @@ CASES = [
     # Compacting and repairing have cases of their own below, which keep to this folder.
     *(Writing(scenario) for scenario in SCENARIOS if not scenario.whole),
     Compacting(),
-    Relabelled(),
     Repairing(),
     *map(Filling, ("class", "warmup", "decorator")),
     Filling("compressed", compression="zstd"),
