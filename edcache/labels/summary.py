@@ -22,7 +22,7 @@ class ColumnSummary:
     Attributes:
         name, type: as the label table has them; the type is Arrow's name for it.
         nulls: rows without a value. distinct: how many values there are; None for lists.
-        min, max: of the values; None where there is none, and for lists.
+        min, max: of the values, nan aside; None where there is none, and for lists.
         most_frequent: the value that occurs most, of several the first; times: how often. None for lists.
     """
 
@@ -93,8 +93,8 @@ def _summary(name: str, column: pa.ChunkedArray) -> ColumnSummary:
     counted = values.value_counts()
     at = int(np.argmax(counted.field("counts").to_numpy(zero_copy_only=False)))
     found, times = counted.field("values"), counted.field("counts")[at].as_py()
-    ordered = ascending(found)
-    least, most, frequent = (as_python(value) for value in (ordered[0], ordered[-1], found[at]))
+    least, most = _ends(found)
+    frequent = as_python(found[at])
     return ColumnSummary(name, str(kind), nulls, len(found), least, most, frequent, times)
 
 
@@ -103,6 +103,17 @@ def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if not pa.types.is_float16(column.type):
         return column
     return pa.chunked_array([widened_float16(chunk) for chunk in column.chunks], pa.float32())
+
+
+def _ends(values: pa.Array) -> tuple[Any, Any]:
+    """The least and the greatest value, nan aside."""
+    import pyarrow.compute as pc
+
+    if pa.types.is_duration(values.type):  # which Arrow does not order
+        ends = _ends(values.view(pa.int64()))
+        return tuple(as_python(value) for value in pa.array(ends, pa.int64()).view(values.type))
+    ends = pc.min_max(values)
+    return as_python(ends["min"]), as_python(ends["max"])
 
 
 def ascending(values: pa.Array) -> pa.Array:

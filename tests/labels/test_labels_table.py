@@ -93,6 +93,11 @@ def test_nothing_that_a_table_holds_steers_a_terminal():
     assert text.replace("\n", "").isprintable()
 
 
+def test_nan_is_neither_the_least_nor_the_greatest():
+    found = Labels(pa.table({"x": [2.0, math.nan, 1.0]})).describe()[0]
+    assert (found.min, found.max, found.distinct) == (1.0, 2.0, 3)
+
+
 def test_a_description_of_nanoseconds_loses_none():
     times = pa.array([1, 3, 3], pa.timestamp("ns"))
     assert Labels(pa.table({"x": times})).describe()[0].max == np.datetime64(3, "ns")
