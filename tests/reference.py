@@ -176,7 +176,8 @@ def read_zip(path: str | Path) -> Archive:
         assert [name for name, _ in said["labels"]] == labels.column_names
     rows = index["index"].to_pylist() if labels.num_rows == index.num_rows else range(said["length"])
     for name in labels.column_names:
-        result.labels[name] = dict(zip(rows, labels[name].to_pylist(), strict=True))
+        pairs = zip(rows, labels[name].to_pylist(), strict=True)
+        result.labels[name] = {i: value for i, value in pairs if value is not None or i in result.records}
     return result
 
 

@@ -14,10 +14,10 @@ from disk import MemoryDisk
 from explore import State, killed, powerless
 from outcomes import Outcomes
 from scale import scaled, seeded
-from scenarios import OPTIONS, PATH, SCENARIOS, Recording, newest, read_all, record, sample
+from scenarios import OPTIONS, PATH, SCENARIOS, Notes, Recording, newest, read_all, record, sample, write
 
 import edcache
-from edcache import CacheWriter, EdcacheError, durable
+from edcache import CachedDataset, CacheWriter, EdcacheError, durable
 from edcache.errors import NotAnArchiveError
 from edcache.format import PAGE
 from edcache.labels.spec import LabelSpec
@@ -286,4 +286,17 @@ def test_what_is_synced_when_is_what_the_table_says(
         w.seal()
         assert is_synced() == when_sealed
         w.close()
+    assert disk.open_files == {}
+
+
+@pytest.mark.parametrize("seal", [False, True])
+def test_labels_are_on_the_disk_once_they_are_added(seal: bool) -> None:
+    disk = MemoryDisk()
+    with durable.replace_system(disk):
+        write(Notes(disk), range(3), seal=seal)
+        cache = CachedDataset.from_cache(PATH, io="pread")
+        for change in (lambda: cache.add_labels("z", [1, 2, 3]), lambda: cache.drop_labels("z")):
+            change()
+            assert disk.journal[-1][0] == "sync"
+        cache.close()
     assert disk.open_files == {}
