@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from torch.utils.data import DataLoader, Dataset
 
 from edcache.errors import LabelError, OptionError, StaleArchiveError, StorageError
+from edcache.labels.columns import collected
 from edcache.labels.given import check_count, given_column, given_rows, given_table, joined
 from edcache.labels.revisions import label_revision
 from edcache.labels.spec import checked_name
@@ -59,9 +60,8 @@ def add_labels(
             f'add_labels("{name}") got no values; give an array, {{index: value}} or a function'
         )
     if callable(values):
-        values = dict(_computed(cache, name, values, fields, num_workers))
-        if len(values) == len(cache):
-            values = values.values()
+        publish(cache, _computed(cache, name, values, fields, num_workers), sync)
+        return
     length = len(cache)
     if isinstance(values, Mapping):
         index, column = given_rows(name, values, length)
@@ -157,8 +157,8 @@ def _computed(
     function: Callable[[Any], Any],
     fields: Sequence[FieldPath] | None,
     num_workers: int,
-) -> Iterator[tuple[int, Any]]:
-    """(index, label) of the samples that are there, or that a lazy cache can make."""
+) -> Revision:
+    """The labels of the samples that are there, or that a lazy cache can make."""
     plain = copy.copy(cache)
     plain._transform = None
     samples = plain if fields is None else plain.select(*fields)
@@ -169,5 +169,5 @@ def _computed(
         num_workers=num_workers,
         collate_fn=list,
     )
-    for batch in loader:
-        yield from batch
+    column = collected(name, (pair for batch in loader for pair in batch))
+    return label_revision({name: column}, None if len(indices) == len(cache) else indices)

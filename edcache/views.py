@@ -293,8 +293,9 @@ class View(Samples):
         """The label columns of these samples, in the view's order."""
         if self._indices is None:
             return self._cache.labels
-        if self._labels is None:
-            self._labels = self._cache.labels.take(self._indices)
+        whole = self._cache.labels
+        if self._labels is None or not self._labels.is_of(whole):  # labels may have been added
+            self._labels = whole.take(self._indices)
         return self._labels
 
     def add_labels(self, *arguments: Any, **options: Any) -> View:

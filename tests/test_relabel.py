@@ -351,7 +351,9 @@ def test_a_view_says_where_labels_are_added(path):
         OptionError, match=r"a view has the labels of its dataset; drop them there: view.cach"
     ):
         view.drop_labels("y")
+    assert list(view.labels) == ["y", "kind"]
     view.cache.add_labels("new", range(10))
+    assert view.labels["new"].tolist() == [2, 3]
     assert opened(path)[2:4].labels["new"].tolist() == [2, 3]
 
 

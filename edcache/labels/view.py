@@ -123,6 +123,10 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         taken._pending = (*self._pending, _as_indices(indices))
         return taken
 
+    def is_of(self, whole: Labels) -> bool:
+        """Whether this was taken from the same table."""
+        return self._whole is whole._whole
+
     def to_pandas(self) -> Any:
         """The columns as a pandas DataFrame, row i = sample i of this view."""
         try:
