@@ -20,7 +20,7 @@ from edcache.labels.columns import collected
 from edcache.labels.given import check_count, given_column, given_rows, given_table, joined
 from edcache.labels.revisions import label_revision
 from edcache.labels.spec import checked_name
-from edcache.labels.tables import Revision
+from edcache.labels.tables import MAX_LABELS, Revision
 from edcache.labels.wording import unknown_label
 from edcache.writer import Appender, Sync
 
@@ -124,6 +124,10 @@ def _of_table(cache: CachedDataset, given: Any, on: str | None) -> Revision:
         checked_name(name, "the table has")
     if not table.num_columns:
         raise OptionError("the table has no column to add")
+    if table.num_columns > MAX_LABELS:
+        raise OptionError(
+            f"the table has {table.num_columns:,} columns to add, one call takes {MAX_LABELS:,}"
+        )
     return label_revision(dict(zip(table.column_names, table.columns, strict=True)))
 
 
