@@ -240,7 +240,8 @@ def test_a_process_that_is_killed_anywhere_loses_nothing_published(recording: Re
 def test_a_power_cut_leaves_what_was_synced_and_no_wrong_byte(recording: Recording, tally: Any) -> None:
     laboratory = Laboratory(recording)
     rng = seeded(recording.scenario.name)
-    states = powerless(recording.base, recording.disk.journal, PATH, POWER_CUTS, rng)
+    limit = round(POWER_CUTS * recording.scenario.cuts)
+    states = powerless(recording.base, recording.disk.journal, PATH, limit, rng)
     count = laboratory.try_all(states, is_killed=False)
     laboratory.check()
     tally("crash states: power cut", count)
