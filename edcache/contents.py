@@ -355,9 +355,7 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
         CorruptArchiveError: "train.zip: chunk 3 at offset 16,384: ...".
     """
     place = f"{where}: chunk {header.seq} at offset {header.offset:,}"
-    data = pread(header.payload_offset, header.table_nbytes)
-    if len(data) != header.table_nbytes or format.crc32(data) != header.table_crc:
-        raise CorruptArchiveError(f'{place}: its table fails its crc32; run "edcache verify {where}"')
+    data = _sound_bytes(pread, header, f'{place}: its table fails its crc32; run "edcache verify {where}"')
     try:
         table = parse_chunk_table(data, header.samples)
     except CorruptArchiveError as error:
@@ -376,9 +374,7 @@ def read_revision(pread: PRead, header: Header, where: str) -> Revision:
         CorruptArchiveError: "train.zip: labels/00000003 at offset 16,384: ...".
     """
     place = f"{where}: {header.name} at offset {header.offset:,}"
-    data = pread(header.payload_offset, header.table_nbytes)
-    if len(data) != header.table_nbytes or format.crc32(data) != header.table_crc:
-        raise CorruptArchiveError(f'{place}: its table fails its crc32; run "edcache verify {where}"')
+    data = _sound_bytes(pread, header, f'{place}: its table fails its crc32; run "edcache verify {where}"')
     try:
         revision = parse_revision(data, header.samples)
     except CorruptArchiveError as error:
@@ -388,6 +384,14 @@ def read_revision(pread: PRead, header: Header, where: str) -> Revision:
             f"{place}: its rows end at {revision.end_index:,}, its header says {header.end_index:,}"
         )
     return revision
+
+
+def _sound_bytes(pread: PRead, header: Header, failing: str) -> bytes:
+    """The table bytes of an entry; CorruptArchiveError with the text `failing` where they are damaged."""
+    data = pread(header.payload_offset, header.table_nbytes)
+    if len(data) != header.table_nbytes or format.crc32(data) != header.table_crc:
+        raise CorruptArchiveError(failing)
+    return data
 
 
 def _within(header: Header, table: ChunkTable) -> bool:

@@ -162,6 +162,18 @@ class Appender:
             if self._sync != "never":
                 self._sync_file()
 
+    def amend(self, **changes: object) -> None:
+        """Revise what the head said: `length`, or entries that are `lost`."""
+        text = json.dumps(changes, ensure_ascii=True).encode("ascii")
+        with self._appending():
+            self._publish_whole(format.KIND_AMENDMENT, text)
+
+    def _publish_whole(
+        self, kind: int, payload: bytes | memoryview, *, at_once: bool = False, **fields: int
+    ) -> None:
+        fields |= {"table_nbytes": len(payload), "table_crc": format.crc32(payload)}
+        self._publish(kind, [payload], None, at_once=at_once, **fields)
+
     def revise(self, revision: Revision) -> None:
         """Publish a revision of labels, synced; an archive that was sealed is sealed again.
 
@@ -195,18 +207,6 @@ class Appender:
             if header.seq not in self._revision_types:
                 self._revision_types[header.seq] = RevisionTypes.of(self._revision(header))
         return [self._revision_types[header.seq] for header in self.chain.revisions]
-
-    def amend(self, **changes: object) -> None:
-        """Revise what the head said: `length`, or entries that are `lost`."""
-        text = json.dumps(changes, ensure_ascii=True).encode("ascii")
-        with self._appending():
-            self._publish_whole(format.KIND_AMENDMENT, text)
-
-    def _publish_whole(
-        self, kind: int, payload: bytes | memoryview, *, at_once: bool = False, **fields: int
-    ) -> None:
-        fields |= {"table_nbytes": len(payload), "table_crc": format.crc32(payload)}
-        self._publish(kind, [payload], None, at_once=at_once, **fields)
 
     def dictionaries(self) -> list[bytes]:
         """The compression dictionaries published so far that are whole, oldest first."""
