@@ -35,7 +35,9 @@ setup(
     extras_require={
         "images": ["Pillow>=9"],
         "dask": ["distributed>=2023.5"],
+        "duckdb": ["duckdb>=1.0"],
         "pandas": ["pandas>=1.5"],
+        "polars": ["polars>=0.20"],
         "ray": ["ray>=2.9"],
         "xla": ["torch_xla>=2.2"],
         "fuzz": [ATHERIS, "hypothesis>=6.100"],
@@ -50,6 +52,8 @@ setup(
             "Pillow>=9",
             "simplejpeg>=1.7",
             "pandas>=1.5",
+            "duckdb>=1.0",
+            "polars>=0.20",
             "scikit-learn>=1.3",
             "distributed>=2023.5",
             "loky>=3.4",

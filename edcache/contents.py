@@ -20,6 +20,7 @@ from edcache.errors import CorruptArchiveError
 from edcache.format import Cursor, Head, Header, PRead
 from edcache.labels.arrays import take_rows
 from edcache.labels.columns import no_labels, unify
+from edcache.labels.revisions import Placed, Revised, revised
 from edcache.labels.tables import (
     MAX_SCHEMAS,
     Blocks,
@@ -28,8 +29,10 @@ from edcache.labels.tables import (
     Failure,
     IndexTable,
     Records,
+    Revision,
     failures_of,
     parse_chunk_table,
+    parse_revision,
 )
 
 _PIECE_NBYTES = 1 << 22
@@ -45,7 +48,7 @@ class Contents:
     """Every sample of an archive: where its record lies, and its labels, row by row.
 
     index: the records, sorted by sample index; index.records.index is None when no sample up to
-    index.length is absent. labels: an Arrow table with the same rows, or no columns.
+    index.length is absent. labels: an Arrow table with the same rows, or no columns: what the chunks say.
     """
 
     index: IndexTable
@@ -64,7 +67,7 @@ class Chain:
         lost: sequence numbers of entries whose bytes a power cut took, as amendments tell. They are in
             none of the following.
         entries: everything but seals: what a zip directory lists between head and index. chunks,
-            dictionaries: those of them that are.
+            dictionaries, revisions: those of them that are.
         failures: what was last said of each sample that failed, by index, and the sequence number of the
             entry that says it; it may have a record by now.
     """
@@ -106,6 +109,11 @@ class Chain:
     def dictionaries(self) -> list[Header]:
         """The compression dictionaries, oldest first."""
         return self._of_kind(format.KIND_DICTIONARY)
+
+    @property
+    def revisions(self) -> list[Header]:
+        """The revisions of labels, in order."""
+        return self._of_kind(format.KIND_REVISION)
 
     def _of_kind(self, kind: int) -> list[Header]:
         # Filtered once, however many amendments give entries up.
@@ -246,6 +254,7 @@ class Chain:
         blocks = index.blocks
         if not (
             index.length == max(end_index, self.length or 0)
+            and (index.labels is not None) == bool(self.revisions)
             and index.dictionaries == dictionaries
             and np.array_equal(blocks[:, 1], starts)
             and np.all(blocks[:, 2] <= ends - starts)
@@ -272,6 +281,29 @@ class Chain:
         names = [name for name, _ in self.head.labels]
         failures = [failure for _, failure in self.failures.values()]
         return merge(self.chunks, table, self.dictionaries, self.length, names, self.where, failures)
+
+    def revised(self, contents: Contents, revision: Callable[[Header], Revision | None]) -> Revised:
+        """The label table of what was walked, revisions included.
+
+        Args:
+            contents: what `contents` made of it.
+            revision: reads a revision; None leaves it out.
+        Raises:
+            LabelTypeError: as `labels.revisions.revised`.
+        """
+        if not self.revisions:
+            return Revised(contents.labels, None)
+        said = [(header.seq, revision(header)) for header in self.revisions]
+        placed = [Placed(seq, labels) for seq, labels in said if labels is not None]
+        # A record lies in the last chunk that begins before it.
+        records, chunks = contents.index.records, self.chunks
+        begins = np.array([chunk.offset for chunk in chunks], np.uint64)
+        numbers = np.array([-1, *(chunk.seq for chunk in chunks)], np.int64)
+        written = numbers[np.searchsorted(begins, records.offset, "right")]
+        found = revised(contents.labels, records.index, written, placed, contents.index.length, self.where)
+        # Even where none of them reads the seal says that there are some.
+        plain = tuple((name, False) for name in found.table.column_names)
+        return found if found.columns is not None else found._replace(columns=plain)
 
 
 _REVISED = {"length", "lost", "behind", "failed"}
@@ -323,9 +355,7 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
         CorruptArchiveError: "train.zip: chunk 3 at offset 16,384: ...".
     """
     place = f"{where}: chunk {header.seq} at offset {header.offset:,}"
-    data = pread(header.payload_offset, header.table_nbytes)
-    if len(data) != header.table_nbytes or format.crc32(data) != header.table_crc:
-        raise CorruptArchiveError(f'{place}: its table fails its crc32; run "edcache verify {where}"')
+    data = _sound_bytes(pread, header, f'{place}: its table fails its crc32; run "edcache verify {where}"')
     try:
         table = parse_chunk_table(data, header.samples)
     except CorruptArchiveError as error:
@@ -335,6 +365,33 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
             f"{place}: its table points outside of it, twice at one place, or at a schema it has not"
         )
     return table
+
+
+def read_revision(pread: PRead, header: Header, where: str) -> Revision:
+    """Read and check a revision of labels.
+
+    Raises:
+        CorruptArchiveError: "train.zip: labels/00000003 at offset 16,384: ...".
+    """
+    place = f"{where}: {header.name} at offset {header.offset:,}"
+    data = _sound_bytes(pread, header, f'{place}: its table fails its crc32; run "edcache verify {where}"')
+    try:
+        revision = parse_revision(data, header.samples)
+    except CorruptArchiveError as error:
+        raise CorruptArchiveError(f"{place}: {error}") from error
+    if revision.end_index != header.end_index:
+        raise CorruptArchiveError(
+            f"{place}: its rows end at {revision.end_index:,}, its header says {header.end_index:,}"
+        )
+    return revision
+
+
+def _sound_bytes(pread: PRead, header: Header, failing: str) -> bytes:
+    """The table bytes of an entry; CorruptArchiveError with the text `failing` where they are damaged."""
+    data = pread(header.payload_offset, header.table_nbytes)
+    if len(data) != header.table_nbytes or format.crc32(data) != header.table_crc:
+        raise CorruptArchiveError(failing)
+    return data
 
 
 def _within(header: Header, table: ChunkTable) -> bool:

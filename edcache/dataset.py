@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edcache import relabel
 from edcache.batch import Projection, bulk
 from edcache.batch.collation import Special
 from edcache.batch.paths import FieldPath
@@ -308,7 +309,7 @@ class CachedDataset(Root):
         return len(self._reader)
 
     def __repr__(self) -> str:
-        names = ", ".join(name for name, _ in self._reader.head.labels)
+        names = ", ".join(self._reader.label_names)
         state = "" if self.complete else f", {len(self) - self._reader.present:,} missing"
         labels = f", labels: {names}" if names else ""
         return f"CachedDataset({self.path!r}, {len(self):,} samples{state}{labels})"
@@ -365,7 +366,7 @@ class CachedDataset(Root):
             "samples": len(self),
             "present": reader.present,
             "sealed": reader.sealed,
-            "labels": [name for name, _ in reader.head.labels],
+            "labels": reader.label_names,
             "nbytes": reader.nbytes,
             **reader.memory(),
         }
@@ -381,6 +382,80 @@ class CachedDataset(Root):
         if self._labels is None:
             self._labels = Labels(self._reader.labels, num_rows=len(self))
         return self._labels
+
+    def add_labels(
+        self,
+        what: Any,
+        values: Any = None,
+        *,
+        on: str | None = None,
+        fields: Sequence[Any] | None = None,
+        num_workers: int = 0,
+    ) -> CachedDataset:
+        """Add label columns, or change some, in the archive; no sample is written again.
+
+        Args:
+            what: the column's name; or a pyarrow Table, a DataFrame or a dict of columns, to add all of them.
+            values: one value per sample, as a numpy or Arrow array, a Series or a list, None where there is
+                none; {index: value}, which leaves the others as they are; or a function of a sample, as it is
+                stored, without `transform`.
+            on: a label column that the table has too, each value once: its rows go to the samples with
+                that value. Samples without a row get None.
+            fields: the function gets these fields alone, as `select(*fields)` gives them.
+            num_workers: processes that call the function, as in a DataLoader; 0 calls it in this one.
+        Returns:
+            This dataset, which sees the labels at once. Whoever else has the archive open sees them after
+            refresh().
+        Raises:
+            OptionError: 'label "cluster" got 9 values, the dataset has 10 samples; ...', and the like.
+            LabelTypeError: 'train.zip: label "y" is int64 in the archive and string in labels that were
+                added; ...': samples that are written later have such values too.
+            LabelError: the function raised; a key comes twice in the table.
+            StorageError: the archive cannot be written here.
+
+        Samples that are appended later have None in a new column. A column that fills from the samples,
+        one of `in_memory_keys`, goes on filling: of a sample that is written later the label is its own.
+        Cost: of a sealed archive, writing its index and its labels again: 30 bytes a sample and the labels.
+        Safety: any number of processes may add labels and append samples at once.
+
+        >>> ds.add_labels("cluster", clusters)
+        >>> ds.add_labels("bright", lambda s: float(s["image"].mean()) > 99, fields=("image",))
+        """
+        self._check_relabelling()
+        relabel.add_labels(self, what, values, on, fields, num_workers, self._relabelling_sync)
+        self.refresh()
+        return self
+
+    def drop_labels(self, *names: str) -> CachedDataset:
+        """Take label columns away; as with `add_labels`, nothing is written again.
+
+        A dropped column of `in_memory_keys` stays away: samples that are written later do not bring it back.
+        Raises:
+            UnknownLabelError: 'no label "lable"; this archive has: label, split'. StorageError.
+        """
+        self._check_relabelling()
+        relabel.drop_labels(self, names, self._relabelling_sync)
+        self.refresh()
+        return self
+
+    @property
+    def _relabelling_sync(self) -> Sync:
+        return "seal" if self._source is None else self._job.sync
+
+    def _check_relabelling(self) -> None:
+        if self._reader.has_digest:
+            raise OptionError(
+                f"{self.path}: opened with expected_digest=, so that it must stay the file that was "
+                "published; open it without to change its labels"
+            )
+        if self._filler is not None:
+            self._filler.flush()
+            self.refresh()
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether a sample that is missing is computed when it is asked for."""
+        return self._filler is not None
 
     def refresh(self) -> bool:
         """See what others have added since, or that they compacted it; says whether anything changed."""
@@ -457,7 +532,9 @@ class CachedDataset(Root):
         return None if found is None else (found, self._reader.decoding)
 
     def _columns(self) -> dict[FieldPath, str]:
-        return {_hashable(source): name for name, source in self.head.labels if source is not None}
+        told = [(name, source) for name, source in self.head.labels if source is not None]
+        revised = self._reader.unoriginal_labels
+        return {_hashable(source): name for name, source in told if name not in revised}
 
     def _keys(self) -> tuple[Any, ...] | None:
         records, found = self._reader.records, set()

@@ -12,6 +12,7 @@ header (zip local file header + name + extra field) and a payload.
     page          chunk        chunks/00000000   whole pages
     page          dictionary   zstd/00000001     whole pages; before the chunks that need it
     page          amendment    notes/00000002    whole pages; JSON that revises what was said before
+    page          revision     labels/00000003   whole pages; labels of samples that were written before
     ...
     page          index        index.arrow       \\
     behind it     labels       labels.arrow       |  the seal: written by one call, published by
@@ -46,15 +47,15 @@ Private fields (`_PRIVATE`), each bound to this place in this file by the last o
 
     size  field
     2     format version (1)
-    2     kind: 0 head, 1 chunk, 2 dictionary, 3 amendment, 4 index, 5 labels
+    2     kind: 0 head, 1 chunk, 2 dictionary, 3 amendment, 4 index, 5 labels, 6 revision
     4     header bytes: the payload starts at offset + this
     16    uuid of the archive
     8     sequence number (0 for the head)
     8     offset of this header
     8     offset where the next entry's header belongs
     8     link: hash of the previous entry's header, which holds the link before it (head: 0)
-    8     samples in this entry (chunk: rows; index, labels: rows of the table)
-    8     end index: chunk: 1 + the largest sample index in it; index, labels: length of the dataset
+    8     samples in this entry: the rows of its table (chunk, index, labels, revision)
+    8     end index: 1 + the largest sample index in it (chunk, revision); length of the dataset (the seal)
     8     table bytes: chunk: what lies before the records (section 3); others: the whole payload
     8     durable: every byte before this offset was synced before this header was written (0: unknown)
     4     crc32 of those table bytes
@@ -63,8 +64,8 @@ Private fields (`_PRIVATE`), each bound to this place in this file by the last o
 A header is believed only if packing its own fields gives the very same bytes, and if uuid, sequence
 number, offset and link are those that the chain expects there, and if its sizes go together: a chunk has
 rows, of `ROW_NBYTES` of its table at least; dictionaries and amendments have none, and end on the page where
-their table does; index and labels are nothing but their table, and have no more rows than samples. Anything
-else is "no entry yet".
+their table does, as revisions do; index, labels and revisions have no more rows than their end index, and the
+first two are nothing but their table. Anything else is "no entry yet".
 
 3. A chunk's payload
 --------------------
@@ -101,16 +102,29 @@ of what lay where the next entry belongs, and "failed", the samples that could n
 name of the exception, its text, traceback], ...]. A final one counts as absent for good, another one is
 tried again by the next fill. A record of the same index outdates it, and so does a later entry about it.
 
+A revision gives samples labels after they were written, or takes columns away. Its table is an Arrow stream
+of the columns label/NAME, behind a column `index` (int64, strictly rising) where row i is not sample i; its
+metadata "edcache" is JSON: {"dropped": [NAME, ...]}. First it ends the columns dropped: what was said of them
+before counts no more, and what chunks say of them, before or behind, never again. Then its own rows count. So
+the label of a sample in a column is what the newest entry says that has both: a revision with that row, or
+the chunk of the sample's newest record; null where nothing does. Columns are those of the head that no
+revision dropped, in its order, then those of revisions since their last drop, in theirs. Rows behind the
+length of the dataset do not count. A column's type is the one that holds what chunks and revisions say of it
+since its last drop, in the order chunks, then revisions; a writer refuses labels for which there is none.
+
 4. The seal
 -----------
 index.arrow is an Arrow IPC file of one batch: the columns offset (from the start of the *file*),
 nbytes, crc32, schema, and raw_nbytes where the archive compresses; sorted by index. When samples
 are absent a first column `index` says which are there; a dense archive leaves it out and row i is
 sample i. Its metadata "edcache" is JSON: {"length", "schemas", "dictionaries": [[offset, nbytes,
-crc32], ...]}, and "failed" as in an amendment where samples without a record failed. Its metadata
-"edcache.chunks" is base64 of three int64 for each chunk, by rising offset: where its block crcs begin,
-where its records begin, bytes of the records.
-labels.arrow has the same rows and the label columns under their plain names.
+crc32], ...]}, "failed" as in an amendment where samples without a record failed, and where the chain has
+revisions "labels": [[NAME, whether a revision has rows of it], ...], the columns of labels.arrow. Its
+metadata "edcache.chunks" is base64 of three int64 for each chunk, by rising offset: where its block crcs
+begin, where its records begin, bytes of the records.
+labels.arrow has the same rows and the label columns under their plain names; a row for every sample where
+a revision has rows, not of type null, of samples without a record, unless the dataset has over 2**20 samples
+and over twice as many as there are records and rows in the longest revision.
 
 An archive is *sealed* when it ends with the canonical directory, the directory points at an index
 and a labels entry with the right uuid and consecutive numbers and links, and they end where the
@@ -136,7 +150,11 @@ cut what lies behind the last of them (a torn tail); write the payload; write th
   that was last written under an earlier kernel boot; an amendment then lists it as lost, its samples are
   missing for everyone and are computed again. That amendment is the first thing written, by one call within
   one page, so that a kill leaves all of it or the file as last written before. Of what lies before
-  `durable` nothing is lost. A dictionary is synced before any record that needs it is written.
+  `durable` nothing is lost. A dictionary is synced before any record that needs it is written, a revision
+  before the call that published it returns; sync="never" syncs nothing.
+- Killed between a revision and the seal that follows where the archive was sealed: the revision counts, the
+  archive is unsealed, and whoever seals it next seals the revision in. All of a revision is there or nothing
+  of it: its header goes last, and without its payload it is lost as a whole.
 - A stale chunk cannot come back: after a cut and a re-append the old successor's link no longer fits, and
   where the very same bytes are appended again the tail was cut before.
 - Killed during the seal: the header of index.arrow is written last, so either it is absent and the
@@ -184,7 +202,7 @@ MAX_LENGTH: Final = 1 << 62
 ROW_NBYTES: Final = 30
 """What a record takes in a chunk's table, at the least."""
 
-KIND_HEAD, KIND_CHUNK, KIND_DICTIONARY, KIND_AMENDMENT, KIND_INDEX, KIND_LABELS = range(6)
+KIND_HEAD, KIND_CHUNK, KIND_DICTIONARY, KIND_AMENDMENT, KIND_INDEX, KIND_LABELS, KIND_REVISION = range(7)
 
 LOCK_APPEND: Final = 1 << 62
 LOCK_SESSION: Final = LOCK_APPEND + 1
@@ -202,6 +220,7 @@ _NAMES: Final = {
     KIND_AMENDMENT: "notes/{:08d}",
     KIND_INDEX: _INDEX_NAME,
     KIND_LABELS: _LABELS_NAME,
+    KIND_REVISION: "labels/{:08d}",
 }
 
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")  # 30 bytes
@@ -648,9 +667,11 @@ def _is_consistent(header: Header, end: int) -> bool:
         return False
     if header.kind == KIND_CHUNK:
         return 0 < header.samples <= header.table_nbytes // ROW_NBYTES and header.end_index <= MAX_LENGTH
-    return header.samples == header.end_index == 0 and header.next == align(
-        end - whole[0] + header.table_nbytes, PAGE
-    )
+    if header.next != align(end - whole[0] + header.table_nbytes, PAGE):
+        return False
+    if header.kind == KIND_REVISION:
+        return header.samples <= header.end_index <= MAX_LENGTH
+    return header.samples == header.end_index == 0
 
 
 # --- the zip directory --------------------------------------------------------------------------
@@ -775,7 +796,8 @@ def read_seal(pread: PRead, size: int, uuid: bytes) -> tuple[Header, Header] | N
         and (labels.offset, labels.seq, labels.link) == after(index)
         and labels.payload_end == tail.directory_offset
         and labels.next == align(size, PAGE)
-        and (index.samples, index.end_index) == (labels.samples, labels.end_index)
+        and labels.samples in (index.samples, index.end_index)
+        and index.end_index == labels.end_index
         and _pack_central(index) + _pack_central(labels) == expected
     )
     return (index, labels) if fits else None

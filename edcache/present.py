@@ -405,6 +405,8 @@ def repair_lines(path: str, target: str, report: RepairReport) -> Iterator[str]:
         yield f"lost: {index_ranges(report.lost)}"
     if len(report.unlabelled):
         yield f"without labels: {index_ranges(report.unlabelled)}"
+    for name in report.lost_revisions:
+        yield f"lost: what {name} said of labels; add or drop them again"
     for doubtful in report.doubtful:
         held = "samples" if doubtful.samples is None else f"{doubtful.samples:,} samples"
         entries = f"entry {doubtful.seq:,}"
@@ -422,6 +424,8 @@ def _repair_pairs(path: str, target: str, report: RepairReport) -> Iterator[tupl
     yield "lost", f"{len(report.lost):,}"
     if len(report.unlabelled):
         yield "without labels", f"{len(report.unlabelled):,}"
+    if report.lost_revisions:
+        yield "labels lost", plural(len(report.lost_revisions), "revision")
     if report.doubtful:
         yield "doubtful", plural(sum(doubtful.entries for doubtful in report.doubtful), "chunk")
     if report.head_lost:
@@ -438,6 +442,7 @@ def repair_object(path: str, target: str, report: RepairReport) -> dict[str, Any
         "kept": report.kept,
         "lost": report.lost.tolist(),
         "unlabelled": report.unlabelled.tolist(),
+        "lost_revisions": report.lost_revisions,
         "doubtful": [dataclasses.asdict(doubtful) for doubtful in report.doubtful],
         "head_lost": report.head_lost,
         "nbytes": report.nbytes,

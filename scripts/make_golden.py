@@ -75,6 +75,18 @@ def _images(path: Path) -> None:
         w.extend(samples.picture(i, file) for i in range(9))
 
 
+def _relabelled(path: Path) -> None:
+    """A column added, also to a sample that is absent, one that is changed, and one that is dropped."""
+    with _writer(path, in_memory_keys=["label", "score"], chunk_size=3) as w:
+        for i in (0, 1, 2, 4):
+            w.write(i, samples.fixed(i))
+    cache = edcache.CachedDataset.from_cache(path)
+    cache.add_labels("cluster", [f"c{i}" for i in range(5)])
+    cache.add_labels("label", {1: 71, 2: 72}).drop_labels("score")
+    with _writer(path, "a") as w:
+        w.write(2, samples.fixed(2))
+
+
 def _torn(path: Path) -> None:
     """Three chunks, and what a writer leaves that dies before the header of its fourth."""
     w = _writer(path, in_memory_keys=["label"])
@@ -97,6 +109,7 @@ ARCHIVES: dict[str, Callable[[Path], None]] = {
     "sparse": _sparse,
     "grown": _grown,
     "failed": _failed,
+    "relabelled": _relabelled,
     "torn": _torn,
     "images": _images,
     "empty": _dense(samples.fixed, 0),

@@ -67,14 +67,27 @@ def is_sample(found: Any, number: int) -> bool:
 
 @dataclass
 class State:
-    """What a reader that looks now must see. failed: whether final, by index; of some that have a record."""
+    """What a reader that looks now must see. failed: whether final, by index; of some that have a record.
+
+    labels: values by index of each column that is there; "y" is filled by the samples, if by any, while it
+    is in `filled`.
+    """
 
     length: int | None = None
     records: dict[int, int] = field(default_factory=dict)
     failed: dict[int, bool] = field(default_factory=dict)
+    labels: dict[str, dict[int, Any]] = field(default_factory=dict)
+    filled: frozenset[str] = frozenset()
 
     def copy(self) -> State:
-        return State(self.length, self.records.copy(), self.failed.copy())
+        labels = {name: values.copy() for name, values in self.labels.items()}
+        return State(self.length, self.records.copy(), self.failed.copy(), labels, self.filled)
+
+    def record(self, index: int, number: int) -> None:
+        """A sample is written: its labels are its own."""
+        self.records[index] = number
+        for name in self.filled:
+            self.labels[name][index] = POOL[number][name]
 
     @property
     def end(self) -> int:
@@ -142,14 +155,13 @@ class Known:
         assert cache.missing.tolist() == state.absent
         assert cache.complete == state.complete
         assert {failure.index: failure.final for failure in cache.errors} == state.failures
-        if self.has_labels and state.records:
-            assert cache.labels.table.column("y").to_pylist() == self.labels()
+        if state.records:
+            assert set(cache.labels) == set(state.labels)
+            for name in state.labels:
+                assert cache.labels.table.column(name).to_pylist() == self.labels(name)
 
-    def labels(self) -> list[Any]:
-        return [
-            POOL[self.state.records[i]]["y"] if i in self.state.records else None
-            for i in range(len(self.state))
-        ]
+    def labels(self, name: str = "y") -> list[Any]:
+        return [self.state.labels[name].get(i) for i in range(len(self.state))]
 
     def all(self) -> None:
         self.shape()
@@ -181,6 +193,8 @@ class Archive(RuleBasedStateMachine):
         self.chunk_size = chunk_size
         self.compression = data.draw(st.sampled_from(self.compressions))
         self.state = State()
+        if has_labels:
+            self.state.labels, self.state.filled = {"y": {}}, frozenset({"y"})
         self.pending: list[tuple[int | None, int]] = []
         self.readers: list[Known] = []
         self.writer: CacheWriter | None = None
@@ -209,7 +223,7 @@ class Archive(RuleBasedStateMachine):
 
     def _published(self) -> None:
         for index, number in self.pending:
-            self.state.records[self.state.end if index is None else index] = number
+            self.state.record(self.state.end if index is None else index, number)
         self.pending = []
 
     def _add(self, index: int | None, number: int) -> None:
@@ -279,7 +293,7 @@ class Archive(RuleBasedStateMachine):
             w.extend(POOL[number] for number in chosen)
             raise _Enough
         for number in chosen:
-            self.state.records[self.state.end] = number
+            self.state.record(self.state.end, number)
 
     @has_writer
     @rule(more=st.integers(1, 5))
@@ -301,6 +315,35 @@ class Archive(RuleBasedStateMachine):
         said = [[index, final, "KeyError", "'k'", "trace"] for index, final in failed.items()]
         self.writer._appender.amend(failed=said)
         self.state.failed |= failed
+
+    # --- labels afterwards ---
+
+    @rule(
+        name=st.sampled_from(["y", "z", "w"]),
+        values=st.lists(st.none() | st.integers(-9, 9), min_size=1, max_size=12),
+        which=st.none() | st.frozensets(st.integers(0, _MOST), max_size=4),
+    )
+    def add_labels(self, name: str, values: list[Any], which: frozenset[int] | None) -> None:
+        """One value per sample, or for some of them; a writer holds what it has not published."""
+        cache, length = CachedDataset.from_cache(self.path), len(self.state)
+        indices = range(length) if which is None else [index for index in which if index < length]
+        added = {index: values[index % len(values)] for index in indices}
+        cache.add_labels(name, [added[index] for index in indices] if which is None else added)
+        self.state.labels.setdefault(name, {}).update(added)
+        Known(cache, self.state.copy(), True).shape()
+        cache.close()
+
+    @precondition(lambda self: bool(self.state.labels))
+    @rule(which=st.integers(0, 2))
+    def drop_labels(self, which: int) -> None:
+        """The samples bring a dropped column back no more."""
+        name = sorted(self.state.labels)[which % len(self.state.labels)]
+        cache = CachedDataset.from_cache(self.path)
+        cache.drop_labels(name)
+        del self.state.labels[name]
+        self.state.filled -= {name}
+        Known(cache, self.state.copy(), True).shape()
+        cache.close()
 
     # --- filling ---
 
@@ -338,7 +381,7 @@ class Archive(RuleBasedStateMachine):
             if i in failing:
                 state.failed[i] = on_error == "skip_final"
             else:
-                state.records[i] = i % len(POOL)
+                state.record(i, i % len(POOL))
         Known(cache, state.copy(), self.keys is not None).shape()
         cache.close()
 
@@ -438,7 +481,7 @@ class Archive(RuleBasedStateMachine):
     @rule(which=st.integers(0, 3), value=st.sampled_from([0, 1, 2, -1, 99, None]))
     def filter(self, which: int, value: int | None) -> None:
         known = self._reader(which)
-        if known.has_labels and known.state.records:
+        if "y" in known.state.labels and known.state.records:
             expected = [i for i, y in enumerate(known.labels()) if y == value]
             assert known.cache.filter(y=value).indices.tolist() == expected
             available = [i for i in expected if i in known.state.records]
@@ -542,8 +585,9 @@ class Archive(RuleBasedStateMachine):
         found = walk(self.path)
         assert (found.length, sorted(found.records)) == (len(self.state), sorted(self.state.records))
         assert {i: why[0] for i, why in found.failed.items() if i < found.length} == self.state.failures
-        if self.keys and self.state.records:
-            assert found.labels["y"] == {i: POOL[number]["y"] for i, number in self.state.records.items()}
+        for name, values in self.state.labels.items():
+            told = found.labels.get(name, {})
+            assert [told.get(i) for i in range(found.length)] == [values.get(i) for i in range(found.length)]
 
 
 class _Enough(Exception):

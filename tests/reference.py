@@ -22,15 +22,19 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
-HEAD, CHUNK, DICTIONARY, AMENDMENT, INDEX, LABELS = range(6)
-NAMES = ["edcache.json", "chunks/{:08d}", "zstd/{:08d}", "notes/{:08d}", "index.arrow", "labels.arrow"]
+HEAD, CHUNK, DICTIONARY, AMENDMENT, INDEX, LABELS, REVISION = range(7)
+NAMES = [
+    *("edcache.json", "chunks/{:08d}", "zstd/{:08d}", "notes/{:08d}", "index.arrow", "labels.arrow"),
+    "labels/{:08d}",
+]
 PRIVATE = "<HHI16sQQQQQQQQII"
 FIELDS = "version kind nbytes uuid seq offset next link samples end_index table_nbytes durable table_crc crc"
 CODES = {"bool": "?", "int": "<q", "float": "<d"}
 
 
 class Archive(NamedTuple):
-    """length: of the dataset. records, schemas: by sample index. labels: values by name and index.
+    """length: of the dataset. records, schemas: by sample index. labels: values by name and index, which
+    samples without a record may have too.
 
     failed: [final, exception, text, traceback] by the index of a sample that has no record.
     """
@@ -102,7 +106,10 @@ def walk(path: str | Path) -> Archive:
     length = json.loads(head.payload)["length"] or 0
     dictionaries = [e.payload[: e.fields["table_nbytes"]] for e in rest if e.fields["kind"] == DICTIONARY]
     archive = Archive(0, {}, {}, {}, {})
+    ended: set[str] = set()
     for entry in rest:
+        if entry.fields["kind"] == REVISION:
+            _revise(archive, entry, ended)
         if entry.fields["kind"] == AMENDMENT:
             said = json.loads(entry.payload[: entry.fields["table_nbytes"]])
             length = said.get("length", length)
@@ -116,11 +123,37 @@ def walk(path: str | Path) -> Archive:
             _check_blocks(table, records, entry.payload[:table_nbytes])
             _take(archive, table, records, dictionaries)
             for name in [name for name in table.column_names if name.startswith("label/")]:
-                column = archive.labels.setdefault(name[6:], {})
-                column.update(zip(table["index"].to_pylist(), table[name].to_pylist(), strict=True))
+                if name[6:] not in ended:
+                    column = archive.labels.setdefault(name[6:], {})
+                    column.update(zip(table["index"].to_pylist(), table[name].to_pylist(), strict=True))
     failed = {index: why for index, why in archive.failed.items() if index not in archive.records}
     length = max([length, *(index + 1 for index in archive.records)])
+    for name, column in archive.labels.items():
+        archive.labels[name] = {index: value for index, value in column.items() if index < length}
     return archive._replace(length=length, failed=failed)
+
+
+def _revise(archive: Archive, entry: Entry, ended: set[str]) -> None:
+    """Take columns out, then values of others in. `ended`: columns that chunks have no say in."""
+    fields = entry.fields
+    data = entry.payload[: fields["table_nbytes"]]
+    assert not any(entry.payload[fields["table_nbytes"] :])
+    table = pa.ipc.open_stream(data).read_all()
+    assert table.num_rows == fields["samples"]
+    said = json.loads(table.schema.metadata[b"edcache"])
+    assert list(said) == ["dropped"]
+    for name in said["dropped"]:
+        archive.labels.pop(name, None)
+        ended.add(name)
+    rows = range(table.num_rows)
+    index = table["index"].to_pylist() if "index" in table.column_names else list(rows)
+    assert index == sorted(set(index))
+    assert max(index, default=-1) + 1 == fields["end_index"]
+    for name in table.column_names:
+        if name != "index":
+            assert name.startswith("label/")
+            column = archive.labels.setdefault(name[6:], {})
+            column.update(zip(index, table[name].to_pylist(), strict=True))
 
 
 def read_zip(path: str | Path) -> Archive:
@@ -139,9 +172,12 @@ def read_zip(path: str | Path) -> Archive:
     failed = {failure[0]: failure[1:] for failure in said.get("failed", [])}
     result = Archive(said["length"], {}, {}, {}, failed)
     _take(result, index, data, dictionaries)
+    if "labels" in said:
+        assert [name for name, _ in said["labels"]] == labels.column_names
+    rows = index["index"].to_pylist() if labels.num_rows == index.num_rows else range(said["length"])
     for name in labels.column_names:
-        pairs = zip(index["index"].to_pylist(), labels[name].to_pylist(), strict=True)
-        result.labels[name] = dict(pairs)
+        pairs = zip(rows, labels[name].to_pylist(), strict=True)
+        result.labels[name] = {i: value for i, value in pairs if value is not None or i in result.records}
     return result
 
 

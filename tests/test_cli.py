@@ -556,6 +556,55 @@ def test_labels_errors(archive):
     )
 
 
+def test_labels_are_added_from_files_and_dropped(tmp_path):
+    path = str(tmp_path / "a.zip")
+    with CacheWriter(path, in_memory_keys=["id", "split"]) as w:
+        w.extend({"id": index, "split": "ab"[index % 2]} for index in range(4))
+    np.save(tmp_path / "c.npy", np.arange(4) * 10)
+    (tmp_path / "ages.csv").write_text("id,age\n2,30\n0,40\n")
+    (tmp_path / "all.csv").write_text("u,v\n1,a\n2,b\n3,c\n4,d\n")
+    cluster, ages = f"cluster={tmp_path / 'c.npy'}", f"years={tmp_path / 'ages.csv'}"
+    assert run("labels", path, "--add", cluster).stdout == (
+        f"{path}: labels are now id: int64, split: string, cluster: int64\n"
+    )
+    run("labels", path, "--add", ages, "--on", "id", "--drop", "split")
+    run("labels", path, "--add", tmp_path / "all.csv")
+    assert run("labels", path, "--format", "csv").stdout.splitlines() == [
+        "index,id,cluster,years,u,v",
+        "0,0,0,40,1,a",
+        "1,1,10,,2,b",
+        "2,2,20,30,3,c",
+        "3,3,30,,4,d",
+    ]
+    assert run("labels", path, "--drop", "id").stdout.startswith(f"{path}: labels are now cluster: int64")
+
+
+def test_labels_that_cannot_be_added_are_refused(archive, tmp_path):
+    table, text = tmp_path / "t.csv", tmp_path / "t.txt"
+    table.write_text("a,b\n1,2\n")
+    text.write_text("1")
+    np.save(tmp_path / "o.npy", np.array([None, "x"], dtype=object), allow_pickle=True)
+    assert (
+        error_of("labels", archive, "--add", f"c={table}")
+        == f'{table}: which column is "c" is open; it has a, b'
+    )
+    assert error_of("labels", archive, "--add", f"c={text}") == (
+        f"{text}: labels are read from .csv, .parquet, .npy files"
+    )
+    assert error_of("labels", archive, "--add", "c=nowhere.npy") == "nowhere.npy: no such file"
+    assert "does not read as npy: Object arrays cannot be loaded" in error_of(
+        "labels", archive, "--add", f"c={tmp_path / 'o.npy'}"
+    )
+    assert error_of("labels", archive, "--drop", "nonsense").startswith('no label "nonsense"')
+    assert "--on goes with --add" in run("labels", archive, "--on", "id", code=2).stderr
+    both = run("labels", archive, "--drop", "label", "--count", "label", code=2).stderr
+    assert "--add and --drop change labels; list them by another call" in both
+    np.save(tmp_path / "n.npy", np.arange(2))
+    assert (
+        "has one column without a name" in run("labels", archive, "--add", tmp_path / "n.npy", code=2).stderr
+    )
+
+
 def test_an_archive_without_labels_lists_its_indices(tmp_path):
     path = tmp_path / "bare.zip"
     with CacheWriter(path) as writer:

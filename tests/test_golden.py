@@ -63,6 +63,7 @@ EXPECTED: dict[str, dict[int, Any]] = {
     "sparse": _fixed([3, 5, 9, 20, 100]),
     "grown": _fixed(range(15)) | {2: samples.fixed(202)},
     "failed": _fixed([0, 2, 3, 5]),
+    "relabelled": _fixed([0, 1, 2, 4]),
     "torn": _fixed(range(24)),
     "empty": {},
     "images": {i: samples.picture(i, _decoded) for i in range(9)},
@@ -77,6 +78,7 @@ LABELS: dict[str, dict[str, Any]] = {
     "torn": {"label": lambda s: s["label"]},
     "images": {"label": lambda s: s["label"]},
 }
+RELABELLED = {"label": {0: 0, 1: 71, 2: 2, 4: 4}, "cluster": {i: f"c{i}" for i in range(5)}}
 FAILED = {i: [i == 4, *why] for i, why in samples.FAILED.items() if i != 3}
 LENGTHS = {"failed": 7}
 UNSEALED = {"torn"}
@@ -101,6 +103,8 @@ def path(name: str) -> Path:
 
 
 def expected_labels(name: str) -> dict[str, dict[int, Any]]:
+    if name == "relabelled":
+        return RELABELLED
     return {
         column: {i: value(sample) for i, sample in EXPECTED[name].items()}
         for column, value in LABELS.get(name, {}).items()

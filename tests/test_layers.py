@@ -21,6 +21,7 @@ FLOORS = [
     {"fill", "batch", "samplers"},
     {"loader"},
     {"views"},
+    {"relabel"},
     {"dataset"},
     {"decorator", "maintain", "housekeeping"},
     {"present"},

@@ -47,6 +47,7 @@ class Projection:
         self.paths = tuple(paths)
         self.as_tuple = as_tuple
         self._columns = dict(columns)
+        self._unlabelled: Projection | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Projection) and self._key == other._key
@@ -93,7 +94,7 @@ class Projection:
             OptionError: the sample has no such field. Else as `Reader.read`.
         """
         decoder = reader.decoder(index)
-        plan = None if decoder is None else _plan(self, decoder)
+        plan = None if decoder is None else _plan(self._stored_in(reader), decoder)
         if plan is None:
             return self.of_sample(reader.read(index))
         record, values = None, []
@@ -113,7 +114,7 @@ class Projection:
     def collated(self, reader: Reader, labels: Labels, indices: Ints, memory: Memory) -> Any:
         """What default_collate makes of the fields of many samples; NotImplemented where it must see them."""
         decoder = reader.common_decoder(indices)
-        plan = None if decoder is None else _plan(self, decoder)
+        plan = None if decoder is None else _plan(self._stored_in(reader), decoder)
         if plan is None or not plan.in_bulk:
             return NotImplemented
         columns = [None if part.column is None else _column(labels, part) for part in plan.parts]
@@ -132,6 +133,14 @@ class Projection:
                 values.append(part.collate(group, memory))
         # default_collate makes a list of tuples' columns.
         return values if self.as_tuple else dict(zip(self.paths, values, strict=True))
+
+    def _stored_in(self, reader: Reader) -> Projection:
+        """This one, or where labels were revised one that reads samples alone."""
+        if reader.unoriginal_labels.isdisjoint(self._columns.values()):
+            return self
+        if self._unlabelled is None:
+            self._unlabelled = Projection(self.paths, self.as_tuple, {})
+        return self._unlabelled
 
     def assembled(self, values: list[Any]) -> Any:
         """The values of the fields, in their order, as a sample has them."""

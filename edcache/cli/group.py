@@ -47,8 +47,9 @@ def _message(error: Exception) -> str:
 def main() -> None:
     """Build, look into, check and clear away edcache archives.
 
-    An archive is one zip file with the samples of a dataset. build and images fill one, compact rewrites it,
-    rm and prune delete; every other command only reads, and works on an archive that is still growing.
+    An archive is one zip file with the samples of a dataset. build and images fill one, labels --add and
+    --drop change its labels, compact rewrites it, rm and prune delete; every other command only reads, and
+    works on an archive that is still growing.
 
     \b
     Exit codes:

@@ -1,4 +1,4 @@
-"""ls and labels: the records of an archive and their labels, row by row."""
+"""ls and labels: the records of an archive and their labels, row by row; and labels added and dropped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edcache.cli.group import BLOCK, json_option, main, print_lines
-from edcache.present import csv_lines, json_lines, plain, table
+from edcache.present import csv_lines, json_lines, plain, printable, table
 
 if TYPE_CHECKING:
     from edcache.dataset import CachedDataset
@@ -97,20 +97,43 @@ def _column(labels: Labels, name: str) -> list[Any]:
 @click.option(
     "--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True
 )
+@click.option("--add", "added", multiple=True, metavar="[NAME=]FILE", help="Add a column; repeatable.")
+@click.option("--on", metavar="NAME", help="The column that tells which row of FILE is of which sample.")
+@click.option("--drop", "dropped", multiple=True, metavar="NAME", help="Drop a column; repeatable.")
 def labels(
-    path: str, where: str | None, count: str | None, columns: str | None, limit: int | None, form: str
+    path: str,
+    where: str | None,
+    count: str | None,
+    columns: str | None,
+    limit: int | None,
+    form: str,
+    added: Sequence[str],
+    on: str | None,
+    dropped: Sequence[str],
 ) -> None:
-    """List or count the labels of the samples that have a record; no sample is read.
+    """List or count the labels of the samples that have a record, or change them; no sample is read.
 
     EXPR compares columns with values: == != < <= > >= in, not in, is None, joined by and, or, not,
     with parentheses; startswith(name, "x") and contains(name, "x") look into text.
 
+    FILE is a .npy with a value per sample, or a .csv or .parquet with a row per sample. With --on, a label
+    column that the file has too, its rows may be in any order, and fewer. Without NAME= all columns of the
+    file are added. What is to be dropped is dropped first.
+
     \b
     Example:
       edcache labels train.zip --where "label in (1, 2) and split == 'train'" --count label
+      edcache labels train.zip --add cluster=clusters.npy --add age=patients.csv --on patient
     """
     from edcache.dataset import CachedDataset
 
+    if added or dropped:
+        if where is not None or count is not None or columns is not None or limit is not None:
+            raise click.UsageError("--add and --drop change labels; list them by another call")
+        _change(path, added, on, dropped)
+        return
+    if on is not None:
+        raise click.UsageError("--on goes with --add")
     if count is not None and columns is not None:
         raise click.UsageError("--count shows one column; leave --columns out")
     cache = CachedDataset.from_cache(path)
@@ -126,6 +149,32 @@ def labels(
         print_lines(json_lines({"index": i, "labels": _label_object(names, values)} for i, *values in rows))
     else:
         _print_rows(("index", *names), _labels_of(cache, indices, names), form)
+
+
+def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str]) -> None:
+    """Drop columns, then add those of files, and say which there are."""
+    from edcache.dataset import CachedDataset
+
+    cache = CachedDataset.from_cache(path)
+    if dropped:
+        cache.drop_labels(*dropped)
+    for text in added:
+        name, equals, file = text.partition("=")
+        _add(cache, name if equals else None, file if equals else text, on)
+    names = ", ".join(f"{field.name}: {field.type}" for field in cache.labels.table.schema)
+    print_lines([f"{printable(path)}: labels are now {printable(names) or 'none'}"])
+
+
+def _add(cache: CachedDataset, name: str | None, file: str, on: str | None) -> None:
+    from edcache.labels.given import chosen_column, read_columns
+
+    values = read_columns(file)
+    if not hasattr(values, "column_names"):
+        if name is None or on is not None:
+            raise click.UsageError(f"{file} has one column without a name: --add NAME={file}, without --on")
+        cache.add_labels(name, values)
+        return
+    cache.add_labels(values if name is None else chosen_column(name, values, on, file), on=on)
 
 
 def _chosen(cache: CachedDataset, where: str | None) -> Any:

@@ -86,6 +86,39 @@ def from_texts(values: Sequence[str | bytes | None], kind: pa.DataType) -> pa.Ar
     return pa.Array.from_buffers(kind, len(texts), buffers, nulls)
 
 
+def replace_columns(table: pa.Table, others: pa.Table) -> pa.Table:
+    """The table with the columns of another one of as many rows in the place of its own, or behind them."""
+    if not table.num_columns:
+        return others
+    for name in others.column_names:
+        if name in table.column_names:
+            table = table.set_column(table.column_names.index(name), name, others.column(name))
+        else:
+            table = table.append_column(name, others.column(name))
+    return table
+
+
+def same_tables(one: pa.Table, other: pa.Table) -> bool:
+    """Whether two tables have the same columns, bit for bit: nan equals itself."""
+    if one.schema != other.schema or one.num_rows != other.num_rows:
+        return False
+    columns = zip(one.combine_chunks().columns, other.combine_chunks().columns, strict=True)
+    return all(
+        first.num_chunks == second.num_chunks and all(map(_same, first.chunks, second.chunks))
+        for first, second in columns
+    )
+
+
+def _same(one: pa.Array, other: pa.Array) -> bool:
+    if pa.types.is_floating(one.type):
+        kind = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[one.type.bit_width]
+        return bool(one.view(kind).equals(other.view(kind)))
+    if pa.types.is_list(one.type) or pa.types.is_large_list(one.type):
+        lengths = one.value_lengths().equals(other.value_lengths())
+        return lengths and _same(one.flatten(), other.flatten())
+    return bool(one.equals(other))
+
+
 def take_rows(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
     """Some rows of a table, in the order asked for; `table.take`, which imports pyarrow.compute.
 

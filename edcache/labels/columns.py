@@ -2,6 +2,7 @@
 
 LabelCollector   takes the labels out of one sample after another, and makes a table per chunk
 unify            the tables of several chunks as one, with the same rules as inside a chunk
+collected        one column from single values, with the same rules
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from edcache.labels.values import (
 from edcache.labels.wording import described
 
 _OFFSET_LIMIT = 2**31 - 1  # what the int32 offsets of string and list can address
+_PIECE = 1 << 20
 _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one of these"
 
 
@@ -143,6 +145,9 @@ class _Column:
                 _, self._seen, self._chunk = self._undo
                 self._class = None
 
+    def __len__(self) -> int:
+        return len(self._values)
+
     def array(self) -> pa.Array:
         return _build(self._values, self._chunk.arrow)
 
@@ -232,8 +237,26 @@ def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Ta
     names = _common_names([table.column_names for table in tables], where)
     if not names:
         return tables[0] if len(tables) == 1 else pa.concat_tables([table.select([]) for table in tables])
-    columns = [_unify_column(name, [table.column(name) for table in tables], where, piece) for name in names]
+    columns = [unify_column(name, [table.column(name) for table in tables], where, piece) for name in names]
     return pa.table(columns, names=names)
+
+
+def collected(name: str, values: Iterable[tuple[int, Any]]) -> pa.Array:
+    """One column of single values, by the rules of `LabelCollector`; at most a million are held as objects.
+
+    Args:
+        values: (index of the sample, value); the index is for errors alone.
+    Raises:
+        LabelTypeError: as `LabelCollector.add`.
+    """
+    column, parts = _Column(name, lambda sample: None, ColumnType()), []
+    for index, value in values:
+        column.add(index, value)
+        if len(column) == _PIECE:
+            parts.append(column.array())
+            column = column.successor()
+    parts.append(column.array())
+    return unify_column(name, [pa.chunked_array([part]) for part in parts], "")
 
 
 def no_labels(names: Sequence[str]) -> pa.Table:
@@ -307,16 +330,22 @@ def _common_names(chunks: Sequence[list[str]], where: str) -> list[str]:
     return first
 
 
-def _unify_column(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: str) -> pa.Array:
+def unify_column(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: str = "chunk") -> pa.Array:
+    """The parts of one column as one contiguous array; raises as `unify`."""
+    kind = column_type(name, parts, where, piece)
+    chunks = [_cast(chunk, kind) for part in parts for chunk in part.chunks]
+    return pa.concat_arrays(chunks) if chunks else pa.array([], type=kind)
+
+
+def column_type(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: str = "chunk") -> pa.DataType:
+    """The type of the parts of one column together; raises as `unify`."""
     whole, part = ColumnType(), parts[0]
     try:
         for part in parts:
             whole = whole.with_values(part.type, _numbers_of(part))
     except Clash as clash:
         raise _chunk_clash(name, whole.arrow, part.type, str(clash), where, piece) from None
-    kind = _enlarged(whole.arrow, parts)
-    chunks = [_cast(chunk, kind) for part in parts for chunk in part.chunks]
-    return pa.concat_arrays(chunks) if chunks else pa.array([], type=kind)
+    return _enlarged(whole.arrow, parts)
 
 
 def _numbers_of(part: pa.ChunkedArray) -> Iterable[int]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 _FEW = 16
+_WIDE = 1 << 20
 
 
 def matching_rows(labels: Labels, conditions: Mapping[str, object], where: object = None) -> Rows:
@@ -78,12 +79,12 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
 
 
 def _plain_mask(labels: Labels, name: str, value: object) -> Mask | None:
-    """The mask of an int, or a few, in a column of integers without nulls; None for all else.
+    """The mask of an int, or a list of them, in a column of integers without nulls; None for all else.
 
     By numpy, as the first condition in pyarrow costs the import of its engine, 0.2 s where pandas is there.
     """
     values: list[Any] = value if type(value) is list else [value]
-    if name not in labels or not 0 < len(values) <= _FEW or any(type(v) is not int for v in values):
+    if name not in labels or not values or any(type(v) is not int for v in values):
         return None
     column = labels[name]
     if column.dtype.kind not in "iu" or column.ndim != 1:
@@ -91,7 +92,26 @@ def _plain_mask(labels: Labels, name: str, value: object) -> Mask | None:
     bounds = np.iinfo(column.dtype)
     if not all(bounds.min <= v <= bounds.max for v in values):
         return None
+    if len(values) > _FEW:
+        return _among(column, np.array(values, column.dtype))
     mask: Mask = reduce(or_, [column == v for v in values])
+    return mask
+
+
+def _among(column: npt.NDArray[Any], values: npt.NDArray[Any]) -> Mask | None:
+    """Where a column of integers has one of many values, by a table; None where they lie far apart."""
+    low = int(values.min())
+    span = int(values.max()) - low + 1
+    if span > _WIDE:
+        return None
+    table = np.zeros(span + 1, bool)
+    table[[int(value) - low for value in values]] = True
+    # What lies below the least value wraps around, and so lies behind the greatest too.
+    unsigned = np.dtype(f"u{column.dtype.itemsize}")
+    least = np.array(low, column.dtype).view(unsigned)
+    most = unsigned.type(min(span, np.iinfo(unsigned).max))
+    shifted = np.minimum(column.view(unsigned) - least, most)
+    mask: Mask = table[shifted.astype(np.intp)]
     return mask
 
 

@@ -43,7 +43,7 @@ class LabelSpec:
         if in_memory_keys is None:
             return cls({})
         if isinstance(in_memory_keys, Mapping):
-            return cls({_checked_name(name): _checked_source(src) for name, src in in_memory_keys.items()})
+            return cls({checked_name(name): _checked_source(src) for name, src in in_memory_keys.items()})
         if isinstance(in_memory_keys, (list, tuple)):
             return cls(_named_by_path(in_memory_keys))
         example = in_memory_keys if isinstance(in_memory_keys, str) and in_memory_keys else "label"
@@ -96,20 +96,21 @@ def _named_by_path(paths: Sequence[object]) -> dict[str, LabelSource]:
                 'in_memory_keys={"label": lambda sample: ...}'
             )
         source = _checked_source(path)
-        name = _checked_name(_rendered(source))
+        name = checked_name(_rendered(source))
         if name in sources:
             raise OptionError(f'in_memory_keys names "{name}" twice; a label column has one source')
         sources[name] = source
     return sources
 
 
-def _checked_name(name: object) -> str:
+def checked_name(name: object, told: str = "in_memory_keys holds") -> str:
+    """The name of a label column, if it can be one; else OptionError, which begins with `told`."""
     if not isinstance(name, str) or not name:
-        raise OptionError(f"in_memory_keys holds the column name {shown(name)}; a name is a non-empty str")
+        raise OptionError(f"{told} the column name {shown(name)}; a name is a non-empty str")
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise OptionError(f"in_memory_keys holds the column name {name!a}, which is not UTF-8") from None
+        raise OptionError(f"{told} the column name {name!a}, which is not UTF-8") from None
     return name
 
 

@@ -1,4 +1,4 @@
-"""The three tables of an archive as Arrow IPC bytes, and back (format.py sections 3 and 4).
+"""The tables of an archive as Arrow IPC bytes, and back (format.py sections 3 and 4).
 
 Bytes that come from a file are checked by their crc32 before they reach this module; here the
 structure is checked before anything is believed: one batch and nothing else, exact column names and
@@ -38,6 +38,7 @@ _COLUMNS: Final = {
 }
 MAX_LABELS: Final = 1 << 16
 MAX_SCHEMAS: Final = 1 << 16
+_MOST_SAMPLES: Final = 1 << 62
 _REQUIRED: Final = ("offset", "nbytes", "crc32", "schema")
 
 
@@ -133,7 +134,8 @@ class IndexTable(NamedTuple):
     """What index.arrow says. offset counts from the start of the file.
 
     blocks: int64 [chunks, 3], a row of `Blocks` each, by rising offset. failures: of samples without a
-    record, by rising index.
+    record, by rising index. labels: the columns of labels.arrow and whether a revision has rows of each;
+    None where the chain has no revision.
     """
 
     records: Records
@@ -142,6 +144,27 @@ class IndexTable(NamedTuple):
     dictionaries: list[Dictionary]
     blocks: npt.NDArray[np.int64]
     failures: Sequence[Failure] = ()
+    labels: Sequence[tuple[str, bool]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """Label columns that were added or dropped after the samples were written.
+
+    labels: the rows of each column. dropped: columns that end before these begin. index: int64, the sample
+    of each row, strictly rising; None where row i is sample i.
+    """
+
+    labels: pa.Table
+    dropped: Sequence[str] = ()
+    index: npt.NDArray[np.int64] | None = None
+
+    @property
+    def end_index(self) -> int:
+        """One more than the last sample that it has a row of."""
+        if self.index is None:
+            return int(self.labels.num_rows)
+        return int(self.index[-1]) + 1 if len(self.index) else 0
 
 
 def pack_chunk_table(table: ChunkTable) -> memoryview:
@@ -170,9 +193,7 @@ def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
             table = reader.read_all()
         _check_rows(table, rows)
         meta = _said(metadata, {_META}, {"schemas", "records_nbytes", "labels"})
-        names = [name for name in table.column_names if name.startswith(_LABEL)]
-        labels = table.select(names).rename_columns([name[len(_LABEL) :] for name in names])
-        labels.validate(full=True)
+        labels = _label_table(table)
         records = _records(table)
         if records.index is None:
             raise ValueError("it has no column 'index'")
@@ -180,9 +201,15 @@ def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
         nbytes = meta["records_nbytes"]
         if type(nbytes) is not int or nbytes < 0:
             raise ValueError(f"it says that its records take {str(nbytes)[:80]} bytes")
-        labels = labels.replace_schema_metadata(None)
         behind = len(data) - end
         return ChunkTable(records, labels, _texts(meta["schemas"]), types, nbytes, behind)
+
+
+def _label_table(table: pa.Table) -> pa.Table:
+    names = [name for name in table.column_names if name.startswith(_LABEL)]
+    labels = table.select(names).rename_columns([name[len(_LABEL) :] for name in names])
+    labels.validate(full=True)
+    return labels.replace_schema_metadata(None)
 
 
 def pack_index(table: IndexTable) -> memoryview:
@@ -194,6 +221,8 @@ def pack_index(table: IndexTable) -> memoryview:
     }
     if table.failures:
         meta["failed"] = [failure.to_json() for failure in table.failures]
+    if table.labels is not None:
+        meta["labels"] = [[name, is_revised] for name, is_revised in table.labels]
     # No JSON: a quarter of a million chunks would take its parser longer than all else.
     chunks = base64.b64encode(table.blocks.astype("<i8").tobytes())
     return _file(_batch(_columns(table.records), meta, {_CHUNKS: chunks}))
@@ -207,7 +236,8 @@ def parse_index(data: Any, rows: int) -> IndexTable:
     """
     with _reported("index.arrow"):
         metadata = check_file(data, len(_COLUMNS))
-        meta = _said(metadata, {_META, _CHUNKS}, {"length", "schemas", "dictionaries", "failed"}, {"failed"})
+        names = {"length", "schemas", "dictionaries", "failed", "labels"}
+        meta = _said(metadata, {_META, _CHUNKS}, names, {"failed", "labels"})
         table = _read_file(data, allow_labels=False)
         _check_rows(table, rows)
         records, length = _records(table), meta["length"]
@@ -220,7 +250,18 @@ def parse_index(data: Any, rows: int) -> IndexTable:
         failures = failures_of(meta.get("failed", []))
         if any(failure.index >= length for failure in failures):
             raise ValueError("one of its failures is of no sample")
-        return IndexTable(records, length, _texts(meta["schemas"]), dictionaries, blocks, failures)
+        labels = _label_columns(meta["labels"]) if "labels" in meta else None
+        return IndexTable(records, length, _texts(meta["schemas"]), dictionaries, blocks, failures, labels)
+
+
+def _label_columns(said: Any) -> list[tuple[str, bool]]:
+    if type(said) is not list or any(type(entry) is not list for entry in said):
+        raise ValueError("its label columns are no list")
+    if any([type(part) for part in entry] != [str, bool] for entry in said):
+        raise ValueError("one of its label columns is none")
+    if len(dict(said)) != len(said):
+        raise ValueError("two of its label columns have one name")
+    return [(name, is_revised) for name, is_revised in said]
 
 
 def _blocks(text: memoryview) -> npt.NDArray[np.int64]:
@@ -243,17 +284,56 @@ def _dictionaries(said: Any) -> list[Dictionary]:
     return [Dictionary(*entry) for entry in said]
 
 
+def pack_revision(revision: Revision) -> memoryview:
+    """The Arrow IPC stream of a revision."""
+    columns = {} if revision.index is None else {"index": from_numpy(revision.index, pa.int64())}
+    for name in revision.labels.column_names:
+        columns[_LABEL + name] = revision.labels.column(name).combine_chunks()
+    return _stream(_batch(columns, {"dropped": list(revision.dropped)}))
+
+
+def parse_revision(data: Any, rows: int) -> Revision:
+    """Read a revision of `rows` rows; its arrays alias `data`.
+
+    Raises:
+        CorruptArchiveError: the bytes are no such table; the caller says which entry.
+    """
+    with _reported("the revision's table"):
+        metadata, end = check_stream(data, 1 + MAX_LABELS)
+        if end != len(data):
+            raise ValueError("bytes behind its table")
+        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+            _check_columns(reader.schema, allow_labels=True, allowed=([], ["index"]))
+            table = reader.read_all()
+        _check_rows(table, rows)
+        dropped = _said(metadata, {_META}, {"dropped"})["dropped"]
+        if type(dropped) is not list or any(type(name) is not str for name in dropped):
+            raise ValueError("the columns that it drops are not names")
+        if len(set(dropped)) != len(dropped):
+            raise ValueError("it drops a column twice")
+        labels = _label_table(table)
+        index = _values(table.column("index")) if "index" in table.column_names else None
+        if index is not None and not _is_index_column(index, _MOST_SAMPLES):
+            raise ValueError("its index column is not strictly increasing from 0")
+        if not labels.num_columns and (rows or not dropped):
+            raise ValueError("it has no label column")
+        return Revision(labels, dropped, index)
+
+
 def pack_labels(labels: pa.Table) -> memoryview:
     """The Arrow IPC file labels.arrow: plain columns under their own names."""
     columns = {name: labels.column(name).combine_chunks() for name in labels.column_names}
     return _file(_batch(columns, {"rows": labels.num_rows}))
 
 
-def parse_labels(data: Any, rows: int, names: Sequence[str] | None = None) -> pa.Table:
+def parse_labels(
+    data: Any, rows: int, names: Sequence[str] | None = None, told_by: str = "the head"
+) -> pa.Table:
     """Read labels.arrow of `rows` rows; the columns alias `data`.
 
     Args:
         names: of the columns that it must have; None where the caller compares them itself.
+        told_by: who says so, for the error.
     Raises:
         CorruptArchiveError: the bytes are no such table.
     """
@@ -261,7 +341,7 @@ def parse_labels(data: Any, rows: int, names: Sequence[str] | None = None) -> pa
         check_file(data, MAX_LABELS if names is None else len(names))
         table = _read_file(data, allow_labels=True, prefix="")
         if names is not None and table.column_names != list(names):
-            raise ValueError("it has other columns than the head says")
+            raise ValueError(f"it has other columns than {told_by} says")
         if table.num_columns and table.num_rows != rows:
             raise ValueError(f"it has {table.num_rows} rows, the index has {rows}")
         table.validate(full=True)
@@ -272,12 +352,13 @@ def spread(labels: pa.Table, index: npt.NDArray[np.int64] | None, length: int) -
     """Give `labels` one row per sample: null where no record is there.
 
     Args:
-        labels: rows as in `index`. index: int64 [rows], strictly increasing, or None when dense.
+        labels: rows as in `index`, or `length` of them. index: int64 [rows], strictly increasing, or None
+            when dense.
         length: samples of the dataset.
     Returns:
-        `labels` itself when it is dense, else a copy of `length` rows.
+        `labels` itself when it has a row per sample, else a copy of `length` rows.
     """
-    if index is None or len(index) == length:
+    if index is None or len(index) == length or labels.num_rows == length:
         return labels
     rows = np.full(length, -1, np.int64)
     rows[index] = np.arange(len(index))
@@ -317,13 +398,26 @@ def _read_file(data: Any, *, allow_labels: bool, prefix: str = _LABEL) -> pa.Tab
     return pa.Table.from_batches([reader.get_batch(0)], schema=reader.schema)
 
 
-def _check_columns(schema: pa.Schema, *, allow_labels: bool, prefix: str = _LABEL) -> None:
-    """Refuse columns that no writer makes, before a batch is read."""
+def _check_columns(
+    schema: pa.Schema,
+    *,
+    allow_labels: bool,
+    prefix: str = _LABEL,
+    allowed: Sequence[list[str]] | None = None,
+) -> None:
+    """Refuse columns that no writer makes, before a batch is read.
+
+    allowed: the choices of columns that are no labels; None for those of records.
+    """
     if len(set(schema.names)) != len(schema.names):
         raise ValueError("two of its columns have one name")
     is_label = [allow_labels and name.startswith(prefix) for name in schema.names]
     own = [name for name, label in zip(schema.names, is_label, strict=True) if not label]
-    if prefix and (own != [name for name in _COLUMNS if name in own] or not set(_REQUIRED) <= set(own)):
+    if allowed is None:
+        is_known = own == [name for name in _COLUMNS if name in own] and set(_REQUIRED) <= set(own)
+    else:
+        is_known = own in allowed
+    if prefix and not is_known:
         raise ValueError(f"it has the columns {str(own)[:200]}")
     for field, label in zip(schema, is_label, strict=True):
         if not (is_label_type(field.type) if label else field.type == _COLUMNS[field.name]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ from edcache.errors import (
 from edcache.labels.arrays import from_numpy, number_values, take_rows
 from edcache.labels.values import is_number
 from edcache.labels.wording import unknown_label
+
+if TYPE_CHECKING:
+    from edcache.labels.summary import Description
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -120,6 +123,10 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         taken._pending = (*self._pending, _as_indices(indices))
         return taken
 
+    def is_of(self, whole: Labels) -> bool:
+        """Whether this was taken from the same table."""
+        return self._whole is whole._whole
+
     def to_pandas(self) -> Any:
         """The columns as a pandas DataFrame, row i = sample i of this view."""
         try:
@@ -129,6 +136,69 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
                 "labels.to_pandas() needs pandas; install it with: pip install edcache[pandas]"
             ) from None
         return self.table.to_pandas()
+
+    def to_polars(self) -> Any:
+        """The columns as a polars DataFrame, row i = sample i of this view; numbers are not copied."""
+        try:
+            import polars
+        except ImportError:
+            raise MissingDependencyError(
+                "labels.to_polars() needs polars; install it with: pip install edcache[polars]"
+            ) from None
+        return polars.from_arrow(self.table)
+
+    def sql(self, query: str) -> pa.Table:
+        """Ask in SQL, by duckdb; the samples of this view are the rows of the table `labels`.
+
+        Args:
+            query: one statement, such as "select split, count(*) from labels group by split".
+        Returns:
+            A pyarrow Table; `.to_pylist()` makes dicts of its rows.
+        Raises:
+            OptionError: 'labels.sql(): Binder Error: ...', whatever duckdb says of the statement.
+            MissingDependencyError: duckdb is not installed.
+
+        >>> ds.labels.sql("select patient, avg(age) as age from labels group by patient")
+        """
+        try:
+            import duckdb
+        except ImportError:
+            raise MissingDependencyError(
+                "labels.sql() needs duckdb; install it with: pip install edcache[duckdb]"
+            ) from None
+        # Without replacements: else any name in a query may be a variable of the caller.
+        with duckdb.connect(":memory:", config={"python_enable_replacements": "false"}) as connection:
+            connection.register("labels", self.table)
+            try:
+                answer = connection.sql(query)
+                return pa.table({}) if answer is None else answer.to_arrow_table()
+            except duckdb.Error as error:
+                raise OptionError(f"labels.sql(): {error}") from error
+
+    def describe(self) -> Description:
+        """Each column's type, missing and distinct values, least, greatest and most frequent one.
+
+        A sequence with one entry a column, which prints as a small table. Costs as `counts` of each column.
+        """
+        from edcache.labels.summary import describe
+
+        return describe(self.table)
+
+    def unique(self, name: str) -> npt.NDArray[Any]:
+        """The distinct values of a column, rising, missing ones left out: an array that the caller owns.
+
+        Raises:
+            UnknownLabelError: no such column. LabelTypeError: a column of lists.
+        """
+        from edcache.labels.summary import ascending, comparable
+
+        column = self.column(name)
+        if pa.types.is_nested(column.type):
+            raise LabelTypeError(f'label "{name}" is {column.type}; unique() needs a column of single values')
+        if pa.types.is_null(column.type):
+            return np.empty(0, object)
+        values = comparable(column).unique().drop_null()
+        return np.array(to_numpy(ascending(values), nullable=False))
 
     def counts(self, name: str) -> dict[Any, int]:
         """How often each value of the column occurs, most frequent first; None counts missing values."""

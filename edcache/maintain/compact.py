@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from edcache import format
-from edcache.contents import Contents, merge, read_table
+from edcache.contents import Contents, merge, read_revision, read_table
 from edcache.digests import OnProgress
 from edcache.durable import File
 from edcache.errors import ArchiveLockedError, CorruptArchiveError, CorruptRecordError, StaleArchiveError
 from edcache.format import Header
-from edcache.labels.tables import ChunkTable, Dictionary, Failure
+from edcache.labels.tables import ChunkTable, Dictionary, Failure, Revision
 from edcache.maintain.copying import Copier, Ints, NewArchive, check_free, chunk_count
 from edcache.maintain.survey import Survey
 
@@ -47,8 +47,8 @@ def compact(
 
     Records are copied as they are stored, each checked by its crc32. What stays: uuid, options, length,
     labels, failures, dictionaries. What goes: old seals, outdated records, what power cuts took, torn
-    tails, and the small chunks of a slow fill. An unsealed archive becomes a sealed one; samples that
-    are missing stay missing.
+    tails, and the small chunks of a slow fill. All revisions of labels become one. An unsealed archive
+    becomes a sealed one; samples that are missing stay missing.
 
     Args:
         path: the archive. A symbolic link is followed.
@@ -93,9 +93,10 @@ def _sound(file: File) -> Survey:
 
 
 def _is_compact(survey: Survey, contents: Contents) -> bool:
-    """Whether nothing would be gained: no dead bytes, and fewer than twice the chunks that there must be."""
+    """Whether nothing would be gained: no dead bytes, and less than twice the entries that there must be."""
     needed = chunk_count(contents.index.records.nbytes)
-    return survey.seal is not None and not survey.dead.total and len(survey.chain.chunks) < 2 * max(1, needed)
+    has_few = len(survey.chain.chunks) < 2 * max(1, needed) and len(survey.chain.revisions) <= 1
+    return survey.seal is not None and not survey.dead.total and has_few
 
 
 class _Compaction:
@@ -106,6 +107,7 @@ class _Compaction:
     ) -> None:
         self._file, self._survey, self._contents, self._new = file, survey, contents, new
         self._tell = tell
+        self._surveyed = survey.chain.cursor.offset
         self._reading, self._copied = contents, list[Ints]()
         self._done, self._total = 0, int(contents.index.records.nbytes.sum())
         self._copier = Copier(file, new.appender, self._advance, self._refuse)
@@ -147,6 +149,27 @@ class _Compaction:
             changes["failed"] = [failure.to_json() for failure in failures]
         if changes:
             out.amend(**changes)
+        revision = self._revision()
+        if revision is not None:
+            out.revise(revision)
+
+    def _revision(self) -> Revision | None:
+        """What all revisions say, as one."""
+        survey, contents = self._survey, self._contents
+        if not survey.chain.revisions:
+            return None
+        revised = survey.revised
+        if revised is None or survey.chain.cursor.offset != self._surveyed:
+            contents = survey.chain.contents(self._sound_table)
+            revised = survey.chain.revised(contents, self._sound_revision)
+        return revised.folded(contents.index.records.index)
+
+    def _sound_table(self, header: Header) -> ChunkTable | None:
+        return None if header.seq in self._survey.chain.lost else self._table(header)
+
+    def _sound_revision(self, header: Header) -> Revision | None:
+        lost = header.seq in self._survey.chain.lost
+        return None if lost else read_revision(self._file.pread, header, self._file.path)
 
     def _failures(self) -> list[Failure]:
         failures = [failure for _, failure in self._survey.chain.failures.values()]

@@ -26,7 +26,8 @@ class RepairReport:
 
     kept: samples in the new archive. lost: int64 [k], sorted: indices of samples that had a record and have
     none in the new archive. unlabelled: int64: indices of kept samples whose labels are lost, which are
-    null now. doubtful: what hides, see there. head_lost: the fingerprint is unknown, and the options are
+    null now. lost_revisions: names of entries whose labels, added or dropped afterwards, are lost. doubtful:
+    what hides, see there. head_lost: the fingerprint is unknown, and the options are
     guessed. length: of the dataset. nbytes: of the new archive. problems: one line each.
     """
 
@@ -38,11 +39,12 @@ class RepairReport:
     length: int
     nbytes: int
     problems: list[str] = field(default_factory=list)
+    lost_revisions: list[str] = field(default_factory=list)
 
     @property
     def is_whole(self) -> bool:
         """Whether every sample that the damaged archive had is in the new one, with its labels."""
-        return not (len(self.lost) or len(self.unlabelled) or self.doubtful)
+        return not (len(self.lost) or len(self.unlabelled) or self.lost_revisions or self.doubtful)
 
 
 def repair(
@@ -130,6 +132,8 @@ class _Mending:
             changes["failed"] = failed
         if changes:
             out.amend(**changes)
+        if salvage.revision is not None:
+            out.revise(salvage.revision)
 
     def report(self, nbytes: int) -> RepairReport:
         salvage, records = self._salvage, self._records
@@ -147,6 +151,7 @@ class _Mending:
             length=salvage.length,
             nbytes=nbytes,
             problems=[*salvage.problems, *self._problems],
+            lost_revisions=salvage.lost_revisions,
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, Final, NamedTuple
 
@@ -18,12 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.contents import Chain, Contents, find_headers, merge, read_table
+from edcache.contents import Chain, Contents, find_headers, merge, read_revision, read_table
 from edcache.durable import File
-from edcache.errors import ArchiveError, CorruptArchiveError, FormatVersionError, NotAnArchiveError
+from edcache.errors import (
+    ArchiveError,
+    CorruptArchiveError,
+    FormatVersionError,
+    LabelTypeError,
+    NotAnArchiveError,
+)
 from edcache.format import PAGE, Cursor, Head, Header
-from edcache.labels.arrays import take_rows
+from edcache.labels.arrays import replace_columns, take_rows
 from edcache.labels.columns import no_labels, unify
+from edcache.labels.revisions import Placed, revised
 from edcache.labels.tables import (
     MAX_SCHEMAS,
     ChunkTable,
@@ -31,6 +38,7 @@ from edcache.labels.tables import (
     Failure,
     IndexTable,
     Records,
+    Revision,
     parse_index,
     parse_labels,
     spread,
@@ -86,6 +94,8 @@ class Salvage:
         contents: the newest record of each sample as far as anything tells, each once, none overlapping.
         length: of the dataset. lost: indices of samples whose newest record cannot be in `contents`.
         unlabelled: indices whose labels are lost. doubtful: see there.
+        revision: what all revisions of labels that are intact say, as one; None where that is nothing.
+        lost_revisions: names of those of which nothing intact tells what they said.
         dictionaries: where they lie, whole or not. failures: what was last said of samples that failed.
         problems: one line each, with path and offset.
     Raises:
@@ -113,6 +123,8 @@ class Salvage:
             self.head = self._guessed_head(rows)
         self.length = self._length()
         self.contents = self._contents(rows)
+        self.lost_revisions: list[str] = []
+        self.revision = self._folded()
 
     def _problem(self, offset: int, what: str) -> None:
         self.problems.append(f"{self.path}: at offset {offset:,}: {what}")
@@ -214,8 +226,8 @@ class Salvage:
             return None
         data = self._read_whole(header)
         try:
-            if data is not None and header.samples == rows:
-                return parse_labels(data, rows)
+            if data is not None and header.samples in (rows, index.length):
+                return parse_labels(data, header.samples)
         except CorruptArchiveError:
             pass
         self._problem(header.offset, "labels.arrow is damaged")
@@ -295,17 +307,24 @@ class Salvage:
         return (run >= 0) & (offsets < end[np.maximum(run, 0)])
 
     def _labels_of(self, records: Records, rows: Ints, before: _Rows, at: Ints) -> Any:
-        """The labels of rows of an index: its own, or those that the chunks tell."""
-        labels = self._sealed.labels
-        if labels is not None:
+        """The labels that rows of an index had when they were written: its own, or those the chunks tell."""
+        labels, index = self._sealed.labels, self._sealed.index
+        assert index is not None
+        if labels is not None and index.labels is None:
             return take_rows(labels, rows)
         assert records.index is not None
         told = np.flatnonzero(at[rows] >= 0)
         found = take_rows(before.labels, at[rows][told])
         names = self._label_names()
-        if names is None or names:
+        # Where revisions were sealed in, the seal says what the labels are now.
+        if labels is None and (names is None or names):
             self.unlabelled = records.index[rows][at[rows] < 0]
-        return spread(found if found.num_columns else no_labels(names or []), told, len(rows))
+        found = spread(found if found.num_columns else no_labels(names or []), told, len(rows))
+        if labels is None or index.labels is None:
+            return found
+        places = rows if labels.num_rows == len(index.records.offset) else records.index[rows]
+        own = [name for name, is_revised in index.labels if not is_revised and name in labels.column_names]
+        return replace_columns(found, take_rows(labels.select(own), places))
 
     def _label_names(self) -> list[str] | None:
         """The label columns of the archive; None where nothing intact tells them."""
@@ -338,6 +357,58 @@ class Salvage:
             records.take(kept), self.length, rows.schemas, self.dictionaries, np.empty((0, 3), np.int64)
         )
         return Contents(table, take_rows(rows.labels, kept))
+
+    # --- revisions of labels ---
+
+    def _folded(self) -> Revision | None:
+        records = self.contents.index.records
+        placed = self._revisions()
+        if not placed:
+            return None
+        begins = np.array([chunk.offset for chunk in self._chain.chunks], np.uint64)
+        numbers = np.array([-1, *(chunk.seq for chunk in self._chain.chunks)], np.int64)
+        written = numbers[np.searchsorted(begins, records.offset, "right")]
+        arguments = self.contents.labels, records.index, written
+        try:
+            found = revised(*arguments, placed, self.length, self.path)
+        except LabelTypeError:
+            # Types that changed where nothing tells any more: what was added counts.
+            placed = [Placed(seq, _replacing(said)) for seq, said in placed]
+            found = revised(*arguments, placed, self.length, self.path)
+        return found.folded(records.index)
+
+    def _revisions(self) -> list[Placed]:
+        """Those that are intact, those before a seal as the seal has them if that is intact."""
+        found = [(header, self._revision(header)) for header in self._chain.revisions]
+        sealed = self._sealed_revision([said for header, said in found if header.seq < self._sealed.seq])
+        since = self._sealed.seq if sealed is not None else -1
+        self.lost_revisions += [h.name for h, said in found if said is None and h.seq > since]
+        rest = [Placed(h.seq, said) for h, said in found if said is not None and h.seq > since]
+        return rest if sealed is None else [Placed(since, sealed), *rest]
+
+    def _revision(self, header: Header) -> Revision | None:
+        if self._is_whole(header):
+            try:
+                return read_revision(self._pread, header, self.path)
+            except CorruptArchiveError:
+                pass
+        self._problem(header.offset, f"{header.name}: labels that were added or dropped are damaged")
+        return None
+
+    def _sealed_revision(self, before: Sequence[Revision | None]) -> Revision | None:
+        """What the revisions before a seal came to, as its labels.arrow has it."""
+        index, labels = self._sealed.index, self._sealed.labels
+        if index is None or labels is None or index.labels is None:
+            return None
+        columns = dict(index.labels)
+        if list(columns) != labels.column_names:
+            return None
+        told = self._label_names() or []
+        dropped = {name for said in before if said is not None for name in said.dropped}
+        ended = [name for name in told if name not in columns or name in dropped]
+        is_per_sample = labels.num_rows == index.length
+        added = labels.select([name for name, is_revised in columns.items() if is_revised])
+        return Revision(added, ended, None if is_per_sample else index.records.index)
 
     # --- what else the archive said ---
 
@@ -491,7 +562,9 @@ class _Entries:
         name = found[30:]
         if name.startswith(b"index.arrow"):
             yield _Gap(seq, start, 0, "a seal begins here that is damaged")
-        elif found.startswith(b"PK\x03\x04") or name.startswith((b"chunks/", b"zstd/", b"notes/")):
+        elif found.startswith(b"PK\x03\x04") or name.startswith(
+            (b"chunks/", b"zstd/", b"notes/", b"labels/")
+        ):
             yield _Gap(seq, start, 1, "an entry begins here that is damaged")
         else:
             nbytes = self._size - start
@@ -507,6 +580,10 @@ class _Entries:
         found = self._pread(max(0, size - format.TAIL_NBYTES), format.TAIL_NBYTES)
         tail = format.parse_tail(found, size)
         return tail if tail is not None and tail.index_offset >= start else None
+
+
+def _replacing(revision: Revision) -> Revision:
+    return replace(revision, dropped=[*{*revision.dropped, *revision.labels.column_names}])
 
 
 def _rows_of(contents: Contents) -> _Rows:

@@ -13,11 +13,22 @@ from typing import Final
 import numpy as np
 
 from edcache import format
-from edcache.contents import Chain, Contents, find_headers, merge, padding_of, payload_crc, read_table
+from edcache.contents import (
+    Chain,
+    Contents,
+    find_headers,
+    merge,
+    padding_of,
+    payload_crc,
+    read_revision,
+    read_table,
+)
 from edcache.durable import File, written_since_boot
 from edcache.errors import CorruptArchiveError, LabelError
 from edcache.format import PAGE, Cursor, Header
-from edcache.labels.tables import ChunkTable, IndexTable, parse_index, parse_labels
+from edcache.labels.arrays import same_tables
+from edcache.labels.revisions import Revised
+from edcache.labels.tables import ChunkTable, IndexTable, Revision, parse_index, parse_labels
 from edcache.maintain.proof import check_chunk, check_layout
 
 # index, offset, nbytes, crc32 and schema of a record, as Arrow writes them.
@@ -53,6 +64,7 @@ class Survey:
     Attributes:
         head, chain, seal: as far as they read; seal is that of a sealed archive, else None.
         contents: the newest record of every sample; None where the tables cannot be joined.
+        revised: the label table, revisions included; None where it cannot be made.
         superseded: records that a newer one of the same sample has outdated.
         problems: one line each, with path and offset.
     Raises: as `format.read_head`.
@@ -81,6 +93,7 @@ class Survey:
         for header in format.walk(self._pread, self.size, self.head.uuid, cursor):
             self._check_old_seal(header)
             self.chain.note(self._pread, header)
+            self._check_reach(header)
             headers.append(header)
         for labels in self._damaged_seals:
             if labels.seq not in self.chain.lost:  # to a power cut, with what belongs to it
@@ -90,6 +103,7 @@ class Survey:
             self.chain.lost |= self.chain.find_lost(self._pread)
         self._unchecked = deque(headers)
         self.contents = self._merged()
+        self.revised = None if self.contents is None else self._revised(self.contents)
         self._check_payloads(None)
         self._check_end()
         self._count_dead(headers)
@@ -117,6 +131,30 @@ class Survey:
         self.superseded = self._rows - len(contents.index.records.offset)
         self.dead.superseded = self._rows_nbytes - int(contents.index.records.nbytes.sum())
         return contents
+
+    def _check_reach(self, header: Header) -> None:
+        """A revision has no rows of samples that the dataset had not when it was written."""
+        length = max(self.chain.end_index, self.chain.length or 0)
+        if header.kind == format.KIND_REVISION and header.end_index > length:
+            rows = f"{header.name} has rows up to sample {header.end_index:,}"
+            self.problem(header.offset, f"{rows}, the dataset had {length:,}")
+
+    def _revised(self, contents: Contents) -> Revised | None:
+        try:
+            return self.chain.revised(contents, self._revision)
+        except LabelError as error:
+            self.problem(0, f"its revisions do not go together: {error}")
+            return None
+
+    def _revision(self, header: Header) -> Revision | None:
+        if header.seq in self.chain.lost:
+            return None
+        try:
+            return read_revision(self._pread, header, self.path)
+        except CorruptArchiveError as error:
+            said = str(error).removeprefix(f"{self.path}: {header.name} at offset {header.offset:,}: ")
+            self.problem(header.offset, f"{header.name}: {said.partition('; run')[0]}")
+            return None
 
     def _kept(self, entries: list[Header]) -> list[Header]:
         return [entry for entry in entries if entry.seq not in self.chain.lost]
@@ -208,26 +246,31 @@ class Survey:
             before = f"so the chain ends before its seal at offset {index_header.offset:,}"
             self.problem(self.chain.cursor.offset, f"no entry fits here, {before}")
             return
-        if self.contents is not None:
-            self._check_sealed_tables(index_header, labels_header, self.contents)
+        if self.contents is not None and self.revised is not None:
+            self._check_sealed_tables(index_header, labels_header, self.contents, self.revised)
         directory = self._directory((index_header, labels_header))
         if self._pread(labels_header.payload_end, len(directory) + 1) != directory:
             self.problem(labels_header.payload_end, "the zip directory does not list what the chain holds")
 
-    def _check_sealed_tables(self, index_header: Header, labels_header: Header, contents: Contents) -> None:
+    def _check_sealed_tables(
+        self, index_header: Header, labels_header: Header, contents: Contents, revised: Revised
+    ) -> None:
         index = self._pread(index_header.payload_offset, index_header.payload_nbytes)
         labels = self._pread(labels_header.payload_offset, labels_header.payload_nbytes)
         try:
-            same_index = _same_index(parse_index(index, index_header.samples), contents.index)
-            names = [name for name, _ in self.head.labels]
-            same_labels = parse_labels(labels, labels_header.samples, names).equals(contents.labels)
+            found = parse_index(index, index_header.samples)
+            same_index = _same_index(found, contents.index._replace(labels=revised.columns))
+            told = self.head.labels if found.labels is None else found.labels
+            names = [name for name, _ in told]
+            same_labels = same_tables(parse_labels(labels, labels_header.samples, names), revised.table)
         except CorruptArchiveError as error:
             self.problem(index_header.offset, str(error))
             return
         if not same_index:
             self.problem(index_header.offset, "index.arrow does not say what the chunks say")
         if not same_labels:
-            self.problem(labels_header.offset, "labels.arrow does not say what the chunks say")
+            what = "the chunks" if revised.columns is None else "the chunks and revisions"
+            self.problem(labels_header.offset, f"labels.arrow does not say what {what} say")
 
     def _check_last_seal(self, seal: tuple[Header, Header]) -> None:
         """The chain ends with a seal, the file not with its directory: torn growth, or damage."""
@@ -283,6 +326,8 @@ def _same_index(found: IndexTable, expected: IndexTable) -> bool:
         and found.dictionaries == expected.dictionaries
         and np.array_equal(found.blocks, expected.blocks)
         and list(found.failures) == list(expected.failures)
+        and list(found.labels or ()) == list(expected.labels or ())
+        and (found.labels is None) == (expected.labels is None)
         and columns.keys() == others.keys()
         and all(np.array_equal(columns[name], others[name]) for name in columns)
     )

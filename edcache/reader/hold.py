@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from edcache import format
 from edcache.codec import PICKLE_SCHEMA, Decoder, Decoders, Decoding, aliased
 from edcache.codec.compression import decompress, decompress_into, most_content
-from edcache.contents import Chain, Contents, read_table
+from edcache.contents import Chain, Contents, read_revision, read_table
 from edcache.durable import File
 from edcache.errors import (
     ArchiveError,
@@ -25,7 +26,17 @@ from edcache.errors import (
 )
 from edcache.format import LATTICE, Header
 from edcache.labels import tables
-from edcache.labels.tables import Blocks, ChunkTable, Dictionary, Failure, parse_index, parse_labels, spread
+from edcache.labels.revisions import Revised
+from edcache.labels.tables import (
+    Blocks,
+    ChunkTable,
+    Dictionary,
+    Failure,
+    Revision,
+    parse_index,
+    parse_labels,
+    spread,
+)
 from edcache.labels.view import checked_indices
 from edcache.once import once
 from edcache.reader.checks import LARGE, Checks, Places
@@ -184,6 +195,14 @@ class Hold:
             return read_table(self._pread, header, self.path)
         except CorruptArchiveError as error:
             # A power cut may leave a header without its payload: those samples are missing.
+            self.damaged.append(str(error))
+            return None
+
+    def _sound_revision(self, header: Header) -> Revision | None:
+        try:
+            return read_revision(self._pread, header, self.path)
+        except CorruptArchiveError as error:
+            # As with a chunk: a power cut took what it said.
             self.damaged.append(str(error))
             return None
 
@@ -451,14 +470,39 @@ class Hold:
         """The label table with one row per sample."""
         if self._labels is None:
             index = self.contents.index
-            table = self.contents.labels if self._seal is None else self._sealed_labels(self._seal[1])
+            if self._seal is None:
+                table = self._revised.table
+            else:
+                table = self._sealed_labels(self._seal[1])
             self._labels = spread(table, index.records.index, index.length)
         return self._labels
 
+    @once
+    def _revised(self) -> Revised:
+        return self._chain.revised(self.contents, self._sound_revision)
+
+    @once
+    def label_columns(self) -> Sequence[tuple[str, bool]]:
+        """The label columns, and whether values of them were added after the samples were written."""
+        said = self.contents.index.labels if self._seal is not None else self._revised.columns
+        return [(name, False) for name, _ in self.head.labels] if said is None else said
+
+    @once
+    def unoriginal_labels(self) -> frozenset[str]:
+        """The head's label columns that may have other values than the samples' own, or are dropped."""
+        original = {name for name, is_revised in self.label_columns if not is_revised}
+        return frozenset(name for name, _ in self.head.labels if name not in original)
+
+    @property
+    def has_label_rows(self) -> bool:
+        """Whether the file stores a row of labels per sample, so that making one takes no memory."""
+        return self._seal is not None and self._seal[1].samples == self.contents.index.length
+
     def _sealed_labels(self, header: Header) -> Any:
+        told_by = "the head" if self.contents.index.labels is None else "index.arrow"
         try:
-            names = [name for name, _ in self.head.labels]
-            return parse_labels(self._checked(header, "labels.arrow"), header.samples, names)
+            names = [name for name, _ in self.label_columns]
+            return parse_labels(self._checked(header, "labels.arrow"), header.samples, names, told_by)
         except CorruptArchiveError as error:
             raise CorruptArchiveError(f"{self.path}: {error}") from error
 

@@ -265,15 +265,31 @@ class Reader:
         return self._here.group(indices, wanted)
 
     def labels(self) -> Any:
-        """The label table: row i is sample i, null where it has no record yet. A pyarrow Table.
+        """The label table: row i is sample i, null where it has no label. A pyarrow Table.
 
         Raises:
             LengthError: as `missing`. CorruptArchiveError: labels.arrow is damaged.
         Cost: the first call in a process checksums labels.arrow; columns alias the mapped file.
         """
-        if self.records.index is not None:
+        here = self._here
+        if self.records.index is not None and not here.has_label_rows:
             self.justify(32 + 16 * len(self.head.labels))
-        return self._here.labels()
+        return here.labels()
+
+    @property
+    def has_digest(self) -> bool:
+        """Whether it was opened with an expected_digest."""
+        return self._expected_digest is not None
+
+    @property
+    def label_names(self) -> list[str]:
+        """The label columns: those of the head, and those that were added or dropped afterwards."""
+        return [name for name, _ in self._here.label_columns]
+
+    @property
+    def unoriginal_labels(self) -> frozenset[str]:
+        """Columns of the head that may hold other values than the samples' own, or were dropped."""
+        return self._here.unoriginal_labels
 
     def justify(self, nbytes: int, count: int | None = None) -> None:
         """Refuse to allocate so many bytes for each sample, or for `count` of them, on the archive's word.

@@ -399,7 +399,9 @@ def _columns_of(part: Samples) -> Mapping[FieldPath, str]:
         return {}
     if part._fields is None:
         return part._root._columns()
-    return {} if part._fields.as_tuple else part._fields.columns
+    known = part._root._columns()
+    held = {} if part._fields.as_tuple else part._fields.columns
+    return {path: name for path, name in held.items() if known.get(path) == name}
 
 
 def _keys_of(part: Samples) -> tuple[Any, ...] | None:

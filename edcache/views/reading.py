@@ -208,7 +208,9 @@ class Readable(Dataset[Any]):
         fields = self._fields
         if fields is None or len(fields.paths) > 1 or self._transform is not None:
             return None
-        return fields.columns.get(fields.paths[0])
+        column = fields.columns.get(fields.paths[0])
+        # Labels may have been revised since the field was selected.
+        return column if self._root._columns().get(fields.paths[0]) == column else None
 
     def _guard(self, nbytes: int) -> None:
         """Refuse to allocate so many bytes a sample on the word of an archive alone; see `Reader.justify`."""

@@ -401,9 +401,18 @@ class View(Samples):
         """The label columns of these samples, in the view's order."""
         if self._selection is None:
             return self._whole.labels
-        if self._labels is None:
-            self._labels = self._whole.labels.take(self.indices)
+        whole = self._whole.labels
+        if self._labels is None or not self._labels.is_of(whole):  # labels may have been added
+            self._labels = whole.take(self.indices)
         return self._labels
+
+    def add_labels(self, *arguments: Any, **options: Any) -> View:
+        """Labels belong to the whole; raises OptionError."""
+        raise OptionError("a view has the labels of its dataset; add them there: view.cache.add_labels()")
+
+    def drop_labels(self, *names: str) -> View:
+        """Labels belong to the whole; raises OptionError."""
+        raise OptionError("a view has the labels of its dataset; drop them there: view.cache.drop_labels()")
 
     def _chain(self) -> str:
         return self._whole._chain() + "".join(self._steps)

@@ -14,12 +14,20 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import durable, format
-from edcache.contents import Chain, Contents, find_headers, read_table
+from edcache.contents import Chain, Contents, find_headers, read_revision, read_table
 from edcache.durable import File
 from edcache.errors import ArchiveClosedError, CorruptArchiveError, StaleArchiveError, StorageError
 from edcache.format import PAGE, Cursor, Head, Header
 from edcache.labels.columns import LabelTypes
-from edcache.labels.tables import ChunkTable, pack_chunk_table, pack_index, pack_labels
+from edcache.labels.revisions import RevisionTypes, check_types, settled
+from edcache.labels.tables import (
+    ChunkTable,
+    Revision,
+    pack_chunk_table,
+    pack_index,
+    pack_labels,
+    pack_revision,
+)
 from edcache.writer.chunk import Chunk
 from edcache.writer.syncing import Sync, TimedSync
 
@@ -46,6 +54,7 @@ class Appender:
         self._failed: str | None = None
         self._intended: tuple[Chunk, Header] | None = None
         self._label_types: tuple[int, LabelTypes] | None = None
+        self._revision_types: dict[int, RevisionTypes] = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], head: Head, *, create: bool, sync: Sync = "seal") -> Appender:
@@ -124,6 +133,7 @@ class Appender:
             types, known = LabelTypes.of(chunk.labels), self.label_types()
             if known is not None:
                 types = known.joined(types, self.path)
+            check_types(types, self._revised_types(), self.path)
             stream = pack_chunk_table(
                 ChunkTable(records, chunk.labels, chunk.schemas, types, len(chunk.data))
             )
@@ -158,9 +168,45 @@ class Appender:
         with self._appending():
             self._publish_whole(format.KIND_AMENDMENT, text)
 
-    def _publish_whole(self, kind: int, payload: bytes, *, at_once: bool = False) -> None:
-        fields = {"table_nbytes": len(payload), "table_crc": format.crc32(payload)}
+    def _publish_whole(
+        self, kind: int, payload: bytes | memoryview, *, at_once: bool = False, **fields: int
+    ) -> None:
+        fields |= {"table_nbytes": len(payload), "table_crc": format.crc32(payload)}
         self._publish(kind, [payload], None, at_once=at_once, **fields)
+
+    def revise(self, revision: Revision) -> None:
+        """Publish a revision of labels, synced; an archive that was sealed is sealed again.
+
+        What it drops and others dropped before is left out; where nothing is left, nothing is published.
+
+        Raises:
+            LabelTypeError: a column does not go with what the archive has of it.
+            StorageError: nothing of the revision was published, or all of it, and it is not sealed.
+        """
+        with self._appending():
+            before, told = self._revised_types(), [name for name, _ in self.head.labels]
+            length = max(self.chain.length or 0, self.end_index)
+            revision = settled(revision, told, before, length)
+            if not (revision.labels.num_columns or revision.dropped):
+                return
+            types = RevisionTypes.of(revision)
+            check_types(self.label_types(), [*before, types], self.path)
+            was_sealed = self.chain.seal is not None
+            stream = pack_revision(revision)
+            rows = {"samples": revision.labels.num_rows, "end_index": revision.end_index}
+            self._publish_whole(format.KIND_REVISION, stream, **rows)
+            self._revision_types[self.chain.cursor.seq - 1] = types
+            if was_sealed:
+                self._write_seal(self.chain.contents(self._table))
+            elif self._sync != "never":
+                self._sync_file()
+
+    def _revised_types(self) -> list[RevisionTypes]:
+        """Of the revisions published so far, in order; each is read once."""
+        for header in self.chain.revisions:
+            if header.seq not in self._revision_types:
+                self._revision_types[header.seq] = RevisionTypes.of(self._revision(header))
+        return [self._revision_types[header.seq] for header in self.chain.revisions]
 
     def dictionaries(self) -> list[bytes]:
         """The compression dictionaries published so far that are whole, oldest first."""
@@ -300,6 +346,9 @@ class Appender:
     def _table(self, header: Header) -> ChunkTable:
         return read_table(self._file.pread, header, self.path)
 
+    def _revision(self, header: Header) -> Revision:
+        return read_revision(self._file.pread, header, self.path)
+
     # --- publication ---
 
     @contextmanager
@@ -404,10 +453,15 @@ class Appender:
         self.chain.durable = max(end, self.chain.durable)
 
     def _write_seal(self, contents: Contents) -> None:
-        index_bytes, labels_bytes = pack_index(contents.index), pack_labels(contents.labels)
+        revised = self.chain.revised(contents, self._revision)
+        index_bytes = pack_index(contents.index._replace(labels=revised.columns))
+        labels_bytes = pack_labels(revised.table)
+        records = len(contents.index.records.offset)
+        rows = max(records, revised.table.num_rows)
+        length = contents.index.length
         index, labels, directory = format.seal_headers(
-            self._seal_header(format.KIND_INDEX, index_bytes, contents),
-            self._seal_header(format.KIND_LABELS, labels_bytes, contents),
+            self._seal_header(format.KIND_INDEX, index_bytes, records, length),
+            self._seal_header(format.KIND_LABELS, labels_bytes, rows, length),
             [self.chain.head_header(self._file.pread), *self.chain.entries],
         )
         with self._giving_back_space():
@@ -423,7 +477,7 @@ class Appender:
         if self._sync != "never":
             self._sync_file()
 
-    def _seal_header(self, kind: int, data: memoryview, contents: Contents) -> Header:
+    def _seal_header(self, kind: int, data: memoryview, rows: int, length: int) -> Header:
         crc, cursor = format.crc32(data), self.chain.cursor
         # The index's header is written behind the seal's first sync, that of the labels before it.
         is_synced = kind == format.KIND_INDEX and self._sync != "never"
@@ -435,8 +489,8 @@ class Appender:
             cursor.link,
             len(data),
             crc,
-            samples=len(contents.index.records.offset),
-            end_index=contents.index.length,
+            samples=rows,
+            end_index=length,
             table_nbytes=len(data),
             table_crc=crc,
             durable=cursor.offset if is_synced else self.chain.durable,

@@ -19,6 +19,7 @@ THEMES = {
     "zstd": "Compression",
     "files": "Kinds of files",
     "images": "Encoded images",
+    "revisions": "Revisions of labels",
 }
 
 

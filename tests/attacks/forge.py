@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import reference
-from reference import AMENDMENT, CHUNK, DICTIONARY, HEAD, INDEX, LABELS, NAMES
+from reference import AMENDMENT, CHUNK, DICTIONARY, HEAD, INDEX, LABELS, NAMES, REVISION
 
 PAGE = 4096
 BLOCK = 1 << 14
@@ -47,7 +47,10 @@ def arrow_file(table: pa.Table, **options: Any) -> bytes:
 def arrow_stream(table: pa.Table, **options: Any) -> bytes:
     sink = io.BytesIO()
     with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
-        writer.write_table(table)
+        # Of a table without columns, write_table writes no batch.
+        writer.write_table(table) if table.num_columns else writer.write_batch(
+            pa.record_batch([], table.schema)
+        )
     return sink.getvalue()
 
 
@@ -178,6 +181,32 @@ class Forge:
         data = said if isinstance(said, bytes) else dumps(said)
         entry = Entry(AMENDMENT, data)
         self.entries.insert(len(self.entries) if place is None else place, entry)
+        return entry
+
+    def revise(
+        self,
+        table: pa.Table,
+        dropped: Any = (),
+        *,
+        samples: int | None = None,
+        end_index: int | None = None,
+        meta: bytes | None = None,
+        pack: Callable[[pa.Table], bytes] | None = None,
+        **options: Any,
+    ) -> Entry:
+        """Add a revision of labels at the end of the chain; `pack` makes its bytes, or `options` of Arrow."""
+        said = dumps({"dropped": list(dropped)}) if meta is None else meta
+        table = table.replace_schema_metadata({"edcache": said})
+        data = arrow_stream(table, **options) if pack is None else pack(table)
+        rows = table.num_rows if samples is None else samples
+        last = (
+            max(table["index"].to_pylist()) + 1
+            if "index" in table.column_names and end_index is None
+            else rows
+        )
+        end = last if end_index is None else end_index
+        entry = Entry(REVISION, data, lambda fields: fields.update(samples=rows, end_index=end))
+        self.entries.append(entry)
         return entry
 
     def build(self) -> bytes:

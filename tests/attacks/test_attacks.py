@@ -11,6 +11,7 @@ import attacks_head  # noqa: F401
 import attacks_images  # noqa: F401
 import attacks_index  # noqa: F401
 import attacks_labels  # noqa: F401
+import attacks_revisions  # noqa: F401
 import attacks_zip  # noqa: F401
 import pytest
 from catalogue import THEMES, numbered

@@ -10,7 +10,7 @@ from typing import Any
 
 from disk import MemoryDisk
 from outcomes import Outcomes
-from scenarios import OPTIONS, PATH, read_all, sample
+from scenarios import FACTOR, OPTIONS, PATH, read_all, sample
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError, durable, format
@@ -62,6 +62,10 @@ def _dataset() -> CachedDataset:
     return cache
 
 
+def _labelled(cache: CachedDataset) -> None:
+    cache.add_labels("z", [1 * FACTOR + index for index in range(6)])
+
+
 def _outgrown(prepare: Callable[[], Any], files: dict[str, bytes]) -> Callable[[], Any]:
     """`prepare`, and then others publish what makes the files these."""
 
@@ -101,6 +105,8 @@ def operations() -> Iterator[Operation]:
     yield Operation("read", sealed, _dataset, lambda cache: [cache[3], cache[5]], range(6), range(0))
     yield Operation("read a batch", packed, _dataset, lambda c: c.__getitems__([0, 3]), range(6), range(0))
     yield Operation("labels", six, _dataset, lambda cache: cache.labels["y"], range(6), range(0))
+    yield Operation("label add", sealed, _dataset, _labelled, range(6), range(0))
+    yield Operation("label add, unsealed", six, _dataset, _labelled, range(6), range(0))
     yield Operation("refresh", six, _outgrown(_dataset, twelve), CachedDataset.refresh, range(12), range(0))
     yield Operation("close a reader", sealed, _dataset, CachedDataset.close, range(6), range(0))
 

@@ -718,4 +718,70 @@ _IMAGES = [
     ),
 ]
 
-BUGS = [*_CHAIN, *_WRITER, *_SYSTEM, *_READER, *_MAINTENANCE, *_SAMPLERS, *_IMAGES]
+_LABELS = [
+    Bug(
+        "labels added are not synced",
+        "writer/appender.py",
+        "                self._write_seal(self.chain.contents(self._table))\n"
+        '            elif self._sync != "never":\n                self._sync_file()\n',
+        "                self._write_seal(self.chain.contents(self._table))\n",
+        (f"{CRASHES}::test_labels_are_on_the_disk_once_they_are_added",),
+    ),
+    Bug(
+        "labels that were added outlive a newer sample",
+        "labels/revisions.py",
+        "np.where(written[for_rows] > layer.seq, pick[for_rows], own)",
+        "own",
+        (
+            "tests/test_relabel.py"
+            "::test_what_is_appended_later_has_none_but_for_the_labels_that_its_writer_fills",
+        ),
+    ),
+    Bug(
+        "samples bring a dropped column back",
+        "labels/revisions.py",
+        "            kept = [other for other in kept if other != name]\n",
+        "",
+        ("tests/test_relabel.py::test_a_dropped_column_is_gone_for_good_and_may_be_added_again",),
+    ),
+    Bug(
+        "types of labels that were added are not looked at",
+        "writer/appender.py",
+        "            check_types(types, self._revised_types(), self.path)\n",
+        "",
+        (
+            "tests/test_relabel.py"
+            "::test_samples_that_do_not_fit_what_was_added_are_refused_when_they_are_appended",
+        ),
+    ),
+    Bug(
+        "select reads labels that are not the samples'",
+        "batch/projection.py",
+        "        if reader.unoriginal_labels.isdisjoint(self._columns.values()):\n",
+        "        if True:\n",
+        (
+            "tests/test_relabel.py"
+            "::test_selecting_a_field_gives_what_the_samples_hold_whatever_the_labels_say",
+        ),
+    ),
+    Bug(
+        "verify does not compare the labels",
+        "maintain/survey.py",
+        "        if not same_labels:",
+        "        if False:",
+        ("tests/attacks/test_attacks.py",),
+        keyword="seal_other_values",
+    ),
+    Bug(
+        "compact forgets labels that were added",
+        "maintain/compact.py",
+        "        if revision is not None:\n            out.revise(revision)\n",
+        "",
+        ("tests/test_relabel.py::test_compacting_folds_all_revisions_into_one_and_changes_no_label",),
+    ),
+]
+
+BUGS = [
+    *(*_CHAIN, *_WRITER, *_SYSTEM, *_READER, *_MAINTENANCE),
+    *(*_SAMPLERS, *_IMAGES, *_LABELS),
+]

@@ -24,6 +24,32 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+# Columns that are added afterwards stand among the samples as these indices; a value is version, index.
+LABELS = {"z": -1, "w": -2}
+FACTOR = 1_000
+DROPPED = 5
+
+
+def label_versions(cache: CachedDataset) -> dict[int, int | str]:
+    """The version of each column that was added, which all of its values are of; else AssertionError."""
+    found: dict[int, int | str] = {}
+    for name, key in LABELS.items():
+        if name in cache.labels:
+            values = [None if v is None else int(v) for v in cache.labels.table.column(name).to_pylist()]
+            versions = {v // FACTOR for v in values if v is not None}
+            assert len(versions) <= 1, (name, values)
+            # Samples behind the last one that was there have none.
+            count = sum(v is not None for v in values)
+            assert values == [
+                *(FACTOR * v + i for v in versions for i in range(count)),
+                *[None] * (len(values) - count),
+            ]
+            found |= dict.fromkeys([key], versions.pop()) if versions else {}
+    if LABELS["z"] in found and "w" not in cache.labels:
+        found[LABELS["w"]] = DROPPED
+    return found
+
+
 def sample(index: int, version: int = 0) -> dict[str, Any]:
     """A small sample; `version_of` tells which one was read. A few are enough to train a dictionary on."""
     values = np.full(6 + index % 3, 7 * index + version, np.int32)
@@ -63,7 +89,8 @@ Step = Callable[[Notes], None]
 @dataclass(frozen=True)
 class Scenario:
     """before: makes the disk on which `step` is watched. count: samples of the dataset. is_swap: a whole
-    archive takes the place of another. whole: files that are at any time as before, or as in the end."""
+    archive takes the place of another. whole: files that are at any time as before, or as in the end.
+    cuts: the part of the power cuts that is tried, where there are more than can be."""
 
     name: str
     step: Step
@@ -71,6 +98,7 @@ class Scenario:
     count: int = 9
     is_swap: bool = False
     whole: tuple[str, ...] = ()
+    cuts: float = 1.0
 
 
 def write(
@@ -203,6 +231,33 @@ def replace(notes: Notes) -> None:
     notes.publish(range(6), 1)
 
 
+def first_labels(notes: Notes) -> None:
+    """A column that later steps drop."""
+    with closing(CachedDataset.from_cache(PATH, io="pread")) as cache:
+        cache.add_labels("w", [1 * FACTOR + index for index in range(len(cache))])
+    notes.publish([LABELS["w"]], 1)
+
+
+def label_add(notes: Notes) -> None:
+    """A column that is new, and one that is dropped."""
+    with closing(CachedDataset.from_cache(PATH, io="pread")) as cache:
+        cache.add_labels("z", [1 * FACTOR + index for index in range(len(cache))])
+        notes.publish([LABELS["z"]], 1)
+        cache.drop_labels("w")
+        notes.publish([LABELS["w"]], DROPPED)
+
+
+def label_and_append(notes: Notes) -> None:
+    """Labels between chunks that are appended, and of samples that are not there yet."""
+    with closing(CachedDataset.from_cache(PATH, io="pread")) as cache:
+        cache.add_labels("z", [1 * FACTOR + index for index in range(len(cache))])
+        notes.publish([LABELS["z"]], 1)
+    write(notes, range(6, 9), seal=False)
+    with closing(CachedDataset.from_cache(PATH, io="pread")) as cache:
+        cache.add_labels("z", {index: 2 * FACTOR + index for index in range(len(cache))})
+        notes.publish([LABELS["z"]], 2)
+
+
 def compact(notes: Notes) -> None:
     edcache.compact(PATH)
 
@@ -229,6 +284,9 @@ SCENARIOS = [
     Scenario("compact", compact, (create, revise), whole=(PATH,)),
     Scenario("compact, unsealed", compact, (create, revise, resume_more), count=12, whole=(PATH,)),
     Scenario("repair", repair, (create, revise), whole=(PATH, MENDED)),
+    Scenario("label add", label_add, (create, first_labels), cuts=0.04),
+    Scenario("label add, unsealed", label_and_append, (unsealed, first_labels), cuts=0.04),
+    Scenario("compact, labels", compact, (create, first_labels, label_add), whole=(PATH,), cuts=0.04),
 ]
 
 
@@ -264,7 +322,10 @@ def newest(published: Iterable[tuple[int, int, int]]) -> dict[int, int]:
 
 
 def read_all(path: str, io: str) -> dict[int, int | str]:
-    """index -> version, or the name of the error that reading it raises; missing ones are left out."""
+    """index -> version, or the name of the error that reading it raises; missing ones are left out.
+
+    Columns that were added afterwards are there too, as `LABELS` has them.
+    """
     cache = CachedDataset.from_cache(path, io=io)
     try:
         found: dict[int, int | str] = {}
@@ -279,6 +340,6 @@ def read_all(path: str, io: str) -> dict[int, int | str]:
             except edcache.EdcacheError as error:
                 found[index] = type(error).__name__
             assert labels[index] == index, (index, labels)
-        return found
+        return found | label_versions(cache)
     finally:
         cache.close()

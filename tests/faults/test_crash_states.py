@@ -14,10 +14,10 @@ from disk import MemoryDisk
 from explore import State, killed, powerless
 from outcomes import Outcomes
 from scale import scaled, seeded
-from scenarios import OPTIONS, PATH, SCENARIOS, Recording, newest, read_all, record, sample
+from scenarios import OPTIONS, PATH, SCENARIOS, Notes, Recording, newest, read_all, record, sample, write
 
 import edcache
-from edcache import CacheWriter, EdcacheError, durable
+from edcache import CachedDataset, CacheWriter, EdcacheError, durable
 from edcache.errors import NotAnArchiveError
 from edcache.format import PAGE
 from edcache.labels.spec import LabelSpec
@@ -150,6 +150,9 @@ class Law:
         lacking = [i for i in range(self.scenario.count) if not isinstance(found.samples.get(i), int)]
         if lacking:
             yield f"after filling: {lacking} are still missing"
+        lost = [key for key in certain if key < 0 and key not in found.samples]
+        if lost:
+            yield f"after filling: the labels {lost} are lost"
         again = [index for index in certain if found.samples.get(index) == RECOMPUTED]
         if again:
             yield f"computed again though they were certain: {again}"
@@ -188,7 +191,7 @@ class Laboratory:
                 if not self.law.may_be_foreign(state):
                     raise
                 return
-            if is_killed and not present >= read.samples.keys():
+            if is_killed and not present >= {index for index in read.samples if index >= 0}:
                 problems.append(f"reopening lost samples: {sorted(present)} of {read.samples}")
             filled, _ = self.filler.of(disk.files(), state.rebooted)
             problems += self.law.unfilled(state, filled, is_killed)
@@ -239,7 +242,8 @@ def test_a_process_that_is_killed_anywhere_loses_nothing_published(recording: Re
 def test_a_power_cut_leaves_what_was_synced_and_no_wrong_byte(recording: Recording, tally: Any) -> None:
     laboratory = Laboratory(recording)
     rng = seeded(recording.scenario.name)
-    states = powerless(recording.base, recording.disk.journal, PATH, POWER_CUTS, rng)
+    limit = round(POWER_CUTS * recording.scenario.cuts)
+    states = powerless(recording.base, recording.disk.journal, PATH, limit, rng)
     count = laboratory.try_all(states, is_killed=False)
     laboratory.check()
     tally("crash states: power cut", count)
@@ -285,4 +289,17 @@ def test_what_is_synced_when_is_what_the_table_says(
         w.seal()
         assert is_synced() == when_sealed
         w.close()
+    assert disk.open_files == {}
+
+
+@pytest.mark.parametrize("seal", [False, True])
+def test_labels_are_on_the_disk_once_they_are_added(seal: bool) -> None:
+    disk = MemoryDisk()
+    with durable.replace_system(disk):
+        write(Notes(disk), range(3), seal=seal)
+        cache = CachedDataset.from_cache(PATH, io="pread")
+        for change in (lambda: cache.add_labels("z", [1, 2, 3]), lambda: cache.drop_labels("z")):
+            change()
+            assert disk.journal[-1][0] == "sync"
+        cache.close()
     assert disk.open_files == {}

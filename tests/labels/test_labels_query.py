@@ -319,3 +319,22 @@ def test_integers_are_found_by_numpy_as_by_arrow(kind, values, has_null, value, 
                 return str(error)
 
     assert found(True) == found(False)
+
+
+@given(
+    st.sampled_from(["i1", "u1", "i2", "i8", "u8"]),
+    st.lists(st.integers(), min_size=1, max_size=40),
+    st.lists(st.integers(), min_size=17, max_size=60),
+    st.booleans(),
+)
+def test_many_ints_are_found_as_python_finds_them(dtype, column, wanted, is_near):
+    bounds = np.iinfo(dtype)
+    low = bounds.min if not is_near else bounds.max - 200
+
+    def fitted(value):
+        return int(low + value % min(250, bounds.max - low + 1)) if is_near else value % (bounds.max + 1)
+
+    column, wanted = [fitted(v) for v in column], [fitted(v) for v in wanted]
+    labels = Labels(pa.table({"x": pa.array(np.array([*column, bounds.min, bounds.max], dtype))}))
+    expected = [i for i, v in enumerate([*column, bounds.min, bounds.max]) if v in wanted]
+    assert matching_rows(labels, {"x": wanted}).tolist() == expected

@@ -1,0 +1,255 @@
+"""Label values that a user has at hand, as columns of the types that an archive holds.
+
+given_column    one column: a numpy or Arrow array, a pandas or polars Series, a tensor, any iterable
+given_table     several: a pyarrow Table, a DataFrame, a dict of columns
+joined          the rows of a table that go with the values of a key column
+read_columns    columns out of a csv, parquet or npy file
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sized
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from edcache.errors import ArchiveNotFoundError, LabelError, LabelTypeError, OptionError
+from edcache.labels.arrays import from_numpy
+from edcache.labels.columns import collected, unify_column
+from edcache.labels.values import is_label_type, is_list, merged
+from edcache.labels.wording import article
+
+_TYPES = "bool, integers, floats, text, bytes, dates, times, durations, and lists of one of these"
+FORMATS = (".csv", ".parquet", ".npy")
+
+
+def given_column(name: str, values: Any) -> pa.Array:
+    """A column of a user's values, one contiguous array; numbers alias the memory of a numpy array.
+
+    Raises:
+        LabelTypeError: 'label "y" is struct<a: int64>, which no label column holds; ...'; values of
+            several types.
+        OptionError: they are no sequence of values.
+    """
+    if hasattr(values, "detach"):
+        values = values.detach().cpu().numpy()
+    if isinstance(values, np.ndarray):
+        return _of_numpy(name, values)
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        return _plain(name, values)
+    if hasattr(values, "to_arrow"):  # polars
+        return _plain(name, values.to_arrow())
+    if type(values).__module__.partition(".")[0] == "pandas":
+        if values.dtype == object:
+            return collected(name, enumerate(None if missing else value for value, missing in _pairs(values)))
+        return _plain(name, pa.array(values, from_pandas=True))
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+        raise OptionError(
+            f'label "{name}" got {article(values)}; give one value per sample: an array, a list, or '
+            "{index: value}"
+        )
+    return collected(name, enumerate(values))
+
+
+def _pairs(series: Any) -> Iterable[tuple[Any, bool]]:
+    return zip(series, series.isna(), strict=True)
+
+
+def given_rows(name: str, values: Mapping[Any, Any], length: int) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """The samples that {index: value} is of, rising, and their column; negative indices count from the end.
+
+    Raises:
+        OptionError: 'label "y": index 12 not in [-10, 10)', or no index, or one twice.
+    """
+    for index in values:
+        if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
+            raise OptionError(f'label "{name}": {index!r} is {article(index)}; the keys are sample indices')
+        if not -length <= index < length:
+            raise OptionError(f'label "{name}": index {index} not in [{-length}, {length})')
+    wanted = {int(index) % length: value for index, value in values.items()}
+    if len(wanted) != len(values):
+        raise OptionError(f'label "{name}": an index comes twice, once counted from the end')
+    ordered = sorted(wanted)
+    column = collected(name, ((index, wanted[index]) for index in ordered))
+    return np.array(ordered, np.int64), column
+
+
+def _of_numpy(name: str, values: npt.NDArray[Any]) -> pa.Array:
+    if values.ndim == 2 and values.dtype.kind in "biuf":
+        ends = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
+        items = _of_numpy(name, np.ascontiguousarray(values).reshape(-1))
+        if ends[-1] > np.iinfo(np.int32).max:
+            return pa.LargeListArray.from_arrays(from_numpy(ends, pa.int64()), items)
+        return pa.ListArray.from_arrays(from_numpy(ends.astype(np.int32), pa.int32()), items)
+    if values.ndim != 1:
+        raise OptionError(
+            f'label "{name}" got an array of shape {values.shape}; give one value per sample, or one row of '
+            "numbers"
+        )
+    if values.dtype.kind in "biuf" and values.dtype.itemsize <= 8:
+        native = values.astype(values.dtype.newbyteorder("="), copy=False)
+        return from_numpy(np.ascontiguousarray(native), pa.from_numpy_dtype(native.dtype))
+    if values.dtype.kind in "USmM":
+        try:
+            return _plain(name, pa.array(values))
+        except pa.ArrowException:
+            pass  # a unit that Arrow has not, which single values may have
+    return collected(name, enumerate(values))
+
+
+def _plain(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Arrow values as one array of a type that labels have."""
+    kind = _label_type(values.type)
+    if kind is None:
+        raise LabelTypeError(f'label "{name}" is {values.type}, which no label column holds; {_remedy()}')
+    column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+    try:
+        column = column if column.type == kind else column.cast(kind)
+    except pa.ArrowException as error:
+        raise LabelTypeError(f'label "{name}" is {values.type}: {error}; {_remedy()}') from error
+    return unify_column(name, [column], "")
+
+
+def _remedy() -> str:
+    return f"columns are {_TYPES}"
+
+
+def _label_type(kind: pa.DataType) -> pa.DataType | None:
+    """The type of a label column that holds the same values; None where there is none."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _label_type(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _label_type(kind.value_type)
+    if is_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = _label_type(kind.value_type)
+        outer = pa.large_list if pa.types.is_large_list(kind) else pa.list_
+        return None if inner is None or is_list(inner) else outer(inner)
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_date64(kind):
+        return pa.timestamp("ms")
+    if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):
+        return pa.binary()
+    views = {"string_view": pa.string(), "binary_view": pa.binary()}
+    kind = views.get(str(kind), kind)
+    return kind if is_label_type(kind) else None
+
+
+def given_table(table: Any) -> pa.Table:
+    """A pyarrow Table, a pandas or polars DataFrame, or a dict of columns, as a Table of label types.
+
+    Raises:
+        OptionError: something else, columns of different lengths, or two of one name.
+        LabelTypeError: as `given_column`.
+    """
+    if isinstance(table, pa.RecordBatch):
+        table = pa.Table.from_batches([table])
+    if isinstance(table, pa.Table):
+        pairs = list(zip(table.column_names, table.columns, strict=True))
+    elif isinstance(table, Mapping):
+        pairs = list(table.items())
+    elif hasattr(table, "columns") and hasattr(table, "__getitem__"):
+        names = list(table.columns)
+        pairs = [(name, table[name]) for name in dict.fromkeys(names)]
+        if len(pairs) != len(names):
+            raise OptionError("the table has two columns of one name; rename one of them")
+    else:
+        raise OptionError(
+            f"add_labels() got {article(table)}; give a name and its values, or a pyarrow Table, a DataFrame "
+            "or a dict of columns"
+        )
+    names = [name for name, _ in pairs]
+    if len(set(names)) != len(names):
+        raise OptionError("the table has two columns of one name; rename one of them")
+    columns = [given_column(name, values) for name, values in pairs]
+    lengths = {len(column) for column in columns}
+    if len(lengths) > 1:
+        counts = ", ".join(f'"{name}" {len(column):,}' for name, column in zip(names, columns, strict=True))
+        raise OptionError(f"the columns of the table have different lengths: {counts}")
+    return pa.table(columns, names=names)
+
+
+def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
+    """For each key the row of `table` whose column `on` has it, without that column; nulls where none has.
+
+    Raises:
+        UnknownLabelError: the table has no column `on`. LabelTypeError: keys of another kind.
+        LabelError: 'the table has "id" = 7 twice; ...'.
+    Cost: of 10 million keys and a table of as many rows, some seconds.
+    """
+    import pyarrow.compute as pc
+
+    if on not in table.column_names:
+        found = ", ".join(map(str, table.column_names))
+        raise OptionError(f'the table has no column "{on}" to join on; its columns are {found}')
+    known = table.column(on)
+    kind = merged(known.type, keys.type)
+    if kind is None or is_list(kind):
+        raise LabelTypeError(
+            f'label "{on}" is {keys.type} in the archive and {known.type} in the table; make them one type'
+        )
+    known, keys = known.cast(kind), keys.cast(kind)
+    present = known.drop_null()
+    if len(pc.unique(present)) != len(present):
+        counted = pc.value_counts(present.combine_chunks())
+        twice = counted.filter(pc.greater(counted.field("counts"), 1)).field("values")[0]
+        raise LabelError(
+            f'the table has "{on}" = {twice.as_py()!r} more than once, so which row is meant is open; '
+            "drop the duplicates"
+        )
+    rows = pc.if_else(keys.is_valid(), pc.index_in(keys, value_set=known.combine_chunks()), None)
+    rest = [name for name in table.column_names if name != on]
+    return table.select(rest).take(rows)
+
+
+def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:
+    """The columns of a .csv or .parquet file as a Table, the array of a .npy file.
+
+    Raises:
+        OptionError: another kind of file, or one that does not read. ArchiveNotFoundError: no such file.
+    """
+    suffix = os.path.splitext(path)[1].lower()
+    if suffix not in FORMATS:
+        raise OptionError(f"{path}: labels are read from {', '.join(FORMATS)} files")
+    if not os.path.exists(path):
+        raise ArchiveNotFoundError(f"{path}: no such file")
+    try:
+        if suffix == ".npy":
+            with open(path, "rb") as file:
+                return np.lib.format.read_array(file, allow_pickle=False)
+        if suffix == ".csv":
+            from pyarrow import csv
+
+            return csv.read_csv(path)
+        from pyarrow import parquet
+
+        return parquet.read_table(path)
+    except (pa.ArrowException, ValueError) as error:
+        raise OptionError(f"{path}: does not read as {suffix[1:]}: {error}") from error
+
+
+def chosen_column(name: str, columns: pa.Table, on: str | None, where: str) -> pa.Table:
+    """Of a file's columns the one that becomes the label `name`, and `on`.
+
+    Raises:
+        OptionError: "values.csv: which column is cluster is open; it has a, b".
+    """
+    rest = [other for other in columns.column_names if other != on]
+    if name not in rest and len(rest) != 1:
+        raise OptionError(f'{where}: which column is "{name}" is open; it has {", ".join(rest) or "none"}')
+    found = {name: columns.column(name if name in rest else rest[0])}
+    if on is not None and on in columns.column_names:
+        found[on] = columns.column(on)
+    return pa.table(found)
+
+
+def check_count(name: str, values: Sized, length: int) -> None:
+    """Raise OptionError unless there is one value per sample."""
+    if len(values) != length:
+        raise OptionError(
+            f'label "{name}" got {len(values):,} values, the dataset has {length:,} samples; give one per '
+            "sample, with None where there is none, or {index: value}"
+        )

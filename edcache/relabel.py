@@ -1,0 +1,177 @@
+"""Label columns added to an archive after its samples were written, and dropped again.
+
+They are published as one entry, a revision (format.py section 3). No sample is written again.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import DataLoader, Dataset
+
+from edcache.errors import LabelError, OptionError, StaleArchiveError, StorageError
+from edcache.labels.columns import collected
+from edcache.labels.given import check_count, given_column, given_rows, given_table, joined
+from edcache.labels.revisions import label_revision
+from edcache.labels.spec import checked_name
+from edcache.labels.tables import MAX_LABELS, Revision
+from edcache.labels.wording import unknown_label
+from edcache.writer import Appender, Sync
+
+if TYPE_CHECKING:
+    from edcache.batch.paths import FieldPath
+    from edcache.dataset import CachedDataset
+    from edcache.views import Samples
+
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+_BATCH = 64
+
+Ints = npt.NDArray[np.int64]
+
+
+def add_labels(
+    cache: CachedDataset,
+    what: Any,
+    values: Any,
+    on: str | None,
+    fields: Sequence[FieldPath] | None,
+    num_workers: int,
+    sync: Sync,
+) -> None:
+    """See `CachedDataset.add_labels`."""
+    if not isinstance(what, str):
+        if values is not None or fields is not None:
+            raise OptionError("add_labels(table) takes on= alone; values and fields= go with a name")
+        publish(cache, _of_table(cache, what, on), sync)
+        return
+    name = checked_name(what, "add_labels() got")
+    if on is not None:
+        raise OptionError(f'add_labels("{name}", ..., on="{on}"): on= goes with a table, not with a name')
+    if fields is not None and not callable(values):
+        raise OptionError(f'add_labels("{name}", ..., fields=...): fields= goes with a function')
+    if values is None:
+        raise OptionError(
+            f'add_labels("{name}") got no values; give an array, {{index: value}} or a function'
+        )
+    if callable(values):
+        publish(cache, _computed(cache, name, values, fields, num_workers), sync)
+        return
+    length = len(cache)
+    if isinstance(values, Mapping):
+        index, column = given_rows(name, values, length)
+        publish(cache, label_revision({name: column}, index), sync)
+        return
+    column = given_column(name, values)
+    check_count(name, column, length)
+    publish(cache, label_revision({name: column}), sync)
+
+
+def drop_labels(cache: CachedDataset, names: Sequence[str], sync: Sync) -> None:
+    """See `CachedDataset.drop_labels`."""
+    known = list(cache.labels)
+    if not names:
+        raise OptionError(f"drop_labels() takes the names of columns; this archive has: {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            raise unknown_label(name, known)
+    publish(cache, label_revision({}, dropped=list(dict.fromkeys(names))), sync)
+
+
+def publish(cache: CachedDataset, revision: Revision, sync: Sync) -> None:
+    """Append a revision to the archive of a dataset.
+
+    Raises:
+        StorageError: it cannot be written; the text has the remedy. Else as `Appender.revise`.
+    """
+    try:
+        appender = Appender.open(cache.path, cache.head, create=False, sync=sync)
+    except StorageError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+        refused = StorageError(
+            f"{cache.path}: labels are kept in the archive, and it cannot be written here; copy it to where "
+            "you may write, add them there, and open the copy"
+        )
+        refused.errno, refused.filename = error.errno, error.filename
+        raise refused from error
+    with closing(appender):
+        if appender.head.uuid != cache.head.uuid:
+            raise StaleArchiveError(
+                f"{cache.path}: another archive is here now than the one that was opened; open it again"
+            )
+        appender.revise(revision)
+
+
+def _of_table(cache: CachedDataset, given: Any, on: str | None) -> Revision:
+    """All columns of a table; with `on` its rows in the order of the dataset."""
+    table = given_table(given)
+    if on is not None:
+        if on not in cache.labels:
+            raise unknown_label(on, list(cache.labels))
+        table = joined(table, on, cache.labels.column(on))
+    elif table.num_rows != len(cache):
+        raise OptionError(
+            f"the table has {table.num_rows:,} rows, the dataset {len(cache):,} samples; give one row per "
+            "sample, or on= the column that both have"
+        )
+    for name in table.column_names:
+        checked_name(name, "the table has")
+    if not table.num_columns:
+        raise OptionError("the table has no column to add")
+    if table.num_columns > MAX_LABELS:
+        raise OptionError(
+            f"the table has {table.num_columns:,} columns to add, one call takes {MAX_LABELS:,}"
+        )
+    return label_revision(dict(zip(table.column_names, table.columns, strict=True)))
+
+
+class _Computing(Dataset[Any]):
+    """What a function makes of samples, a batch of them at a time."""
+
+    def __init__(self, name: str, samples: Samples, indices: Ints, function: Callable[[Any], Any]) -> None:
+        self._name, self._samples, self._indices, self._function = name, samples, indices, function
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitems__(self, positions: Sequence[int]) -> list[tuple[int, Any]]:
+        indices = self._indices[list(positions)].tolist()
+        samples = self._samples.__getitems__(indices)
+        return [(index, self._value(index, sample)) for index, sample in zip(indices, samples, strict=True)]
+
+    def _value(self, index: int, sample: Any) -> Any:
+        try:
+            return self._function(sample)
+        except Exception as error:
+            raise LabelError(
+                f'label "{self._name}": its function raised at sample {index}: '
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def _computed(
+    cache: CachedDataset,
+    name: str,
+    function: Callable[[Any], Any],
+    fields: Sequence[FieldPath] | None,
+    num_workers: int,
+) -> Revision:
+    """The labels of the samples that are there, or that a lazy cache can make."""
+    plain = copy.copy(cache)
+    plain._transform = None
+    samples = plain if fields is None else plain.select(*fields)
+    indices = np.arange(len(cache)) if cache.is_lazy else cache.available().indices
+    loader = DataLoader(
+        _Computing(name, samples, indices, function),
+        batch_size=_BATCH,
+        num_workers=num_workers,
+        collate_fn=list,
+    )
+    column = collected(name, (pair for batch in loader for pair in batch))
+    return label_revision({name: column}, None if len(indices) == len(cache) else indices)
