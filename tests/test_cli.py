@@ -744,6 +744,7 @@ def test_repair_as_json(damaged, tmp_path):
         "kept": 6,
         "lost": [3, 6, 7, 8],
         "unlabelled": [],
+        "lost_revisions": [],
         "doubtful": [],
         "head_lost": False,
         "nbytes": target.stat().st_size,

@@ -29,6 +29,7 @@ from edcache.errors import (
     OptionError,
     UnknownLabelError,
 )
+from edcache.present import repair_lines
 
 
 def sample(index):
@@ -652,7 +653,11 @@ def test_a_damaged_revision_that_no_seal_covers_is_named_and_the_others_kept(tmp
     with pytest.raises(CorruptArchiveError, match="its table fails its crc32"):
         ds.add_labels("d", range(10))
     report = edcache.repair(path, mended)
-    assert (report.lost_revisions, report.is_whole) == ([f"labels/{entry.fields['seq']:08d}"], False)
+    name = f"labels/{entry.fields['seq']:08d}"
+    assert (report.lost_revisions, report.is_whole) == ([name], False)
+    said = list(repair_lines("a.zip", "b.zip", report))
+    assert f"lost: what {name} said of labels; add or drop them again" in said
+    assert any(line.split() == ["labels", "lost", "1", "revision"] for line in said)
     y, kind = list(range(10)), ["a", "b"] * 5
     check(mended, {"y": y, "kind": kind, "a": y, "c": y})
 
