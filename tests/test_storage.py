@@ -1,5 +1,6 @@
 """io="mmap", "pread" and "auto" give the same; what they take, and what they keep of a file that goes."""
 
+import errno
 import gc
 import os
 import pickle
@@ -23,6 +24,7 @@ from edcache.errors import (
     OptionError,
     SampleIndexError,
     StaleArchiveError,
+    StorageError,
 )
 
 CHOICES = ["mmap", "pread", "auto"]
@@ -518,6 +520,29 @@ def test_a_file_system_that_cannot_tell_is_taken_to_have_all(large, monkeypatch)
         monkeypatch.setattr(Kernel, "pread_cached", refuse)
         assert ds.batch([7])["x"][0, 0] == 7
     assert kernel.announced == []
+
+
+def test_a_system_that_takes_no_advice_writes_and_reads_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "_CAN_TELL_CACHED", False)
+    monkeypatch.setattr(durable, "_CAN_ADVISE", False)
+    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+        ds = CachedDataset.from_cache(write(tmp_path / "a.zip"))
+        assert same(list(ds.__getitems__([7, 40])), [sample(7), sample(40)])
+        ds.reader._here.file.will_need(0, 4096)
+    assert kernel.announced == []
+
+
+def test_a_file_that_cannot_be_mapped_says_what_reads_it(path):
+    class Refusing(durable.System):
+        def map(self, fd, nbytes):
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    message = f'{path}: mapping {os.path.getsize(path):,} bytes: No such device; io="pread" reads it without'
+    with durable.replace_system(Refusing()):
+        with pytest.raises(StorageError) as caught:
+            CachedDataset.from_cache(path)
+        assert str(caught.value) == message
+        assert same(CachedDataset.from_cache(path, io="pread")[7], sample(7))
 
 
 @pytest.mark.parametrize(
