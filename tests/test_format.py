@@ -337,7 +337,7 @@ def test_a_seal_counts_only_with_both_of_its_headers():
 
 
 def test_an_index_without_its_labels_ends_the_walk_before_it():
-    data, index, labels = sealed()
+    data, _, labels = sealed()
     at = labels.offset
     for forged in (b"", format.pack_header(replace(labels, kind=format.KIND_AMENDMENT))):
         assert len(walked(data[:at] + forged.ljust(labels.nbytes, b"\0") + data[at + labels.nbytes :])) == 2

@@ -262,9 +262,9 @@ LEAF_TYPES.update(
 
 
 def reviver(node: Node) -> Revive:
-    """Return the function wire value -> value of a leaf that is no array.
+    """Return the function wire value -> value of a leaf that is no array, int or float.
 
-    Not of an int or a float, whose wire value is the value. It takes what struct unpacks for a leaf of fixed size, a memoryview for one of variable size, and raises
+    It takes what struct unpacks for a leaf of fixed size, a memoryview for one of variable size, and raises
     ValueError or OverflowError, or an EdcacheError, over bytes that no writer left.
     """
     simple = _REVIVE.get(node.kind)
