@@ -479,6 +479,17 @@ def test_a_cold_batch_is_announced_in_the_order_in_which_it_is_read(large, io):
     assert batch["x"][:, 0].tolist() == order
 
 
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_one_cold_record_is_announced_where_it_is_mapped(large, io):
+    ds = CachedDataset.from_cache(large, io=io)
+    offset, nbytes = ds.reader.records.offset, ds.reader.records.nbytes
+    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+        assert ds[7]["x"][0] == 7
+        # A pass of one record: what follows will be asked for next.
+        end = int(offset[7] + 2 * nbytes[7])
+        assert kernel.announced == ([(int(offset[7]), end)] if io == "mmap" else [])
+
+
 def test_a_pass_in_file_order_is_announced_ahead(large):
     ds = CachedDataset.from_cache(large)
     with durable.replace_system(Kernel(is_cached=False)) as kernel:
