@@ -199,6 +199,21 @@ def test_the_next_data_is_never_behind_the_first_byte_that_was_written(path):
     file.close()
 
 
+def test_what_would_have_to_be_waited_for_is_not_cached(path, monkeypatch):
+    file = File.open(path, "x")
+    file.pwrite(0, b"data")
+    asked = []
+
+    def preadv(fd, buffers, offset, flags):
+        asked.append((len(buffers[0]), offset, flags))
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert not file.is_cached(3)
+    assert asked == [(1, 3, os.RWF_NOWAIT)]
+    file.close()
+
+
 def test_a_system_without_fdatasync_syncs_all_the_same(path, monkeypatch):
     synced, fsync = [], os.fsync
     monkeypatch.delattr(os, "fdatasync", raising=False)

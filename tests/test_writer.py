@@ -1,6 +1,7 @@
 """CacheWriter: modes, what an exception leaves, growth, gaps, options, space and determinism."""
 
 import errno
+import json
 import os
 import pickle
 import threading
@@ -623,6 +624,31 @@ class Rebooted(durable.System):
         return time.time() + 3600
 
 
+def test_a_sound_archive_is_opened_after_a_power_cut_as_it_was(path):
+    w = CacheWriter(path, chunk_size=2, sync="never")
+    w.extend(range(8))
+    w.abort()
+    data = path.read_bytes()
+    with durable.replace_system(Rebooted()):
+        CacheWriter(path, "a").abort()
+    assert path.read_bytes() == data
+
+
+def test_neighbours_that_a_power_cut_took_are_given_up_together(path):
+    w = CacheWriter(path, chunk_size=1, sync="never", publish_seconds=None)
+    w.extend(range(8))
+    w.abort()
+    data = bytearray(path.read_bytes())
+    for offset in Reader(path).records.offset[[2, 3, 4, 6]].tolist():
+        data[offset] ^= 1
+    path.write_bytes(data)
+    with durable.replace_system(Rebooted()):
+        CacheWriter(path, "a", sync="never").abort()
+    assert contents(path) == {k: k for k in (0, 1, 5, 7)}
+    amendment = path.read_bytes()[-4096 + 192 :].rstrip(b"\0")
+    assert json.loads(amendment)["lost"] == [[3, 5], [7, 7]]
+
+
 def test_what_a_power_cut_took_is_missing_and_is_written_again(path):
     """Here of many chunks, more than an amendment has room for one by one: some others go along."""
     w = CacheWriter(path, chunk_size=1, sync="never", publish_seconds=None)
@@ -643,3 +669,97 @@ def test_what_a_power_cut_took_is_missing_and_is_written_again(path):
             w.write(k, k)
     assert contents(path) == {k: k for k in range(230)}
     assert edcache.verify(path).sound
+
+
+def test_a_chunk_whose_writer_was_interrupted_behind_its_header_is_published_once(path):
+    class Interrupting(durable.System):
+        def pwrite(self, fd, data, offset):
+            written = super().pwrite(fd, data, offset)
+            if offset == 4096:
+                raise KeyboardInterrupt
+            return written
+
+    w = CacheWriter(path)
+    w.extend("ab")
+    with durable.replace_system(Interrupting()), pytest.raises(KeyboardInterrupt):
+        w.flush()
+    w.append("c")
+    w.close()
+    assert contents(path) == {0: "a", 1: "b", 2: "c"}
+    assert Reader(path, verify="open").chunks == 2
+
+
+class Unsyncable(durable.System):
+    """A disk that fails every sync but that of the head."""
+
+    def __init__(self):
+        self.failed = threading.Event()
+
+    def sync(self, fd):
+        if os.fstat(fd).st_size > 4096:
+            self.failed.set()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+IN_DOUBT = (
+    "a.zip: a sync failed, so what was written since the last one is in doubt; open it again, which checks"
+)
+
+
+def test_after_a_sync_that_failed_nothing_more_is_written(path):
+    """To try again would prove nothing: the kernel takes the pages for clean."""
+    with durable.replace_system(Unsyncable()):
+        w = CacheWriter(path, sync="chunk", chunk_size=1)
+        with pytest.raises(
+            StorageError, match="syncing it; what was written since the last sync is in doubt"
+        ):
+            w.append(0)
+        for use in (lambda: w.append(1), w.close):
+            with pytest.raises(StorageError, match=IN_DOUBT):
+                use()
+    with CacheWriter(path, "a") as w:
+        w.append(1)
+    assert contents(path) == {0: 0, 1: 1}
+
+
+def test_a_sync_that_fails_in_the_background_is_told_to_who_writes_next(path):
+    with durable.replace_system(Unsyncable()) as system:
+        w = CacheWriter(path, sync=0.01, chunk_size=1)
+        w.append(0)
+        assert system.failed.wait(30)
+        while w._appender._timed._turn.locked():
+            time.sleep(0.001)
+        for use in (lambda: w.append(1), w.close):
+            with pytest.raises(StorageError, match=IN_DOUBT):
+                use()
+    assert contents(path) == {0: 0}
+
+
+def test_a_replacement_that_cannot_be_begun_keeps_no_other_out(path):
+    class Full(durable.System):
+        def pwrite(self, fd, data, offset):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        durable.replace_system(Full()),
+        pytest.raises(StorageError, match="a.zip.new: writing 4,096 bytes at"),
+    ):
+        CacheWriter(path, "w")
+    with CacheWriter(path, "w") as w:
+        w.append(1)
+    assert contents(path) == {0: 1}
+
+
+def test_of_two_writers_whose_labels_are_of_different_types_the_first_wins(path):
+    """The other's samples could not be published by any later call, and are let go."""
+    one, other = (CacheWriter(path, "a", in_memory_keys=["y"]) for _ in range(2))
+    one.append({"y": 1})
+    other.append({"y": "one"})
+    one.flush()
+    with pytest.raises(LabelTypeError, match='a.zip: label "y"'):
+        other.flush()
+    other.append({"y": 2})
+    other.flush()
+    one.close()
+    assert contents(path) == {0: {"y": 1}, 1: {"y": 2}}
+    other.close()

@@ -139,6 +139,11 @@ def test_a_frame_that_says_another_large_size_than_it_holds_is_corrupt(said):
         decompress(zeros(400, said), said)
 
 
+def test_a_frame_is_read_no_further_than_the_size_it_says():
+    with pytest.raises(CorruptRecordError, match="zstd frame says 52428800 bytes and holds 53477376"):
+        decompress(zeros(9000, 400 << 17), 400 << 17)
+
+
 def test_a_frame_that_ends_before_the_size_it_says_is_corrupt():
     frame = zeros(400, 400 << 17)
     with pytest.raises(CorruptRecordError, match="zstd frame says 52428800 bytes and holds 52297728"):
