@@ -532,7 +532,7 @@ def test_a_timer_that_comes_late_syncs_nothing():
 
 def test_a_record_larger_than_any_head_does_not_look_like_one_that_was_never_created(path):
     with CacheWriter(path) as w:
-        w.append(np.zeros(3 << 20, np.uint8))
+        w.append(np.zeros(6 << 20, np.uint8))
     with CacheWriter(path, "a") as w:
         w.append(1)
     assert len(Reader(path)) == 2
