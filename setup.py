@@ -46,6 +46,7 @@ setup(
         "test": [
             "pytest>=8",
             "pytest-xdist>=3.5",
+            "coverage[toml]>=7.10",
             "hypothesis>=6.100",
             "ruff>=0.6",
             "mypy>=1.11",

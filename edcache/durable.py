@@ -231,7 +231,7 @@ def _close_inherited() -> None:
         file.close()
 
 
-if hasattr(os, "register_at_fork"):
+if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
     os.register_at_fork(after_in_child=_close_inherited)
 
 
@@ -381,7 +381,7 @@ class File:
         """
         try:
             return system.map(self._fd, nbytes)
-        except (OverflowError, MemoryError) as error:
+        except (OverflowError, MemoryError, ValueError) as error:  # the last where it was cut meanwhile
             raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: {error}") from error
         except OSError as error:
             _refused(self.path, f"mapping {nbytes:,} bytes", error)

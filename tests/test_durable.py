@@ -5,12 +5,13 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
 from edcache import CachedDataset, durable
 from edcache.durable import File
-from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, StorageError
+from edcache.errors import ArchiveExistsError, ArchiveLockedError, ArchiveNotFoundError, StorageError
 from edcache.format import LOCK_APPEND, LOCK_CLAIM
 
 HOLDER = """
@@ -91,6 +92,15 @@ def test_short_writes_and_reads_are_completed(path):
         ("truncate", "cutting it to 8,192 bytes: No space left on device"),
         ("sync", "syncing it; what was written since the last sync is in doubt: No space left on device"),
         ("lock", "locking it: No space left on device"),
+        ("unlock", "releasing a lock: No space left on device"),
+        ("is_locked", "asking for its locks: No space left on device"),
+        ("pread", "reading 4 bytes at offset 8,192: No space left on device"),
+        ("map", "mapping 4 bytes: No space left on device"),
+        ("stat", "asking for its size: No space left on device"),
+        ("stat_path", "looking for its name: No space left on device"),
+        ("close", "closing it: No space left on device"),
+        ("remove", "deleting it: No space left on device"),
+        ("copy_permissions", "giving it the permissions of a.zip: No space left on device"),
     ],
 )
 def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
@@ -107,12 +117,141 @@ def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
         "truncate": lambda: file.truncate(8192),
         "sync": file.sync,
         "lock": lambda: file.lock(LOCK_APPEND),
+        "unlock": lambda: file.unlock(LOCK_APPEND),
+        "is_locked": lambda: file.is_locked(LOCK_APPEND, 1),
+        "pread": lambda: file.pread(8192, 4),
+        "map": lambda: file.map(4),
+        "stat": file.size,
+        "stat_path": file.is_named,
+        "close": file.close,
+        "remove": lambda: durable.remove(path),
+        "copy_permissions": lambda: durable.copy_permissions("a.zip", path),
     }
     with durable.replace_system(Refusing()), pytest.raises(StorageError, match=message) as caught:
         calls[call]()
     assert caught.value.errno == errno.ENOSPC
     assert str(caught.value).startswith(path)
     file.close()
+
+
+@pytest.mark.parametrize("code", [errno.EDEADLK, errno.ETIMEDOUT])
+def test_a_lock_that_the_system_gives_up_on_is_one_that_another_process_holds(path, code):
+    class Refusing(durable.System):
+        def lock(self, fd, start, length, wait):
+            raise OSError(code, os.strerror(code))
+
+    file = File.open(path, "x")
+    with durable.replace_system(Refusing()), pytest.raises(ArchiveLockedError) as caught:
+        file.lock(LOCK_APPEND)
+    assert (str(caught.value), caught.value.errno) == (f"{path}: locking it: {os.strerror(code)}", code)
+    file.close()
+
+
+def test_looking_for_a_file_tells_absence_from_refusal(path, tmp_path):
+    assert not durable.exists(path)
+    File.open(path, "x").close()
+    assert durable.exists(path)
+    with pytest.raises(StorageError, match="looking for it: Not a directory"):
+        durable.exists(f"{path}/a.zip")
+
+
+def test_a_file_that_is_deleted_is_gone_and_only_once(path):
+    file = File.open(path, "x")
+    file.pwrite(0, b"kept")
+    assert file.is_named()
+    durable.remove(path)
+    assert not file.is_named()
+    assert file.pread(0, 4) == b"kept"
+    with pytest.raises(ArchiveNotFoundError, match="file.zip: no such file"):
+        durable.remove(path)
+    file.close()
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "message"),
+    [
+        (5, "mapping 5 bytes: mmap length is greater than file size"),
+        (1 << 70, "mapping 1,180,591,620,717,411,"),
+    ],
+)
+def test_more_than_the_file_has_is_not_mapped(path, nbytes, message):
+    file = File.open(path, "x")
+    file.pwrite(0, b"data")
+    assert file.map(4) == b"data"
+    with pytest.raises(StorageError, match=message):
+        file.map(nbytes)
+    file.close()
+
+
+def test_the_next_data_is_never_behind_the_first_byte_that_was_written(path):
+    file = File.open(path, "x")
+    file.pwrite(1 << 20, b"data")
+    assert file.next_data(0) <= 1 << 20
+    assert file.next_data((1 << 20) + 1) == (1 << 20) + 1
+    assert file.next_data(1 << 30) == (1 << 20) + 4
+
+    class Refusing(durable.System):
+        def next_data(self, fd, offset):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    with durable.replace_system(Refusing()):
+        assert file.next_data(77) == 77
+    file.close()
+
+
+def test_what_would_have_to_be_waited_for_is_not_cached(path, monkeypatch):
+    file = File.open(path, "x")
+    file.pwrite(0, b"data")
+    asked = []
+
+    def preadv(fd, buffers, offset, flags):
+        asked.append((len(buffers[0]), offset, flags))
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    assert not file.is_cached(3)
+    assert asked == [(1, 3, os.RWF_NOWAIT)]
+    file.close()
+
+
+def test_a_system_without_fdatasync_syncs_all_the_same(path, monkeypatch):
+    synced, fsync = [], os.fsync
+    monkeypatch.delattr(os, "fdatasync", raising=False)
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(fsync(fd)))
+    file = File.open(path, "x")
+    file.sync()
+    assert synced == [None]
+    file.close()
+
+
+def test_where_the_start_of_the_machine_is_unknown_nothing_counts_as_written_since(path, monkeypatch):
+    file = File.open(path, "x")
+    monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
+    assert not durable.written_since_boot(file)
+    file.close()
+
+
+def test_where_only_whole_files_are_locked_one_lock_stands_for_all(path, monkeypatch):
+    monkeypatch.setattr(durable, "_HAS_OFD_LOCKS", False)
+    one, other = File.open(path, "a"), File.open(path, "a")
+    with one.locked(LOCK_APPEND):
+        assert not other.try_lock(LOCK_APPEND)
+        assert one.try_lock(LOCK_CLAIM)
+        assert other.try_lock(LOCK_CLAIM)
+        assert not other.is_locked(LOCK_CLAIM, 1)
+        other.unlock(LOCK_CLAIM)
+        assert not other.try_lock(LOCK_APPEND)
+    with other.locked(LOCK_APPEND):
+        assert not one.try_lock(LOCK_APPEND)
+    one.close()
+    other.close()
+
+
+def test_a_path_without_a_folder_is_in_the_working_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    durable.make_parent("a.zip")
+    assert list(tmp_path.iterdir()) == []
+    durable.sync_directory("")
 
 
 def test_opening_names_what_is_in_the_way(path, tmp_path):

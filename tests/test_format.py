@@ -1,12 +1,16 @@
 """The bytes of the format, against literals worked out by hand from its specification."""
 
+import json
 import struct
+import subprocess
+import sys
+import zipfile
 import zlib
 from dataclasses import replace
 
 import pytest
 
-from edcache import durable, format
+from edcache import CacheWriter, durable, format
 from edcache.errors import CorruptArchiveError, FormatVersionError, NotAnArchiveError, OptionError
 from edcache.format import Head, Header
 
@@ -73,6 +77,15 @@ def test_every_bit_of_a_header_counts():
         assert format.parse_header(bytes(flipped)) is None
 
 
+@pytest.mark.parametrize("name_nbytes", [0, 12, 300, 0xFFFF])
+@pytest.mark.parametrize("payload_nbytes", [0, 0xFFFFFFFF])
+def test_a_header_whose_lengths_lead_beyond_it_is_no_header(name_nbytes, payload_nbytes):
+    local = struct.pack(
+        "<4sHHHHHIIIHH", b"PK\3\4", 20, 0, 0, 0, 0x21, 0, payload_nbytes, payload_nbytes, name_nbytes, 150
+    )
+    assert format.parse_header(local.ljust(320, b"\1")) is None
+
+
 def test_a_truncated_header_is_no_header():
     packed = format.pack_header(chunk())
     assert all(format.parse_header(packed[:n]) is None for n in range(len(packed)))
@@ -119,6 +132,84 @@ def test_the_head_names_what_is_wrong_with_it():
         format.read_head(reading(torn), "a.zip")
     with pytest.raises(CorruptArchiveError, match="the head's 3,904 bytes fail their crc32"):
         format.read_head(reading(data[:-1] + b"x"), "a.zip")
+
+
+def test_an_ordinary_zip_whose_first_entry_has_our_name_is_no_archive(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as other:
+        other.writestr("edcache.json", "{}" * 50)
+    with pytest.raises(CorruptArchiveError, match="the head at offset 0 fails its checksum"):
+        format.read_head(reading((tmp_path / "a.zip").read_bytes()), "a.zip")
+
+
+def head_that_says(text, **changes):
+    """A head whose checksums are right, whatever it says."""
+    payload = text.encode().ljust(4096 - 192)
+    said = (len(payload), zlib.crc32(payload))
+    fields = {"seq": 0, "link": 0, "next": 4096, "table_nbytes": said[0], "table_crc": said[1]}
+    header = Header(format.KIND_HEAD, UUID, offset=0, payload_nbytes=said[0], payload_crc=said[1], **fields)
+    return format.pack_header(replace(header, **changes)) + payload
+
+
+SAID = {
+    "format": "edcache",
+    "version": 1,
+    "uuid": UUID.hex(),
+    "length": 10,
+    "codec": "native",
+    "compression": None,
+    "labels": [["a", "x"], ["b", ["x", 0]], ["c", None]],
+    "claim_size": 64,
+    "fingerprint": None,
+}
+
+
+def test_a_head_says_what_its_json_says():
+    head, _ = format.read_head(reading(head_that_says(json.dumps(SAID))), "a.zip")
+    assert head == Head(UUID, 10, labels=(("a", "x"), ("b", ["x", 0]), ("c", None)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"more": 1}, "the head's JSON does not read: it has other keys than those of this format version"),
+        ({"uuid": "xy"}, "the head's JSON does not read: non-hexadecimal number found"),
+        ({"uuid": 5}, "the head's JSON does not read: "),
+        ({"labels": [["a"]]}, "the head's JSON does not read: not enough values to unpack"),
+        ({"labels": 7}, "the head's JSON does not read: 'int' object is not iterable"),
+        *(
+            (changed, "the head's JSON is not one that this format version allows")
+            for changed in (
+                {"format": "other"},
+                {"version": 0},
+                {"uuid": "00" * 16},
+                {"length": -1},
+                {"length": 1.5},
+                {"claim_size": 0},
+                {"claim_size": True},
+                {"codec": "json"},
+                {"compression": 3},
+                {"fingerprint": []},
+                {"labels": [["", "x"]]},
+                {"labels": [["a", []]]},
+                {"labels": [["a", [None]]]},
+                {"labels": [["a", 1.5]]},
+                {"labels": [["a", "x"], ["a", "y"]]},
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_a_head_that_no_writer_left_is_corrupt(changes, message):
+    with pytest.raises(CorruptArchiveError, match=message):
+        format.read_head(reading(head_that_says(json.dumps(SAID | changes))), "a.zip")
+
+
+@pytest.mark.parametrize(
+    "changes", [{"samples": 1}, {"seq": 1}, {"link": 1}, {"durable": 4096}, {"table_crc": 0}], ids=str
+)
+def test_a_header_with_more_than_a_head_needs_begins_no_archive(changes):
+    with pytest.raises(CorruptArchiveError, match="the header at offset 0 is not one that begins an archive"):
+        format.read_head(reading(head_that_says(json.dumps(SAID), **changes)), "a.zip")
 
 
 def chain(count):
@@ -173,6 +264,99 @@ def test_a_chunk_of_another_archive_is_no_chunk():
     foreign = format.pack_header(replace(headers[1], uuid=bytes(16)))
     page = headers[1].offset
     assert walked(data[:page] + foreign + data[page + 192 :]) == headers[:1]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"samples": 0},
+        {"samples": 2},
+        {"table_nbytes": 4096},
+        {"end_index": format.MAX_LENGTH + 1},
+        {"next": 1 << 20},
+        {"kind": format.KIND_HEAD},
+        {"kind": format.KIND_DICTIONARY},
+        {"kind": format.KIND_AMENDMENT, "samples": 0},
+        {"kind": format.KIND_LABELS},
+        {"kind": format.KIND_INDEX},
+        {"kind": format.KIND_INDEX, "samples": 2, "table_nbytes": 3904},
+    ],
+    ids=str,
+)
+def test_an_entry_whose_sizes_do_not_go_together_is_no_entry(changes):
+    data, headers = chain(2)
+    page = headers[1].offset
+    forged = format.pack_header(replace(headers[1], **changes))
+    assert walked(data[:page] + forged + data[page + 192 :]) == headers[:1]
+
+
+def sealed():
+    """A chain of two chunks and a seal of it; returns bytes and the seal's headers."""
+    data, headers = chain(2)
+    cursor = format.after(headers[-1])
+    tables = b"index" * 20, b"labels" * 20
+    bare = [
+        Header(
+            *(kind, UUID, cursor.seq, cursor.offset, cursor.link, len(table), zlib.crc32(table)),
+            samples=1,
+            end_index=1,
+            table_nbytes=len(table),
+            table_crc=zlib.crc32(table),
+        )
+        for kind, table in zip((format.KIND_INDEX, format.KIND_LABELS), tables, strict=True)
+    ]
+    index, labels, directory = format.seal_headers(*bare, headers)
+    for header, table in zip((index, labels), tables, strict=True):
+        data += format.pack_header(header) + table
+    return data + directory, index, labels
+
+
+def test_a_seal_is_found_at_the_end_alone():
+    data, index, labels = sealed()
+    assert format.read_seal(reading(data), len(data), UUID) == (index, labels)
+    assert walked(data)[-2:] == [index, labels]
+    for other in (data[:-1], data + b"\0", data[: labels.payload_end], b""):
+        assert format.read_seal(reading(other), len(other), UUID) is None
+
+
+def test_a_seal_counts_only_with_both_of_its_headers():
+    data, index, labels = sealed()
+    for header, other in ((index, labels), (labels, index)):
+        for forged in (
+            bytes(192),
+            format.pack_header(replace(other, offset=header.offset)),
+            format.pack_header(replace(header, samples=0)),
+            format.pack_header(replace(header, uuid=bytes(16))),
+        ):
+            at = header.offset
+            broken = (
+                data[:at] + forged.ljust(header.nbytes, b"\0")[: header.nbytes] + data[at + header.nbytes :]
+            )
+            assert len(broken) == len(data)
+            assert format.read_seal(reading(broken), len(data), UUID) is None
+
+
+def test_an_index_without_its_labels_ends_the_walk_before_it():
+    data, _, labels = sealed()
+    at = labels.offset
+    for forged in (b"", format.pack_header(replace(labels, kind=format.KIND_AMENDMENT))):
+        assert len(walked(data[:at] + forged.ljust(labels.nbytes, b"\0") + data[at + labels.nbytes :])) == 2
+
+
+def test_without_isal_the_same_bytes_are_written_and_read(tmp_path):
+    script = (
+        "import sys, zlib\n"
+        "sys.modules['isal'] = None\n"
+        "from edcache import CacheWriter, CachedDataset, format\n"
+        "assert format.crc32 is zlib.crc32\n"
+        "with CacheWriter(sys.argv[1], uuid=bytes(16)) as w: w.extend(range(50))\n"
+        "assert list(CachedDataset.from_cache(sys.argv[2])) == list(range(50))\n"
+    )
+    with CacheWriter(tmp_path / "a.zip", uuid=bytes(16)) as w:
+        w.extend(range(50))
+    paths = [str(tmp_path / "b.zip"), str(tmp_path / "a.zip")]
+    subprocess.run([sys.executable, "-c", script, *paths], check=True)
+    assert (tmp_path / "b.zip").read_bytes() == (tmp_path / "a.zip").read_bytes()
 
 
 def test_the_whole_file_lock_is_the_append_lock():

@@ -1,5 +1,6 @@
 """io="mmap", "pread" and "auto" give the same; what they take, and what they keep of a file that goes."""
 
+import errno
 import gc
 import os
 import pickle
@@ -8,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+import reference
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,6 +25,7 @@ from edcache.errors import (
     OptionError,
     SampleIndexError,
     StaleArchiveError,
+    StorageError,
 )
 
 CHOICES = ["mmap", "pread", "auto"]
@@ -477,6 +480,24 @@ def test_a_cold_batch_is_announced_in_the_order_in_which_it_is_read(large, io):
     assert batch["x"][:, 0].tolist() == order
 
 
+@pytest.mark.parametrize("io", ["mmap", "pread"])
+def test_one_cold_record_is_announced_where_it_is_mapped(large, io):
+    ds = CachedDataset.from_cache(large, io=io)
+    offset, nbytes = ds.reader.records.offset, ds.reader.records.nbytes
+    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+        assert ds[7]["x"][0] == 7
+        # A pass of one record: what follows will be asked for next.
+        end = int(offset[7] + 2 * nbytes[7])
+        assert kernel.announced == ([(int(offset[7]), end)] if io == "mmap" else [])
+
+
+def test_the_headers_of_a_cold_archive_are_announced_before_they_are_read(path):
+    headers = [e.fields["offset"] for e in reference.entries(path)]
+    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+        assert len(CachedDataset.from_cache(path)) == 60
+    assert kernel.announced == [(offset, offset + 192) for offset in headers]
+
+
 def test_a_pass_in_file_order_is_announced_ahead(large):
     ds = CachedDataset.from_cache(large)
     with durable.replace_system(Kernel(is_cached=False)) as kernel:
@@ -518,6 +539,29 @@ def test_a_file_system_that_cannot_tell_is_taken_to_have_all(large, monkeypatch)
         monkeypatch.setattr(Kernel, "pread_cached", refuse)
         assert ds.batch([7])["x"][0, 0] == 7
     assert kernel.announced == []
+
+
+def test_a_system_that_takes_no_advice_writes_and_reads_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(durable, "_CAN_TELL_CACHED", False)
+    monkeypatch.setattr(durable, "_CAN_ADVISE", False)
+    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+        ds = CachedDataset.from_cache(write(tmp_path / "a.zip"))
+        assert same(list(ds.__getitems__([7, 40])), [sample(7), sample(40)])
+        ds.reader._here.file.will_need(0, 4096)
+    assert kernel.announced == []
+
+
+def test_a_file_that_cannot_be_mapped_says_what_reads_it(path):
+    class Refusing(durable.System):
+        def map(self, fd, nbytes):
+            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    message = f'{path}: mapping {os.path.getsize(path):,} bytes: No such device; io="pread" reads it without'
+    with durable.replace_system(Refusing()):
+        with pytest.raises(StorageError) as caught:
+            CachedDataset.from_cache(path)
+        assert str(caught.value) == message
+        assert same(CachedDataset.from_cache(path, io="pread")[7], sample(7))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,11 @@
 """CacheWriter: modes, what an exception leaves, growth, gaps, options, space and determinism."""
 
+import errno
+import json
 import os
+import pickle
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ import torch
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, durable, format
+from edcache.codec import Encoder, encoded_bytes
 from edcache.errors import (
     ArchiveClosedError,
     ArchiveExistsError,
@@ -21,8 +26,12 @@ from edcache.errors import (
     PickleRefusedError,
     SampleIndexError,
     StaleArchiveError,
+    StorageError,
     UnsupportedTypeError,
 )
+from edcache.labels.spec import LabelSpec
+from edcache.writer import Appender, ChunkEncoder, ChunkWriter
+from edcache.writer.syncing import TimedSync
 
 
 @pytest.fixture
@@ -445,3 +454,312 @@ def test_space_over_the_payload_without_labels(path, nbytes, count, most):
     with CacheWriter(path) as w:
         w.extend(samples)
     assert path.stat().st_size <= most * count * nbytes
+
+
+def test_a_replacement_that_was_given_up_is_begun_anew(path):
+    with pytest.raises(ValueError, match="no"), CacheWriter(path, "w") as w:
+        w.append("given up")
+        raise ValueError("no")
+    reader = Reader(str(path) + ".new")
+    assert len(reader) == 1
+    with CacheWriter(path, "w") as w:
+        w.append("new")
+        assert reader.read(0) == "given up"
+    assert contents(path) == {0: "new"}
+    assert os.listdir(path.parent) == ["a.zip"]
+
+
+def write_without_a_file(path, error):
+    with CacheWriter(path) as w:
+        w.append(1)
+        path.unlink()
+        raise error
+
+
+def test_what_was_not_published_is_said_beside_the_error_of_the_block(path):
+    with pytest.raises(RuntimeError, match="of the block") as caught:
+        write_without_a_file(path, RuntimeError("of the block"))
+    message = f"The last samples were not published: {path}: deleted, or another file has taken its place"
+    assert [note[: len(message)] for note in caught.value.__notes__] == [message]
+
+
+def test_an_error_that_takes_no_notes_is_raised_with_a_warning(path):
+    """As every error of Python 3.10."""
+
+    class Plain(Exception):
+        add_note = property()
+
+    warned = pytest.warns(RuntimeWarning, match="The last samples were not published: .*: deleted, or")
+    with warned, pytest.raises(Plain, match="of the block"):
+        write_without_a_file(path, Plain("of the block"))
+
+
+def test_fillers_see_each_other_until_they_close(path):
+    """In one process too, where all begin to look for a place at the same number."""
+    head = format.Head(bytes(16))
+    one, two, other = (Appender.open(path, head, create=False) for _ in range(3))
+    assert not other.has_fillers
+    one.join_fillers()
+    two.join_fillers()
+    assert one.has_fillers
+    one.close()
+    assert other.has_fillers
+    two.close()
+    assert not other.has_fillers
+    other.close()
+
+
+def test_a_filler_that_finds_no_place_fills_unseen(path):
+    class Crowded(durable.System):
+        def lock(self, fd, start, length, wait):
+            if format.LOCK_FILLER <= start < format.LOCK_FILLER + format.FILLERS:
+                raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+            super().lock(fd, start, length, wait)
+
+    with durable.replace_system(Crowded()):
+        assert CachedDataset(range(5), path)[3] == 3
+
+
+def test_a_timer_that_comes_late_syncs_nothing():
+    synced = []
+    timed = TimedSync(3600, lambda: synced.append(1))
+    timed.published()
+    timed.finish()
+    timed._run()
+    timed.finish()
+    assert synced == [1]
+
+
+def test_a_record_larger_than_any_head_does_not_look_like_one_that_was_never_created(path):
+    with CacheWriter(path) as w:
+        w.append(np.zeros(6 << 20, np.uint8))
+    with CacheWriter(path, "a") as w:
+        w.append(1)
+    assert len(Reader(path)) == 2
+
+
+class FullOnce(durable.System):
+    """A disk that has no room for the first payload."""
+
+    left = 1
+
+    def pwrite(self, fd, data, offset):
+        if offset > 4096 and self.left:
+            self.left -= 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().pwrite(fd, data, offset)
+
+
+def test_what_a_full_disk_refused_is_published_with_the_next_sample(path):
+    with durable.replace_system(FullOnce()):
+        w = CacheWriter(path, chunk_size=2)
+        w.append(0)
+        with pytest.raises(StorageError, match="writing .* bytes at offset 4,288: No space left on device"):
+            w.append(1)
+        assert len(Reader(path)) == 0
+        w.append(2)
+        assert contents(path) == {0: 0, 1: 1}
+        w.close()
+    assert contents(path) == {0: 0, 1: 1, 2: 2}
+
+
+def test_a_closed_appender_says_so(path):
+    appender = Appender.open(path, format.Head(bytes(16)), create=True)
+    appender.close()
+    for use in (appender.seal, appender.catch_up, lambda: appender.claim(0), appender.join_fillers):
+        with pytest.raises(ArchiveClosedError, match="a.zip: closed; open it again to append"):
+            use()
+
+
+@pytest.mark.parametrize("compression", [None, "zstd", "zstd+dict"])
+def test_chunks_made_without_the_archive_are_published_as_its_own(path, compression):
+    head, spec = format.Head(bytes(16), compression=compression), LabelSpec.parse(None)
+    encoder, made = ChunkEncoder(head, spec, 3), []
+    for k in range(7):
+        encoder.add(k, {"x": np.full(k, k), "k": k})
+        if encoder.full:
+            made.append(pickle.loads(pickle.dumps(encoder.take())))
+    assert (len(made), encoder.pending) == (2, 1)
+    made.append(encoder.take())
+    assert [chunk.indices for chunk in made] == [[0, 1, 2], [3, 4, 5], [6]]
+    appender = Appender.open(path, head, create=True)
+    for chunk in made:
+        appender.append(chunk.without({1, 3}))
+    appender.seal()
+    appender.close()
+    assert edcache.verify(path).sound
+    assert {k: v["x"].tolist() for k, v in contents(path).items()} == {k: [k] * k for k in (0, 2, 4, 5, 6)}
+
+
+def test_what_others_published_meanwhile_is_not_published_again(path):
+    head = format.Head(bytes(16))
+    appender = Appender.open(path, head, create=True)
+    writer = ChunkWriter(appender, LabelSpec.parse(None), None)
+    for but in ({0, 1}, {1}, set()):
+        before = appender.end_offset
+        writer.add(0, "a")
+        writer.add(1, "b")
+        writer.publish_taken(writer.take(), but)
+        assert (appender.end_offset > before) == (len(but) < 2)
+        assert writer.pending == 0
+    appender.close()
+    assert contents(path) == {0: "a", 1: "b"}
+
+
+def test_what_lies_between_the_leaves_of_a_record_is_zero_whatever_was_there(path):
+    """The buffer of large records is used again."""
+    encoder = Encoder()
+    samples = [{"x": np.full(n, 255, np.uint8), "y": "a" * (n % 7)} for n in (90_001, 80_003, 70_005, 60_001)]
+    encoded = [encoded_bytes(encoder.encode(sample)) for sample in samples]
+    with CacheWriter(path, chunk_size=1) as w:
+        w.extend(samples)
+    reader = Reader(path)
+    assert [bytes(reader.record(k)) for k in range(4)] == encoded
+
+
+class Rebooted(durable.System):
+    """A machine that has started after the last write."""
+
+    def boot_time(self):
+        return time.time() + 3600
+
+
+def test_a_sound_archive_is_opened_after_a_power_cut_as_it_was(path):
+    w = CacheWriter(path, chunk_size=2, sync="never")
+    w.extend(range(8))
+    w.abort()
+    data = path.read_bytes()
+    with durable.replace_system(Rebooted()):
+        CacheWriter(path, "a").abort()
+    assert path.read_bytes() == data
+
+
+def test_neighbours_that_a_power_cut_took_are_given_up_together(path):
+    w = CacheWriter(path, chunk_size=1, sync="never", publish_seconds=None)
+    w.extend(range(8))
+    w.abort()
+    data = bytearray(path.read_bytes())
+    for offset in Reader(path).records.offset[[2, 3, 4, 6]].tolist():
+        data[offset] ^= 1
+    path.write_bytes(data)
+    with durable.replace_system(Rebooted()):
+        CacheWriter(path, "a", sync="never").abort()
+    assert contents(path) == {k: k for k in (0, 1, 5, 7)}
+    amendment = path.read_bytes()[-4096 + 192 :].rstrip(b"\0")
+    assert json.loads(amendment)["lost"] == [[2, 4], [6, 6]]
+
+
+def test_what_a_power_cut_took_is_missing_and_is_written_again(path):
+    """Here of many chunks, more than an amendment has room for one by one: some others go along."""
+    w = CacheWriter(path, chunk_size=1, sync="never", publish_seconds=None)
+    w.extend(range(230))
+    w.abort()
+    data = bytearray(path.read_bytes())
+    for offset in Reader(path).records.offset[1::2].tolist():
+        data[offset] ^= 1
+    path.write_bytes(data)
+    with durable.replace_system(Rebooted()):
+        CacheWriter(path, "a", sync="never").abort()
+    found = contents(path)
+    assert all(found[k] == k for k in found)
+    assert set(found) <= set(range(0, 230, 2))
+    assert len(found) >= 80
+    with CacheWriter(path, "a") as w:
+        for k in sorted(set(range(230)) - set(found)):
+            w.write(k, k)
+    assert contents(path) == {k: k for k in range(230)}
+    assert edcache.verify(path).sound
+
+
+def test_a_chunk_whose_writer_was_interrupted_behind_its_header_is_published_once(path):
+    class Interrupting(durable.System):
+        def pwrite(self, fd, data, offset):
+            written = super().pwrite(fd, data, offset)
+            if offset == 4096:
+                raise KeyboardInterrupt
+            return written
+
+    w = CacheWriter(path)
+    w.extend("ab")
+    with durable.replace_system(Interrupting()), pytest.raises(KeyboardInterrupt):
+        w.flush()
+    w.append("c")
+    w.close()
+    assert contents(path) == {0: "a", 1: "b", 2: "c"}
+    assert Reader(path, verify="open").chunks == 2
+
+
+class Unsyncable(durable.System):
+    """A disk that fails every sync but that of the head."""
+
+    def __init__(self):
+        self.failed = threading.Event()
+
+    def sync(self, fd):
+        if os.fstat(fd).st_size > 4096:
+            self.failed.set()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+IN_DOUBT = (
+    "a.zip: a sync failed, so what was written since the last one is in doubt; open it again, which checks"
+)
+
+
+def test_after_a_sync_that_failed_nothing_more_is_written(path):
+    """To try again would prove nothing: the kernel takes the pages for clean."""
+    with durable.replace_system(Unsyncable()):
+        w = CacheWriter(path, sync="chunk", chunk_size=1)
+        with pytest.raises(
+            StorageError, match="syncing it; what was written since the last sync is in doubt"
+        ):
+            w.append(0)
+        for use in (lambda: w.append(1), w.close):
+            with pytest.raises(StorageError, match=IN_DOUBT):
+                use()
+    with CacheWriter(path, "a") as w:
+        w.append(1)
+    assert contents(path) == {0: 0, 1: 1}
+
+
+def test_a_sync_that_fails_in_the_background_is_told_to_who_writes_next(path):
+    with durable.replace_system(Unsyncable()) as system:
+        w = CacheWriter(path, sync=0.01, chunk_size=1)
+        w.append(0)
+        assert system.failed.wait(30)
+        while w._appender._timed._turn.locked():
+            time.sleep(0.001)
+        for use in (lambda: w.append(1), w.close):
+            with pytest.raises(StorageError, match=IN_DOUBT):
+                use()
+    assert contents(path) == {0: 0}
+
+
+def test_a_replacement_that_cannot_be_begun_keeps_no_other_out(path):
+    class Full(durable.System):
+        def pwrite(self, fd, data, offset):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with (
+        durable.replace_system(Full()),
+        pytest.raises(StorageError, match="a.zip.new: writing 4,096 bytes at"),
+    ):
+        CacheWriter(path, "w")
+    with CacheWriter(path, "w") as w:
+        w.append(1)
+    assert contents(path) == {0: 1}
+
+
+def test_of_two_writers_whose_labels_are_of_different_types_the_first_wins(path):
+    """The other's samples could not be published by any later call, and are let go."""
+    one, other = (CacheWriter(path, "a", in_memory_keys=["y"]) for _ in range(2))
+    one.append({"y": 1})
+    other.append({"y": "one"})
+    one.flush()
+    with pytest.raises(LabelTypeError, match='a.zip: label "y"'):
+        other.flush()
+    other.append({"y": 2})
+    other.flush()
+    one.close()
+    assert contents(path) == {0: {"y": 1}, 1: {"y": 2}}
+    other.close()

@@ -282,9 +282,10 @@ def _leaf_readers(layout: Layout) -> Iterator[_Read]:
 def _fixed_reader(leaf: Node, offset: int) -> _Read:
     if leaf.code is None:
         return _fixed_array(leaf, offset)
-    unpack, revive = _unpack_from(leaf.code), reviver(leaf)
+    unpack = _unpack_from(leaf.code)
     if leaf.kind in ("int", "float"):
         return lambda record, spans, alias: unpack(record, offset)[0]
+    revive = reviver(leaf)
     return lambda record, spans, alias: revive(unpack(record, offset)[0])
 
 

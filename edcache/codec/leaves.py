@@ -298,7 +298,7 @@ LEAF_TYPES.update(
 
 
 def reviver(node: Node) -> Revive:
-    """Return the function wire value -> value of a leaf that is no array.
+    """Return the function wire value -> value of a leaf that is no array, int or float.
 
     It takes what struct unpacks for a leaf of fixed size, a memoryview for one of variable size, and raises
     ValueError or OverflowError, or an EdcacheError, over bytes that no writer left.
@@ -427,14 +427,8 @@ def _unpack_texts(data: Any) -> list[str]:
     return [_text(data[at:end]) for at, end in pairwise(ends)]
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 _REVIVE: dict[str, Revive] = {
     "bool": _revive_bool,
-    "int": _same,
-    "float": _same,
     "complex": lambda data: complex(*_PAIR.unpack(data)),
     "uuid": lambda data: uuid.UUID(bytes=data),
     "date": dt.date.fromordinal,

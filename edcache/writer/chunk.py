@@ -145,14 +145,13 @@ class ChunkBuilder:
         return [bytes(buffer[offset : offset + nbytes]) for _, offset, nbytes, _ in self._pending.rows]
 
     def chunk(self, compress: Callable[[Any], bytes] | None, appended: bool) -> Chunk:
-        """Everything added so far as a chunk; the same object until the next `clear`.
+        """Everything added so far as a chunk, which is `unpublished` until the next `clear`.
 
         Args:
             compress: bytes-like -> bytes, applied to each record; None stores them as they are.
         """
-        if self._pending.chunk is None:
-            self._pending.chunk = self._pack(compress, appended)
-        return self._pending.chunk
+        made = self._pending.chunk = self._pack(compress, appended)
+        return made
 
     def clear(self) -> None:
         """Forget what was added: it is published."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 import pickle
 import random
+import sys
 import threading
 
 import numpy as np
 import pytest
 import zstandard
+from codec_samples import run_script
 
 from edcache.codec import Compression, decompress, train_dictionary
-from edcache.errors import CorruptRecordError, OptionError
+from edcache.codec.compression import decompress_into
+from edcache.errors import CorruptArchiveError, CorruptRecordError, OptionError
 
 DATA = b"an example of a record, " * 40
 
@@ -101,18 +104,87 @@ def test_a_bomb_is_refused_before_it_allocates():
         decompress(frame, 1 << 50)
 
 
-def test_windows_are_bounded():
-    frame = bytearray(zstandard.ZstdCompressor().compress(bytes(1 << 20)))
-    # Descriptor without single segment, 4-byte size; window descriptor of 2**41.
-    lie = (
-        bytes.fromhex("28b52ffd")
-        + bytes([0x80, 31 << 3])
-        + (1 << 20).to_bytes(4, "little")
-        + bytes(frame[9:])
-        + bytes(99)
-    )
-    with pytest.raises(CorruptRecordError):
+@pytest.mark.parametrize(
+    ("log", "message"),
+    [
+        (41, "no zstd frame: .*requires too much memory"),
+        (30, "zstd frame asks for a window of 1073741824 bytes"),
+    ],
+)
+def test_windows_are_bounded(log, message):
+    # Descriptor without single segment, 4-byte size; window descriptor.
+    lie = bytes.fromhex("28b52ffd80") + bytes([log - 10 << 3]) + (1 << 20).to_bytes(4, "little") + bytes(99)
+    with pytest.raises(CorruptRecordError, match=message):
         decompress(lie, 1 << 20)
+
+
+def zeros(blocks, said):
+    """A frame of so many blocks of 128 KiB of zeros, which says that it holds so many bytes."""
+    header = bytes.fromhex("28b52ffdc0") + bytes([20 - 10 << 3]) + said.to_bytes(8, "little")
+    block = 1 << 1 | 1 << 17 << 3
+    return (
+        header
+        + b"".join(block.to_bytes(3, "little") + b"\0" for _ in range(blocks - 1))
+        + ((block | 1).to_bytes(3, "little") + b"\0")
+    )
+
+
+def test_a_frame_that_holds_far_more_than_its_own_bytes_is_read():
+    assert decompress(zeros(400, 400 << 17), 400 << 17) == bytes(400 << 17)
+
+
+@pytest.mark.parametrize("said", [(400 << 17) - 1, (400 << 17) + 1, 399 << 17])
+def test_a_frame_that_says_another_large_size_than_it_holds_is_corrupt(said):
+    with pytest.raises(CorruptRecordError, match="zstd frame (says|does not decompress)"):
+        decompress(zeros(400, said), said)
+
+
+def test_a_frame_is_read_no_further_than_the_size_it_says():
+    with pytest.raises(CorruptRecordError, match="zstd frame says 52428800 bytes and holds 53477376"):
+        decompress(zeros(9000, 400 << 17), 400 << 17)
+
+
+def test_a_frame_that_ends_before_the_size_it_says_is_corrupt():
+    frame = zeros(400, 400 << 17)
+    with pytest.raises(CorruptRecordError, match="zstd frame says 52428800 bytes and holds 52297728"):
+        decompress(frame[:-4], 400 << 17)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process")
+def test_a_record_that_the_memory_does_not_hold_is_said_to_be_too_long():
+    script = (
+        "import resource\n"
+        "from test_codec_compression import zeros\n"
+        "from edcache.codec import decompress\n"
+        "from edcache.errors import LengthError\n"
+        "frame = zeros(1 << 14, 1 << 31)\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 29), resource.RLIM_INFINITY))\n"
+        "try: decompress(frame, 1 << 31)\n"
+        "except LengthError as error: print(error)\n"
+    )
+    assert run_script(script) == "its 2,147,483,648 bytes do not fit into the memory of this process\n"
+
+
+@pytest.mark.parametrize("threads", [0, 1, 3, 99])
+def test_many_frames_are_decompressed_by_any_number_of_threads(threads):
+    lengths = [1 << 17, 0, 5, 1 << 20, 77]
+    raw = [bytes([k]) * length for k, length in enumerate(lengths)]
+    places = [sum(lengths[:k]) for k in range(len(lengths))]
+    frames = [Compression().compress(data) for data in raw]
+    out = bytearray(b"\xff" * sum(lengths))
+    decompress_into(memoryview(out), places, lengths, frames, [], threads)
+    assert out == b"".join(raw)
+    frames[2] = frames[4]
+    with pytest.raises(CorruptRecordError, match="zstd frame says 77 bytes, the index 5"):
+        decompress_into(memoryview(out), places, lengths, frames, [], threads)
+
+
+def test_a_damaged_dictionary_is_named_by_who_compresses():
+    damaged = train_dictionary(records(), 4096)[:8] + bytes(40)
+    message = "zstd cannot compress with the archive's dictionary, which may be damaged: "
+    with pytest.raises(CorruptArchiveError, match=message):
+        Compression().compress(DATA, damaged)
 
 
 def test_a_frame_with_more_than_it_says():

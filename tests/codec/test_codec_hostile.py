@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import random
 import struct
@@ -16,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edcache.codec import Decoder, Encoder
-from edcache.codec.schema import MAX_NODES
+from edcache.codec.schema import MAX_NODES, MAX_TEXT, Layout, parse
 from edcache.errors import CorruptRecordError, EdcacheError
 
 RICH = {
@@ -228,6 +229,7 @@ BAD_TEXTS = [
     '["datetime","../../etc/passwd"]', '["datetime","/etc/passwd"]', '["datetime",[1]]', '["datetime",[86400000000,null]]',
     '["image","RGB",null,["int","int","bytes","int"]]', '["image","XX",null,["int","int","bytes",["dict",[],[]]]]',
     '["image","RGB",null,["int","int"]]', "[" * 100_000, '["list",[' * 70 + '"int"' + "]]" * 70, '["ints","set"]',
+    '["array",5,[1]]', '["array",["struct",[[1,null,0,"<f4"]],8,false],[1]]', '["datetime",[3600000000,5]]',
     '["list",["int"],["int"]]', '["scalar","|O8"]', '["list",[' + '"none",' * MAX_NODES + '"none"]]', '"\udcff"',
 ]  # fmt: skip
 
@@ -260,3 +262,49 @@ def test_namedtuples_of_hostile_names_run_nothing():
         out = Decoder(f'["namedtuple","os","{name}",["a"],["none"]]').decode(memoryview(b""))
         assert type(out).__mro__[1:] == (tuple, object)
         assert out == (None,)
+
+
+@pytest.mark.parametrize(
+    ("value", "broken", "message"),
+    [
+        (datetime.date(2000, 1, 1), bytes(8), "record does not decode: ordinal must be >= 1"),
+        (True, b"\x02", "bool stored as 2"),
+        ("ab", struct.pack("<q", 2) + b"\xff\xff", "record does not decode: 'utf-8' codec can't decode"),
+        ("ab", struct.pack("<q", 3) + b"ab", "record of 10 bytes, its leaf"),
+    ],
+)
+def test_one_leaf_alone_is_as_corrupt_as_its_record(value, broken, message):
+    decoder = Decoder(encode({"a": value})[0])
+    assert decoder.structure is not None
+    for decode in (
+        lambda: decoder.decode(memoryview(broken)),
+        lambda: decoder.decode_field(("a",), memoryview(broken)),
+        lambda: decoder.part(decoder.structure)(memoryview(broken)),
+    ):
+        with pytest.raises(CorruptRecordError, match=message):
+            decode()
+
+
+@pytest.mark.parametrize(
+    ("slots", "nbytes"),
+    [
+        ([[2, 3, 4], [-1, 3, 4]], [64, 64]),
+        ([[2, 3, 4], [1 << 40, 1 << 40, 4]], [64, 64]),
+        ([[2, 3, 4], [2, 3, 4]], [64, 56]),
+        ([[2, 3, 4], [2, 3, 4]], [64, 72]),
+        ([[2, 3, 4], [2, 3, 4]], [64, 40]),
+        (np.empty((0, 3)), []),
+    ],
+    ids=str,
+)
+def test_many_records_are_located_at_once_only_where_all_are_plain(slots, nbytes):
+    layout = Layout(parse('["list",[["array","<f4",2],"str"]]'))
+    good = layout.locate_many(np.array([[2, 3, 4]], np.int64), np.array([24 + 24 + 4], np.int64))
+    spans = layout.locate(memoryview(struct.pack("<3q", 2, 3, 4) + bytes(28)))
+    assert [(start[0], end[0]) for start, end, _ in good.values()] == [span[:2] for span in spans]
+    assert layout.locate_many(np.array(slots, np.int64), np.array(nbytes, np.int64)) is None
+
+
+def test_a_schema_of_any_length_is_refused_before_it_is_parsed():
+    with pytest.raises(CorruptRecordError, match="schema: 16777217 characters, more than 16777216"):
+        Decoder('"int"'.ljust(MAX_TEXT + 1))

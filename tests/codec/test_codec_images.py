@@ -139,3 +139,26 @@ def test_pillow_is_imported_only_for_images():
     )
     out = run_script(script)
     assert "pip install edcache[images]" in out
+
+
+def test_an_image_whose_file_is_cut_is_refused():
+    buffer = io.BytesIO()
+    noise("RGB", (16, 8)).save(buffer, "PNG")
+    opened = Image.open(io.BytesIO(buffer.getvalue()[:-40]))
+    message = r'^sample\["image"\]: cannot store an image that Pillow cannot load \(.*\); repair its file'
+    with pytest.raises(UnsupportedTypeError, match=message):
+        encode({"image": opened})
+
+
+def test_an_image_without_pixels_may_not_be_long():
+    text = r'an image of mode L and size \(0, 65537\); convert it with .convert\("RGB"\) or numpy.asarray\(\)'
+    with pytest.raises(UnsupportedTypeError, match=text):
+        encode(Image.new("L", (0, (1 << 16) + 1)))
+
+
+def test_a_palette_beside_a_mode_without_one_is_corrupt():
+    image = Image.new("P", (1, 1))
+    image.putpalette(bytes(range(12)))
+    text, record = encode(image)
+    with pytest.raises(CorruptRecordError, match="image of mode 1 does not decode: illegal image mode"):
+        Decoder(text.replace('"P","RGB"', '"1","RGB"')).decode(memoryview(record))

@@ -241,6 +241,7 @@ MOMENT = dt.datetime(2025, 10, 26, 2, 30, 1, 5)
         Point(1, {"a": ()}),
         Renamed(1, 2, 3),
         collections.OrderedDict(b=1, a=2),
+        np.zeros((), [])[()],
     ],
     ids=repr,
 )

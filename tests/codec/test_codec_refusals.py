@@ -13,7 +13,7 @@ import pytest
 import torch
 from codec_samples import Frozen, Point, encode, same
 
-from edcache.codec import Decoder, Encoder, register
+from edcache.codec import Decoder, Encoder, dtypes, register
 from edcache.errors import OptionError, PickleRefusedError, UnsupportedTypeError
 
 
@@ -67,6 +67,28 @@ def with_attribute():
     return value
 
 
+def nested_dtype(levels):
+    dtype = np.dtype("u1")
+    for _ in range(levels):
+        dtype = np.dtype([("a", dtype)])
+    return dtype
+
+
+class Cell(np.void):
+    pass
+
+
+@register
+class Code(enum.Enum):
+    OK = 200
+
+    @classmethod
+    def _missing_(cls, value):
+        made = object.__new__(cls)
+        made._name_, made._value_ = f"CODE_{value}", value
+        return made
+
+
 # ruff: noqa: E501 - a table
 CASES = {
     "set": ({"meta": [0, 1, {1}]}, 'sample["meta"][2]: cannot store set; convert it to a list, or choose codec="pickle"'),
@@ -95,6 +117,13 @@ CASES = {
     "attributes": (with_attribute(), "Named with attributes beside its fields; convert it to a dict"),
     "field": ((Frozen(1), Point(1, [object()])), "sample[1].y[0]: cannot store object; convert it"),
     "lambda": (lambda: 0, "cannot store function"),
+    "dimensions": (torch.ones((1,) * 65), "cannot store a tensor of 65 dimensions, more than 64; reshape it"),
+    "nested dtype": (np.zeros(1, nested_dtype(18)), "convert it to a dtype of fixed size with .astype()"),
+    "void class": (np.zeros(1, (Cell, [("a", "i4")])), "convert it to a dtype of fixed size with .astype()"),
+    "time unit": (np.zeros(1, "M8[1234567890s]"), "cannot store an array of dtype datetime64[1234567890s]; convert it"),
+    "scalar": (np.datetime64(1, "1234567890s"), "cannot store a numpy scalar of dtype datetime64[1234567890s]; call .item() on it"),
+    "no member": (Code(404), "<Code.CODE_404: 404>, which is no member of its enum; store its value"),
+    "no address": (np.empty((0, 1 << 50)), "sample: cannot store it: array of shape (0, 1125899906842624) does not fit an address space"),
 }  # fmt: skip
 
 
@@ -107,6 +136,62 @@ def test_refusal(value, message):
         ):
             encoder.encode(value)
     assert encoder.schemas == []
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda: torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.qint8),
+            "quantized tensor; call .dequ",
+        ),
+        (
+            lambda: torch.nested.nested_tensor([torch.ones(2)]),
+            "a nested tensor; store .unbind() of it, a tuple",
+        ),
+    ],
+)
+def test_tensors_of_another_kind_are_refused(make, message):
+    with pytest.raises(UnsupportedTypeError, match=re.escape(message)):
+        Encoder().encode(make())
+
+
+def test_a_tensor_without_memory_of_its_own_is_refused():
+    """Within vmap and the like, where a tensor stands for many."""
+
+    def encode_one(tensor):
+        with pytest.raises(UnsupportedTypeError, match=r"this tensor; call .detach\(\).clone\(\) on it \("):
+            Encoder().encode(tensor)
+        return tensor
+
+    torch.vmap(encode_one)(torch.ones(2))
+
+
+def test_a_dtype_that_is_newer_than_the_table_is_refused(monkeypatch):
+    monkeypatch.delitem(dtypes.TORCH_BY_DTYPE, torch.bfloat16)
+    message = r"a tensor of torch.bfloat16; convert it to another dtype"
+    with pytest.raises(UnsupportedTypeError, match=message):
+        Encoder().encode(torch.ones(1, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "message"),
+    [
+        (dt.datetime(2000, 1, 1), dt.datetime(2000, 1, 1, tzinfo=Tz()), "Tz; use zoneinfo.ZoneInfo"),
+        (Frozen(1), Frozen({1}), "cannot store set; convert it to a list"),
+        (Named(1), with_attribute(), "Named with attributes beside its fields"),
+        (Point(1, 2), Point({1}, 2), r'sample\["a"\].x: cannot store set'),
+    ],
+)
+def test_a_leaf_that_its_likeness_does_not_save_is_refused(good, bad, message):
+    encoder = Encoder()
+    encode({"a": good}, encoder)
+    with pytest.raises(UnsupportedTypeError, match=message):
+        encoder.encode({"a": bad})
+    text, record = encode({"a": good}, encoder)
+    assert Decoder(text).decode(memoryview(record)) == {"a": good}
 
 
 def test_refusals_after_a_good_sample():

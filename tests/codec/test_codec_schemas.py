@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import json
 import math
+import struct
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import torch
 from codec_samples import Box, Point, encode, run_script, same
 
 from edcache.codec import Decoder, Encoder, encoded_bytes
+from edcache.codec.decode import _self_described
 from edcache.codec.schema import Layout, parse
 
 
@@ -179,3 +181,20 @@ def test_names_with_surrogates(text):
     else:
         encoded, record = encode(np.zeros(2, dtype))
         assert same(Decoder(encoded).decode(memoryview(record)), np.zeros(2, dtype))
+
+
+def test_structures_without_end_are_forgotten_and_made_again():
+    encoder, made = Encoder(), {}
+    for n in [*range(300), *range(300)]:
+        text, record = encode({f"key{n}": n}, encoder)
+        assert made.setdefault(n, (text, record)) == (text, record)
+        assert Decoder(text).decode(memoryview(record)) == {f"key{n}": n}
+
+
+def test_self_described_schemas_without_end_take_bounded_memory():
+    decoder = Decoder('{"self":1}')
+    for n in range(40):
+        text = encode({f"{'k' * 20_000}{n}": n})[0]
+        record = struct.pack("<Q", len(text)) + text.encode() + bytes(-len(text) % 8) + struct.pack("<q", n)
+        assert list(decoder.decode(memoryview(record)).values()) == [n]
+    assert sum(map(len, _self_described)) < 1 << 19

@@ -403,6 +403,13 @@ _SYSTEM = [
         keyword="lock or exclude",
     ),
     Bug(
+        "a file cut while it is mapped",
+        "durable.py",
+        "except (OverflowError, MemoryError, ValueError) as error:",
+        "except (OverflowError, MemoryError) as error:",
+        ("tests/test_durable.py::test_more_than_the_file_has_is_not_mapped",),
+    ),
+    Bug(
         "a short write is believed",
         "durable.py",
         "            while done < len(view):\n",
