@@ -149,7 +149,8 @@ def decompress(frame: Buffer, raw_nbytes: int, dictionaries: bytes | Sequence[by
         raise CorruptRecordError(f"zstd frame does not decompress: {error}") from error
     except MemoryError:
         raise LengthError(f"its {raw_nbytes:,} bytes do not fit into the memory of this process") from None
-    assert len(raw) == raw_nbytes  # what the header says was compared; zstd holds the content to it
+    if len(raw) != raw_nbytes:  # pragma: no cover - zstd holds the content to what its header says
+        raise CorruptRecordError(f"zstd frame holds {len(raw)} bytes, the index says {raw_nbytes}")
     return raw
 
 

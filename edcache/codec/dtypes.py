@@ -145,7 +145,8 @@ def parse(description: Any) -> Dtype:
         dtype = _parse(description, 0)
     except (TypeError, ValueError, OverflowError, SyntaxError) as error:
         raise CorruptRecordError(f"schema: not a dtype here: {str(description)[:80]} ({error})") from None
-    assert not dtype.hasobject  # no text names one
+    if dtype.hasobject:  # pragma: no cover - no text of this grammar names one
+        raise CorruptRecordError(f"schema: dtype {str(description)[:80]} holds objects")
     return dtype
 
 
