@@ -77,6 +77,8 @@ def test_a_group_is_of_samples_that_are_there(tmp_path, path):
         for indices in ([0, 10], [-11, 0]):
             with pytest.raises(SampleIndexError, match=f"{indices[1] or indices[0]}"):
                 archive.group(np.array(indices))
+    with pytest.raises(IndexError, match="arrays used as indices must be of integer"):
+        Reader(tmp_path / "dense.zip").group(np.array([0.5, 1.0]))
 
 
 def test_a_closed_reader_says_so(path):

@@ -509,6 +509,20 @@ def test_fillers_see_each_other_until_they_close(path):
     other.close()
 
 
+def test_a_claim_is_waited_for_until_its_holder_lets_go(path):
+    one, other = (Appender.open(path, format.Head(bytes(16)), create=False) for _ in range(2))
+    assert one.claim(3)
+    assert not other.claim(3)
+    waiting = threading.Thread(target=other.wait_claim, args=(3,), daemon=True)
+    waiting.start()
+    one.release(3)
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert not one.claim(3)
+    one.close()
+    other.close()
+
+
 def test_a_filler_that_finds_no_place_fills_unseen(path):
     class Crowded(durable.System):
         def lock(self, fd, start, length, wait):
