@@ -22,7 +22,10 @@ from edcache.errors import (
     SampleFailedError,
     SourceError,
 )
-from edcache.fill.crew import usable_cpus
+from edcache.fill.crew import Crew, crew_context, usable_cpus
+from edcache.fill.job import Job
+from edcache.labels.spec import LabelSpec
+from edcache.writer import new_head
 
 COUNT = 200
 
@@ -383,12 +386,23 @@ def test_a_worker_that_somebody_else_ends_is_replaced(path, log, tmp_path, numbe
     check_whole(path)
 
 
+def test_a_sample_that_a_second_worker_had_begun_is_set_aside_once(path, log):
+    spec = LabelSpec.parse(None)
+    job = Job(Source(log), str(path), new_head(spec), spec, 10, "never", on_error="skip")
+    recorded = []
+    crew = Crew(job, 2, crew_context(None), lambda: None, recorded.append)
+    for _ in range(4):
+        crew._note_death(50, -signal.SIGKILL)
+    assert [failure.index for failure in crew.set_aside] == [failure.index for failure in recorded] == [50]
+
+
 def test_a_worker_that_is_killed_once_is_replaced(path, log, tmp_path):
     class Once(Source):
         def __getitem__(self, i):
             if i == 20 and not (tmp_path / "died").exists():
                 (tmp_path / "died").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(0.03)  # so that the third process finds something to do
             return super().__getitem__(i)
 
     fill(Once(log), path)

@@ -201,6 +201,8 @@ class Crew:
             self._put_aside(index, "WorkerError", text)
 
     def _put_aside(self, index: int, error: str, text: str) -> None:
+        if any(failure.index == index for failure in self.set_aside):
+            return  # another worker had begun it before it was
         failure = Failure(index, self._job.on_error == "skip_final", error, f"sample {index} {text}", "")
         self.set_aside.append(failure)
         if self._job.on_error != "raise":
