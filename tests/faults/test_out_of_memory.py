@@ -27,7 +27,7 @@ OPERATIONS = list(operations())
 POINTS = 900
 # Not all from then on: where nothing can be allocated, CPython 3.11 may call a function for ever.
 BURST = 50
-HELD = ("the append lock is held", "1 files are left open")
+HELD = ("the append lock is held", "1 files are left open", "locks are left")
 SECONDS = 300
 
 
