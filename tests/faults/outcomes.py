@@ -23,10 +23,12 @@ CALLS = (
 
 
 class _Node:
-    __slots__ = ("answers", "call")
+    __slots__ = ("answers", "arguments", "call", "has_lists", "method")
 
     def __init__(self, call: tuple[Any, ...]) -> None:
         self.call = call
+        self.method, self.arguments = getattr(MemoryDisk, call[0]), call[1:]
+        self.has_lists = any(type(argument) is tuple for argument in self.arguments)
         self.answers: dict[Any, _Node | _Leaf] = {}
 
 
@@ -59,7 +61,7 @@ class Outcomes:
                 return self._run(files, rebooted)
             if type(node) is _Leaf:
                 return node.outcome, disk
-            answer, found = _answer(disk, node.call), node.answers
+            answer, found = _answer(disk, node), node.answers
 
     def _run(self, files: dict[str, bytes], rebooted: bool) -> tuple[Any, MemoryDisk]:
         self.runs += 1
@@ -79,19 +81,21 @@ class Outcomes:
         return outcome, disk
 
 
-def _answer(disk: MemoryDisk, call: tuple[Any, ...]) -> Any:
-    name, *arguments = call
+def _answer(disk: MemoryDisk, node: _Node) -> Any:
+    arguments = node.arguments
+    if node.has_lists:
+        arguments = tuple(list(a) if type(a) is tuple else a for a in arguments)
     try:
-        return _key(getattr(disk, name)(*(list(a) if type(a) is tuple else a for a in arguments)))
+        return _key(node.method(disk, *arguments))
     except OSError as error:
         return type(error).__name__, error.errno
 
 
 def _key(result: Any) -> Any:
-    if isinstance(result, os.stat_result):
-        return result.st_size, result.st_ino
-    # Of bytes the hash: 64 bits tell a million answers apart.
-    return hash(result) if isinstance(result, bytes) else result
+    kind = type(result)
+    if kind is bytes:
+        return hash(result)  # 64 bits tell a million answers apart
+    return (result.st_size, result.st_ino) if kind is os.stat_result else result
 
 
 def _kept(argument: Any) -> Any:

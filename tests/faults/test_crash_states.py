@@ -26,7 +26,7 @@ from edcache.writer import Appender, new_head
 pytestmark = pytest.mark.spread
 
 RECOMPUTED = 1_000
-POWER_CUTS = scaled(75_000)
+POWER_CUTS = scaled(90_000)
 RECOVERIES = scaled(20)
 
 
