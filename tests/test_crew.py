@@ -21,6 +21,7 @@ from edcache.errors import (
     OptionError,
     SampleFailedError,
     SourceError,
+    WorkerError,
 )
 from edcache.fill.crew import Crew, crew_context, usable_cpus
 from edcache.fill.job import Job
@@ -231,6 +232,17 @@ def test_an_exception_that_cannot_be_sent_is_told_as_text(path, log):
     with pytest.raises(SourceError, match="the source raised at index 7: Local: of no module") as caught:
         fill(Source(log, at={7: "local"}), path)
     assert sys.version_info < (3, 11) or "raise local_error()" in caught.value.__notes__[0]
+
+
+def test_what_is_no_error_of_a_sample_is_told_with_its_text(path, log):
+    class Leaving(Source):
+        def __getitem__(self, i):
+            raise SystemExit("enough")
+
+    with pytest.raises(
+        WorkerError, match=r"^a worker process raised what cannot be raised here \(enough\):\n"
+    ):
+        fill(Leaving(log), path)
 
 
 class Mute(Exception):

@@ -244,7 +244,7 @@ def _received(results: Any, text: str) -> BaseException:
     """The exception that a worker sent after its traceback, or what stands for one that cannot be sent."""
     error, cause = _next(results), _next(results)
     if not isinstance(error, Exception):
-        return WorkerError(f"a worker process raised what cannot be raised here:\n{text}")
+        return WorkerError(f"a worker process raised what cannot be raised here ({error}):\n{text}")
     if isinstance(cause, BaseException):
         error.__cause__ = cause
     if hasattr(error, "add_note"):
@@ -253,11 +253,11 @@ def _received(results: Any, text: str) -> BaseException:
 
 
 def _next(results: Any) -> Any:
-    """What a worker sent next; None where it was not sent, or cannot be rebuilt."""
+    """What a worker sent next; where it cannot be rebuilt, why."""
     try:
         return results.recv()
-    except Exception:  # noqa: BLE001 - of the user's class: it may raise anything
-        return None
+    except Exception as error:  # noqa: BLE001 - of the user's class: it may raise anything
+        return f"{type(error).__name__}: {error}"
 
 
 def _ending(exitcode: int | None) -> str:

@@ -63,8 +63,8 @@ def _report(error: BaseException | None, results: Any) -> None:
         # What cannot be sent is of the user's class; the traceback tells of it.
         try:
             results.send(part)
-        except Exception:  # noqa: BLE001
-            results.send(None)
+        except Exception as why:  # noqa: BLE001
+            results.send(f"{type(why).__name__}: {why}")
 
 
 class _Watch(Watch):
