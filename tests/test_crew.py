@@ -234,6 +234,16 @@ def test_an_exception_that_cannot_be_sent_is_told_as_text(path, log):
     assert sys.version_info < (3, 11) or "raise local_error()" in caught.value.__notes__[0]
 
 
+def test_it_is_told_too_where_exceptions_are_pickled_with_their_causes(path, log):
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_crew import *\n"
+        "import tblib.pickling_support; tblib.pickling_support.install()\n"
+        f"test_an_exception_that_cannot_be_sent_is_told_as_text({str(path)!r}, {str(log)!r})\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
 def test_what_is_no_error_of_a_sample_is_told_with_its_text(path, log):
     class Leaving(Source):
         def __getitem__(self, i):

@@ -59,7 +59,10 @@ def _report(error: BaseException | None, results: Any) -> None:
         results.send(None)
         return
     results.send(traceback_of(error))
-    for part in (error, error.__cause__):
+    cause = error.__cause__
+    # Where tblib is installed, as by Dask, an exception is pickled with these, which may not be possible.
+    error.__cause__ = error.__context__ = None
+    for part in (error, cause):
         # What cannot be sent is of the user's class; the traceback tells of it.
         try:
             results.send(part)
