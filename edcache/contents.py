@@ -295,15 +295,19 @@ class Chain:
             return Revised(contents.labels, None)
         said = [(header.seq, revision(header)) for header in self.revisions]
         placed = [Placed(seq, labels) for seq, labels in said if labels is not None]
-        # A record lies in the last chunk that begins before it.
-        records, chunks = contents.index.records, self.chunks
-        begins = np.array([chunk.offset for chunk in chunks], np.uint64)
-        numbers = np.array([-1, *(chunk.seq for chunk in chunks)], np.int64)
-        written = numbers[np.searchsorted(begins, records.offset, "right")]
+        records = contents.index.records
+        written = chunk_numbers(self.chunks, records.offset)
         found = revised(contents.labels, records.index, written, placed, contents.index.length, self.where)
         # Even where none of them reads the seal says that there are some.
         plain = tuple((name, False) for name in found.table.column_names)
         return found if found.columns is not None else found._replace(columns=plain)
+
+
+def chunk_numbers(chunks: Sequence[Header], offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """The sequence number of the chunk that each record lies in: the last that begins before it, or -1."""
+    begins = np.array([chunk.offset for chunk in chunks], np.uint64)
+    numbers = np.array([-1, *(chunk.seq for chunk in chunks)], np.int64)
+    return numbers[np.searchsorted(begins, offsets, "right")]
 
 
 _REVISED = {"length", "lost", "behind", "failed"}

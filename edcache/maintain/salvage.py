@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.contents import Chain, Contents, find_headers, merge, read_revision, read_table
+from edcache.contents import Chain, Contents, chunk_numbers, find_headers, merge, read_revision, read_table
 from edcache.durable import File
 from edcache.errors import (
     ArchiveError,
@@ -365,9 +365,7 @@ class Salvage:
         placed = self._revisions()
         if not placed:
             return None
-        begins = np.array([chunk.offset for chunk in self._chain.chunks], np.uint64)
-        numbers = np.array([-1, *(chunk.seq for chunk in self._chain.chunks)], np.int64)
-        written = numbers[np.searchsorted(begins, records.offset, "right")]
+        written = chunk_numbers(self._chain.chunks, records.offset)
         arguments = self.contents.labels, records.index, written
         try:
             found = revised(*arguments, placed, self.length, self.path)
