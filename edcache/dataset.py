@@ -22,6 +22,7 @@ from edcache.errors import (
     NotAnArchiveError,
     OptionError,
     StaleCacheError,
+    StorageError,
 )
 from edcache.fill import (
     Job,
@@ -588,9 +589,17 @@ def archive_at(path: str) -> Reader | None:
         if never_created(path):
             return None
         if isinstance(error, CorruptArchiveError):
-            recover(path)
+            _recovered(path, error)
     # Where its creator wrote the head meanwhile, it opens now (test_stream.py, test_a_killed_one_*).
     return _opened(path)
+
+
+def _recovered(path: str, error: CorruptArchiveError) -> None:
+    try:
+        recover(path)
+    except StorageError:
+        # Nothing can be written here: what does not read is what there is to say.
+        raise error from None
 
 
 def _opened(path: str) -> Reader:

@@ -388,6 +388,12 @@ def test_a_sample_that_ends_its_process_is_set_aside_and_the_rest_is_filled(path
     check_whole(path, but=(50,))
 
 
+def test_nobody_begins_a_sample_whose_last_death_was_not_yet_counted(path, log):
+    """The parent is busy for half a second at a time while others may take the dead worker's claim."""
+    fill(Source(log, at={50: "exit"}), path, 3, on_error="skip", progress=lambda *_: time.sleep(0.5))
+    assert computed(log).count(50) == 3
+
+
 def test_several_of_them_are_recorded(path, log):
     ds = fill(Source(log, at={3: "kill", 4: "exit", 150: "kill"}), path, on_error="skip_final")
     assert [(e.index, e.error) for e in ds.errors] == [(i, "WorkerError") for i in (3, 4, 150)]

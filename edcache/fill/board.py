@@ -37,6 +37,10 @@ class Board:
         index = self._index[worker]
         return (index - 1 if index else None), self._begun[worker]
 
+    def is_at_another(self, worker: int, index: int) -> bool:
+        """Whether another worker computes a sample, or ended in it, which the parent has not counted yet."""
+        return any(at == index + 1 for number, at in enumerate(self._index) if number != worker)
+
     def published(self, worker: int, samples: int) -> None:
         """Note that a worker has published some more."""
         self._published[worker] += samples

@@ -160,9 +160,10 @@ class Crew:
         _reap(worker)
         self._workers.remove(worker)
         index, _ = self._board.at(worker.number)
-        self._board.end(worker.number)
         if index is not None and not worker.is_late:
             self._note_death(index, worker.process.exitcode)
+        # Not before: whoever has the dead one's claim now waits to hear whether the sample is set aside.
+        self._board.end(worker.number)
         if not worker.is_late:
             self._check_progress(worker.process.exitcode)
         self._start(worker.number)

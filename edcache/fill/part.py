@@ -8,7 +8,7 @@ for a dead one.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -21,13 +21,11 @@ from edcache.writer import Appender
 
 
 class Watch:
-    """What a part tells whoever watches it, and asks; this one hears nothing and says nothing.
+    """What a part tells whoever watches it, and asks; this one hears nothing and says nothing."""
 
-    Attributes:
-        aside: indices that are not to be computed.
-    """
-
-    aside: Container[int] = ()
+    def is_aside(self, index: int) -> bool:
+        """Whether a sample, in a claim that this process holds, is not to be computed."""
+        return False
 
     def begin(self, index: int) -> None:
         """A sample will be computed now; may raise to end the part."""
@@ -114,7 +112,7 @@ class Part:
         # Its last holder published before letting go, so now is the time to look.
         self._look()
         for index in self._missing_in(claim):
-            if index in self._watch.aside:
+            if self._watch.is_aside(index):
                 continue
             self._add(index)
             if self._writer.full or self._clock.due:

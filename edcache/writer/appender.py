@@ -298,13 +298,16 @@ class Appender:
         """Take in what is there, and make it an archive that reads, whatever a crash left behind."""
         self._take_in()
         is_fresh = durable.written_since_boot(self._file)
-        self._refuse_damage(is_fresh)
+        end, size = self._end(), self._file.size()
+        if size > end:
+            self._refuse_damage(is_fresh, end, size)
         if not is_fresh:
             self._give_up_lost()
-        # Behind a chain that a power cut broke there may be a seal still, which readers would believe.
-        self._cut_torn_tail()
+        if size > end:
+            # Behind a chain that a power cut broke there may be a seal still, which readers would believe.
+            self._cut_torn_tail()
 
-    def _refuse_damage(self, is_fresh: bool) -> None:
+    def _refuse_damage(self, is_fresh: bool, end: int, size: int) -> None:
         """Tell damage, behind which entries stand that must not be cut off, from a torn tail.
 
         A kill leaves no whole entry behind a broken one, but the labels of a seal. A power cut may, where
@@ -312,11 +315,11 @@ class Appender:
 
         Args:
             is_fresh: the file was last written since the machine started, so no power cut came after that.
+            end: where the file ends when nothing is torn. size: where it does.
         Raises:
             CorruptArchiveError: "train.zip: no entry fits at offset 8,192, but chunks/00000002 follows ...".
         """
-        end, size = self._end(), self._file.size()
-        if size <= end or self.chain.gave_up_last:
+        if self.chain.gave_up_last:
             return
         for later in find_headers(self._file, end, size, self.head.uuid):
             is_behind = later.offset > end and later.kind != format.KIND_LABELS

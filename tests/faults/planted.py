@@ -298,8 +298,8 @@ _WRITER = [
     Bug(
         "leaves a seal behind a chain that a power cut broke",
         "writer/appender.py",
-        "        self._cut_torn_tail()\n\n    def _refuse_damage(",
-        "\n    def _refuse_damage(",
+        "            self._cut_torn_tail()\n\n    def _refuse_damage(",
+        "            pass\n\n    def _refuse_damage(",
         (
             "tests/faults/test_damage.py::test_a_seal_that_a_power_cut_left_without_its_chunks_is_cut_and_its_"
             "samples_computed_again",

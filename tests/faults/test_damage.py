@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 import pytest
@@ -65,6 +67,21 @@ def test_an_unsealed_archive_that_was_written_since_the_start_is_not_cut_either(
     disk = MemoryDisk({PATH: damaged(archive(seal=False), 1)})
     with durable.replace_system(disk), pytest.raises(CorruptArchiveError, match="edcache repair"):
         CacheWriter(PATH, "a")
+
+
+def test_damage_where_nothing_can_be_written_is_told_as_damage() -> None:
+    class ReadOnly(MemoryDisk):
+        def open(self, path: str, flags: int, into: list[int]) -> None:
+            if flags & os.O_RDWR:
+                raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+            super().open(path, flags, into)
+
+    data = damaged(archive(seal=True), 1)
+    disk = ReadOnly({PATH: data})
+    with durable.replace_system(disk):
+        with pytest.raises(CorruptArchiveError, match="before its seal .*edcache repair"):
+            edcache.CachedDataset([sample(index) for index in range(9)], PATH, in_memory_keys=["y"])
+        assert not disk.open_files
 
 
 def test_a_seal_that_a_power_cut_left_without_its_chunks_is_cut_and_its_samples_computed_again() -> None:
