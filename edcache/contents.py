@@ -195,7 +195,7 @@ class Chain:
         is_seal_unsynced = self.seal is not None and self.seal[0].durable < self.seal[0].offset
         if self.seal is not None and is_seal_unsynced:
             unsynced += self.seal
-        lost = {header.seq for header in unsynced if payload_crc(pread, header) != header.payload_crc}
+        lost = {header.seq for header in unsynced if not has_sound_payload(pread, header)}
         dictionaries = [h.seq for h in unsynced if h.kind == format.KIND_DICTIONARY and h.seq in lost]
         if dictionaries:
             lost |= {header.seq for header in unsynced if header.seq > dictionaries[0]}
@@ -458,6 +458,11 @@ def padding_of(pread: PRead, header: Header) -> bytes:
     start = header.payload_offset + header.table_nbytes
     end = header.records_offset if header.kind == format.KIND_CHUNK else header.payload_end
     return pread(start, end - start)
+
+
+def has_sound_payload(pread: PRead, header: Header) -> bool:
+    """Whether an entry's payload is what its header says; reads all of it."""
+    return payload_crc(pread, header) == header.payload_crc
 
 
 def payload_crc(pread: PRead, header: Header) -> int:

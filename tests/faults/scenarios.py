@@ -326,20 +326,22 @@ def read_all(path: str, io: str) -> dict[int, int | str]:
 
     Columns that were added afterwards are there too, as `LABELS` has them.
     """
-    cache = CachedDataset.from_cache(path, io=io)
+    with closing(CachedDataset.from_cache(path, io=io)) as cache:
+        return {index: read_one(cache, index) for index in present(cache)} | label_versions(cache)
+
+
+def present(cache: CachedDataset) -> list[int]:
+    """The samples that are there, each with its label, and no others with one."""
+    found = cache.available().indices.tolist()
+    labels = cache.labels.table.column("y").to_pylist() if len(cache) else []
+    expected = dict.fromkeys(range(len(cache))) | {index: index for index in found}
+    assert labels == list(expected.values()), (found, labels)
+    return found
+
+
+def read_one(cache: CachedDataset, index: int) -> int | str:
+    """The version of a sample, or the name of the error that reading it raises."""
     try:
-        found: dict[int, int | str] = {}
-        absent = set(cache.missing.tolist())
-        labels = cache.labels.table.column("y").to_pylist() if len(cache) else []
-        for index in range(len(cache)):
-            if index in absent:
-                assert labels[index] is None
-                continue
-            try:
-                found[index] = version_of(cache[index], index)
-            except edcache.EdcacheError as error:
-                found[index] = type(error).__name__
-            assert labels[index] == index, (index, labels)
-        return found | label_versions(cache)
-    finally:
-        cache.close()
+        return version_of(cache[index], index)
+    except edcache.EdcacheError as error:
+        return type(error).__name__
