@@ -121,27 +121,30 @@ def _by_code(codes: npt.NDArray[Any], ends: Ints) -> Iterator[tuple[int, Ints, I
         free += counts
 
 
+def stable_order(keys: npt.NDArray[Any]) -> Ints:
+    """The positions of unsigned keys by rising key, equal ones as they come: int64 [n]."""
+    if len(keys) <= _BLOCK:
+        return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
+    bits = int(keys.max()).bit_length()
+    if bits > 32:
+        return _by_packing(keys, bits)
+    order = _by_digits(keys, 0)
+    return order if bits <= 16 else order[_by_digits(keys[order], 16)]
+
+
 def _by_digits(keys: npt.NDArray[Any], shift: int) -> Ints:
     digits = (keys >> keys.dtype.type(shift)).astype(np.uint16)
     return grouped(digits, int(digits.max()) + 1)[0]
 
 
-def stable_order(keys: npt.NDArray[Any]) -> Ints:
-    """The positions of unsigned keys by rising key, equal ones as they come: int64 [n]."""
-    if len(keys) <= _BLOCK:
-        return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
-    bits, places = int(keys.max()).bit_length(), (len(keys) - 1).bit_length()
-    if bits <= 32:
-        order = _by_digits(keys, 0)
-        if bits > 16:
-            order = np.take(order, _by_digits(keys[order], 16))
-        return order
+def _by_packing(keys: npt.NDArray[Any], bits: int) -> Ints:
     # Numbers are sorted in half of the time that their order takes: each has its place in its last bits.
+    places = (len(keys) - 1).bit_length()
     cut = max(bits + places - 64, 0)
     packed = (keys >> keys.dtype.type(cut)).astype(np.uint64) << np.uint64(places)
     packed |= np.arange(len(keys), dtype=np.uint64)
     packed.sort()
-    order = (packed & np.uint64((1 << places) - 1)).astype(np.int64)
+    order: Ints = (packed & np.uint64((1 << places) - 1)).astype(np.int64)
     if cut:
         packed >>= np.uint64(places)
         is_next_alike = np.append(packed[1:] == packed[:-1], False)
