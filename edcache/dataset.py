@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ FILL_OPTIONS = (
 # To know the keys of all samples, each schema is looked at.
 _MOST_LOOKED_AT = 8
 READ_OPTIONS = frozenset(
-    {"allow_pickle", "batch_transform", "decode", "io", "transform", "verify", "zero_copy"}
+    {"allow_pickle", "batch_transform", "decode", "io", "storage_options", "transform", "verify", "zero_copy"}
 )
 NO_DIGEST_YET = (
     "expected_digest= is for CachedDataset.from_cache(): what is filled here has no published digest"
@@ -115,6 +116,7 @@ class CachedDataset(Root):
         decode: what is made of every `edcache.ImageFile` in a sample: "pil", "numpy", "tensor", None for the
             file's bytes, or an `edcache.Decoding`; "stored" is what was chosen when it was written.
         expected_digest: for `from_cache`, see there.
+        storage_options: for the engine that reads a URL, see `edcache.Reader`.
     Raises:
         SourceError: the source raised at an index; what was computed before is kept.
         StaleCacheError: the archive is of another source, or of another length.
@@ -159,21 +161,23 @@ class CachedDataset(Root):
         io: str = "auto",
         decode: Decode = STORED,
         expected_digest: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if source is not None and expected_digest is not None:
             raise OptionError(NO_DIGEST_YET)
         if codec == "pickle" and not allow_pickle:
             raise OptionError('codec="pickle" needs allow_pickle=True too, or nothing could be read back')
-        self.path = _path_of(source) if path is None else os.fspath(path)
         self.zero_copy = zero_copy
         self._reader = Reader(
-            self.path,
+            _path_of(source) if path is None else path,
             verify=verify,
             allow_pickle=allow_pickle,
             io=io,
             decode=decode,
             expected_digest=expected_digest,
+            storage_options=storage_options,
         )
+        self.path = self._reader.path
         for name, function in (("transform", transform), ("batch_transform", batch_transform)):
             if function is not None and not callable(function):
                 raise OptionError(f"{name}={function!r}; give a function, or None")
@@ -284,9 +288,10 @@ class CachedDataset(Root):
         """Open an archive without its source dataset.
 
         Args:
-            path: the archive; or, with `name`, edflow's root: `<path>/cached/<name>.zip`.
-            options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode, as in the
-                class; and expected_digest, "sha256:...", which `edcache.digest` said when it was published.
+            path: the archive, or its URL; or, with `name`, edflow's root: `<path>/cached/<name>.zip`.
+            options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode and
+                storage_options, as in the class; and expected_digest, "sha256:...", which `edcache.digest`
+                said when it was published.
         Raises:
             ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
             DigestError: the file is not the one that was published. It is hashed before anything in it is
@@ -295,6 +300,11 @@ class CachedDataset(Root):
 
         An archive that a killed writer left opens too: what was published is there, the rest raises
         MissingSampleError.
+
+        Behind a URL, an archive opens by four requests at most (three over http), of up to two million
+        samples; an unsealed one takes one more for each chunk. A batch is one concurrent fetch of its
+        records, with `select` of no more of them than the blocks of 16 KiB around the fields. The object
+        stays the one that was opened, or a read is StaleArchiveError; refresh() goes on to its newer state.
         """
         known = READ_OPTIONS | {"expected_digest"}
         unknown = set(options) - known
@@ -444,6 +454,11 @@ class CachedDataset(Root):
         return "seal" if self._source is None else self._job.sync
 
     def _check_relabelling(self) -> None:
+        if self._reader.by_request:
+            raise OptionError(
+                f"{self.path}: an archive behind a URL is only read; change the labels of a copy on a disk, "
+                "and upload that"
+            )
         if self._reader.has_digest:
             raise OptionError(
                 f"{self.path}: opened with expected_digest=, so that it must stay the file that was "
@@ -510,8 +525,19 @@ class CachedDataset(Root):
 
     def _many(self, indices: npt.NDArray[np.int64], fields: Projection | None) -> list[Any]:
         if fields is not None or not self.complete:
-            return [self._one(index, fields) for index in indices.tolist()]
+            with self._ahead(indices, fields):
+                return [self._one(index, fields) for index in indices.tolist()]
         return self._reader.read_many(indices, copy=not self.zero_copy)
+
+    def _ahead(
+        self, indices: npt.NDArray[np.int64], fields: Projection | None
+    ) -> AbstractContextManager[None]:
+        """What those samples take is read by one fetch, where it is read by request."""
+        if not self._reader.by_request:
+            return nullcontext()
+        if fields is not None:
+            return fields.reading_ahead(self._reader, self.labels, indices)
+        return self._reader.reading_ahead(indices)
 
     def _collated(
         self,
