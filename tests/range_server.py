@@ -1,4 +1,4 @@
-"""A server of byte ranges on loopback, in this process: it counts what it is asked, and misbehaves on demand."""
+"""A server of byte ranges on loopback, in this process: it counts what it is asked, and misbehaves on cue."""
 
 import threading
 import time

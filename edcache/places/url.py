@@ -76,7 +76,8 @@ class Url:
 
     def _secrets(self) -> Iterator[str]:
         parts = urlsplit(self.url)
-        told = [parts.query, *(value for _, value in parse_qsl(parts.query, keep_blank_values=True))]
+        told = [parts.query, *(value for _, value in parse_qsl(parts.query))]
+        told += [part.partition("=")[2] for part in parts.query.split("&")]
         userinfo = _USERINFO.search(self.url)
         if userinfo:
             told += [userinfo[0][:-1], *userinfo[0][:-1].split(":", 1)]
