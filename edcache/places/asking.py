@@ -46,6 +46,13 @@ def refused(what: str) -> Failing:
     return Failing(what, 1)
 
 
+class Forbidden(Failing):
+    """The server wants credentials, or others."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what, 1)
+
+
 class Absent(Exception):
     """There is no such object."""
 
@@ -138,6 +145,8 @@ async def _tried(
     # credentials in its text, must not come along as the context of ours.
     try:
         return await asyncio.wait_for(ask(), limit)
+    except Forbidden as forbidden:
+        return refused(f"{forbidden.what}{_lost(url) or _ALLOWED}")
     except Failing as failing:
         return failing
     except (asyncio.TimeoutError, TimeoutError):
@@ -154,7 +163,7 @@ async def _tried(
     except FileNotFoundError:
         return ArchiveNotFoundError(f"{url.shown}: no such object; check the URL{_lost(url)}")
     except PermissionError as error:
-        return refused(f"not allowed: {_told(url, error)}{_lost(url) or _ALLOWED}")
+        return refused(f"{_told(url, error)}{_lost(url) or _ALLOWED}")
     except OSError as error:
         return Failing(_told(url, error))
     except Exception as error:  # noqa: BLE001 - a library may raise anything, and none of it may pass

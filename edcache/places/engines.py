@@ -200,8 +200,8 @@ class _Preferring:
         if self._chosen is None:
             try:
                 found = await self._first.begin(nbytes)
-            except (Failing, PermissionError) as failing:
-                if getattr(failing, "tries", 1) != 1:
+            except Failing as failing:
+                if failing.tries != 1:
                     raise
                 self._chosen = self._other
             else:

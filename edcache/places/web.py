@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from edcache.errors import MissingDependencyError, OptionError
 from edcache.places import process
-from edcache.places.asking import Absent, Changed, Failing, Stamp, refused, strange
+from edcache.places.asking import Absent, Changed, Failing, Forbidden, Stamp, refused, strange
 from edcache.places.url import Url
 
 if TYPE_CHECKING:
@@ -196,12 +196,8 @@ def _unfit(status: int, reason: str, headers: Mapping[str, str], stamp: Stamp | 
     if status in _BUSY or status >= 500:
         return Failing(text, wait=_retry_after(headers.get("Retry-After", "")))
     if status in _FORBIDDEN:
-        return _Forbidden(text)
+        return Forbidden(text)
     return refused(text) if 400 <= status < 500 else strange(text)
-
-
-class _Forbidden(PermissionError):
-    """The server wants credentials, or others."""
 
 
 def _retry_after(text: str) -> float | None:
