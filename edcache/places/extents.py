@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-# What lies no further apart is one request: a request costs some 1.2 ms of this process, as much as
-# fetching and dropping so many bytes does (scripts/bench_remote).
+# What lies no further apart is one request. A small range of nginx on the same machine takes 0.4 ms, in which
+# 100 KiB more come with one that is made anyway; with gaps of 1 MiB a batch takes twice as long as with none.
 GAP_NBYTES: Final = 1 << 16
 # A larger run is fetched in parts of this size, several at a time.
 PART_NBYTES: Final = 1 << 23
