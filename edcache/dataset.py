@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from edcache.batch.collation import Special
 from edcache.batch.paths import FieldPath
 from edcache.codec import STORED, Decode, read_through
 from edcache.errors import (
+    ArchiveExistsError,
     ArchiveNotFoundError,
     CorruptArchiveError,
     ImageError,
@@ -43,6 +44,7 @@ from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
 from edcache.labels.view import Labels
+from edcache.places import Spool, Url, Where, check_writable, located
 from edcache.progress import Show
 from edcache.reader import Memory, Reader
 from edcache.selection import Picks
@@ -116,7 +118,10 @@ class CachedDataset(Root):
         decode: what is made of every `edcache.ImageFile` in a sample: "pil", "numpy", "tensor", None for the
             file's bytes, or an `edcache.Decoding`; "stored" is what was chosen when it was written.
         expected_digest: for `from_cache`, see there.
-        storage_options: for the engine that reads a URL, see `edcache.Reader`.
+        storage_options: for the engine that reads a URL, see `edcache.Reader`. An archive that is filled for
+            a URL is a spool file of this machine until it is complete, then uploaded, and deleted here. A
+            killed fill goes on from it.
+        spool: the folder of spool files; `$EDCACHE_SPOOL`, else `~/.cache/edcache/spool`.
     Raises:
         SourceError: the source raised at an index; what was computed before is kept.
         StaleCacheError: the archive is of another source, or of another length.
@@ -162,20 +167,21 @@ class CachedDataset(Root):
         decode: Decode = STORED,
         expected_digest: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        spool: str | os.PathLike[str] | None = None,
     ) -> None:
         if source is not None and expected_digest is not None:
             raise OptionError(NO_DIGEST_YET)
         if codec == "pickle" and not allow_pickle:
             raise OptionError('codec="pickle" needs allow_pickle=True too, or nothing could be read back')
         self.zero_copy = zero_copy
+        self._where = located(_path_of(source) if path is None else path, storage_options)
         self._reader = Reader(
-            _path_of(source) if path is None else path,
+            self._where,
             verify=verify,
             allow_pickle=allow_pickle,
             io=io,
             decode=decode,
             expected_digest=expected_digest,
-            storage_options=storage_options,
         )
         self.path = self._reader.path
         for name, function in (("transform", transform), ("batch_transform", batch_transform)):
@@ -184,6 +190,7 @@ class CachedDataset(Root):
         self._transform, self._batch_transform = transform, batch_transform
         self._source = source
         self._filler: LazyFiller | None = None
+        self._spool: Spool | None = None
         self._labels: Labels | None = None
         if source is None:
             self._pin()
@@ -194,6 +201,13 @@ class CachedDataset(Root):
         check_job(on_error, retries, timeout)
         if max_bytes is not None and not (lazy if force_cache is None else not force_cache):
             raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
+        if isinstance(self._where, Url):
+            check_writable(self._where)
+            if lazy if force_cache is None else not force_cache:
+                raise OptionError(
+                    f"{self.path}: lazy=True fills a file; an archive for a URL is filled at once"
+                )
+            self._spool = Spool(self._where, spool)
         self._asked = {"codec": codec, "compression": compression}
         self._fill_options: dict[str, Any] = {
             "num_workers": num_workers,
@@ -218,8 +232,9 @@ class CachedDataset(Root):
             compression=compression,
             fingerprint=fingerprint or _fingerprint(source, num_workers),
         )
+        local = self.path if self._spool is None else self._spool.path
         self._job = Job(
-            *(source, self.path, head, self._spec, chunk_size, sync),
+            *(source, local, head, self._spec, chunk_size, sync),
             on_error=on_error,
             retries=retries,
             timeout=timeout,
@@ -235,6 +250,10 @@ class CachedDataset(Root):
     def _start(self, lazy: bool, keep_existing: bool) -> None:
         if lazy and not keep_existing:
             raise OptionError(f"{self.path}: lazy=True fills what is there; to begin anew delete the file")
+        if lazy and self._spool is not None:
+            raise OptionError(
+                f"{self.path}: lazy=True fills a file of this machine, not what is behind a URL"
+            )
         if keep_existing and self._is_done():
             return
         if is_stream(self._source):
@@ -252,7 +271,7 @@ class CachedDataset(Root):
 
         Raises StaleCacheError where the archive was made from something else.
         """
-        found = archive_at(self.path)
+        found = archive_at(self._where)
         if found is None:
             return False
         asked = self._job.head
@@ -270,7 +289,26 @@ class CachedDataset(Root):
         return found.sealed and found.complete and len(found) >= length
 
     def _fill(self, rebuild: bool = False, **options: Any) -> None:
-        fill(self._job, rebuild=rebuild, **self._fill_options | options)
+        told = self._fill_options | options
+        with self._uploaded(told["progress"], rebuild):
+            fill(self._job, rebuild=rebuild, **told)
+
+    @contextmanager
+    def _uploaded(self, show: Show, rebuild: bool) -> Iterator[None]:
+        """What is filled in the block is a spool file, and goes to its URL, where the archive has one."""
+        if self._spool is None:
+            yield
+            return
+        if not rebuild:
+            before = self._spool.prepare()
+        yield
+        try:
+            self._spool.publish(None if rebuild else before, show, replaces=rebuild)
+        except ArchiveExistsError:
+            # Another machine may have made the same call.
+            if not self._is_done():
+                raise
+            self._spool.discard()
 
     def _fill_stream(self, lazy: bool, keep_existing: bool) -> None:
         if lazy or self._fill_options["executor"] is not None:
@@ -279,7 +317,9 @@ class CachedDataset(Root):
                 "and [index]"
             )
         workers = worker_count(self._fill_options["num_workers"])
-        fill_stream(self._job, workers, self._fill_options["progress"], rebuild=not keep_existing)
+        show = self._fill_options["progress"]
+        with self._uploaded(show, not keep_existing):
+            fill_stream(self._job, workers, show, rebuild=not keep_existing)
 
     @classmethod
     def from_cache(
@@ -602,16 +642,19 @@ class CachedDataset(Root):
             raise self._reader.placed(error, position) from error
 
 
-def archive_at(path: str) -> Reader | None:
+def archive_at(where: Where) -> Reader | None:
     """The archive that is there, if one is and its creator lived to write its head.
 
-    Where it does not read, what a power cut left of a seal that was never synced is cut off first.
+    Where a file does not read, what a power cut left of a seal that was never synced is cut off first.
     """
     try:
-        return _opened(path)
+        return _opened(where)
     except ArchiveNotFoundError:
         return None
     except (NotAnArchiveError, CorruptArchiveError) as error:
+        if not isinstance(where, str):
+            raise
+        path = where
         if never_created(path):
             return None
         if isinstance(error, CorruptArchiveError):
@@ -628,8 +671,8 @@ def _recovered(path: str, error: CorruptArchiveError) -> None:
         raise error from None
 
 
-def _opened(path: str) -> Reader:
-    reader = Reader(path)
+def _opened(where: Where) -> Reader:
+    reader = Reader(where)
     reader.head  # noqa: B018
     return reader
 

@@ -43,7 +43,7 @@ def engine_of(url: Url, options: Mapping[str, Any]) -> Engine:
         check_installed()
         plain = Plain(url, _configured(scheme) | dict(options))
         return WebEngine(plain, plain.client_options)
-    filesystem, path = _filesystem(url, options)
+    filesystem, path = filesystem_of(url, options)
     inner = FilesystemEngine(filesystem, path)
     if "::" in url.url:
         return inner
@@ -65,7 +65,11 @@ def _options_of(filesystem: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**dict(getattr(filesystem, "storage_options", {})), **options}
 
 
-def _filesystem(url: Url, options: Mapping[str, Any]) -> tuple[Any, str]:
+def filesystem_of(url: Url, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """The file system of fsspec's for a URL, and the object's path in it.
+
+    Raises: as `engine_of`.
+    """
     import fsspec
 
     failed: Exception

@@ -17,7 +17,7 @@ Where = str | Url
 """A path of this machine, or a URL with its options."""
 
 
-def located(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Where:
+def located(path: Where | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Where:
     """Where an archive is, as `open_place` takes it; nothing is opened.
 
     Args:
@@ -26,6 +26,8 @@ def located(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | N
     Raises:
         OptionError: 'train.zip: storage_options are for URLs, and this is a path', or no dict.
     """
+    if isinstance(path, Url):
+        return path
     name = os.fspath(path)
     if storage_options is not None and not isinstance(storage_options, Mapping):
         raise OptionError(f"storage_options of type {type(storage_options).__name__}; give a dict")
@@ -38,7 +40,7 @@ def located(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | N
     return Url(name, storage_options)
 
 
-def shown(path: str | os.PathLike[str]) -> str:
+def shown(path: Where | os.PathLike[str]) -> str:
     """A path or URL as messages name it, without credentials."""
     where = located(path)
     return where if isinstance(where, str) else where.shown

@@ -83,7 +83,7 @@ class RemotePlace:
         size: int = self._stamp.size
         return size
 
-    def identity(self) -> object:
+    def identity(self) -> Stamp:
         """See `Place`."""
         return self._stamp
 

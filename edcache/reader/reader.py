@@ -29,7 +29,7 @@ from edcache.errors import (
 )
 from edcache.format import Head
 from edcache.labels.tables import Failure, Records
-from edcache.places import Place, located, open_place
+from edcache.places import Place, Where, located, open_place
 from edcache.reader.group import Group
 from edcache.reader.hold import Hold
 from edcache.reader.storage import IO_CHOICES
@@ -74,7 +74,7 @@ class Reader:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Where | os.PathLike[str],
         *,
         verify: str = "touch",
         allow_pickle: bool = False,
