@@ -18,17 +18,18 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
                                                 properties without a lock
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
        fingerprint, progress, sizes, selection  what identifies a call; what a person sees and says; indices
-    2  contents, digests, folders               the tables of an archive merged into one; its SHA-256;
+    2  places                                   where bytes are: a file, or an object behind a URL
+    3  contents, digests, folders               the tables of an archive merged into one; its SHA-256;
                                                  a folder of image files as a source
-    3  reader, writer                           they meet only in the file
-    4  fill, batch, samplers                    which samples are missing, who computes them;
+    4  reader, writer                           they meet only in the file
+    5  fill, batch, samplers                    which samples are missing, who computes them;
                                                 many records to one collated batch; in which order
-    5  loader                                   batches by threads of this process
-    6  views                                    selections of samples and fields, several datasets as one
-    7  dataset                                  CachedDataset
-    8  decorator, maintain, housekeeping        @cachable; prove, mend, shrink; which archives may go
-    9  present                                  how a person is shown tables and samples
-    10 cli                                      parse, call one function, print, exit code
+    6  loader                                   batches by threads of this process
+    7  views                                    selections of samples and fields, several datasets as one
+    8  dataset                                  CachedDataset
+    9  decorator, maintain, housekeeping        @cachable; prove, mend, shrink; which archives may go
+    10 present                                  how a person is shown tables and samples
+    11 cli                                      parse, call one function, print, exit code
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from edcache.batch.collation import Special
 from edcache.batch.paths import FieldPath
 from edcache.codec import STORED, Decode, read_through
 from edcache.errors import (
+    ArchiveExistsError,
     ArchiveNotFoundError,
     CorruptArchiveError,
     ImageError,
@@ -42,6 +44,7 @@ from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
 from edcache.labels.view import Labels
+from edcache.places import Spool, Url, Where, check_writable, located
 from edcache.progress import Show
 from edcache.reader import Memory, Reader
 from edcache.selection import Picks
@@ -57,7 +60,7 @@ FILL_OPTIONS = (
 # To know the keys of all samples, each schema is looked at.
 _MOST_LOOKED_AT = 8
 READ_OPTIONS = frozenset(
-    {"allow_pickle", "batch_transform", "decode", "io", "transform", "verify", "zero_copy"}
+    {"allow_pickle", "batch_transform", "decode", "io", "storage_options", "transform", "verify", "zero_copy"}
 )
 NO_DIGEST_YET = (
     "expected_digest= is for CachedDataset.from_cache(): what is filled here has no published digest"
@@ -115,6 +118,10 @@ class CachedDataset(Root):
         decode: what is made of every `edcache.ImageFile` in a sample: "pil", "numpy", "tensor", None for the
             file's bytes, or an `edcache.Decoding`; "stored" is what was chosen when it was written.
         expected_digest: for `from_cache`, see there.
+        storage_options: for the engine that reads a URL, see `edcache.Reader`. An archive that is filled for
+            a URL is a spool file of this machine until it is complete, then uploaded, and deleted here. A
+            killed fill goes on from it.
+        spool: the folder of spool files; `$EDCACHE_SPOOL`, else `~/.cache/edcache/spool`.
     Raises:
         SourceError: the source raised at an index; what was computed before is kept.
         StaleCacheError: the archive is of another source, or of another length.
@@ -159,27 +166,31 @@ class CachedDataset(Root):
         io: str = "auto",
         decode: Decode = STORED,
         expected_digest: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        spool: str | os.PathLike[str] | None = None,
     ) -> None:
         if source is not None and expected_digest is not None:
             raise OptionError(NO_DIGEST_YET)
         if codec == "pickle" and not allow_pickle:
             raise OptionError('codec="pickle" needs allow_pickle=True too, or nothing could be read back')
-        self.path = _path_of(source) if path is None else os.fspath(path)
         self.zero_copy = zero_copy
+        self._where = located(_path_of(source) if path is None else path, storage_options)
         self._reader = Reader(
-            self.path,
+            self._where,
             verify=verify,
             allow_pickle=allow_pickle,
             io=io,
             decode=decode,
             expected_digest=expected_digest,
         )
+        self.path = self._reader.path
         for name, function in (("transform", transform), ("batch_transform", batch_transform)):
             if function is not None and not callable(function):
                 raise OptionError(f"{name}={function!r}; give a function, or None")
         self._transform, self._batch_transform = transform, batch_transform
         self._source = source
         self._filler: LazyFiller | None = None
+        self._spool: Spool | None = None
         self._labels: Labels | None = None
         if source is None:
             self._pin()
@@ -190,6 +201,13 @@ class CachedDataset(Root):
         check_job(on_error, retries, timeout)
         if max_bytes is not None and not (lazy if force_cache is None else not force_cache):
             raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
+        if isinstance(self._where, Url):
+            check_writable(self._where)
+            if lazy if force_cache is None else not force_cache:
+                raise OptionError(
+                    f"{self.path}: lazy=True fills a file; an archive for a URL is filled at once"
+                )
+            self._spool = Spool(self._where, spool)
         self._asked = {"codec": codec, "compression": compression}
         self._fill_options: dict[str, Any] = {
             "num_workers": num_workers,
@@ -214,8 +232,9 @@ class CachedDataset(Root):
             compression=compression,
             fingerprint=fingerprint or _fingerprint(source, num_workers),
         )
+        local = self.path if self._spool is None else self._spool.path
         self._job = Job(
-            *(source, self.path, head, self._spec, chunk_size, sync),
+            *(source, local, head, self._spec, chunk_size, sync),
             on_error=on_error,
             retries=retries,
             timeout=timeout,
@@ -231,6 +250,10 @@ class CachedDataset(Root):
     def _start(self, lazy: bool, keep_existing: bool) -> None:
         if lazy and not keep_existing:
             raise OptionError(f"{self.path}: lazy=True fills what is there; to begin anew delete the file")
+        if lazy and self._spool is not None:
+            raise OptionError(
+                f"{self.path}: lazy=True fills a file of this machine, not what is behind a URL"
+            )
         if keep_existing and self._is_done():
             return
         if is_stream(self._source):
@@ -248,7 +271,7 @@ class CachedDataset(Root):
 
         Raises StaleCacheError where the archive was made from something else.
         """
-        found = archive_at(self.path)
+        found = archive_at(self._where)
         if found is None:
             return False
         asked = self._job.head
@@ -266,7 +289,26 @@ class CachedDataset(Root):
         return found.sealed and found.complete and len(found) >= length
 
     def _fill(self, rebuild: bool = False, **options: Any) -> None:
-        fill(self._job, rebuild=rebuild, **self._fill_options | options)
+        told = self._fill_options | options
+        with self._uploaded(told["progress"], rebuild):
+            fill(self._job, rebuild=rebuild, **told)
+
+    @contextmanager
+    def _uploaded(self, show: Show, rebuild: bool) -> Iterator[None]:
+        """What is filled in the block is a spool file, and goes to its URL, where the archive has one."""
+        if self._spool is None:
+            yield
+            return
+        if not rebuild:
+            before = self._spool.prepare()
+        yield
+        try:
+            self._spool.publish(None if rebuild else before, show, replaces=rebuild)
+        except ArchiveExistsError:
+            # Another machine may have made the same call.
+            if not self._is_done():
+                raise
+            self._spool.discard()
 
     def _fill_stream(self, lazy: bool, keep_existing: bool) -> None:
         if lazy or self._fill_options["executor"] is not None:
@@ -275,7 +317,9 @@ class CachedDataset(Root):
                 "and [index]"
             )
         workers = worker_count(self._fill_options["num_workers"])
-        fill_stream(self._job, workers, self._fill_options["progress"], rebuild=not keep_existing)
+        show = self._fill_options["progress"]
+        with self._uploaded(show, not keep_existing):
+            fill_stream(self._job, workers, show, rebuild=not keep_existing)
 
     @classmethod
     def from_cache(
@@ -284,9 +328,10 @@ class CachedDataset(Root):
         """Open an archive without its source dataset.
 
         Args:
-            path: the archive; or, with `name`, edflow's root: `<path>/cached/<name>.zip`.
-            options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode, as in the
-                class; and expected_digest, "sha256:...", which `edcache.digest` said when it was published.
+            path: the archive, or its URL; or, with `name`, edflow's root: `<path>/cached/<name>.zip`.
+            options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode and
+                storage_options, as in the class; and expected_digest, "sha256:...", which `edcache.digest`
+                said when it was published.
         Raises:
             ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
             DigestError: the file is not the one that was published. It is hashed before anything in it is
@@ -295,6 +340,11 @@ class CachedDataset(Root):
 
         An archive that a killed writer left opens too: what was published is there, the rest raises
         MissingSampleError.
+
+        Behind a URL, an archive opens by four requests at most (three over http), of up to two million
+        samples; an unsealed one takes one more for each chunk. A batch is one concurrent fetch of its
+        records, with `select` of no more of them than the blocks of 16 KiB around the fields. The object
+        stays the one that was opened, or a read is StaleArchiveError; refresh() goes on to its newer state.
         """
         known = READ_OPTIONS | {"expected_digest"}
         unknown = set(options) - known
@@ -444,6 +494,11 @@ class CachedDataset(Root):
         return "seal" if self._source is None else self._job.sync
 
     def _check_relabelling(self) -> None:
+        if self._reader.by_request:
+            raise OptionError(
+                f"{self.path}: an archive behind a URL is only read; change the labels of a copy on a disk, "
+                "and upload that"
+            )
         if self._reader.has_digest:
             raise OptionError(
                 f"{self.path}: opened with expected_digest=, so that it must stay the file that was "
@@ -510,8 +565,19 @@ class CachedDataset(Root):
 
     def _many(self, indices: npt.NDArray[np.int64], fields: Projection | None) -> list[Any]:
         if fields is not None or not self.complete:
-            return [self._one(index, fields) for index in indices.tolist()]
+            with self._ahead(indices, fields):
+                return [self._one(index, fields) for index in indices.tolist()]
         return self._reader.read_many(indices, copy=not self.zero_copy)
+
+    def _ahead(
+        self, indices: npt.NDArray[np.int64], fields: Projection | None
+    ) -> AbstractContextManager[None]:
+        """What those samples take is read by one fetch, where it is read by request."""
+        if not self._reader.by_request:
+            return nullcontext()
+        if fields is not None:
+            return fields.reading_ahead(self._reader, self.labels, indices)
+        return self._reader.reading_ahead(indices)
 
     def _collated(
         self,
@@ -576,16 +642,19 @@ class CachedDataset(Root):
             raise self._reader.placed(error, position) from error
 
 
-def archive_at(path: str) -> Reader | None:
+def archive_at(where: Where) -> Reader | None:
     """The archive that is there, if one is and its creator lived to write its head.
 
-    Where it does not read, what a power cut left of a seal that was never synced is cut off first.
+    Where a file does not read, what a power cut left of a seal that was never synced is cut off first.
     """
     try:
-        return _opened(path)
+        return _opened(where)
     except ArchiveNotFoundError:
         return None
     except (NotAnArchiveError, CorruptArchiveError) as error:
+        if not isinstance(where, str):
+            raise
+        path = where
         if never_created(path):
             return None
         if isinstance(error, CorruptArchiveError):
@@ -602,8 +671,8 @@ def _recovered(path: str, error: CorruptArchiveError) -> None:
         raise error from None
 
 
-def _opened(path: str) -> Reader:
-    reader = Reader(path)
+def _opened(where: Where) -> Reader:
+    reader = Reader(where)
     reader.head  # noqa: B018
     return reader
 

@@ -18,6 +18,7 @@ from edcache.errors import OptionError, StaleCacheError
 from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
+from edcache.places import located
 from edcache.reader import Reader
 
 STALE_CHOICES: Final = ("error", "warn", "rebuild", "ignore")
@@ -79,7 +80,7 @@ class CachedFactory(Generic[P]):
         arguments = self._arguments(args, kwargs)
         path = self._locate(arguments)
         fingerprint = call_fingerprint(self.uncached, arguments, self.version)
-        found = archive_at(path)
+        found = archive_at(located(path, self.options.get("storage_options")))
         rebuild = found is not None and self._is_stale(found, fingerprint)
         may_grow = bool(self.options.get("grow"))
         if found is not None and found.sealed and found.complete and not rebuild and not may_grow:
@@ -173,7 +174,7 @@ def cachable(path: Any = None, *, version: object = None, on_stale: str = "error
     """Cache the datasets that a function makes: the first call fills an archive, later ones open it.
 
     Args:
-        path: the archive; it may name parameters: "cache/{split}.zip". Without one it lives in
+        path: the archive, or its URL; it may name parameters: "cache/{split}.zip". Without one it lives in
             `$EDCACHE_DIR` (default `~/.cache/edcache`) under a readable name.
         version: change it when the function starts to make other samples.
         on_stale: what to do when the archive was made with other arguments or another version:

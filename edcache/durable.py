@@ -27,7 +27,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
@@ -247,6 +247,9 @@ class File:
     belongs to the open description: only the process that took it may release it.
     """
 
+    # Read by calls of the system, not by requests (see places/place.py).
+    by_request = False
+
     def __init__(self, path: str, writable: bool) -> None:
         self.path = path
         self.writable = writable
@@ -324,6 +327,13 @@ class File:
         found = self._stat()
         return found.st_dev, found.st_ino
 
+    def reopened(self) -> File:
+        """What the path leads to now, opened for reading."""
+        return File.open(self.path, "r")
+
+    def check_unchanged(self) -> None:
+        """Nothing: an open file stays the one that was opened."""
+
     def is_named(self) -> bool:
         """Whether the path still leads to this file: not where another took its place, or it was deleted."""
         try:
@@ -368,6 +378,10 @@ class File:
         except OSError as error:
             _refused(self.path, f"reading {nbytes:,} bytes at offset {offset:,}", error)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Read extents (offset, nbytes), one after the other; shorter only at the end of the file."""
+        return [memoryview(self.pread(offset, nbytes)) for offset, nbytes in extents]
 
     def next_data(self, offset: int) -> int:
         """The next offset, from this one on, that is in no hole of the file; its size where none is."""

@@ -30,6 +30,7 @@ from edcache.errors import (
 )
 from edcache.format import Cursor, Head, Header
 from edcache.labels.tables import parse_index
+from edcache.places import located, open_place
 
 # Start and length: LOCK_APPEND is the first of all locks, sessions and claims lie behind it.
 _EVERY_LOCK: Final = format.LOCK_APPEND, (1 << 63) - 1 - format.LOCK_APPEND
@@ -127,10 +128,10 @@ def look_at(path: str | os.PathLike[str]) -> Listed:
 
 def head_of(path: str | os.PathLike[str]) -> Head:
     """What an archive says about itself; raises as `look_at`."""
-    name = os.fspath(path)
-    file = _open_unnoticed(name)
+    where = located(path)
+    file = _open_unnoticed(where) if isinstance(where, str) else open_place(where)
     try:
-        return format.read_head(file.pread, name)[0]
+        return format.read_head(file.pread, file.path)[0]
     finally:
         file.close()
 

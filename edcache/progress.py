@@ -6,7 +6,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
 from typing import Any
@@ -90,6 +91,20 @@ def _bar_class() -> Any:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=renew)
     return Bar
+
+
+@contextmanager
+def uploading(what: str, nbytes: int, show: Show) -> Iterator[Callable[[int], object]]:
+    """A bar over the bytes of an upload: `tell(nbytes)` says that so many more are there.
+
+    Args:
+        show: as in `Progress`; a function counts samples, and hears nothing of bytes.
+    """
+    if not _shown(False if callable(show) else show):
+        yield lambda more: None
+        return
+    with _bar_class()(total=nbytes, desc=f"uploading {what}", unit="B", unit_scale=True) as bar:
+        yield bar.update
 
 
 def _of(kept: int, total: int | None) -> str:

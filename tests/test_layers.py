@@ -16,6 +16,7 @@ FLOORS = [
     {"errors"},
     {"bounded", "once"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection", "sizes"},
+    {"places"},
     {"contents", "digests", "folders"},
     {"reader", "writer"},
     {"fill", "batch", "samplers"},
@@ -38,6 +39,9 @@ OWNERS = {
     "zstandard": {"codec"},
     "click": {"cli"},
     "tqdm": {"progress"},
+    "aiohttp": {"places"},
+    "asyncio": {"places"},
+    "fsspec": {"places"},
 }
 FILES = sorted(PACKAGE.rglob("*.py"))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,6 +111,16 @@ class Projection:
             except (CodecError, CorruptRecordError) as error:
                 raise reader.placed(error, index) from error
         return self.assembled(values)
+
+    def reading_ahead(self, reader: Reader, labels: Labels, indices: Ints) -> AbstractContextManager[None]:
+        """What `read` of those samples takes, by one fetch; see `Reader.reading_ahead`."""
+        decoder = reader.common_decoder(indices)
+        plan = None if decoder is None else _plan(self._stored_in(reader), decoder)
+        if plan is None:
+            return reader.reading_ahead(indices)
+        if all(part.column is not None and _column(labels, part) is not None for part in plan.parts):
+            return nullcontext()
+        return reader.reading_ahead(indices, plan.wanted)
 
     def collated(self, reader: Reader, labels: Labels, indices: Ints, memory: Memory) -> Any:
         """What default_collate makes of the fields of many samples; NotImplemented where it must see them."""

@@ -184,6 +184,9 @@ def _told_how_to_resume(out: str, rebuild: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        from edcache.places import shown
+
+        out = shown(out)
         if rebuild:
             message = f"interrupted; {out} is as it was before, a rebuild starts from nothing"
         else:

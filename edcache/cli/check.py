@@ -49,13 +49,15 @@ def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: 
       edcache verify train.zip --quick
     """
     from edcache import maintain
+    from edcache.places import shown
 
     with _bar("verifying", path, progress) as on_progress:
         report = maintain.verify(path, on_progress, quick=quick, expected_digest=expect)
+    place = shown(path)
     if as_json:
-        print_json(report_object(path, report))
+        print_json(report_object(place, report))
     else:
-        print_lines(report_lines(path, report))
+        print_lines(report_lines(place, report))
     if not report.sound:
         sys.exit(FAILED)
 
@@ -143,7 +145,10 @@ def _bar(doing: str, path: str, progress: bool | None) -> Iterator[Callable[[int
     if not progress:
         yield None
         return
-    with click.progressbar(length=1, label=f"{doing} {os.path.basename(path)}", file=sys.stderr) as bar:
+    from edcache.places import shown
+
+    name = os.path.basename(shown(path))
+    with click.progressbar(length=1, label=f"{doing} {name}", file=sys.stderr) as bar:
 
         def move(done: int, total: int) -> None:
             bar.length = total

@@ -106,11 +106,12 @@ def why(path: str, factory: str | None, arguments: Sequence[str], version: str |
       edcache why train.zip digits:make --arg split=train
     """
     from edcache.housekeeping import head_of
+    from edcache.places import shown
 
     if factory is None and (arguments or version is not None):
         raise click.UsageError("--arg and --version belong to a call; name its MODULE:FACTORY too")
     head = head_of(path)
-    lines = list(fingerprint_lines(path, head.fingerprint))
+    lines = list(fingerprint_lines(shown(path), head.fingerprint))
     different: list[str] = []
     if factory is not None:
         call = Call(factory, arguments, version)

@@ -103,6 +103,6 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
     cache = CachedDataset.from_cache(path, allow_pickle=allow_pickle)
     leaves = describe_sample(cache[index])
     if as_json:
-        print_json({"path": path, "index": index % len(cache), "leaves": leaves})
+        print_json({"path": cache.path, "index": index % len(cache), "leaves": leaves})
     else:
         print_lines(table(("field", "type", "dtype", "shape", "value"), map(leaf_row, leaves)))

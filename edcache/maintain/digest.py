@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from edcache import format
 from edcache.digests import OnProgress, file_digest, no_digest
-from edcache.durable import File
+from edcache.places import located, open_place
 
 
-def digest(path: str | os.PathLike[str], on_progress: OnProgress | None = None) -> str:
+def digest(
+    path: str | os.PathLike[str],
+    on_progress: OnProgress | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> str:
     """Hash a sealed archive: "sha256:" and the hex digits that `sha256sum` prints for the file.
 
     Args:
+        path: the archive, or its URL. storage_options: for a URL, as in `edcache.Reader`.
         on_progress: called with (bytes hashed, bytes of the file) now and then.
     Raises:
         DigestError: "train.zip: it is not sealed, so it may still grow and has no digest; ...".
@@ -20,7 +28,7 @@ def digest(path: str | os.PathLike[str], on_progress: OnProgress | None = None) 
     Cost: reads the file once, some 1.6 GB/s on one core. Writes and locks nothing; proves nothing: that the
         file is sound says `verify`.
     """
-    file = File.open(path, "r")
+    file = open_place(located(path, storage_options))
     try:
         head, _ = format.read_head(file.pread, file.path)
         if format.read_seal(file.pread, file.size(), head.uuid) is None:

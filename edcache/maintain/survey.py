@@ -30,6 +30,7 @@ from edcache.labels.arrays import same_tables
 from edcache.labels.revisions import Revised
 from edcache.labels.tables import ChunkTable, IndexTable, Revision, parse_index, parse_labels
 from edcache.maintain.proof import check_chunk, check_layout
+from edcache.places import Place
 
 # index, offset, nbytes, crc32 and schema of a record, as Arrow writes them.
 ROW_NBYTES: Final = 30
@@ -72,7 +73,7 @@ class Survey:
 
     def __init__(
         self,
-        file: File,
+        file: Place,
         reads_records: bool,
         forgives_power_cut: bool = False,
         on_position: Callable[[int], object] = lambda offset: None,
@@ -99,7 +100,7 @@ class Survey:
             if labels.seq not in self.chain.lost:  # to a power cut, with what belongs to it
                 self.problem(labels.payload_end, "the dead directory of an earlier seal is damaged")
         self.seal = format.read_seal(self._pread, self.size, self.head.uuid)
-        if forgives_power_cut and self.chain.seal is None and not written_since_boot(file):
+        if forgives_power_cut and self.chain.seal is None and not _is_since_boot(file):
             self.chain.lost |= self.chain.find_lost(self._pread)
         self._unchecked = deque(headers)
         self.contents = self._merged()
@@ -315,6 +316,11 @@ class Survey:
             end = labels.payload_end + len(self._directory(self.chain.seal))
         if self.seal is None:
             self.dead.torn = max(0, self.size - end)
+
+
+def _is_since_boot(file: Place) -> bool:
+    """Whether no power cut came after the last write; what is behind a URL was uploaded whole."""
+    return not isinstance(file, File) or written_since_boot(file)
 
 
 def _same_index(found: IndexTable, expected: IndexTable) -> bool:

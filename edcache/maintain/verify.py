@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from edcache.digests import OnProgress, check_digest, no_digest, parse_digest
-from edcache.durable import File
 from edcache.maintain.survey import Dead, Survey
+from edcache.places import located, open_place
 
 
 @dataclass
@@ -44,10 +46,12 @@ def verify(
     *,
     quick: bool = False,
     expected_digest: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Report:
     """Check structure, every checksum, and that index, labels, directory and chunks agree.
 
     Args:
+        path: the archive, or its URL. storage_options: for a URL, as in `edcache.Reader`.
         on_progress: called with (bytes checked, bytes of the file) now and then.
         quick: leave the samples' records unread; all that leads to them is checked.
         expected_digest: what `digest` said of the archive when it was published; compared first.
@@ -62,7 +66,7 @@ def verify(
     """
     expected = None if expected_digest is None else parse_digest(expected_digest)
     tell = on_progress or (_ignored)
-    file = File.open(path, "r")
+    file = open_place(located(path, storage_options))
     try:
         if expected is not None:
             check_digest(file, expected)

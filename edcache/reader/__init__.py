@@ -5,6 +5,7 @@
     checks    when a record is compared with its crc32
     blocks    which bytes were checked in this process, block by block
     group     many records of one schema, read field by field
+    requested records read by request: many at a time, of large ones only the blocks that are wanted
     storage   where the bytes are: mapped, or read from the file; announcing what will be read
 
 Each imports only those below it.

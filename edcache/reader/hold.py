@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +15,6 @@ from edcache import format
 from edcache.codec import PICKLE_SCHEMA, Decoder, Decoders, Decoding, aliased
 from edcache.codec.compression import decompress, decompress_into, most_content
 from edcache.contents import Chain, Contents, read_revision, read_table
-from edcache.durable import File
 from edcache.errors import (
     ArchiveError,
     CorruptArchiveError,
@@ -39,8 +40,10 @@ from edcache.labels.tables import (
 )
 from edcache.labels.view import checked_indices
 from edcache.once import once
+from edcache.places import Place
 from edcache.reader.checks import LARGE, Checks, Places
 from edcache.reader.group import Group, Records
+from edcache.reader.requested import Piece, Requested
 from edcache.reader.storage import Storage
 
 Ints = npt.NDArray[np.int64]
@@ -73,7 +76,7 @@ class Hold:
     """
 
     def __init__(
-        self, file: File, io: str, verify: str, decoding: Decoding | None = None, before: Hold | None = None
+        self, file: Place, io: str, verify: str, decoding: Decoding | None = None, before: Hold | None = None
     ) -> None:
         self.file = file
         self.path = file.path
@@ -95,8 +98,8 @@ class Hold:
             if self._chain.seal is not None:
                 # Its last header may have been written since it was looked for.
                 self._seal = self._found_seal(file)
-        elif verify == "open" or (verify != "never" and self._seal[0].seq <= _WALKED):
-            # Cheap among few entries, and then the zip directory and the index can tell of no others.
+        elif verify == "open" or (verify != "never" and self._seal[0].seq <= _WALKED and not file.by_request):
+            # Cheap among a file's few entries; then the zip directory and the index can tell of no others.
             self._announce_headers(file, self._seal[1].payload_end)
             self._chain.extend(file.pread, self._size)
             self._chain.check_seal(file.pread, self._size, self._seal)
@@ -108,10 +111,10 @@ class Hold:
         self.contents = self._sealed_contents() if self._seal else self._chain.contents(self._sound_table)
         self._prepare()
 
-    def _found_seal(self, file: File) -> tuple[Header, Header] | None:
+    def _found_seal(self, file: Place) -> tuple[Header, Header] | None:
         return format.read_seal(file.pread, self._size, self.head.uuid)
 
-    def _announce_headers(self, file: File, directory: int) -> None:
+    def _announce_headers(self, file: Place, directory: int) -> None:
         """Let the kernel fetch every header at once, rather than each when the one before was read."""
         listed = file.pread(directory, min(self._size - directory, _DIRECTORY_NBYTES))
         offsets = [offset for offset in format.directory_offsets(listed) if offset < self._size]
@@ -140,7 +143,7 @@ class Hold:
         return read + labels + self.checks.nbytes
 
     def _pread(self, offset: int, nbytes: int) -> bytes:
-        return bytes(self.storage.read(offset, nbytes))
+        return self.storage.pread(offset, nbytes)
 
     def _sealed_contents(self) -> Contents:
         assert self._seal is not None
@@ -221,6 +224,11 @@ class Hold:
         self._is_bulk = False
         self._labels: Any = None
         self._dictionaries: list[bytes] | None = None
+        self._ahead = threading.local()
+        self._requested: Requested | None = None
+        if self.file.by_request:
+            places = records.offset.view(np.int64), records.nbytes.view(np.int64)
+            self._requested = Requested(self.storage, self.checks, self.contents.index.blocks, *places)
 
     # --- one record ---
 
@@ -292,13 +300,11 @@ class Hold:
     def _stored(
         self, row: int, wanted: tuple[int, int] | None = None, *, is_announced: bool = False
     ) -> memoryview:
+        if self._requested is not None:
+            return self._whole(row, self._piece(row, wanted))
+        self._check_within(row)
         offset, nbytes = self._offset[row], self._nbytes[row]
         end = offset + nbytes
-        if end > self.storage.size:
-            raise CorruptRecordError(
-                f"{self.place(row)}: it ends at {end:,}, the file at {self.storage.size:,}; "
-                f'run "edcache verify {self.path}"'
-            )
         if nbytes >= LARGE and not is_announced and self._view is not None and self.storage.is_probe_due():
             start = np.array([offset], np.int64)
             if not self.storage.seems_hot(start):
@@ -306,6 +312,49 @@ class Hold:
         data = self.storage.read(offset, nbytes) if self._view is None else self._view[offset:end]
         self.checks.record(row, data, None if self._raw_nbytes is not None else wanted)
         return data
+
+    def _check_within(self, row: int) -> None:
+        end = self._offset[row] + self._nbytes[row]
+        if end > self.storage.size:
+            raise CorruptRecordError(
+                f"{self.place(row)}: it ends at {end:,}, the file at {self.storage.size:,}; "
+                f'run "edcache verify {self.path}"'
+            )
+
+    def _piece(self, row: int, wanted: tuple[int, int] | None) -> Piece:
+        ahead: dict[int, Piece] = getattr(self._ahead, "pieces", {})
+        return ahead[row] if row in ahead else self._pieces(np.array([row]), wanted)[0]
+
+    def _pieces(self, rows: Ints, wanted: tuple[int, int] | None) -> list[Piece]:
+        """The stored bytes of records, or what is wanted of those that are not compressed, by one fetch."""
+        assert self._requested is not None
+        for row in rows.tolist():
+            self._check_within(row)
+        return self._requested.read(rows, None if self._raw_nbytes is not None else wanted)
+
+    def _whole(self, row: int, piece: Piece) -> memoryview:
+        """A record of which the bytes beside a piece are zero; nobody looks at them."""
+        nbytes = self._nbytes[row]
+        if len(piece.data) == nbytes:
+            return piece.data
+        record = bytearray(nbytes)
+        record[piece.low : piece.low + len(piece.data)] = piece.data
+        return memoryview(record)
+
+    @contextmanager
+    def reading_ahead(self, indices: Ints, wanted: tuple[int, int] | None) -> Iterator[None]:
+        """See `Reader.reading_ahead`."""
+        if self._requested is None:
+            yield
+            return
+        length = self.contents.index.length
+        found = {self.find(index % length) for index in indices.tolist() if -length <= index < length}
+        rows = np.array(sorted(found - {None}), np.int64)  # type: ignore[type-var]
+        try:
+            self._ahead.pieces = dict(zip(rows.tolist(), self._pieces(rows, wanted), strict=True))
+            yield
+        finally:
+            self._ahead.pieces = {}
 
     def dictionaries(self) -> list[bytes]:
         """The compression dictionaries, read and checked once per process."""
@@ -359,7 +408,7 @@ class Hold:
             low, high = (0, nbytes[rows].view(np.int64)) if wanted is None else wanted
             self.storage.announce(start + low, start + high)
         if self._raw_nbytes is not None or self._view is None:
-            return self._loaded(rows, decoder)
+            return self._loaded(rows, decoder, wanted)
         check = self.checks.group(rows, start, wanted)
         if self._is_uniform:
             self._is_bulk = self._index is None
@@ -427,10 +476,14 @@ class Hold:
             and (decoder.nbytes is None or lengths.max() == least)
         )
 
-    def _loaded(self, rows: Ints, decoder: Decoder) -> Group | None:
+    def _loaded(self, rows: Ints, decoder: Decoder, wanted: tuple[int, int] | None) -> Group | None:
         """A group over memory of its own: records that are compressed, or not mapped."""
         index = self.contents.index.records
-        stored = [self._stored(row, is_announced=True) for row in rows.tolist()]
+        rows = rows % self._rows  # as `group` takes them: some from the end
+        if self._requested is not None:
+            stored = self._pieces(rows, wanted)
+        else:
+            stored = [Piece(0, self._stored(row, is_announced=True)) for row in rows.tolist()]
         raw_nbytes = index.raw_nbytes
         lengths = (index.nbytes if raw_nbytes is None else raw_nbytes)[rows].view(np.int64)
         ends = np.cumsum((lengths + LATTICE - 1) & -LATTICE)
@@ -442,15 +495,15 @@ class Hold:
             return None  # the general path looks at each frame before it believes it
         view, threads = memory.data, torch.get_num_threads()
         if raw_nbytes is None:
-            for at, data in zip(places.tolist(), stored, strict=True):
-                view[at : at + len(data)] = data
+            for at, (low, data) in zip(places.tolist(), stored, strict=True):
+                view[at + low : at + low + len(data)] = data
         else:
             try:
                 decompress_into(
                     view,
                     places.tolist(),
                     lengths.tolist(),
-                    stored,
+                    [data for _, data in stored],
                     self.dictionaries(),
                     threads,
                 )
@@ -506,14 +559,14 @@ class Hold:
         except CorruptArchiveError as error:
             raise CorruptArchiveError(f"{self.path}: {error}") from error
 
-    def _has_changed(self, file: File) -> bool:
+    def _has_changed(self, file: Place) -> bool:
         size = file.size()
         if self.sealed:
             return size != self._size
         # The size alone does not tell: a torn tail may have been cut and its bytes used for a chunk.
         return next(format.walk(file.pread, size, self.head.uuid, self._chain.cursor), None) is not None
 
-    def _is_rewritten(self, file: File) -> bool:
+    def _is_rewritten(self, file: Place) -> bool:
         """Whether another file is the same archive, compacted."""
         try:
             return format.read_head(file.pread, self.path)[0].uuid == self.head.uuid
@@ -522,7 +575,7 @@ class Hold:
 
     def look_again(self) -> Hold | None:
         """A new hold on the file if it changed, else None."""
-        file = File.open(self.path, "r")
+        file = self.file.reopened()
         try:
             if file.identity() != self.file.identity():
                 if self._is_rewritten(file):

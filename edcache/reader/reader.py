@@ -7,8 +7,8 @@ because nothing here has a file position, and a pickle leaves it behind.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import numpy as np
@@ -17,17 +17,19 @@ import numpy.typing as npt
 from edcache import bounded
 from edcache.codec import STORED, Decode, Decoder, Decoding
 from edcache.digests import check_digest, no_digest, parse_digest
-from edcache.durable import File
 from edcache.errors import (
     ArchiveClosedError,
     CodecError,
+    CorruptArchiveError,
     CorruptRecordError,
     EdcacheError,
+    NotAnArchiveError,
     OptionError,
     StaleArchiveError,
 )
 from edcache.format import Head
 from edcache.labels.tables import Failure, Records
+from edcache.places import Place, Where, located, open_place
 from edcache.reader.group import Group
 from edcache.reader.hold import Hold
 from edcache.reader.storage import IO_CHOICES
@@ -39,7 +41,8 @@ class Reader:
     """Random access to the samples of one archive, sealed or still growing.
 
     Args:
-        path: the archive. Nothing is opened before the first use.
+        path: the archive, or its URL: http, https, s3, gs, hf, whatever fsspec knows. Nothing is opened
+            before the first use.
         verify: when a record's crc32 is checked: "touch" at its first read in this process,
             "always" at every read, "never". The index of a sealed archive of up to a thousand entries is
             compared with the chain of entries and with the zip directory when it is opened; "open" does so
@@ -54,6 +57,10 @@ class Reader:
             descriptor that it hashed. A process that gets this reader by fork or pickle hashes nothing: it
             checks that the file at the path has the same uuid and the same size. Not noticed is who writes
             into the file after it was hashed, beyond what the crc32s of the records tell.
+        storage_options: for the engine that reads a URL, as fsspec takes them: key, secret and endpoint_url
+            for s3, token for gs, headers for https. `request_timeout` (30 seconds, and one more for each half
+            MiB) and `request_tries` (5) limit every request. What is not given comes from the environment, as
+            each engine has it (AWS_*, GOOGLE_APPLICATION_CREDENTIALS, FSSPEC_*).
     Raises, at the first use:
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
         StaleArchiveError: unpickled in a process where the path leads to another archive.
@@ -67,19 +74,21 @@ class Reader:
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: Where | os.PathLike[str],
         *,
         verify: str = "touch",
         allow_pickle: bool = False,
         io: str = "auto",
         decode: Decode = STORED,
         expected_digest: str | None = None,
+        storage_options: Mapping[str, Any] | None = None,
     ) -> None:
         if verify not in VERIFY_CHOICES:
             raise OptionError(f"verify={verify!r}; choose one of {', '.join(map(repr, VERIFY_CHOICES))}")
         if io not in IO_CHOICES:
             raise OptionError(f"io={io!r}; choose one of {', '.join(map(repr, IO_CHOICES))}")
-        self.path = os.fspath(path)
+        self._where = located(path, storage_options)
+        self.path = self._where if isinstance(self._where, str) else self._where.shown
         self.verify = verify
         self.allow_pickle = allow_pickle
         self.io = io
@@ -234,7 +243,29 @@ class Reader:
             with suppress(EdcacheError):
                 return group.decoded(copy)
         length = len(self)
-        return [self.read(index % length, copy) for index in indices.tolist()]
+        with self.reading_ahead(indices):
+            return [self.read(index % length, copy) for index in indices.tolist()]
+
+    @property
+    def by_request(self) -> bool:
+        """Whether it is behind a URL, so that each read is a request."""
+        return not isinstance(self._where, str)
+
+    @contextmanager
+    def reading_ahead(
+        self, indices: npt.NDArray[np.int64], wanted: tuple[int, int] | None = None
+    ) -> Iterator[None]:
+        """Let this thread read records one by one inside the block, all of which are fetched at once before.
+
+        Does nothing where the archive is not behind a URL.
+
+        Args:
+            indices: int64 [n]; what is out of range or has no record is left out.
+            wanted: as in `record`.
+        Raises: CorruptRecordError, StaleArchiveError, StorageError.
+        """
+        with self._here.reading_ahead(indices, wanted):
+            yield
 
     def record(self, index: int, wanted: tuple[int, int] | None = None) -> memoryview:
         """The bytes of a sample's record before compression; of a mapped file read only, not a copy.
@@ -343,7 +374,16 @@ class Reader:
     def _attach(self) -> Hold:
         if self._closed:
             raise ArchiveClosedError(f"{self.path}: closed; open it again to read")
-        file = File.open(self.path, "r")
+        try:
+            return self._opened()
+        except (CorruptArchiveError, NotAnArchiveError, StaleArchiveError):
+            # Over a network it may have been the way, or it was replaced just then.
+            if isinstance(self._where, str):
+                raise
+        return self._opened()
+
+    def _opened(self) -> Hold:
+        file = open_place(self._where)
         try:
             if self._expected_digest is not None:
                 self._prove(file, self._expected_digest)
@@ -360,7 +400,7 @@ class Reader:
         self._uuid = hold.head.uuid
         return hold
 
-    def _prove(self, file: File, expected: str) -> None:
+    def _prove(self, file: Place, expected: str) -> None:
         """Hash the file, once for this reader and all its copies in other processes."""
         if self._proven_nbytes is None:
             self._proven_nbytes = check_digest(file, expected)

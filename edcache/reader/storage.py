@@ -1,16 +1,19 @@
-"""Where an archive's bytes are: mapped into memory, or read from the file into memory of ours.
+"""Where an archive's bytes are: mapped into memory, or read from their place into memory of ours.
 
 Mapped bytes are shared by all processes and cost nothing to look at. On a file system of another
-machine a mapping fetches page by page and a lost connection is a SIGBUS, so there records are read.
+machine a mapping fetches page by page and a lost connection is a SIGBUS, so there records are read; what is
+behind a URL cannot be mapped at all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
-from edcache.durable import File
 from edcache.errors import StorageError
+from edcache.places import Place
 
 IO_CHOICES = ("auto", "mmap", "pread")
 
@@ -22,13 +25,13 @@ _GAP = 1 << 16
 
 
 class Storage:
-    """The bytes of one open file up to `size`, and announcing what will be read of them.
+    """The bytes of one open place up to `size`, and announcing what will be read of them.
 
     Attributes:
         view: all of them, mapped and read only; None where they are read instead.
     """
 
-    def __init__(self, file: File, size: int, io: str) -> None:
+    def __init__(self, file: Place, size: int, io: str) -> None:
         self.file = file
         self.size = size
         self.view: memoryview | None = None
@@ -48,7 +51,22 @@ class Storage:
         """The bytes of an extent; fewer at the end of the file. Read only."""
         if self.view is not None:
             return self.view[offset : offset + nbytes]
-        return memoryview(self.file.pread(offset, min(nbytes, max(0, self.size - offset))))
+        return self.file.read_many([(offset, self._within(offset, nbytes))])[0]
+
+    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The same of many extents (offset, nbytes); at a time where they are read by request."""
+        if self.view is not None:
+            return [self.view[offset : offset + nbytes] for offset, nbytes in extents]
+        return self.file.read_many([(offset, self._within(offset, nbytes)) for offset, nbytes in extents])
+
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        """A copy of an extent, of what leads to records: what follows may be fetched with it."""
+        if self.view is not None:
+            return bytes(self.view[offset : offset + nbytes])
+        return self.file.pread(offset, self._within(offset, nbytes))
+
+    def _within(self, offset: int, nbytes: int) -> int:
+        return min(nbytes, max(0, self.size - offset))
 
     def announce(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> None:
         """Let the kernel fetch extents that will be read.

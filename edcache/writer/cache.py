@@ -7,7 +7,7 @@ import os
 import time
 import uuid as uuid_module
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -17,6 +17,7 @@ from edcache.codec.compression import Compression
 from edcache.durable import File
 from edcache.errors import (
     ArchiveClosedError,
+    ArchiveExistsError,
     ArchiveLockedError,
     CodecError,
     EdcacheError,
@@ -26,6 +27,7 @@ from edcache.errors import (
 )
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
+from edcache.places import Spool, Url, check_writable, located, shown
 from edcache.writer.appender import Appender
 from edcache.writer.batcher import ChunkWriter, check_writing
 from edcache.writer.chunk import CHUNK_NBYTES
@@ -76,6 +78,10 @@ class CacheWriter:
             many seconds after a chunk, "never" not at all. It decides what a power cut may take; a crash of
             the process takes nothing that was published (see edcache/writer/syncing.py).
         uuid: 16 bytes that identify the archive; random by default.
+        storage_options: where the path is a URL, see `edcache.Reader`. The archive is written to a spool file
+            of this machine; close() uploads it, and it has its name there when it is whole. What a killed
+            writer left in the spool mode="a" goes on with, after mode="x" and "a".
+        spool: the folder of spool files; `$EDCACHE_SPOOL`, else `~/.cache/edcache/spool`.
     Raises:
         ArchiveExistsError: mode="x" and the path exists.
         ArchiveLockedError: another process is replacing the same path with mode="w".
@@ -103,16 +109,22 @@ class CacheWriter:
         publish_seconds: float | None = 2.0,
         sync: Sync = "seal",
         uuid: bytes | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+        spool: str | os.PathLike[str] | None = None,
     ) -> None:
         if mode not in ("x", "a", "w"):
             raise OptionError(f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)")
-        self.path = os.fspath(path)
+        where = located(path, storage_options)
+        self.path = self._local = shown(where)
+        self._upload = None if isinstance(where, str) else _Upload(where, spool, mode)
         self._replaces = mode == "w"
         self._has_replaced = False
         spec = LabelSpec.parse(in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
         check_writing(sync, chunk_size, chunk_nbytes)
-        work = self.path + ".new" if self._replaces else self.path
+        if self._upload is not None:
+            self._local = self._upload.begin()
+        work = self._local + ".new" if self._replaces else self._local
         self._session = start_replacing(work) if self._replaces else None
         try:
             self._appender = Appender.open(work, head, create=mode == "x", sync=sync)
@@ -176,17 +188,19 @@ class CacheWriter:
             self._appender.amend(length=self._appender.end_index)
         self._appender.seal()
         if self._replaces and not self._has_replaced:
-            self._appender.move(self.path)
+            self._appender.move(self._local)
             self._has_replaced = True
 
     def close(self) -> None:
-        """Seal and let go of the file; idempotent."""
+        """Seal, let go of the file, and upload it where it goes to a URL; idempotent."""
         if self._appender.closed:
             return
         try:
             self.seal()
         finally:
             self._close_files()
+        if self._upload is not None:
+            self._upload.finish()
 
     def abort(self) -> None:
         """Publish what was appended and let go of the file without sealing it; idempotent."""
@@ -238,6 +252,31 @@ class CacheWriter:
         finally:
             if self._session is not None:
                 self._session.close()
+
+
+class _Upload:
+    """What a writer to a URL does before and after it writes a file of this machine."""
+
+    def __init__(self, url: Url, folder: str | os.PathLike[str] | None, mode: str) -> None:
+        check_writable(url)
+        self._url, self._mode = url, mode
+        self._spool = Spool(url, folder)
+        self._before: Any = None
+
+    def begin(self) -> str:
+        """The file to write."""
+        self._before = self._spool.prepare() if self._mode == "a" else self._spool.state()
+        if self._mode == "x" and self._before is not None:
+            raise ArchiveExistsError(
+                f'{self._url.shown}: exists already; use mode="a" to continue or grow it, mode="w" to '
+                "replace it"
+            )
+        durable.make_parent(self._spool.path)
+        return self._spool.path
+
+    def finish(self) -> None:
+        """Upload what was written."""
+        self._spool.publish(self._before, replaces=self._mode == "w")
 
 
 def _add_note(error: BaseException, text: str) -> None:

@@ -1,0 +1,55 @@
+"""A path or a URL, and what lies there, opened."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from edcache.durable import File
+from edcache.errors import OptionError
+from edcache.places.place import Place
+from edcache.places.remote import RemotePlace
+from edcache.places.url import Url, is_url
+
+Where = str | Url
+"""A path of this machine, or a URL with its options."""
+
+
+def located(path: Where | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Where:
+    """Where an archive is, as `open_place` takes it; nothing is opened.
+
+    Args:
+        path: of a file, or a URL: http, https, s3, gs, hf, whatever fsspec knows; "file://" is a path.
+        storage_options: for the engine that reads a URL.
+    Raises:
+        OptionError: 'train.zip: storage_options are for URLs, and this is a path', or no dict.
+    """
+    if isinstance(path, Url):
+        return path
+    name = os.fspath(path)
+    if storage_options is not None and not isinstance(storage_options, Mapping):
+        raise OptionError(f"storage_options of type {type(storage_options).__name__}; give a dict")
+    if not is_url(name):
+        if storage_options:
+            raise OptionError(f"{name}: storage_options are for URLs, and this is a path")
+        return name
+    if name.lower().startswith("file://"):
+        return os.fspath(unquote(urlsplit(name).path))
+    return Url(name, storage_options)
+
+
+def shown(path: Where | os.PathLike[str]) -> str:
+    """A path or URL as messages name it, without credentials."""
+    where = located(path)
+    return where if isinstance(where, str) else where.shown
+
+
+def open_place(where: Where) -> Place:
+    """Open what is there for reading.
+
+    Raises:
+        ArchiveNotFoundError, StorageError, MissingDependencyError, OptionError.
+    """
+    return File.open(where, "r") if isinstance(where, str) else RemotePlace(where)

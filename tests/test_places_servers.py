@@ -1,0 +1,94 @@
+"""Archives on real servers: nginx, an S3, a Google Cloud Storage."""
+
+import fsspec
+import object_servers
+import pytest
+import torch
+from likeness import same
+from torch.utils.data import DataLoader, default_collate
+
+from edcache import CachedDataset, CacheWriter
+from edcache.errors import ArchiveNotFoundError, StaleArchiveError
+
+COUNT = 300
+
+
+def sample(k):
+    return {"image": torch.full((40, 50), k % 256, dtype=torch.uint8), "label": k}
+
+
+def written(path, count=COUNT, first=0):
+    with CacheWriter(path, "w", in_memory_keys=["label"], chunk_size=100) as w:
+        w.extend(sample(k + first) for k in range(count))
+    return path.read_bytes()
+
+
+class Place:
+    """Where a server has an object: its URL, the options that lead there, and what puts bytes there."""
+
+    def __init__(self, url, options, put):
+        self.url, self.options, self.put = url, options, put
+
+    def open(self, name="a.zip"):
+        return CachedDataset.from_cache(self.url + name, storage_options=self.options)
+
+
+@pytest.fixture(scope="module")
+def nginx(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("nginx")
+    with object_servers.nginx(folder) as url:
+        yield Place(f"{url}/", None, lambda name, data: (folder / "www" / name).write_bytes(data))
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    with object_servers.s3(tmp_path_factory.mktemp("s3")) as options:
+        system = fsspec.filesystem("s3", **options)
+        system.call_s3("create_bucket", Bucket="bucket")
+        yield Place(
+            "s3://bucket/a folder/", options, lambda name, data: put(system, f"a folder/{name}", data)
+        )
+
+
+@pytest.fixture(scope="module")
+def gs(tmp_path_factory):
+    with object_servers.gs(tmp_path_factory.mktemp("gs")) as options:
+        system = fsspec.filesystem("gs", **options)
+        yield Place("gs://bucket/folder/", options, lambda name, data: put(system, f"folder/{name}", data))
+
+
+def put(system, name, data):
+    system.pipe_file(f"bucket/{name}", data)
+
+
+@pytest.fixture(params=["nginx", "s3", "gs"])
+def place(request, tmp_path):
+    place = request.getfixturevalue(request.param)
+    place.put("a.zip", written(tmp_path / "a.zip"))
+    return place
+
+
+def test_a_server_gives_the_samples_and_notices_a_change(place, tmp_path):
+    ds = place.open()
+    indices = [*range(0, COUNT, 17), 3, -1]
+    assert same(ds.batch(indices), default_collate([sample(k % COUNT) for k in indices]))
+    assert same(ds[7], sample(7))
+    assert len(ds.filter("label < 10")) == 10
+    place.put("a.zip", written(tmp_path / "b.zip", first=1))
+    for read in (lambda: ds[8], lambda: ds.batch([30, 299])):
+        with pytest.raises(StaleArchiveError, match=r"/a\.zip: "):
+            read()
+    with pytest.raises(ArchiveNotFoundError, match="no such object; check the URL"):
+        place.open("absent.zip")
+
+
+@pytest.mark.parametrize(("scheme", "method"), [("s3", "fork"), ("s3", "spawn"), ("gs", "fork")])
+def test_workers_read_an_object_that_their_parent_has_read(request, tmp_path, scheme, method):
+    place = request.getfixturevalue(scheme)
+    place.put("a.zip", written(tmp_path / "a.zip"))
+    ds = place.open()
+    assert same(ds[7], sample(7))
+    indices = list(range(0, COUNT, 30))
+    loader = DataLoader(ds, 5, sampler=indices, num_workers=2, multiprocessing_context=method)
+    assert torch.cat([batch["label"] for batch in loader]).tolist() == indices
+    assert same(ds[8], sample(8))

@@ -1,0 +1,252 @@
+"""Archives written to URLs: filled in a spool file, resumed, and there when they are whole."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import fsspec
+import numpy as np
+import object_servers
+import pytest
+from filled import computed, note
+from likeness import same
+
+import edcache
+from edcache import CachedDataset, CacheWriter
+from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, OptionError, SourceError, StaleCacheError
+from edcache.places.spool import Spool
+from edcache.places.url import Url
+
+UUID = bytes(range(16))
+COUNT = 120
+
+
+@pytest.fixture(autouse=True)
+def spool(tmp_path, monkeypatch):
+    folder = tmp_path / "spool"
+    monkeypatch.setenv("EDCACHE_SPOOL", str(folder))
+    return folder
+
+
+@pytest.fixture
+def memory():
+    system = fsspec.filesystem("memory")
+    yield system
+    system.store.clear()
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("s3")
+    with object_servers.s3(folder) as options:
+        system = fsspec.filesystem("s3", **options)
+        system.call_s3("create_bucket", Bucket="bucket")
+        yield system, options, folder / "log"
+
+
+def sample(k):
+    return {"image": np.full(500, k, np.int16), "label": k % 7}
+
+
+class Source:
+    def __init__(self, log, count=COUNT, fails_at=None):
+        self.log, self.count, self.fails_at = log, count, fails_at
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, k):
+        note(self.log, k)
+        if k == self.fails_at:
+            raise ValueError("out of luck")
+        return sample(k)
+
+
+def files(folder):
+    return sorted(os.listdir(folder)) if folder.exists() else []
+
+
+def written(path, mode="x", **options):
+    with CacheWriter(path, mode, uuid=UUID, publish_seconds=None, in_memory_keys=["label"], **options) as w:
+        w.extend(map(sample, range(COUNT)))
+
+
+def test_a_writer_gives_the_same_bytes_and_nobody_sees_a_part(tmp_path, memory, spool):
+    written(tmp_path / "a.zip")
+    with CacheWriter("memory://bucket/a.zip", uuid=UUID, publish_seconds=None, in_memory_keys=["label"]) as w:
+        w.extend(map(sample, range(COUNT)))
+        w.flush()
+        assert not memory.exists("/bucket/a.zip")
+        assert len(files(spool)) == 1
+        assert w.path == "memory://bucket/a.zip"
+    assert memory.cat_file("/bucket/a.zip") == (tmp_path / "a.zip").read_bytes()
+    assert memory.ls("/bucket", detail=False) == ["/bucket/a.zip"]
+    assert files(spool) == []
+
+
+def test_modes_are_as_with_files(memory, spool):
+    url = "memory://bucket/a.zip"
+    written(url)
+    with pytest.raises(ArchiveExistsError, match='memory://bucket/a.zip: exists already; use mode="a" to'):
+        CacheWriter(url)
+    with CacheWriter(url, "a") as w:
+        w.append(sample(COUNT))
+    assert [int(s["image"][0]) for s in CachedDataset.from_cache(url)[-2:]] == [COUNT - 1, COUNT]
+    written(url, "w")
+    assert len(CachedDataset.from_cache(url)) == COUNT
+    assert files(spool) == []
+
+
+def test_what_an_error_interrupted_is_continued(memory, spool):
+    url = "memory://bucket/a.zip"
+    with pytest.raises(ValueError, match="stop"), CacheWriter(url) as w:
+        w.extend(map(sample, range(5)))
+        raise ValueError("stop")
+    assert not memory.exists("/bucket/a.zip")
+    with pytest.raises(ArchiveExistsError):
+        CacheWriter(url)
+    with CacheWriter(url, "a") as w:
+        assert w.next_index == 5
+        w.append(sample(5))
+    assert len(CachedDataset.from_cache(url)) == 6
+
+
+def test_a_fill_goes_to_its_url_once_and_is_resumed(memory, log, spool):
+    url = "memory://bucket/train.zip"
+    with pytest.raises(SourceError):
+        CachedDataset(Source(log, fails_at=70), url, in_memory_keys=["label"], chunk_size=10)
+    assert not memory.exists("/bucket/train.zip")
+    assert len(files(spool)) == 1
+    ds = CachedDataset(Source(log), url, in_memory_keys=["label"])
+    assert computed(log) == sorted([*range(COUNT), 70])
+    assert files(spool) == []
+    assert ds.path == url
+    assert same(list(ds.__getitems__([3, 70])), [sample(3), sample(70)])
+    again = CachedDataset(Source(log), url, in_memory_keys=["label"])
+    assert len(computed(log)) == COUNT + 1
+    assert len(again.filter(label=3)) == len([k for k in range(COUNT) if k % 7 == 3])
+    with pytest.raises(StaleCacheError, match="memory://bucket/train.zip"):
+        CachedDataset(Source(log, count=COUNT - 1), url, in_memory_keys=["label"])
+    grown = CachedDataset(Source(log, count=COUNT + 5), url, in_memory_keys=["label"], grow=True)
+    assert len(computed(log)) == COUNT + 6
+    assert len(grown) == COUNT + 5
+    CachedDataset(Source(log), url, in_memory_keys=["label"], keep_existing=False)
+    assert len(computed(log)) == 2 * COUNT + 6
+
+
+def test_an_iterable_and_workers_fill_it(memory, log):
+    CachedDataset(map(sample, range(20)), "memory://bucket/i.zip", progress=False)
+    assert len(CachedDataset.from_cache("memory://bucket/i.zip")) == 20
+    ds = CachedDataset(Source(log), "memory://bucket/w.zip", num_workers=2, multiprocessing_context="fork")
+    assert same(ds[7], sample(7))
+
+
+def test_a_decorated_factory_fills_its_url_once(memory, log):
+    @edcache.cachable("memory://bucket/{split}.zip", in_memory_keys=["label"])
+    def make(split):
+        return Source(log)
+
+    assert same(make("train")[3], sample(3))
+    assert make.cache_path("train") == "memory://bucket/train.zip"
+    assert same(make("train")[4], sample(4))
+    assert computed(log) == list(range(COUNT))
+
+
+def test_another_archive_that_came_meanwhile_is_kept(memory, log, spool):
+    url = "memory://bucket/a.zip"
+    with (
+        pytest.raises(ArchiveExistsError, match="another archive was put there while this one"),
+        CacheWriter(url) as w,
+    ):
+        w.append(sample(1))
+        memory.pipe_file("/bucket/a.zip", b"mine")
+    assert memory.cat_file("/bucket/a.zip") == b"mine"
+    assert len(files(spool)) == 2
+
+
+def test_the_same_fill_on_another_machine_may_win(memory, log, tmp_path):
+    url = "memory://bucket/a.zip"
+
+    class Slow(Source):
+        def __getitem__(self, k):
+            if k == COUNT - 1:
+                CachedDataset(Source(log), url, spool=tmp_path / "other")
+            return sample(k)
+
+    Slow.__qualname__, Slow.__module__ = Source.__qualname__, Source.__module__
+    ds = CachedDataset(Slow(log), url)
+    assert same(ds[5], sample(5))
+
+
+@pytest.mark.parametrize("url", ["https://host/a.zip", "simplecache::s3://bucket/a.zip"])
+def test_what_cannot_be_written_is_told_before_anything_is_computed(url, log):
+    with pytest.raises(OptionError, match=":// is only read; write to s3://"):
+        CachedDataset(Source(log), url)
+    with pytest.raises(OptionError, match=":// is only read; write to s3://"):
+        CacheWriter(url)
+    assert computed(log) == []
+
+
+def test_a_lazy_cache_is_a_file(log):
+    with pytest.raises(OptionError, match="lazy=True fills a file; for a URL all is filled at once"):
+        CachedDataset(Source(log), "memory://bucket/a.zip", lazy=True)
+
+
+# --- S3 ---------------------------------------------------------------------------------------------
+
+
+def test_a_fill_goes_to_s3_whole(s3, log, spool):
+    system, options, _ = s3
+    url = "s3://bucket/a folder/train.zip"
+    ds = CachedDataset(Source(log), url, storage_options=options, in_memory_keys=["label"])
+    assert same(ds.batch([3, 4])["label"].tolist(), [3, 4])
+    assert CachedDataset(Source(log), url, storage_options=options).complete
+    assert len(computed(log)) == COUNT
+    with pytest.raises(ArchiveNotFoundError, match="s3://later/a.zip: no such object; check the URL"):
+        CachedDataset(Source(log), "s3://later/a.zip", storage_options=options)
+    system.call_s3("create_bucket", Bucket="later")
+    assert CachedDataset(Source(log), "s3://later/a.zip", storage_options=options).complete
+    assert len(computed(log)) == 2 * COUNT
+    assert files(spool) == []
+
+
+SENDING = """
+import sys
+from edcache.places.spool import Spool
+from edcache.places.url import Url
+Spool(Url(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": "s"})).publish(None)
+"""
+
+
+def test_an_upload_that_is_killed_goes_on_with_the_parts_that_are_missing(s3, spool, monkeypatch):
+    system, options, log = s3
+    url = "s3://bucket/large.zip"
+    spooled = Spool(Url(url, options))
+    spool.mkdir()
+    data = np.random.default_rng(0).bytes(96 << 20)
+    with open(spooled.path, "wb") as file:
+        file.write(data)
+    command = [sys.executable, "-c", SENDING, url, options["endpoint_url"]]
+    child = subprocess.Popen(command)
+    try:
+        sent = []
+        while not sent:
+            assert child.poll() is None
+            time.sleep(0.01)
+            sent = [line for line in log.read_text().splitlines() if "partNumber" in line]
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    assert not system.exists("bucket/large.zip")
+    begun = system.call_s3("list_multipart_uploads", Bucket="bucket")["Uploads"]
+    there = system.call_s3("list_parts", Bucket="bucket", Key="large.zip", UploadId=begun[0]["UploadId"])
+    kept = len(there.get("Parts", []))
+    before = log.read_text().count("partNumber")
+    spooled.publish(None)
+    assert log.read_text().count("partNumber") - before == 6 - kept
+    assert kept > 0
+    assert system.cat_file("bucket/large.zip") == data
+    assert "Uploads" not in system.call_s3("list_multipart_uploads", Bucket="bucket")
+    assert files(spool) == []
