@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache import relabel
+from edcache import durable, relabel
 from edcache.batch import Projection, bulk
 from edcache.batch.collation import Special
 from edcache.batch.paths import FieldPath
@@ -57,7 +57,7 @@ FILL_OPTIONS = (
 # To know the keys of all samples, each schema is looked at.
 _MOST_LOOKED_AT = 8
 READ_OPTIONS = frozenset(
-    {"allow_pickle", "batch_transform", "decode", "io", "transform", "verify", "zero_copy"}
+    {"allow_pickle", "batch_transform", "decode", "io", "preload", "transform", "verify", "zero_copy"}
 )
 NO_DIGEST_YET = (
     "expected_digest= is for CachedDataset.from_cache(): what is filled here has no published digest"
@@ -71,6 +71,8 @@ class CachedDataset(Root):
         source: the dataset to cache, with __len__ and __getitem__(int); or an iterable, which is stored in
             its order until it ends; None opens what is there.
         path: the archive. Without one it is `<root>/cached/<name>.zip`, from attributes of `source`.
+            "shm://name" is in shared memory alone, for all processes of the user on this host, until the last
+            that has it open closes it or ends.
         in_memory_keys: the label columns: a list of keys, or a mapping from name to field path
             ("target.boxes", 1) or function. Default: the source's own attribute `in_memory_keys`.
         lazy: False fills what is missing now. True computes a sample when it is first asked for.
@@ -115,6 +117,8 @@ class CachedDataset(Root):
         decode: what is made of every `edcache.ImageFile` in a sample: "pil", "numpy", "tensor", None for the
             file's bytes, or an `edcache.Decoding`; "stored" is what was chosen when it was written.
         expected_digest: for `from_cache`, see there.
+        preload: "shm" copies a complete archive into shared memory, once per host for all processes of the
+            user that ask for it; samples are read from there. Not with lazy=True.
     Raises:
         SourceError: the source raised at an index; what was computed before is kept.
         StaleCacheError: the archive is of another source, or of another length.
@@ -159,6 +163,7 @@ class CachedDataset(Root):
         io: str = "auto",
         decode: Decode = STORED,
         expected_digest: str | None = None,
+        preload: str | None = None,
     ) -> None:
         if source is not None and expected_digest is not None:
             raise OptionError(NO_DIGEST_YET)
@@ -173,6 +178,7 @@ class CachedDataset(Root):
             io=io,
             decode=decode,
             expected_digest=expected_digest,
+            preload=preload,
         )
         for name, function in (("transform", transform), ("batch_transform", batch_transform)):
             if function is not None and not callable(function):
@@ -188,6 +194,8 @@ class CachedDataset(Root):
         self._spec = LabelSpec.parse(keys)
         check_writing(sync, chunk_size)
         check_job(on_error, retries, timeout)
+        if preload and (lazy if force_cache is None else not force_cache):
+            raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
         if max_bytes is not None and not (lazy if force_cache is None else not force_cache):
             raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
         self._asked = {"codec": codec, "compression": compression}
@@ -221,8 +229,10 @@ class CachedDataset(Root):
             timeout=timeout,
             grow=grow,
         )
-        self._start(lazy if force_cache is None else not force_cache, keep_existing)
-        self._pin()
+        # In memory it is there while somebody has it open: from here on this dataset's reader.
+        with durable.kept(self.path):
+            self._start(lazy if force_cache is None else not force_cache, keep_existing)
+            self._pin()
 
     def _pin(self) -> None:
         """Open the archive now: a wrong path fails here, and one that replaces it later is another one."""
@@ -285,8 +295,9 @@ class CachedDataset(Root):
 
         Args:
             path: the archive; or, with `name`, edflow's root: `<path>/cached/<name>.zip`.
-            options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode, as in the
-                class; and expected_digest, "sha256:...", which `edcache.digest` said when it was published.
+            options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode, preload, as in
+                the class; and expected_digest, "sha256:...", which `edcache.digest` said when it was
+                published.
         Raises:
             ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
             DigestError: the file is not the one that was published. It is hashed before anything in it is
@@ -444,6 +455,11 @@ class CachedDataset(Root):
         return "seal" if self._source is None else self._job.sync
 
     def _check_relabelling(self) -> None:
+        if self._reader.preload:
+            raise OptionError(
+                f"{self.path}: opened with preload=, and a copy is not changed; open it without to "
+                "change its labels"
+            )
         if self._reader.has_digest:
             raise OptionError(
                 f"{self.path}: opened with expected_digest=, so that it must stay the file that was "

@@ -14,9 +14,10 @@ PACKAGE = Path(edcache.__file__).parent
 
 FLOORS = [
     {"errors"},
-    {"bounded", "once"},
-    {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection", "sizes"},
-    {"contents", "digests", "folders"},
+    {"bounded", "once", "sizes"},
+    {"memory"},
+    {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection"},
+    {"contents", "digests", "folders", "preload"},
     {"reader", "writer"},
     {"fill", "batch", "samplers"},
     {"loader"},

@@ -522,7 +522,7 @@ class Hold:
 
     def look_again(self) -> Hold | None:
         """A new hold on the file if it changed, else None."""
-        file = File.open(self.path, "r")
+        file = self.file.reopened()
         try:
             if file.identity() != self.file.identity():
                 if self._is_rewritten(file):

@@ -28,6 +28,8 @@ from edcache.errors import (
 )
 from edcache.format import Head
 from edcache.labels.tables import Failure, Records
+from edcache.memory import is_memory
+from edcache.preload import Preloaded, check_preload
 from edcache.reader.group import Group
 from edcache.reader.hold import Hold
 from edcache.reader.storage import IO_CHOICES
@@ -54,6 +56,7 @@ class Reader:
             descriptor that it hashed. A process that gets this reader by fork or pickle hashes nothing: it
             checks that the file at the path has the same uuid and the same size. Not noticed is who writes
             into the file after it was hashed, beyond what the crc32s of the records tell.
+        preload: "shm" reads from a copy in shared memory that all processes of the user on this host share.
     Raises, at the first use:
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
         StaleArchiveError: unpickled in a process where the path leads to another archive.
@@ -74,12 +77,15 @@ class Reader:
         io: str = "auto",
         decode: Decode = STORED,
         expected_digest: str | None = None,
+        preload: str | None = None,
     ) -> None:
         if verify not in VERIFY_CHOICES:
             raise OptionError(f"verify={verify!r}; choose one of {', '.join(map(repr, VERIFY_CHOICES))}")
         if io not in IO_CHOICES:
             raise OptionError(f"io={io!r}; choose one of {', '.join(map(repr, IO_CHOICES))}")
         self.path = os.fspath(path)
+        check_preload(preload, self.path)
+        self.preload = preload
         self.verify = verify
         self.allow_pickle = allow_pickle
         self.io = io
@@ -88,11 +94,20 @@ class Reader:
         self._expected_digest = None if expected_digest is None else parse_digest(expected_digest)
         self._proven_nbytes: int | None = None
         self._uuid: bytes | None = None
+        self._copy: str | None = None
         self._hold: Hold | None = None
         self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_hold": None, "_uuid": self.head.uuid}
+        file = self._here.file
+        copy = file.name if isinstance(file, Preloaded) else None
+        return self.__dict__ | {"_hold": None, "_uuid": self.head.uuid, "_copy": copy}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.preload or is_memory(self.path):
+            # In memory it is there while somebody has it open, which whoever sent this may cease to.
+            self.head  # noqa: B018
 
     def __repr__(self) -> str:
         return f"Reader({self.path!r})"
@@ -343,7 +358,7 @@ class Reader:
     def _attach(self) -> Hold:
         if self._closed:
             raise ArchiveClosedError(f"{self.path}: closed; open it again to read")
-        file = File.open(self.path, "r")
+        file = self._opened()
         try:
             if self._expected_digest is not None:
                 self._prove(file, self._expected_digest)
@@ -359,6 +374,13 @@ class Reader:
             raise
         self._uuid = hold.head.uuid
         return hold
+
+    def _opened(self) -> File:
+        if self.preload is None:
+            return File.open(self.path, "r")
+        # A process that got this by pickle reads what its sender reads, though the file may have changed.
+        found = None if self._copy is None else Preloaded.join(self.path, self._copy)
+        return found or Preloaded.of(self.path)
 
     def _prove(self, file: File, expected: str) -> None:
         """Hash the file, once for this reader and all its copies in other processes."""
