@@ -514,6 +514,7 @@ class CachedDataset(Root):
         """Publish what a lazy cache still holds, and let go of the archive."""
         if self._filler is not None:
             self._filler.close()
+        self._labels = None  # they lie over the mapped file
         self._reader.close()
 
     def _one(self, index: int, fields: Projection | None) -> Any:

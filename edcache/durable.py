@@ -168,7 +168,7 @@ class System:
 
     def copy_permissions(self, source: str, target: str) -> None:
         """Let `target` be read and written by whom `source` may be."""
-        shutil.copymode(source, target)
+        shutil.copymode(memory.entry(source), memory.entry(target))
 
     def replace(self, source: str, target: str) -> None:
         """Give `source` the name `target` in one step."""

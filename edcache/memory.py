@@ -33,17 +33,19 @@ from edcache.errors import OptionError
 from edcache.sizes import human_bytes
 
 PREFIX: Final = "shm://"
+_PATH_OF_PREFIX: Final = "shm:/"
 ABSENT: Final = "no process of this user has it open in memory; build the cache first, and keep it open there"
 # What os.path.dirname makes of a name.
 _PARENT: Final = "shm:"
 _TOP, _SUFFIX = "/dev/shm", ".entry"  # noqa: S108 - the folder in it is the user's own, which is checked
+_GROUPS_OF_PROCESS, _GROUPS, _MACHINE = "/proc/self/cgroup", "/sys/fs/cgroup", "/proc/meminfo"
 _MOST_NAME: Final = 200
 _TURN: Final = 0
 _HOLDERS: Final = 1 << 60
 _NUMBER_BITS: Final = 31
 _END: Final = (1 << 63) - 1
 # The memory of a process that ends is given back before its locks are.
-_ENDING_SECONDS: Final = 10.0
+_ENDING_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.01
 # Left to the rest of the machine.
 _SPARE_NBYTES: Final = 64 << 20
@@ -96,7 +98,7 @@ if hasattr(os, "register_at_fork"):
 
 def is_memory(path: str) -> bool:
     """Whether a path is a name in memory, or the folder of one."""
-    return path.startswith(PREFIX) or path == _PARENT
+    return path.startswith(_PATH_OF_PREFIX) or path == _PARENT
 
 
 def entry(path: str) -> str:
@@ -112,6 +114,8 @@ def entry(path: str) -> str:
             f"{path}: archives in memory take Linux with memfd_create, /proc and /dev/shm; elsewhere give "
             "the path of a file, on a RAM disk for instance"
         )
+    if not path.startswith(PREFIX):
+        raise OptionError(f'{path}: write it as text, "{PREFIX}name"; a Path has lost a slash')
     name = quote(path[len(PREFIX) :], safe="")
     if not 0 < len(name) <= _MOST_NAME:
         raise OptionError(f'{path}: give 1 to {_MOST_NAME} letters after "{PREFIX}"')
@@ -135,7 +139,7 @@ def open_memory(system: Locks, path: str, flags: int, into: list[int]) -> None:
     _check_folder(creates)
     try:
         with _opening, _turn_at(system, where, creates, into):
-            if flags & os.O_EXCL and _holders(system, into[0]):
+            if flags & os.O_EXCL and _is_held(system, into[0]):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
             if not _join(system, flags & ~(os.O_CREAT | os.O_EXCL), into):
                 if not creates:
@@ -194,12 +198,21 @@ def turn(system: Locks, path: str, *, creates: bool = False) -> Iterator[None]:
         _close(descriptors)
 
 
+def check_outlives(path: str | os.PathLike[str]) -> None:
+    """Raise OptionError for a name in memory, of whoever would close what he made as soon as it is done."""
+    if is_memory(os.fspath(path)):
+        raise OptionError(
+            f"{path}: in memory it would be gone when this is done; give the path of a file, or make it with "
+            "CachedDataset(source, path), which keeps it"
+        )
+
+
 def holders(system: Locks, path: str) -> list[Holder]:
     """Who has open what has a name in memory; nobody where nothing has it."""
     descriptors: list[int] = []
     try:
         descriptors.extend(map(os.open, (entry(path),), (os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW,)))
-        return _holders(system, descriptors[0])
+        return sorted(_holders(system, descriptors[0]))
     except FileNotFoundError:
         return []
     finally:
@@ -209,7 +222,7 @@ def holders(system: Locks, path: str) -> list[Holder]:
 def names() -> list[str]:
     """Every name that has an entry, whether anybody holds it or not."""
     try:
-        found = os.listdir(_folder())
+        found = os.listdir(_folder()) if hasattr(os, "memfd_create") else []
     except FileNotFoundError:
         return []
     return sorted(PREFIX + unquote(name[: -len(_SUFFIX)]) for name in found if name.endswith(_SUFFIX))
@@ -255,16 +268,19 @@ def _leads_to(where: str, fd: int) -> bool:
     return (named.st_dev, named.st_ino) == (found.st_dev, found.st_ino)
 
 
-def _holders(system: Locks, fd: int) -> list[Holder]:
-    found, ranges = list[Holder](), [(_HOLDERS, _END)]
+def _holders(system: Locks, fd: int) -> Iterator[Holder]:
+    """Who has locked its byte, in any order; some hundred may have."""
+    ranges = [(_HOLDERS, _END)]
     while ranges:
         start, end = ranges.pop()
         byte = system.first_locked(fd, start, end - start) if start < end else None
         if byte is not None:
-            pid, number = divmod(byte - _HOLDERS, 1 << _NUMBER_BITS)
-            found.append(Holder(pid, number))
+            yield Holder(*divmod(byte - _HOLDERS, 1 << _NUMBER_BITS))
             ranges += [(start, byte), (byte + 1, end)]
-    return sorted(found)
+
+
+def _is_held(system: Locks, fd: int) -> bool:
+    return next(_holders(system, fd), None) is not None
 
 
 def _make(system: Locks, path: str, into: list[int]) -> None:
@@ -290,7 +306,7 @@ def _sweep(system: Locks, where: str) -> None:
 
 
 def _remove_unheld(system: Locks, where: str, fd: int) -> None:
-    if not _holders(system, fd) and _leads_to(where, fd):
+    if not _is_held(system, fd) and _leads_to(where, fd):
         os.unlink(where)
 
 
@@ -314,13 +330,12 @@ def _join(system: Locks, flags: int, into: list[int]) -> bool:
     """
     until = time.monotonic() + _ENDING_SECONDS
     while True:
-        found, why = _holders(system, into[0]), ""
-        if not found:
-            return False
-        device, inode, namespace = _read(into[0])
-        if namespace != _namespace():
-            why = "it is in another container"
-        for holder in found if not why else ():
+        holder, why = None, ""
+        for holder in _holders(system, into[0]):
+            device, inode, namespace = _read(into[0])
+            if namespace != _namespace():
+                why = " (it is in another container)"
+                break
             try:
                 there = os.stat(holder.path)
                 if (there.st_dev, there.st_ino) == (device, inode):
@@ -329,10 +344,12 @@ def _join(system: Locks, flags: int, into: list[int]) -> bool:
             except FileNotFoundError:
                 continue  # it ends, or closes it
             except PermissionError as error:
-                why = f"{holder.path}: {error.strerror}"
+                why = f" ({error.strerror})"
+        if holder is None:
+            return False
         if why or time.monotonic() > until:
-            told = f"process {found[0].pid} has it, which this one cannot look into"
-            raise OSError(errno.EACCES, f"{told}{f' ({why})' if why else ''}; choose another name")
+            told = f"process {holder.pid} has it, which this one cannot look into"
+            raise OSError(errno.EACCES, f"{told}{why}; choose another name")
         time.sleep(_LOOK_SECONDS)
 
 
@@ -371,7 +388,7 @@ def reserve(fd: int, offset: int, nbytes: int) -> None:
 
 def available() -> int:
     """Bytes of memory that this process may still take, by the machine and by its control groups."""
-    free = [_fields("/proc/meminfo").get("MemAvailable:", 0) * 1024]
+    free = [_fields(_MACHINE).get("MemAvailable:", 0) * 1024]
     for folder, most, now, prefix in _groups():
         limit, used = _number(os.path.join(folder, most)), _number(os.path.join(folder, now))
         if limit is None or used is None:
@@ -386,19 +403,20 @@ def available() -> int:
 def _groups() -> Iterator[tuple[str, str, str, str]]:
     """The control groups that limit memory: folder, names of limit and use, what its fields begin with."""
     try:
-        with open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as file:
+        with open(_GROUPS_OF_PROCESS, encoding="utf-8", errors="surrogateescape") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
     except OSError:
         return
     for _, kinds, path in lines:
         if kinds == "":
-            top, *names = "/sys/fs/cgroup", "memory.max", "memory.current", ""
+            top, names = _GROUPS, ("memory.max", "memory.current", "")
         elif "memory" in kinds.split(","):
-            top, *names = "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+            top = f"{_GROUPS}/memory"
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
         else:
             continue
         for _ in range(_MOST_LEVELS):
-            yield (top + path.rstrip("/"), *names)  # type: ignore[misc]
+            yield top + path.rstrip("/"), *names
             if path in ("/", ""):
                 break
             path = os.path.dirname(path)

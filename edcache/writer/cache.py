@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
-from edcache import durable, format
+from edcache import durable, format, memory
 from edcache.codec import Encoder
 from edcache.codec.compression import Compression
 from edcache.durable import File
@@ -106,6 +106,7 @@ class CacheWriter:
     ) -> None:
         if mode not in ("x", "a", "w"):
             raise OptionError(f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)")
+        memory.check_outlives(path)
         self.path = os.fspath(path)
         self._replaces = mode == "w"
         self._has_replaced = False
