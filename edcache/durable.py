@@ -36,7 +36,9 @@ from edcache.errors import (
     ArchiveExistsError,
     ArchiveLockedError,
     ArchiveNotFoundError,
+    SourceError,
     StorageError,
+    WorkerError,
 )
 
 if sys.platform == "win32":
@@ -623,13 +625,17 @@ class _Keeper:
 
 
 _keepers: list[_Keeper] = []
+# By name, what a fill left in memory that did not come to its end.
+_unfinished: dict[str, File] = {}
 
 
 @contextmanager
 def kept(path: str) -> Iterator[None]:
     """Let what has a name in memory, or gets it, stay for the block, whoever closes it; nothing for files.
 
-    Where nothing has the name, it is that of an empty file for as long.
+    Where nothing has the name, it is that of an empty file for as long. After an interrupt, or where a sample
+    could not be made, it stays until the next time that this process has done with the name, so that the same
+    call goes on where it stopped.
     """
     if not memory.is_memory(path):
         yield
@@ -642,6 +648,11 @@ def kept(path: str) -> Iterator[None]:
     _keepers.append(keeper)
     try:
         yield
+    except (KeyboardInterrupt, SourceError, WorkerError):
+        _unfinished[path] = keeper.file.reopened()
+        raise
+    else:
+        _unfinished.pop(path, None)
     finally:
         _keepers.remove(keeper)
         keeper.file.close()

@@ -117,7 +117,7 @@ def entry(path: str) -> str:
     if not path.startswith(PREFIX):
         raise OptionError(f'{path}: write it as text, "{PREFIX}name"; a Path has lost a slash')
     name = quote(path[len(PREFIX) :], safe="")
-    if not 0 < len(name) <= _MOST_NAME:
+    if not 0 < len(name) <= _MOST_NAME or "\0" in path:
         raise OptionError(f'{path}: give 1 to {_MOST_NAME} letters after "{PREFIX}"')
     return os.path.join(_folder(), name + _SUFFIX)
 

@@ -34,6 +34,7 @@ from edcache.errors import (
     ArchiveNotFoundError,
     NotAnArchiveError,
     OptionError,
+    SourceError,
     StaleArchiveError,
     StaleCacheError,
     StorageError,
@@ -365,6 +366,28 @@ def test_a_fill_goes_on_when_its_creator_is_killed_amid_it(name, log):
     counts = np.bincount(computed(log), minlength=200)
     assert counts.min() == 1
     assert counts.sum() <= 200 + 3 * 5 + 64
+
+
+def test_a_fill_that_failed_goes_on_where_it_stopped(name, log):
+    class Failing(Source):
+        fails = True
+
+        def __getitem__(self, i):
+            if i == 17 and self.fails:
+                raise self.fails
+            return super().__getitem__(i)
+
+    for fails, error in ((ValueError("no"), SourceError), (KeyboardInterrupt(), KeyboardInterrupt)):
+        Failing.fails = fails
+        with pytest.raises(error, match="what was computed before is kept|keeps 17 of 40 samples"):
+            CachedDataset(Failing(log=log), name, chunk_size=5)
+        gc.collect()
+        assert processes_with(name) == {os.getpid()}
+    Failing.fails = None
+    cache = CachedDataset(Failing(log=log), name)
+    assert computed(log) == list(range(40))
+    check(cache)
+    cache.close()
 
 
 def test_a_forked_child_holds_when_its_parent_is_killed(name):
@@ -754,7 +777,7 @@ def test_free_memory_is_that_of_the_tightest_group(tmp_path, monkeypatch, groups
 # ------------------------------------------------------------------------------------ names, entries
 
 
-@pytest.mark.parametrize("name", ["shm://", "shm://" + "x" * 201, "shm://" + "é" * 100])
+@pytest.mark.parametrize("name", ["shm://", "shm://" + "x" * 201, "shm://" + "é" * 100, "shm://a\0"])
 def test_a_name_has_1_to_200_letters(name):
     with pytest.raises(OptionError, match='give 1 to 200 letters after "shm://"'):
         CachedDataset(Source(), name)
@@ -797,6 +820,21 @@ def test_a_name_of_another_container_is_refused(name):
         CachedDataset.from_cache(name)
     entry.write_text(text)
     check(CachedDataset.from_cache(name))
+    cache.close()
+
+
+def test_a_number_that_leads_elsewhere_is_not_joined(name, tmp_path):
+    """As where a process ended, another got its number, and a fork without Python kept the first one's lock."""
+    cache = CachedDataset(Source(), name)
+    other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
+    entry = os.open(memory.entry(name), os.O_RDWR)
+    durable.system.lock(entry, memory.Holder(os.getpid(), other).byte, 1, False)
+    durable.system.lock(entry, memory.Holder(1 << 22, 3).byte, 1, False)
+    assert len(memory.holders(durable.system, name)) == 3
+    for _ in range(3):
+        check(CachedDataset.from_cache(name))
+    os.close(entry)
+    os.close(other)
     cache.close()
 
 
