@@ -606,7 +606,7 @@ def replace(source: str, target: str) -> None:
         system.replace(source, target)
     except OSError as error:
         _refused(target, f"giving {source} its name", error)
-    for keeper in _keepers:
+    for keeper in _keepers.copy():
         keeper.follow(target)
     sync_directory(os.path.dirname(target))
 

@@ -813,7 +813,7 @@ _MEMORY = [
     Bug(
         "nothing keeps what takes a name in memory",
         "durable.py",
-        "    for keeper in list(_keepers):\n        keeper.follow(target)\n",
+        "    for keeper in _keepers.copy():\n        keeper.follow(target)\n",
         "",
         ("tests/test_memory.py::test_building_anew_takes_the_name_and_leaves_the_old_to_who_has_it",),
     ),
