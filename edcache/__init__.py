@@ -14,13 +14,14 @@
 
 The rooms, lowest floor first; imports go down only (tests/test_layers.py):
 
-    0  errors, and above it bounded, once       the exception tree; what a stranger's bytes may allocate;
-                                                properties without a lock
+    0  errors, and above it bounded, once,      the exception tree; what a stranger's bytes may allocate;
+       sizes, and above them memory             properties without a lock; sizes as people write them;
+                                                archives that are in shared memory and have a name there
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
-       fingerprint, progress, sizes, selection  what identifies a call; what a person sees and says; indices
+       fingerprint, progress, selection         what identifies a call; what a person sees; indices
     2  places                                   where bytes are: a file, or an object behind a URL
-    3  contents, digests, folders               the tables of an archive merged into one; its SHA-256;
-                                                 a folder of image files as a source
+    3  contents, digests, folders, preload      the tables of an archive merged into one; its SHA-256;
+                                                a folder of image files as a source; a copy in memory
     4  reader, writer                           they meet only in the file
     5  fill, batch, samplers                    which samples are missing, who computes them;
                                                 many records to one collated batch; in which order

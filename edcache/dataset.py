@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache import relabel
+from edcache import durable, relabel
 from edcache.batch import Projection, bulk
 from edcache.batch.collation import Special
 from edcache.batch.paths import FieldPath
@@ -60,7 +60,10 @@ FILL_OPTIONS = (
 # To know the keys of all samples, each schema is looked at.
 _MOST_LOOKED_AT = 8
 READ_OPTIONS = frozenset(
-    {"allow_pickle", "batch_transform", "decode", "io", "storage_options", "transform", "verify", "zero_copy"}
+    {
+        *("allow_pickle", "batch_transform", "decode", "io", "preload", "storage_options", "transform"),
+        *("verify", "zero_copy"),
+    }
 )
 NO_DIGEST_YET = (
     "expected_digest= is for CachedDataset.from_cache(): what is filled here has no published digest"
@@ -74,6 +77,8 @@ class CachedDataset(Root):
         source: the dataset to cache, with __len__ and __getitem__(int); or an iterable, which is stored in
             its order until it ends; None opens what is there.
         path: the archive. Without one it is `<root>/cached/<name>.zip`, from attributes of `source`.
+            "shm://name" is in shared memory alone, for all processes of the user on this host, until the last
+            that has it open closes it or ends.
         in_memory_keys: the label columns: a list of keys, or a mapping from name to field path
             ("target.boxes", 1) or function. Default: the source's own attribute `in_memory_keys`.
         lazy: False fills what is missing now. True computes a sample when it is first asked for.
@@ -122,6 +127,8 @@ class CachedDataset(Root):
             a URL is a spool file of this machine until it is complete, then uploaded, and deleted here. A
             killed fill goes on from it.
         spool: the folder of spool files; `$EDCACHE_SPOOL`, else `~/.cache/edcache/spool`.
+        preload: "shm" copies a complete archive into shared memory, once per host for all processes of the
+            user that ask for it; samples are read from there. Not with lazy=True.
     Raises:
         SourceError: the source raised at an index; what was computed before is kept.
         StaleCacheError: the archive is of another source, or of another length.
@@ -168,6 +175,7 @@ class CachedDataset(Root):
         expected_digest: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         spool: str | os.PathLike[str] | None = None,
+        preload: str | None = None,
     ) -> None:
         if source is not None and expected_digest is not None:
             raise OptionError(NO_DIGEST_YET)
@@ -182,6 +190,7 @@ class CachedDataset(Root):
             io=io,
             decode=decode,
             expected_digest=expected_digest,
+            preload=preload,
         )
         self.path = self._reader.path
         for name, function in (("transform", transform), ("batch_transform", batch_transform)):
@@ -199,6 +208,8 @@ class CachedDataset(Root):
         self._spec = LabelSpec.parse(keys)
         check_writing(sync, chunk_size)
         check_job(on_error, retries, timeout)
+        if preload and (lazy if force_cache is None else not force_cache):
+            raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
         if max_bytes is not None and not (lazy if force_cache is None else not force_cache):
             raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
         if isinstance(self._where, Url):
@@ -240,8 +251,10 @@ class CachedDataset(Root):
             timeout=timeout,
             grow=grow,
         )
-        self._start(lazy if force_cache is None else not force_cache, keep_existing)
-        self._pin()
+        # In memory it is there while somebody has it open: from here on this dataset's reader.
+        with durable.kept(self.path):
+            self._start(lazy if force_cache is None else not force_cache, keep_existing)
+            self._pin()
 
     def _pin(self) -> None:
         """Open the archive now: a wrong path fails here, and one that replaces it later is another one."""
@@ -329,7 +342,7 @@ class CachedDataset(Root):
 
         Args:
             path: the archive, or its URL; or, with `name`, edflow's root: `<path>/cached/<name>.zip`.
-            options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode and
+            options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode, preload and
                 storage_options, as in the class; and expected_digest, "sha256:...", which `edcache.digest`
                 said when it was published.
         Raises:
@@ -499,6 +512,11 @@ class CachedDataset(Root):
                 f"{self.path}: an archive behind a URL is only read; change the labels of a copy on a disk, "
                 "and upload that"
             )
+        if self._reader.preload:
+            raise OptionError(
+                f"{self.path}: opened with preload=, and a copy is not changed; open it without to "
+                "change its labels"
+            )
         if self._reader.has_digest:
             raise OptionError(
                 f"{self.path}: opened with expected_digest=, so that it must stay the file that was "
@@ -553,6 +571,7 @@ class CachedDataset(Root):
         """Publish what a lazy cache still holds, and let go of the archive."""
         if self._filler is not None:
             self._filler.close()
+        self._labels = None  # they lie over the mapped file
         self._reader.close()
 
     def _one(self, index: int, fields: Projection | None) -> Any:

@@ -31,11 +31,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+from edcache import memory
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveLockedError,
     ArchiveNotFoundError,
+    SourceError,
     StorageError,
+    WorkerError,
 )
 
 if sys.platform == "win32":
@@ -57,6 +60,7 @@ _CAN_ADVISE = hasattr(os, "posix_fadvise")
 _MOUNTS = "/proc/self/mountinfo"
 _REMOTE = ("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "ceph", "9p", "afs", "beegfs", "gluster", "pvfs")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_ABSENT = "no such file; check the path, or build the cache first"
 _MAX_WRITE = 1 << 30  # Linux moves at most 0x7ffff000 bytes a call
 
 
@@ -69,6 +73,9 @@ class System:
         An interrupt finds the file not open, or its descriptor in the list: between the instructions of
         Python code that held it in a variable it would be lost (tests/faults/test_interrupts.py).
         """
+        if memory.is_memory(path):
+            memory.open_memory(self, path, flags, into)
+            return
         flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
         into.extend(map(os.open, (path,), (flags,), (0o666,)))
 
@@ -82,7 +89,15 @@ class System:
 
     def stat_path(self, path: str) -> os.stat_result:
         """The same of what a path leads to."""
-        return os.stat(path)
+        if not memory.is_memory(path):
+            return os.stat(path)
+        descriptors: list[int] = []
+        memory.open_memory(self, path, os.O_RDONLY, descriptors)
+        try:
+            return os.fstat(descriptors[-1])
+        finally:
+            while descriptors:
+                os.close(descriptors.pop())
 
     def map(self, fd: int, nbytes: int) -> memoryview:
         """The first bytes of a file as read-only memory, shared with all who map it."""
@@ -155,15 +170,17 @@ class System:
 
     def copy_permissions(self, source: str, target: str) -> None:
         """Let `target` be read and written by whom `source` may be."""
-        shutil.copymode(source, target)
+        shutil.copymode(memory.entry(source), memory.entry(target))
 
     def replace(self, source: str, target: str) -> None:
         """Give `source` the name `target` in one step."""
-        os.replace(source, target)
+        with memory.turn(self, target, creates=True):
+            os.replace(memory.entry(source), memory.entry(target))
 
     def remove(self, path: str) -> None:
         """Take a file's name away."""
-        os.unlink(path)
+        with memory.turn(self, path):
+            os.unlink(memory.entry(path))
 
     def boot_time(self) -> float | None:
         """When this machine started, in seconds of the clock that stamps files; None if unknown."""
@@ -189,6 +206,20 @@ class System:
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
         kind = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
         return bool(kind != fcntl.F_UNLCK)
+
+    def first_locked(self, fd: int, start: int, length: int) -> int | None:
+        """One of these bytes on which another holds a lock, if there is one; Linux only."""
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
+        kind, _, found, *_ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
+        return None if kind == fcntl.F_UNLCK else int(found)
+
+    def freeze(self, fd: int) -> None:
+        """Let nobody write into memory any more, nor cut it, for as long as it is there; Linux only."""
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
+
+    def is_frozen(self, fd: int) -> bool:
+        """Whether `freeze` was called for the memory, by whichever process."""
+        return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
 
     def unlock(self, fd: int, start: int, length: int) -> None:
         """Release what `lock` took."""
@@ -223,16 +254,22 @@ def replace_system(other: System) -> Iterator[System]:
 
 
 _lockable: weakref.WeakSet[File] = weakref.WeakSet()
+_in_memory: weakref.WeakSet[File] = weakref.WeakSet()
 
 
-def _close_inherited() -> None:
-    """Let go of the parent's locks in a forked child: they would outlive the parent with it."""
+def _settle_inherited() -> None:
+    """Let go of the parent's locks in a forked child, which would outlive the parent with it.
+
+    What the parent reads in memory, the child holds too, by a lock of its own.
+    """
     for file in list(_lockable):
-        file.close()
+        file._close()
+    for file in list(_in_memory):
+        memory.inherit(system, file._descriptors)
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
-    os.register_at_fork(after_in_child=_close_inherited)
+    os.register_at_fork(after_in_child=_settle_inherited)
 
 
 class File:
@@ -249,16 +286,20 @@ class File:
 
     # Read by calls of the system, not by requests (see places/place.py).
     by_request = False
+    _is_ending = staticmethod(sys.is_finalizing)
 
     def __init__(self, path: str, writable: bool) -> None:
         self.path = path
         self.writable = writable
         self.can_lock = True
         self._descriptors: list[int] = []
+        self._is_in_memory = memory.is_memory(path)
         # The process may change its folder.
-        self._absolute = os.path.abspath(path)
+        self._absolute = path if self._is_in_memory else os.path.abspath(path)
         if writable:
             _lockable.add(self)
+        if self._is_in_memory:
+            _in_memory.add(self)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], mode: str, more_flags: int = 0) -> File:
@@ -279,9 +320,8 @@ class File:
         try:
             system.open(name, flags, file._descriptors)
         except FileNotFoundError as error:
-            raise _with_errno(
-                ArchiveNotFoundError(f"{name}: no such file; check the path, or build the cache first"), error
-            ) from None
+            absent = memory.ABSENT if file._is_in_memory else _ABSENT
+            raise _with_errno(ArchiveNotFoundError(f"{name}: {absent}"), error) from None
         except FileExistsError as error:
             raise _with_errno(
                 ArchiveExistsError(
@@ -302,16 +342,17 @@ class File:
     def __del__(self) -> None:
         # A cache that is dropped without close() must not keep its descriptor.
         # An interrupted __init__ may not have come so far.
-        # Where the interpreter ends, this module may have been cleared before (test_stress.py,
-        # test_an_interpreter_ends_quietly_*); the kernel closes what is open.
-        if self.__dict__.get("_descriptors") and suppress is not None and system is not None:
+        # At the end of the process the kernel closes it, and this module's names may be gone (test_stress.py,
+        # test_an_interpreter_ends_quietly_*).
+        if self.__dict__.get("_descriptors") and not self._is_ending():
             with suppress(OSError):
-                system.close(self._descriptors)
+                self.close()
 
     @property
     def _fd(self) -> int:
         """The descriptor; -1, which no call takes, once closed."""
-        return self._descriptors[0] if self._descriptors else -1
+        # In memory it is behind that of its entry.
+        return self._descriptors[-1] if self._descriptors else -1
 
     @property
     def closed(self) -> bool:
@@ -326,6 +367,11 @@ class File:
         """(device, inode): equal for two names of one file."""
         found = self._stat()
         return found.st_dev, found.st_ino
+
+    def stamp(self) -> tuple[int, ...]:
+        """(device, inode, bytes, nanoseconds since 1970 of the last write): equal while nobody writes."""
+        found = self._stat()
+        return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
     def reopened(self) -> File:
         """What the path leads to now, opened for reading."""
@@ -433,6 +479,8 @@ class File:
         view = memoryview(data).cast("B")
         done = 0
         try:
+            if self._is_in_memory:
+                memory.reserve(self._fd, offset, len(view))
             while done < len(view):
                 done += system.pwrite(self._fd, view[done : done + _MAX_WRITE], offset + done)
         except OSError as error:
@@ -496,6 +544,20 @@ class File:
                 stacklevel=2,
             )
 
+    def freeze(self) -> None:
+        """Let nobody write into a file in memory any more, for as long as it is there."""
+        try:
+            system.freeze(self._fd)
+        except OSError as error:
+            _refused(self.path, "protecting it from writing", error)
+
+    def is_frozen(self) -> bool:
+        """Whether `freeze` was called for a file in memory, by whichever process."""
+        try:
+            return system.is_frozen(self._fd)
+        except OSError as error:
+            _refused(self.path, "asking whether it is protected", error)
+
     def is_locked(self, start: int, length: int) -> bool:
         """Whether another open file has locked one of the bytes; False where the system cannot tell."""
         try:
@@ -518,10 +580,16 @@ class File:
         """Close the descriptor, and with it every lock that only it held; idempotent."""
         if not self._descriptors:
             return
+        if self._is_in_memory:
+            memory.forget(system, self._descriptors)
         try:
-            system.close(self._descriptors)
+            self._close()
         except OSError as error:
             _refused(self.path, "closing it", error)
+
+    def _close(self) -> None:
+        while self._descriptors:
+            system.close(self._descriptors)
 
 
 def _filesystem(device: int) -> str:
@@ -548,7 +616,67 @@ def replace(source: str, target: str) -> None:
         system.replace(source, target)
     except OSError as error:
         _refused(target, f"giving {source} its name", error)
+    for keeper in _keepers.copy():
+        keeper.follow(target)
     sync_directory(os.path.dirname(target))
+
+
+class _Keeper:
+    """Holds what has a name in memory."""
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+
+    def follow(self, path: str) -> None:
+        """Hold what has the name now, where it is this one."""
+        if path == self.file.path:
+            before, self.file = self.file, self.file.reopened()
+            before.close()
+
+
+_keepers: list[_Keeper] = []
+# By name, what a fill left in memory that did not come to its end.
+_unfinished: dict[str, File] = {}
+
+
+@contextmanager
+def kept(path: str) -> Iterator[None]:
+    """Let what has a name in memory, or gets it, stay for the block, whoever closes it; nothing for files.
+
+    Where nothing has the name, it is that of an empty file for as long. After an interrupt, or where a sample
+    could not be made, it stays until the next time that this process has done with the name, so that the same
+    call goes on where it stopped.
+    """
+    if not memory.is_memory(path):
+        yield
+        return
+    made = File.open(path, "a")
+    try:
+        keeper = _Keeper(made.reopened())
+    finally:
+        made.close()
+    _keepers.append(keeper)
+    try:
+        yield
+    except (KeyboardInterrupt, SourceError, WorkerError):
+        _unfinished[path] = keeper.file.reopened()
+        raise
+    else:
+        _unfinished.pop(path, None)
+    finally:
+        _keepers.remove(keeper)
+        keeper.file.close()
+
+
+def free_nbytes(path: str) -> int:
+    """Bytes that may still be written where a file is, or would be.
+
+    Raises:
+        OSError: the system does not say.
+    """
+    if memory.is_memory(path):
+        return memory.available()
+    return shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
 
 
 def copy_permissions(source: str, target: str) -> None:
@@ -571,6 +699,8 @@ def remove(path: str) -> None:
 
 def sync_directory(path: str) -> None:
     """Bring the names in a folder to the disk; "" is the working folder."""
+    if memory.is_memory(path):
+        return
     try:
         system.sync_directory(path or os.curdir)
     except OSError as error:
@@ -593,7 +723,7 @@ def make_parent(path: str) -> None:
     """Make the folder of `path` and those above it, where they are absent."""
     parent = os.path.dirname(path)
     try:
-        if parent:
+        if parent and not memory.is_memory(path):
             system.make_folders(parent)
     except OSError as error:
         _refused(parent, "making the folder", error)

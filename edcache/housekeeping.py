@@ -11,12 +11,13 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from edcache import durable, format
+from edcache import durable, format, memory
 from edcache.contents import Chain, read_table
 from edcache.durable import File
 from edcache.errors import (
@@ -185,6 +186,36 @@ def _sealed_absent(file: File, index: Header) -> int:
     return sum(failure.final for failure in failures)
 
 
+# ---------------------------------------------------------------------------------------- in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An archive in shared memory.
+
+    path: "shm://" and its name. nbytes: of it. pids: the processes that have it open; it is freed when the
+    last of them closes it or ends.
+    """
+
+    path: str
+    nbytes: int
+    pids: tuple[int, ...]
+
+
+def archives_in_memory() -> list[Held]:
+    """The archives of this user in shared memory on this host, by name; those that `preload` made too."""
+    return [found for found in map(_held, memory.names()) if found is not None]
+
+
+def _held(path: str) -> Held | None:
+    holders = memory.holders(durable.system, path)
+    for holder in holders:
+        with suppress(OSError):  # it ends at this moment
+            nbytes = os.stat(holder.path).st_size
+            return Held(path, nbytes, tuple(sorted({holder.pid for holder in holders})))
+    return None
+
+
 # ------------------------------------------------------------------------------------------ deleting
 
 
@@ -225,11 +256,18 @@ def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> Non
         force: also what is in use; who fills it loses what it computes.
     Raises:
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError, StorageError.
-        OptionError: "link.zip: a symbolic link; name the archive itself, /data/train.zip".
+        OptionError: "link.zip: a symbolic link; name the archive itself, /data/train.zip"; or it is in
+            memory, where it is freed when the last that has it open closes it or ends.
         ArchiveLockedError: "train.zip: another process is filling it or appending to it; wait for it
             to end, or force the deletion (--force)".
     """
     name = os.fspath(path)
+    found = _held(name) if memory.is_memory(name) else None
+    if found is not None:
+        who = ", ".join(map(str, found.pids))
+        raise OptionError(
+            f"{name}: in memory, where it is freed as soon as no process has it open; these have: {who}"
+        )
     if os.path.islink(name):
         raise OptionError(f"{name}: a symbolic link; name the archive itself, {os.path.realpath(name)}")
     head_of(name)

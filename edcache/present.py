@@ -23,7 +23,7 @@ import numpy.typing as npt
 from edcache.sizes import human_bytes
 
 if TYPE_CHECKING:
-    from edcache.housekeeping import Listed
+    from edcache.housekeeping import Held, Listed
     from edcache.maintain import CompactReport, RepairReport
     from edcache.maintain import Report as VerifyReport
 
@@ -517,6 +517,21 @@ def listing_lines(directory: str, archives: Sequence[Listed]) -> Iterator[str]:
     broken = len(archives) - len(sound)
     unread = f", {broken:,} more cannot be read" if broken else ""
     yield f"{printable(directory)}: {sizes_text(sound)}{unread}"
+
+
+def memory_lines(archives: Sequence[Held]) -> Iterator[str]:
+    """What `edcache caches shm://` says: a table of the archives in memory, and the total."""
+    if archives:
+        rows = ((a.path, human_bytes(a.nbytes), " ".join(map(str, a.pids))) for a in archives)
+        yield from table(("path", "size", "processes"), rows, whole=1)
+    total = human_bytes(sum(archive.nbytes for archive in archives))
+    yield f"{plural(len(archives), 'archive')} in memory, {total}"
+
+
+def memory_object(archives: Sequence[Held]) -> dict[str, Any]:
+    """What `edcache caches shm://` says, as JSON has it."""
+    listed = [{"path": a.path, "nbytes": a.nbytes, "processes": list(a.pids)} for a in archives]
+    return {"archives": listed, "nbytes": sum(archive.nbytes for archive in archives)}
 
 
 def _listing_row(directory: str, archive: Listed) -> tuple[str, ...]:

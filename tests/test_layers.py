@@ -14,10 +14,11 @@ PACKAGE = Path(edcache.__file__).parent
 
 FLOORS = [
     {"errors"},
-    {"bounded", "once"},
-    {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection", "sizes"},
+    {"bounded", "once", "sizes"},
+    {"memory"},
+    {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection"},
     {"places"},
-    {"contents", "digests", "folders"},
+    {"contents", "digests", "folders", "preload"},
     {"reader", "writer"},
     {"fill", "batch", "samplers"},
     {"loader"},

@@ -12,6 +12,7 @@ import click
 from edcache.cli.call import Call
 from edcache.cli.group import argument_option, main, pickle_option, progress_option
 from edcache.errors import ArchiveNotFoundError, StaleCacheError
+from edcache.memory import check_outlives
 from edcache.present import plural
 from edcache.sizes import human_bytes
 
@@ -143,6 +144,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 def _fill(out: str, rebuild: bool, make: Callable[[], Any], options: dict[str, Any]) -> None:
     """Make a source, cache it at `out`, and say what was done."""
+    check_outlives(out)
     began = time.monotonic()
     kept = 0 if rebuild else _records_at(out)
     with _told_how_to_resume(out, rebuild):

@@ -12,11 +12,14 @@ import click
 
 from edcache.cli.call import Call
 from edcache.cli.group import FAILED, argument_option, json_option, main, print_json, print_lines
+from edcache.memory import PREFIX
 from edcache.present import (
     comparison_lines,
     fingerprint_lines,
     listing_lines,
     listing_object,
+    memory_lines,
+    memory_object,
     plural,
     printable,
     pruning_row,
@@ -61,18 +64,32 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask; without a te
 def caches(directory: str | None, as_json: bool) -> None:
     """List the archives in DIR and below it, least recently used first.
 
-    Without DIR, those in $EDCACHE_DIR or ~/.cache/edcache, where @cachable puts what has no path.
+    Without DIR, those in $EDCACHE_DIR or ~/.cache/edcache, where @cachable puts what has no path;
+    "shm://" lists those of this user in shared memory, and the processes that have them open.
     Last used is when a file was last read, as far as its file system keeps the time, or written.
 
     \b
     Example:
       edcache caches cache --json
     """
+    if directory == PREFIX:
+        _list_memory(as_json)
+        return
     folder, archives = _archives(directory)
     if as_json:
         print_json(listing_object(folder, archives))
     else:
         print_lines(listing_lines(folder, archives))
+
+
+def _list_memory(as_json: bool) -> None:
+    from edcache.housekeeping import archives_in_memory
+
+    archives = archives_in_memory()
+    if as_json:
+        print_json(memory_object(archives))
+    else:
+        print_lines(memory_lines(archives))
 
 
 def _archives(directory: str | None) -> tuple[str, list[Listed]]:

@@ -26,7 +26,7 @@ from edcache.writer import ChunkBuilder, ChunkWriter
 logger = logging.getLogger("edcache")
 
 ON_FULL: Final = ("passthrough", "raise")
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 _MOST_WAITING = 2
 # Of a chunk's table for each sample, labels included, roughly.
 _TABLE_NBYTES = 100

@@ -7,7 +7,9 @@ import logging
 import os
 import shutil
 
+from edcache import durable
 from edcache.errors import OptionError, StorageError
+from edcache.memory import is_memory
 from edcache.sizes import NBYTES, human_bytes
 
 logger = logging.getLogger("edcache")
@@ -37,16 +39,18 @@ class SpaceCheck:
         left = self._missing - samples
         needed = nbytes / samples * left
         try:
-            free = shutil.disk_usage(os.path.dirname(os.path.abspath(self._path))).free
+            free = durable.free_nbytes(self._path)
         except OSError:
             return  # the first write that fails will tell
         if needed <= free * _WARN:
             return
+        where = "memory" if is_memory(self._path) else "disk"
         text = (
             f"{self._path}: the {left:,} samples that are missing take about {human_bytes(needed)}, the "
-            f"disk has {human_bytes(free)} left"
+            f"{where} has {human_bytes(free)} left"
         )
-        if needed <= free * _REFUSE:
+        # A disk that is full says so; where memory is, the kernel ends processes.
+        if needed <= free * (1 if is_memory(self._path) else _REFUSE):
             logger.warning("%s", text)
             return
         error = StorageError(f"{text}; free some, or pass check_space=False")
@@ -90,6 +94,8 @@ def _parsed(text: str) -> int:
 
 
 def _free(path: str) -> int:
+    if is_memory(path):
+        return durable.free_nbytes(path)
     folder = os.path.dirname(os.path.abspath(path))
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)

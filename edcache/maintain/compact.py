@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edcache import format
+from edcache import format, memory
 from edcache.contents import Contents, merge, read_revision, read_table
 from edcache.digests import OnProgress
 from edcache.durable import File
@@ -67,6 +67,7 @@ def compact(
         the new one; a leftover `.new` is begun anew by the next run.
     """
     tell = on_progress or (lambda done, total: None)
+    memory.check_outlives(path if target is None else target)
     name = os.fspath(path) if target is not None else os.path.realpath(path)
     with closing(File.open(name, "r")) as file:
         survey = _sound(file)

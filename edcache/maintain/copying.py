@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache import durable, format
+from edcache import durable, format, memory
 from edcache.contents import Contents
 from edcache.durable import File
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, StorageError
@@ -43,6 +43,7 @@ class NewArchive:
     """
 
     def __init__(self, target: str, head: Head, like: str) -> None:
+        memory.check_outlives(target)
         self._target = target
         self._work = target + ".new"
         self._session = start_replacing(self._work)

@@ -25,6 +25,9 @@ class Place(Protocol):
     def identity(self) -> object:
         """Equal for two openings of one file; where it is read by request, of one state of it."""
 
+    def stamp(self) -> tuple[object, ...]:
+        """What tells this state of it from its others and from other files, as text without separators."""
+
     def reopened(self) -> Place:
         """What is there now under the same name."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -86,6 +87,11 @@ class RemotePlace:
     def identity(self) -> Stamp:
         """See `Place`."""
         return self._stamp
+
+    def stamp(self) -> tuple[object, ...]:
+        """See `Place`."""
+        told = f"{self.path}\0{self._stamp.size}\0{self._stamp.tag}"
+        return (hashlib.sha256(told.encode()).hexdigest()[:32],)
 
     def reopened(self) -> RemotePlace:
         """See `Place`."""

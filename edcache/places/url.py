@@ -9,6 +9,8 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from edcache.memory import is_memory
+
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+(?:://|::)")
 _USERINFO: Final = re.compile(r"(?<=://)[^/?#]*@")
 _QUERY: Final = re.compile(r"[?#].*", re.DOTALL)
@@ -21,8 +23,8 @@ _LEAST_SECRET: Final = 4
 
 
 def is_url(path: object) -> bool:
-    """Whether a path is a URL; "file://" too."""
-    return isinstance(path, str) and _URL.match(path) is not None
+    """Whether a path is a URL; "file://" too, but not "shm://", which is a file of this host."""
+    return isinstance(path, str) and _URL.match(path) is not None and not is_memory(path)
 
 
 class Url:

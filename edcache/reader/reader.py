@@ -29,7 +29,9 @@ from edcache.errors import (
 )
 from edcache.format import Head
 from edcache.labels.tables import Failure, Records
+from edcache.memory import is_memory
 from edcache.places import Place, Where, located, open_place
+from edcache.preload import Preloaded, check_preload
 from edcache.reader.group import Group
 from edcache.reader.hold import Hold
 from edcache.reader.storage import IO_CHOICES
@@ -61,6 +63,7 @@ class Reader:
             for s3, token for gs, headers for https. `request_timeout` (30 seconds, and one more for each half
             MiB) and `request_tries` (5) limit every request. What is not given comes from the environment, as
             each engine has it (AWS_*, GOOGLE_APPLICATION_CREDENTIALS, FSSPEC_*).
+        preload: "shm" reads from a copy in shared memory that all processes of the user on this host share.
     Raises, at the first use:
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
         StaleArchiveError: unpickled in a process where the path leads to another archive.
@@ -82,6 +85,7 @@ class Reader:
         decode: Decode = STORED,
         expected_digest: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        preload: str | None = None,
     ) -> None:
         if verify not in VERIFY_CHOICES:
             raise OptionError(f"verify={verify!r}; choose one of {', '.join(map(repr, VERIFY_CHOICES))}")
@@ -89,6 +93,8 @@ class Reader:
             raise OptionError(f"io={io!r}; choose one of {', '.join(map(repr, IO_CHOICES))}")
         self._where = located(path, storage_options)
         self.path = self._where if isinstance(self._where, str) else self._where.shown
+        check_preload(preload, self.path)
+        self.preload = preload
         self.verify = verify
         self.allow_pickle = allow_pickle
         self.io = io
@@ -97,11 +103,20 @@ class Reader:
         self._expected_digest = None if expected_digest is None else parse_digest(expected_digest)
         self._proven_nbytes: int | None = None
         self._uuid: bytes | None = None
+        self._copy: str | None = None
         self._hold: Hold | None = None
         self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_hold": None, "_uuid": self.head.uuid}
+        file = self._here.file
+        copy = file.name if isinstance(file, Preloaded) else None
+        return self.__dict__ | {"_hold": None, "_uuid": self.head.uuid, "_copy": copy}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.preload or is_memory(self.path):
+            # In memory it is there while somebody has it open, which whoever sent this may cease to.
+            self.head  # noqa: B018
 
     def __repr__(self) -> str:
         return f"Reader({self.path!r})"
@@ -383,7 +398,7 @@ class Reader:
         return self._opened()
 
     def _opened(self) -> Hold:
-        file = open_place(self._where)
+        file = self._place()
         try:
             if self._expected_digest is not None:
                 self._prove(file, self._expected_digest)
@@ -399,6 +414,13 @@ class Reader:
             raise
         self._uuid = hold.head.uuid
         return hold
+
+    def _place(self) -> Place:
+        if self.preload is None:
+            return open_place(self._where)
+        # A process that got this by pickle reads what its sender reads, though the file may have changed.
+        found = None if self._copy is None else Preloaded.join(self._where, self._copy)
+        return found or Preloaded.of(self._where)
 
     def _prove(self, file: Place, expected: str) -> None:
         """Hash the file, once for this reader and all its copies in other processes."""

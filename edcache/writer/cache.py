@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
-from edcache import durable, format
+from edcache import durable, format, memory
 from edcache.codec import Encoder
 from edcache.codec.compression import Compression
 from edcache.durable import File
@@ -114,6 +114,7 @@ class CacheWriter:
     ) -> None:
         if mode not in ("x", "a", "w"):
             raise OptionError(f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)")
+        memory.check_outlives(path)
         where = located(path, storage_options)
         self.path = self._local = shown(where)
         self._upload = None if isinstance(where, str) else _Upload(where, spool, mode)

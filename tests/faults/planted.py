@@ -390,7 +390,7 @@ _SYSTEM = [
     Bug(
         "a child keeps its parent's locks",
         "durable.py",
-        "    os.register_at_fork(after_in_child=_close_inherited)",
+        "    os.register_at_fork(after_in_child=_settle_inherited)",
         "    pass",
         ("tests/test_stress.py::test_the_death_of_a_process_frees_its_locks_though_its_children_live",),
     ),
@@ -788,7 +788,52 @@ _LABELS = [
     ),
 ]
 
+_MEMORY = [
+    Bug(
+        "a forked child holds nothing",
+        "memory.py",
+        "        os.dup2(held[0], descriptors[0], inheritable=False)\n",
+        "",
+        ("tests/test_memory.py::test_a_forked_child_holds_when_its_parent_is_killed",),
+    ),
+    Bug(
+        "a name is taken away from those who have it",
+        "memory.py",
+        "    if not _is_held(system, fd) and _leads_to(where, fd):\n",
+        "    if _leads_to(where, fd):\n",
+        ("tests/test_memory.py::test_a_second_process_joins_and_computes_nothing",),
+    ),
+    Bug(
+        "a copy that was begun counts as complete",
+        "preload.py",
+        "        if file.is_frozen():\n",
+        "        if file.size():\n",
+        ("tests/test_memory.py::test_who_waits_for_a_copy_makes_it_when_the_copier_is_killed",),
+    ),
+    Bug(
+        "nothing keeps what takes a name in memory",
+        "durable.py",
+        "    for keeper in _keepers.copy():\n        keeper.follow(target)\n",
+        "",
+        ("tests/test_memory.py::test_building_anew_takes_the_name_and_leaves_the_old_to_who_has_it",),
+    ),
+    Bug(
+        "memory is written before it is taken",
+        "durable.py",
+        "                memory.reserve(self._fd, offset, len(view))\n",
+        "                pass\n",
+        ("tests/test_memory.py::test_a_fill_ends_before_memory_does",),
+    ),
+    Bug(
+        "any file under the number of a holder is joined",
+        "memory.py",
+        "                if (there.st_dev, there.st_ino) == (device, inode):\n",
+        "                if device and inode:\n",
+        ("tests/test_memory.py::test_a_number_that_leads_elsewhere_is_not_joined",),
+    ),
+]
+
 BUGS = [
-    *(*_CHAIN, *_WRITER, *_SYSTEM, *_READER, *_MAINTENANCE),
+    *(*_CHAIN, *_WRITER, *_SYSTEM, *_READER, *_MAINTENANCE, *_MEMORY),
     *(*_SAMPLERS, *_IMAGES, *_LABELS),
 ]
