@@ -114,7 +114,7 @@ class CachedDataset(Root):
         io: "mmap", "pread", or "auto": pread where the file system is another machine's.
         decode: what is made of every `edcache.ImageFile` in a sample: "pil", "numpy", "tensor", None for the
             file's bytes, or an `edcache.Decoding`; "stored" is what was chosen when it was written.
-        expected_digest: for `from_cache`, see there.
+        expected_digest, local: for `from_cache`, see there.
     Raises:
         SourceError: the source raised at an index; what was computed before is kept.
         StaleCacheError: the archive is of another source, or of another length.
@@ -159,9 +159,12 @@ class CachedDataset(Root):
         io: str = "auto",
         decode: Decode = STORED,
         expected_digest: str | None = None,
+        local: str | os.PathLike[str] | None = None,
     ) -> None:
         if source is not None and expected_digest is not None:
             raise OptionError(NO_DIGEST_YET)
+        if source is not None and local is not None:
+            raise OptionError("local= is for CachedDataset.from_cache(): what is filled here is here already")
         if codec == "pickle" and not allow_pickle:
             raise OptionError('codec="pickle" needs allow_pickle=True too, or nothing could be read back')
         self.path = _path_of(source) if path is None else os.fspath(path)
@@ -173,6 +176,8 @@ class CachedDataset(Root):
             io=io,
             decode=decode,
             expected_digest=expected_digest,
+            local=local,
+            max_bytes=max_bytes if source is None else None,  # type: ignore[arg-type]
         )
         for name, function in (("transform", transform), ("batch_transform", batch_transform)):
             if function is not None and not callable(function):
@@ -286,7 +291,10 @@ class CachedDataset(Root):
         Args:
             path: the archive; or, with `name`, edflow's root: `<path>/cached/<name>.zip`.
             options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode, as in the
-                class; and expected_digest, "sha256:...", which `edcache.digest` said when it was published.
+                class; expected_digest, "sha256:...", which `edcache.digest` said when it was published; and
+                local, a folder of this machine for a copy of a sealed archive that is far away, which is
+                usable at once and fills with what is read, and max_bytes, of all copies in that folder
+                together.
         Raises:
             ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
             DigestError: the file is not the one that was published. It is hashed before anything in it is
@@ -295,8 +303,17 @@ class CachedDataset(Root):
 
         An archive that a killed writer left opens too: what was published is there, the rest raises
         MissingSampleError.
+
+        With `local`, blocks of 256 KiB are fetched once for all processes of the machine, and survive kills.
+        When nearly all are there, the next call fetches the rest and proves all of it: from then on the copy
+        is an ordinary archive, mapped, which opens where the archive itself cannot be reached too. A record
+        of the copy that fails its crc32 is fetched again before an error is raised. An archive that has
+        changed (size, time or inode) is another copy; one that changes while it is open is a
+        StaleArchiveError at the next block that is missing. With max_bytes, copies that nobody has open go,
+        the least recently used first. A whole copy that `edcache.copy_to_local` made in the folder is used
+        where it is there.
         """
-        known = READ_OPTIONS | {"expected_digest"}
+        known = READ_OPTIONS | {"expected_digest", "local", "max_bytes"}
         unknown = set(options) - known
         if unknown:
             raise OptionError(
@@ -444,6 +461,10 @@ class CachedDataset(Root):
         return "seal" if self._source is None else self._job.sync
 
     def _check_relabelling(self) -> None:
+        if self._reader.local is not None:
+            raise OptionError(
+                f"{self.path}: opened with local=, which reads a copy; open it without to change its labels"
+            )
         if self._reader.has_digest:
             raise OptionError(
                 f"{self.path}: opened with expected_digest=, so that it must stay the file that was "

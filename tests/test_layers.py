@@ -17,6 +17,7 @@ FLOORS = [
     {"bounded", "once"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection", "sizes"},
     {"contents", "digests", "folders"},
+    {"local"},
     {"reader", "writer"},
     {"fill", "batch", "samplers"},
     {"loader"},

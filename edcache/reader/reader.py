@@ -21,13 +21,16 @@ from edcache.durable import File
 from edcache.errors import (
     ArchiveClosedError,
     CodecError,
+    CorruptArchiveError,
     CorruptRecordError,
     EdcacheError,
+    NotAnArchiveError,
     OptionError,
     StaleArchiveError,
 )
 from edcache.format import Head
 from edcache.labels.tables import Failure, Records
+from edcache.local import ReadThrough, open_archive, open_through, reopen_through
 from edcache.reader.group import Group
 from edcache.reader.hold import Hold
 from edcache.reader.storage import IO_CHOICES
@@ -54,6 +57,8 @@ class Reader:
             descriptor that it hashed. A process that gets this reader by fork or pickle hashes nothing: it
             checks that the file at the path has the same uuid and the same size. Not noticed is who writes
             into the file after it was hashed, beyond what the crc32s of the records tell.
+        local: a folder for a copy of the archive, which is usable at once and fills with what is read; see
+            `CachedDataset.from_cache`. max_bytes: what all copies in that folder may have together.
     Raises, at the first use:
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
         StaleArchiveError: unpickled in a process where the path leads to another archive.
@@ -74,12 +79,24 @@ class Reader:
         io: str = "auto",
         decode: Decode = STORED,
         expected_digest: str | None = None,
+        local: str | os.PathLike[str] | None = None,
+        max_bytes: int | str | None = None,
     ) -> None:
         if verify not in VERIFY_CHOICES:
             raise OptionError(f"verify={verify!r}; choose one of {', '.join(map(repr, VERIFY_CHOICES))}")
         if io not in IO_CHOICES:
             raise OptionError(f"io={io!r}; choose one of {', '.join(map(repr, IO_CHOICES))}")
+        if local is not None and expected_digest is not None:
+            raise OptionError(
+                "expected_digest= is of a whole archive, local= reads parts of one; copy it with "
+                "copy_to_local(..., expected_digest=) and open the copy"
+            )
+        if local is None and max_bytes is not None:
+            raise OptionError(f"max_bytes={max_bytes!r}; it is for the copies in local=, which was not given")
         self.path = os.fspath(path)
+        self.local = None if local is None else os.path.abspath(os.fspath(local))
+        self._max_bytes = max_bytes
+        self._pinned: Any = None
         self.verify = verify
         self.allow_pickle = allow_pickle
         self.io = io
@@ -306,13 +323,16 @@ class Reader:
 
         Arrays and samples handed out before stay what they were.
 
-        Where the archive was compacted meanwhile, the new file is opened.
+        Where the archive was compacted meanwhile, the new file is opened. With `local=` nothing changes:
+        another state of the archive is another copy, and takes opening it again.
 
         Raises:
             StaleArchiveError: the path now leads to another archive; or the file changed and was opened
                 with an expected_digest.
         """
         before = self._here
+        if self.local is not None:
+            return False
         found = before.look_again()
         if found is None:
             return False
@@ -343,11 +363,11 @@ class Reader:
     def _attach(self) -> Hold:
         if self._closed:
             raise ArchiveClosedError(f"{self.path}: closed; open it again to read")
-        file = File.open(self.path, "r")
+        file = self._open()
         try:
             if self._expected_digest is not None:
                 self._prove(file, self._expected_digest)
-            hold = Hold(file, self.io, self.verify, self.decoding)
+            hold = self._hold_on(file)
             if self._expected_digest is not None and not hold.sealed:
                 raise no_digest(self.path)
             if self._uuid not in (None, hold.head.uuid):
@@ -358,6 +378,28 @@ class Reader:
             file.close()
             raise
         self._uuid = hold.head.uuid
+        return hold
+
+    def _open(self) -> File:
+        if self.local is None:
+            return open_archive(self.path)
+        if self._pinned is not None:
+            return reopen_through(self._pinned)
+        file = open_through(self.path, self.local, self._max_bytes)
+        if isinstance(file, ReadThrough):
+            self._pinned = file.pinned
+        return file
+
+    def _hold_on(self, file: File) -> Hold:
+        try:
+            hold = Hold(file, self.io, self.verify, self.decoding)
+        except (CorruptArchiveError, NotAnArchiveError):
+            # A copy that lost in a power cut what it had: fetched again, it may make sense.
+            if not isinstance(file, ReadThrough) or not file.mend_opening():
+                raise
+            hold = Hold(file, self.io, self.verify, self.decoding)
+        if isinstance(file, ReadThrough):
+            file.opened()
         return hold
 
     def _prove(self, file: File, expected: str) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from edcache.durable import File
 from edcache.errors import StorageError
+from edcache.local import ReadThrough
 
 IO_CHOICES = ("auto", "mmap", "pread")
 
@@ -38,6 +39,10 @@ class Storage:
             except StorageError as error:
                 raise StorageError(f'{error}; io="pread" reads it without') from error
         self._hot_batches = 0
+
+    def mend(self, offset: int, nbytes: int) -> bool:
+        """Whether bytes that fail their crc32 were fetched again, from where they were copied."""
+        return False
 
     @property
     def mapped_nbytes(self) -> int:
@@ -81,3 +86,38 @@ class Storage:
             return True
         self._hot_batches = 0
         return False
+
+
+class CopiedStorage(Storage):
+    """The bytes of an archive of which this machine has a copy that may not be whole: then it is read."""
+
+    def __init__(self, file: ReadThrough, size: int, io: str) -> None:
+        super().__init__(file, size, io if file.is_whole else "pread")
+        self._copy = file
+
+    def mend(self, offset: int, nbytes: int) -> bool:
+        """See the base class."""
+        return self._copy.mend(offset, nbytes)
+
+    def announce(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> None:
+        """Fetch what is missing of extents, all at once."""
+        self._copy.fetch(start, end)
+        super().announce(start, end)
+
+    def is_probe_due(self) -> bool:
+        """See the base class."""
+        return not self._copy.is_whole or super().is_probe_due()
+
+    def seems_hot(self, start: npt.NDArray[np.int64]) -> bool:
+        """See the base class."""
+        return self._copy.is_whole and super().seems_hot(start)
+
+
+def storage_of(file: File, size: int, io: str) -> Storage:
+    """The bytes of an open file."""
+    return CopiedStorage(file, size, io) if isinstance(file, ReadThrough) else Storage(file, size, io)
+
+
+def is_at_hand(file: File) -> bool:
+    """Whether all of a file is on this machine, or where its file system says."""
+    return not isinstance(file, ReadThrough) or file.is_whole
