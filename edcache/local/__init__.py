@@ -10,7 +10,7 @@
 Each imports only those below it.
 """
 
-from edcache.local.keeping import Kept, copies_in, copy_at, has_open, leftovers
+from edcache.local.keeping import Kept, copies_in, copy_at, leftovers, why_stays
 from edcache.local.side import PARTIAL, SIDE
 from edcache.local.through import ReadThrough, open_archive, open_through, reopen_through
 from edcache.local.whole import Copied, copy_local, copy_to_local
@@ -25,9 +25,9 @@ __all__ = [
     "copy_at",
     "copy_local",
     "copy_to_local",
-    "has_open",
     "leftovers",
     "open_archive",
     "open_through",
     "reopen_through",
+    "why_stays",
 ]

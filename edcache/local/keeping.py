@@ -11,7 +11,7 @@ from typing import NamedTuple
 from edcache import durable
 from edcache.durable import File
 from edcache.errors import ArchiveNotFoundError, OptionError, StorageError
-from edcache.local.side import LOCK_USE, PARTIAL, SIDE, locked_side, note_of, stamp_of
+from edcache.local.side import LOCK_COPY, LOCK_USE, PARTIAL, SIDE, locked_side, note_of, stamp_of
 from edcache.sizes import human_bytes, parse_nbytes
 
 
@@ -66,19 +66,26 @@ def copy_at(path: str) -> Kept | None:
     return Kept(path, origin, nbytes, here, used[1] / 1e9, whole is not None)
 
 
-def has_open(path: str) -> bool:
-    """Whether a process has a copy open, whole or not; False on macOS and Windows, which do not tell."""
-    for name in (path, path + PARTIAL):
-        try:
-            file = File.open(name, "r")
-        except ArchiveNotFoundError:
-            continue
-        try:
-            if file.is_locked(LOCK_USE, 1):
-                return True
-        finally:
-            file.close()
-    return False
+def why_stays(path: str) -> str | None:
+    """Why a copy should not be deleted now, in a few words; None where nothing speaks against it.
+
+    On macOS and Windows, which do not tell, nothing does.
+    """
+    if _is_locked(path + SIDE, LOCK_COPY):
+        return "another process is copying it"
+    is_open = any(_is_locked(name, LOCK_USE) for name in (path, path + PARTIAL))
+    return "a process has this copy open" if is_open else None
+
+
+def _is_locked(path: str, start: int) -> bool:
+    try:
+        file = File.open(path, "r")
+    except ArchiveNotFoundError:
+        return False
+    try:
+        return file.is_locked(start, 1)
+    finally:
+        file.close()
 
 
 def leftovers(path: str) -> list[str]:
