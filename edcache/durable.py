@@ -336,10 +336,6 @@ class File:
         """Size, time of the last change and inode, as `stamp` tells them of a path."""
         return _stamp(self._stat())
 
-    def allocated(self) -> int:
-        """Bytes that the file takes of its disk; those of its holes are not among them."""
-        return _allocated(self._stat())
-
     def is_named(self) -> bool:
         """Whether the path still leads to this file: not where another took its place, or it was deleted."""
         try:

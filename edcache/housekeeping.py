@@ -295,7 +295,7 @@ def delete(path: str | os.PathLike[str]) -> int:
     try:
         nbytes = os.lstat(name).st_size
         durable.remove(name)
-        for beside in leftovers(name.removesuffix(PARTIAL)):
+        for beside in leftovers(name):
             durable.remove(beside)
     except FileNotFoundError:
         return 0

@@ -89,10 +89,11 @@ def _is_locked(path: str, start: int) -> bool:
 
 
 def leftovers(path: str) -> list[str]:
-    """What lies beside an archive because it is a copy: to be deleted with it."""
-    if not durable.exists(path + SIDE):
+    """What lies beside an archive because it is a copy, whole or not: to be deleted with it."""
+    copy = path.removesuffix(PARTIAL)
+    if not durable.exists(copy + SIDE) or (path != copy and durable.exists(copy)):
         return []
-    return [name for name in (path + PARTIAL, path + SIDE) if durable.exists(name)]
+    return [name for name in (copy + PARTIAL, copy + SIDE) if durable.exists(name)]
 
 
 # ------------------------------------------------------------------------------------------ making room

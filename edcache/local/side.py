@@ -5,9 +5,11 @@ once and written in place, so that its locks stay; only who deletes the copy del
 
     offset  size  field
     0       8     b"edcopy1\\n"
-    8       4     crc32 of the JSON
-    12      4     bytes of the JSON
-    16      ..    JSON: {"origin": path, "versions": [[identity, uuid, nbytes, stamp, digest], ...]}
+    8       8     how often it was written
+    16      4     crc32 of the 8 bytes before and the JSON
+    20      4     bytes of the JSON
+    24      ..    JSON: {"origin": path, "versions": [[identity, uuid, nbytes, stamp, digest], ...]}
+    16384   ..    the same again: the older of the two is overwritten, so that a kill leaves the other
     32768   n     a copy that fills as it is read: one byte for each block, 1 where the block was fetched
 
 That it says something proves nothing: a whole copy is one whose size, time and inode are those of a version,
@@ -37,7 +39,8 @@ LOCK_COPY: Final = WHOLE_FILE_LOCK
 LOCK_USE: Final = format.LOCK_APPEND - 1
 MAP_OFFSET: Final = 1 << 15
 
-_HEADER = struct.Struct("<8sII")
+_SLOT_NBYTES: Final = 1 << 14
+_HEADER = struct.Struct("<8sQII")
 _MAGIC: Final = b"edcopy1\n"
 
 
@@ -82,17 +85,11 @@ class Side:
 
     def read(self) -> Note | None:
         """What it says; None where it says nothing yet, or nothing that reads."""
-        head = self.file.pread(0, _HEADER.size)
-        if len(head) < _HEADER.size:
-            return None
-        magic, crc, nbytes = _HEADER.unpack(head)
-        text = self.file.pread(_HEADER.size, min(nbytes, MAP_OFFSET))
-        if magic != _MAGIC or format.crc32(text) != crc:
-            return None
-        try:
-            return _parsed(bounded.loads(text))
-        except (ValueError, TypeError):
-            return None
+        return max(self._slots(), key=lambda slot: slot[0])[1]
+
+    def _slots(self) -> list[tuple[int, Note | None]]:
+        """How often each half was written, and what it says; 0 where nothing reads."""
+        return [_slot(self.file.pread(start, _SLOT_NBYTES)) for start in (0, _SLOT_NBYTES)]
 
     def write(self, note: Note) -> None:
         """Say something else from now on.
@@ -102,9 +99,29 @@ class Side:
         """
         versions = [list(version) for version in note.versions]
         text = json.dumps({"origin": note.origin, "versions": versions}).encode("ascii")
-        if _HEADER.size + len(text) > MAP_OFFSET:
+        if _HEADER.size + len(text) > _SLOT_NBYTES:
             raise StorageError(f"{self.file.path}: no room for the path of the origin; give a shorter one")
-        self.file.pwrite(0, _HEADER.pack(_MAGIC, format.crc32(text), len(text)) + text)
+        first, second = (times for times, _ in self._slots())
+        times = max(first, second) + 1
+        header = _HEADER.pack(_MAGIC, times, _crc(times, text), len(text))
+        self.file.pwrite(0 if first <= second else _SLOT_NBYTES, header + text)
+
+
+def _crc(times: int, text: bytes) -> int:
+    return format.crc32(times.to_bytes(8, "little") + text)
+
+
+def _slot(data: bytes) -> tuple[int, Note | None]:
+    if len(data) < _HEADER.size:
+        return 0, None
+    magic, times, crc, nbytes = _HEADER.unpack_from(data)
+    text = data[_HEADER.size : _HEADER.size + nbytes]
+    if magic != _MAGIC or _crc(times, text) != crc:
+        return 0, None
+    try:
+        return times, _parsed(bounded.loads(text))
+    except (ValueError, TypeError, KeyError):
+        return 0, None
 
 
 def _parsed(said: Any) -> Note | None:

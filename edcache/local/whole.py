@@ -238,14 +238,14 @@ class Copying:
         plan = Plan(origin)
         version = Version(identity, plan.uuid.hex(), plan.size)
         before = self._before(side, origin, version)
+        make_room(self._folder, self._limit, plan.size, self._copy, self._keep)
+        check_space(self._copy, plan.size - durable.allocated(self._copy + PARTIAL))
+        kept = () if before is None else (before,)
+        side.write(Note(origin.path, (version, *kept)))
+        logger.info("%s: copying %s", self._copy, origin.path)
         partial = File.open(self._copy + PARTIAL, "a")
         older = None if before is None else File.open(self._copy, "r")
         try:
-            make_room(self._folder, self._limit, plan.size, self._copy, self._keep)
-            check_space(self._copy, plan.size - partial.allocated())
-            kept = () if before is None else (before,)
-            side.write(Note(origin.path, (version, *kept)))
-            logger.info("%s: copying %s", self._copy, origin.path)
             fetched = bring(
                 origin, plan, partial, threads=self._threads, older=older, on_progress=on_progress
             )
