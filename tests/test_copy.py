@@ -17,11 +17,13 @@ from typing import Any
 import archives
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from far import Far, Full, Killing, Watching, ended, in_child, is_sample, make
 from scale import scaled, seeded
 
 import edcache
 from edcache import CachedDataset, CacheWriter, copy_to_local, durable
+from edcache.cli import main
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveNotFoundError,
@@ -54,6 +56,10 @@ def ssd(tmp_path: Path) -> Path:
 
 def copied(ssd: Path, far: Path | None = None) -> bytes:
     return (ssd / (far.name if far else "train.v1.zip")).read_bytes()
+
+
+def kb(nbytes: int) -> str:
+    return f"{nbytes / 1000:.1f} kB"
 
 
 def from_object(origin: Any, copy: Path, **options: Any) -> tuple[int, int]:
@@ -546,8 +552,8 @@ def test_what_somebody_has_open_never_goes(tmp_path, ssd):
         with pytest.raises(StorageError) as caught:
             copy_to_local(tmp_path / "b.zip", ssd, max_bytes=nbytes[1] + 10)
         assert str(caught.value) == (
-            f"{ssd / 'b.zip'}: 329.7 kB, max_bytes= allows 329.7 kB for all copies in {ssd}; of those there, "
-            "which are in use, 329.7 kB would have to go; allow more, or wait"
+            f"{ssd / 'b.zip'}: {kb(nbytes[1])}, max_bytes= allows {kb(nbytes[1] + 10)} for all copies in {ssd}; of those there, "
+            f"which are in use, {kb(nbytes[0] - 10)} would have to go; allow more, or wait"
         )
         assert caught.value.errno == errno.ENOSPC
         assert copied(ssd, tmp_path / "a.zip") == (tmp_path / "a.zip").read_bytes()
@@ -590,3 +596,95 @@ def test_what_a_killed_copy_left_goes_too(far, tmp_path, ssd):
     make(tmp_path / "b.zip", 60)
     copy_to_local(tmp_path / "b.zip", ssd, max_bytes="250kB")
     assert sorted(os.listdir(ssd)) == ["b.zip", f"b.zip{SIDE}"]
+
+
+def test_a_copy_that_is_opened_was_used(tmp_path, ssd):
+    for k, name in enumerate("ab"):
+        make(tmp_path / f"{name}.zip", 60)
+        used(Path(copy_to_local(tmp_path / f"{name}.zip", ssd)), 1000 - k)
+    CachedDataset.from_cache(ssd / "a.zip").close()
+    assert [Path(kept.path).name for kept in copies_in(str(ssd))] == ["b.zip", "a.zip"]
+
+
+def test_a_copy_that_is_interrupted_goes_on_later(far, ssd):
+    data = make(far)
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        copy_to_local(far, ssd, num_threads=2, progress=interrupt)
+    assert not (ssd / far.name).exists()
+    assert copy_local(far, ssd).fetched < len(data)
+    assert copied(ssd) == data
+
+
+# ------------------------------------------------------------------------------- the command line
+
+
+def run(*arguments: Any, code: int = 0) -> str:
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result.output
+
+
+def test_a_copy_from_the_command_line(far, ssd, tmp_path):
+    make(far, 100)
+    digest = edcache.digest(far)
+    assert run("copy", far, ssd, "--digest", digest) == f"{ssd / far.name}: 329.7 kB, 329.7 kB fetched\n"
+    assert run("copy", far, ssd) == f"{ssd / far.name}: 329.7 kB, here already\n"
+    more = len(make(far.with_name("b.zip"), 60))
+    said = run("copy", far.parent, ssd, "--threads", 2)
+    assert said == f"{ssd}: 2 archives, {kb(far.stat().st_size + more)}, {kb(more)} fetched\n"
+    assert "edcache: far/none.zip: no such file" in run("copy", "far/none.zip", ssd, code=1).replace(
+        f"{os.getcwd()}/", ""
+    )
+    assert "max_bytes='lots'; give bytes, or text such as" in run(
+        "copy", far, ssd, "--max-size", "lots", code=1
+    )
+    assert "copying" in run("copy", far, tmp_path / "other", "--progress")
+
+
+def test_copies_among_what_is_listed_and_deleted(far, ssd):
+    make(far, 100)
+    copy_to_local(far, ssd)
+    ended(in_child(lambda: copy_to_local(far, ssd / "half"), Killing(5)))
+    listed = run("caches", ssd)
+    assert f"copy of {far}" in listed
+    half = ssd / "half" / (far.name + PARTIAL)
+    assert f"{half}: a copy of {far} that is not whole yet: " in listed
+    assert " of 329.7 kB are here; asked for, it goes on" in listed
+    ds = CachedDataset.from_cache(ssd / far.name)
+    said = run("rm", ssd / far.name, "--yes", code=1)
+    assert f"edcache: {ssd / far.name}: a process has this copy open; wait for it to end, or force" in said
+    assert "a process has this copy open; it stays" in run("prune", ssd, "--max-size", "1kB", "--yes")
+    assert is_sample(ds[5], 5)
+    ds.close()
+    run("rm", half, "--yes")
+    assert os.listdir(ssd / "half") == []
+    run("rm", ssd / far.name, "--yes")
+    assert os.listdir(ssd) == ["half"]
+    copy_to_local(far, ssd)
+    assert "1 archive deleted" in run("prune", ssd, "--max-size", "1kB", "--yes")
+    assert os.listdir(ssd) == ["half"]
+
+
+def test_a_copy_that_is_made_just_now_is_not_deleted(far, ssd, tmp_path):
+    make(far)
+    copy_to_local(far, ssd)
+    CachedDataset.from_cache(far).add_labels("z", [1] * 400)
+
+    def wait(done: int, total: int) -> None:
+        (tmp_path / "copying").touch()
+        time.sleep(60)
+
+    pid = in_child(lambda: copy_to_local(far, ssd, progress=wait))
+    while not (tmp_path / "copying").exists():
+        time.sleep(0.01)
+    said = run("rm", ssd / far.name, "--yes", code=1)
+    os.kill(pid, signal.SIGKILL)
+    ended(pid)
+    assert f"edcache: {ssd / far.name}: another process is copying it; wait for it to end" in said
+    run("rm", ssd / far.name, "--yes")
+    assert os.listdir(ssd) == []

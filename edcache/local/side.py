@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from edcache import bounded, durable, format
@@ -150,6 +150,12 @@ def stamp_of(path: str) -> Stamp | None:
         return durable.stamp(path)
     except ArchiveNotFoundError:
         return None
+
+
+def note_use(copy: str) -> None:
+    """Remember that a copy was used now, where this user may write."""
+    with suppress(StorageError):
+        durable.touch(copy + SIDE)
 
 
 @contextmanager

@@ -14,7 +14,6 @@ import logging
 import os
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -42,6 +41,7 @@ from edcache.local.side import (
     Version,
     locked_side,
     note_of,
+    note_use,
 )
 from edcache.local.whole import THREADS, current, whole_copies_of
 
@@ -220,7 +220,7 @@ class ReadThrough(File):
                     side.pwrite(MAP_OFFSET + low, b"\1" * (high - low))
                     self._known[low:high] = b"\1" * (high - low)
         except StorageError as error:
-            if error.errno not in _FULL:
+            if self.is_whole or error.errno not in _FULL:
                 raise
             self._warn_full(error)
             return False
@@ -292,6 +292,7 @@ def open_archive(path: str) -> File:
     file = File.open(path, "r")
     if durable.exists(path + SIDE):
         _share(file)
+        note_use(path)
     return file
 
 
@@ -315,7 +316,7 @@ def open_through(path: str, folder: str, max_bytes: int | str | None = None) -> 
         return _without_origin(source, folder, error)
     copied = os.path.join(folder, os.path.basename(source))
     if current(copied, identity) is not None:
-        return _opened_whole(copied)
+        return open_archive(copied)
     return _open_by(source, identity, folder, limit, lambda: open_origin(source))
 
 
@@ -340,8 +341,7 @@ def _open_by(source: str, identity: Identity, folder: str, limit: int | None, op
         note = note_of(copy)
         file = None if note is None else _attached(_pinned(note, copy), opener)
         if file is not None:
-            with suppress(StorageError):  # a folder that this user may only read
-                durable.touch(copy + SIDE)
+            note_use(copy)
             return _finished(file)
         durable.make_parent(copy)
         _create(source, identity, copy, limit, opener)
@@ -478,9 +478,3 @@ def _without_origin(source: str, folder: str, error: Exception) -> File:
             logger.warning("%s: reading its copy %s: %s", source, copy, error)
             return found
     raise error
-
-
-def _opened_whole(copy: str) -> File:
-    with suppress(StorageError):
-        durable.touch(copy + SIDE)
-    return open_archive(copy)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from typing import Final, NamedTuple
 
 from edcache import durable, format
@@ -16,12 +15,11 @@ from edcache.errors import (
     DigestError,
     NotAnArchiveError,
     OptionError,
-    StorageError,
 )
 from edcache.local.bringing import OnProgress, Plan, bring
 from edcache.local.keeping import check_space, limit_of, make_room
 from edcache.local.origins import Origin, as_identity, full_path, identity_at, open_origin
-from edcache.local.side import PARTIAL, SIDE, Note, Side, Version, locked_side, note_of, stamp_of
+from edcache.local.side import PARTIAL, SIDE, Note, Side, Version, locked_side, note_of, note_use, stamp_of
 from edcache.progress import ByteProgress, Show
 
 logger = logging.getLogger("edcache")
@@ -185,7 +183,7 @@ class Copying:
         # Without the lock, and so where nothing can be written too.
         found = current(self._copy, identity_at(source))
         if found is not None and found.digest == (expected or found.digest):
-            self._note_use()
+            note_use(self._copy)
             return found.nbytes, 0
         durable.make_parent(self._copy)
         origin = open_origin(source)
@@ -208,13 +206,9 @@ class Copying:
                 return found.nbytes, 0
             return self._made(side, origin, identity, expected, on_progress)
 
-    def _note_use(self) -> None:
-        with suppress(StorageError):  # a folder that this user may only read
-            durable.touch(self._copy + SIDE)
-
     def _prove(self, side: Side, found: Version, expected: str | None) -> None:
         """Compare a copy that is there with a digest, and remember that."""
-        self._note_use()
+        note_use(self._copy)
         if expected is None or found.digest == expected:
             return
         file = File.open(self._copy, "r")
