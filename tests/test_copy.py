@@ -551,9 +551,10 @@ def test_what_somebody_has_open_never_goes(tmp_path, ssd):
         assert holder.stdout.readline() == "open\n"
         with pytest.raises(StorageError) as caught:
             copy_to_local(tmp_path / "b.zip", ssd, max_bytes=nbytes[1] + 10)
+        more = nbytes[1] + 10
         assert str(caught.value) == (
-            f"{ssd / 'b.zip'}: {kb(nbytes[1])}, max_bytes= allows {kb(nbytes[1] + 10)} for all copies in {ssd}; of those there, "
-            f"which are in use, {kb(nbytes[0] - 10)} would have to go; allow more, or wait"
+            f"{ssd / 'b.zip'}: {kb(nbytes[1])}, max_bytes= allows {kb(more)} for all copies in {ssd}; "
+            f"of those there, which are in use, {kb(nbytes[0] - 10)} would have to go; allow more, or wait"
         )
         assert caught.value.errno == errno.ENOSPC
         assert copied(ssd, tmp_path / "a.zip") == (tmp_path / "a.zip").read_bytes()

@@ -12,7 +12,7 @@ Each imports only those below it.
 
 from edcache.local.keeping import Kept, copies_in, copy_at, leftovers, why_stays
 from edcache.local.side import PARTIAL, SIDE
-from edcache.local.through import ReadThrough, open_archive, open_through, reopen_through
+from edcache.local.through import ReadThrough, finished, open_archive, open_through, reopen_through
 from edcache.local.whole import Copied, copy_local, copy_to_local
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "copy_at",
     "copy_local",
     "copy_to_local",
+    "finished",
     "leftovers",
     "open_archive",
     "open_through",

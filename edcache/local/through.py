@@ -51,8 +51,8 @@ BLOCK_BITS: Final = 18
 BLOCK_NBYTES: Final = 1 << BLOCK_BITS
 # What is asked of the origin at once, and in one piece.
 _AT_ONCE, _RUN = 256, 16
-# Where no more than this part is missing when it is opened, the rest is fetched and the copy is whole.
-_REST: Final = 16
+# Where no more than this part of the records is missing when it is opened, all the rest is fetched too.
+_REST: Final = 1 / 16
 _FULL: Final = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG, errno.EROFS, errno.EACCES)
 
 
@@ -134,11 +134,8 @@ class ReadThrough(File):
         """
         if self.is_whole or self._is_full:
             return
-        wanted = np.zeros(self._last + 2, np.int32)
-        np.add.at(wanted, np.clip(start >> BLOCK_BITS, 0, self._last), 1)
-        np.add.at(wanted, np.clip(end - 1 >> BLOCK_BITS, 0, self._last) + 1, -1)
-        missing = (np.cumsum(wanted[:-1]) > 0) & (np.frombuffer(self._known, np.uint8) == 0)
-        blocks = self._missing(np.flatnonzero(missing).tolist())
+        wanted = self._wanted(start, end) & (np.frombuffer(self._known, np.uint8) == 0)
+        blocks = self._missing(np.flatnonzero(wanted).tolist())
         for first in range(0, len(blocks), _AT_ONCE):
             if not self._fetch(blocks[first : first + _AT_ONCE]):
                 return
@@ -176,7 +173,20 @@ class ReadThrough(File):
             self._origin[1].close()
             self._origin = None
 
+    def missing_part(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> float:
+        """Which part of the blocks around many extents nobody has fetched yet: 0 to 1."""
+        wanted = np.flatnonzero(self._wanted(start, end)).tolist()
+        return len(self._missing(wanted)) / max(1, len(wanted))
+
     # --- blocks ---
+
+    def _wanted(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """The blocks around extents: bool, one for each block."""
+        edges = np.zeros(self._last + 2, np.int64)
+        np.add.at(edges, np.clip(start >> BLOCK_BITS, 0, self._last), 1)
+        np.add.at(edges, np.clip(end - 1 >> BLOCK_BITS, 0, self._last) + 1, -1)
+        wanted: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
+        return wanted
 
     def _ensure(self, blocks: range) -> bool:
         """Have some blocks here; False where they cannot be kept."""
@@ -342,7 +352,7 @@ def _open_by(source: str, identity: Identity, folder: str, limit: int | None, op
         file = None if note is None else _attached(_pinned(note, copy), opener)
         if file is not None:
             note_use(copy)
-            return _finished(file)
+            return file
         durable.make_parent(copy)
         _create(source, identity, copy, limit, opener)
 
@@ -425,28 +435,30 @@ def _looked_at(origin: Origin) -> Version:
     return Version(identity, head.uuid.hex(), nbytes)
 
 
-def _finished(file: ReadThrough) -> ReadThrough:
-    """Where nearly all of a copy is here, fetch the rest, prove all of it and give it its name.
+def finished(
+    file: ReadThrough, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
+) -> ReadThrough | None:
+    """Where nearly all records of a copy are here, fetch the rest, prove all of it and give it its name.
 
-    Who has it open goes on with what it opened.
+    Args:
+        start, end: int64 [n], extents that hold all records.
+    Returns:
+        The whole copy, opened; None where it is not whole, and the file goes on to be what it was. Others
+        who have it open go on with what they opened.
     """
-    if file.is_whole:
-        return file
-    pinned = file.pinned
-    with locked_side(pinned.copy, wait=False) as side:
+    if file.missing_part(start, end) > _REST:
+        return None
+    with locked_side(file.pinned.copy, wait=False) as side:
         if side is None:
-            return file
-        count = side.file.size() - MAP_OFFSET
-        if side.file.pread(MAP_OFFSET, count).count(0) * _REST > count:
-            return file
+            return None
         try:
             _finish(file, side)
         except (ArchiveError, OSError) as error:
-            logger.warning("%s: it stays a partial copy: %s", pinned.copy, error)
-            return file
-    whole = _attached(pinned, file._opener)
-    if whole is None:
-        return file
+            logger.warning("%s: it stays a partial copy: %s", file.pinned.copy, error)
+            return None
+    whole = _attached(file.pinned, file._opener)
+    if whole is None or not whole.is_whole:
+        return None
     file.close()
     return whole
 

@@ -283,6 +283,11 @@ class Hold:
         chunks[found] = np.searchsorted(starts, self._starts[rows[found]], side="right") - 1
         return chunks
 
+    def record_extents(self) -> tuple[Ints, Ints]:
+        """Where the records of each chunk begin and end: int64 arrays."""
+        blocks = self.contents.index.blocks
+        return blocks[:, 1], blocks[:, 1] + blocks[:, 2]
+
     def record(self, row: int, wanted: tuple[int, int] | None = None) -> memoryview:
         """The bytes of a record before compression, checked at least where they are wanted."""
         data = self._stored(row, wanted)

@@ -30,7 +30,7 @@ from edcache.errors import (
 )
 from edcache.format import Head
 from edcache.labels.tables import Failure, Records
-from edcache.local import ReadThrough, open_archive, open_through, reopen_through
+from edcache.local import ReadThrough, finished, open_archive, open_through, reopen_through
 from edcache.reader.group import Group
 from edcache.reader.hold import Hold
 from edcache.reader.storage import IO_CHOICES
@@ -385,10 +385,7 @@ class Reader:
             return open_archive(self.path)
         if self._pinned is not None:
             return reopen_through(self._pinned)
-        file = open_through(self.path, self.local, self._max_bytes)
-        if isinstance(file, ReadThrough):
-            self._pinned = file.pinned
-        return file
+        return open_through(self.path, self.local, self._max_bytes)
 
     def _hold_on(self, file: File) -> Hold:
         try:
@@ -398,9 +395,14 @@ class Reader:
             if not isinstance(file, ReadThrough) or not file.mend_opening():
                 raise
             hold = Hold(file, self.io, self.verify, self.decoding)
-        if isinstance(file, ReadThrough):
-            file.opened()
-        return hold
+        if not isinstance(file, ReadThrough):
+            return hold
+        file.opened()
+        is_first, self._pinned = self._pinned is None, file.pinned
+        if file.is_whole or not is_first:
+            return hold
+        whole = finished(file, *hold.record_extents())
+        return hold if whole is None else self._hold_on(whole)
 
     def _prove(self, file: File, expected: str) -> None:
         """Hash the file, once for this reader and all its copies in other processes."""
