@@ -17,7 +17,7 @@ setup(
     license="Apache-2.0",
     packages=[
         "edcache",
-        *(f"edcache.{room}" for room in ("batch", "cli", "codec", "fill", "labels", "maintain")),
+        *(f"edcache.{room}" for room in ("batch", "cli", "codec", "fill", "labels", "local", "maintain")),
         *(f"edcache.{room}" for room in ("places", "reader", "samplers", "views", "writer")),
     ],
     package_data={"edcache": ["py.typed"]},

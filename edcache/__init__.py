@@ -6,6 +6,7 @@
     ImageFile       an image as the bytes of its file, decoded as a Decoding says; image_folder() has many
     collate         a collate_fn for fields that vary in shape
     concat          several datasets as one; zip_fields() puts their fields side by side
+    copy_to_local   copy an archive that is far away to a disk of this machine, once for all its processes
     ray_executor    an Executor whose tasks run in Ray, to fill by
     register        let the codec store an enum or a dataclass
     samplers        Balanced, Weighted, ByLength, ChunkShuffle: orders that know labels and chunks
@@ -22,6 +23,7 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
     2  places                                   where bytes are: a file, or an object behind a URL
     3  contents, digests, folders, preload      the tables of an archive merged into one; its SHA-256;
                                                 a folder of image files as a source; a copy in memory
+    3  local                                    copies on this machine of archives that are far away
     4  reader, writer                           they meet only in the file
     5  fill, batch, samplers                    which samples are missing, who computes them;
                                                 many records to one collated batch; in which order
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from edcache.fill import ray_executor
     from edcache.folders import image_folder
     from edcache.labels.view import Labels
+    from edcache.local import copy_to_local
     from edcache.maintain.compact import compact
     from edcache.maintain.digest import digest
     from edcache.maintain.repair import repair
@@ -72,6 +75,7 @@ __all__ = [
     "collate",
     "compact",
     "concat",
+    "copy_to_local",
     "digest",
     "errors",
     "image_folder",
@@ -96,6 +100,7 @@ _HOMES = {
     "collate": "edcache.batch",
     "compact": "edcache.maintain",
     "concat": "edcache.views",
+    "copy_to_local": "edcache.local",
     "digest": "edcache.maintain",
     "image_folder": "edcache.folders",
     "ray_executor": "edcache.fill",

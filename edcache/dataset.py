@@ -122,7 +122,7 @@ class CachedDataset(Root):
         io: "mmap", "pread", or "auto": pread where the file system is another machine's.
         decode: what is made of every `edcache.ImageFile` in a sample: "pil", "numpy", "tensor", None for the
             file's bytes, or an `edcache.Decoding`; "stored" is what was chosen when it was written.
-        expected_digest: for `from_cache`, see there.
+        expected_digest, local: for `from_cache`, see there.
         storage_options: for the engine that reads a URL, see `edcache.Reader`. An archive that is filled for
             a URL is a spool file of this machine until it is complete, then uploaded, and deleted here. A
             killed fill goes on from it.
@@ -176,9 +176,12 @@ class CachedDataset(Root):
         storage_options: Mapping[str, Any] | None = None,
         spool: str | os.PathLike[str] | None = None,
         preload: str | None = None,
+        local: str | os.PathLike[str] | None = None,
     ) -> None:
         if source is not None and expected_digest is not None:
             raise OptionError(NO_DIGEST_YET)
+        if source is not None and local is not None:
+            raise OptionError("local= is for CachedDataset.from_cache(): what is filled here is here already")
         if codec == "pickle" and not allow_pickle:
             raise OptionError('codec="pickle" needs allow_pickle=True too, or nothing could be read back')
         self.zero_copy = zero_copy
@@ -191,6 +194,8 @@ class CachedDataset(Root):
             decode=decode,
             expected_digest=expected_digest,
             preload=preload,
+            local=local,
+            max_bytes=max_bytes if source is None else None,  # type: ignore[arg-type]
         )
         self.path = self._reader.path
         for name, function in (("transform", transform), ("batch_transform", batch_transform)):
@@ -343,8 +348,10 @@ class CachedDataset(Root):
         Args:
             path: the archive, or its URL; or, with `name`, edflow's root: `<path>/cached/<name>.zip`.
             options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode, preload and
-                storage_options, as in the class; and expected_digest, "sha256:...", which `edcache.digest`
-                said when it was published.
+                storage_options, as in the class; expected_digest, "sha256:...", which `edcache.digest` said
+                when it was published; and local, a folder of this machine for a copy of a sealed archive that
+                is far away, which is usable at once and fills with what is read, and max_bytes, of all copies
+                in that folder together.
         Raises:
             ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
             DigestError: the file is not the one that was published. It is hashed before anything in it is
@@ -358,8 +365,16 @@ class CachedDataset(Root):
         samples; an unsealed one takes one more for each chunk. A batch is one concurrent fetch of its
         records, with `select` of no more of them than the blocks of 16 KiB around the fields. The object
         stays the one that was opened, or a read is StaleArchiveError; refresh() goes on to its newer state.
+        With `local`, blocks of 256 KiB are fetched once for all processes of the machine, and survive kills.
+        When nearly all are there, the next call fetches the rest and proves all of it: from then on the copy
+        is an ordinary archive, mapped, which opens where the archive itself cannot be reached too. A record
+        of the copy that fails its crc32 is fetched again before an error is raised. An archive that has
+        changed (size, time or inode) is another copy; one that changes while it is open is a
+        StaleArchiveError at the next block that is missing. With max_bytes, copies that nobody has open go,
+        the least recently used first. A whole copy that `edcache.copy_to_local` made in the folder is used
+        where it is there.
         """
-        known = READ_OPTIONS | {"expected_digest"}
+        known = READ_OPTIONS | {"expected_digest", "local", "max_bytes"}
         unknown = set(options) - known
         if unknown:
             raise OptionError(
@@ -516,6 +531,10 @@ class CachedDataset(Root):
             raise OptionError(
                 f"{self.path}: opened with preload=, and a copy is not changed; open it without to "
                 "change its labels"
+            )
+        if self._reader.local is not None:
+            raise OptionError(
+                f"{self.path}: opened with local=, which reads a copy; open it without to change its labels"
             )
         if self._reader.has_digest:
             raise OptionError(

@@ -182,6 +182,10 @@ class System:
         with memory.turn(self, path):
             os.unlink(memory.entry(path))
 
+    def touch(self, path: str) -> None:
+        """Set the times of a file to now."""
+        os.utime(path)
+
     def boot_time(self) -> float | None:
         """When this machine started, in seconds of the clock that stamps files; None if unknown."""
         if not hasattr(time, "CLOCK_BOOTTIME"):
@@ -198,6 +202,11 @@ class System:
         else:
             if start == WHOLE_FILE_LOCK:
                 fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+    def share(self, fd: int, start: int) -> None:
+        """Lock a byte together with others who share it, waiting for one who has it alone; Linux only."""
+        if _HAS_OFD_LOCKS:
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, start, 1, 0))
 
     def is_locked(self, fd: int, start: int, length: int) -> bool:
         """Whether others hold a lock on one of the bytes; False where the system cannot tell."""
@@ -306,15 +315,16 @@ class File:
         """Open a file.
 
         Args:
-            mode: "r" existing, read only; "a" read and write, made if absent; "x" read and write,
-                must not exist.
+            mode: "r" existing, read only; "r+" existing, read and write; "a" read and write, made if
+                absent; "x" read and write, must not exist.
             more_flags: for open(2), such as O_NOATIME.
         Raises:
             ArchiveNotFoundError, ArchiveExistsError, StorageError.
         """
         name = os.fspath(path)
         file = cls(name, mode != "r")
-        flags = {"r": os.O_RDONLY, "a": os.O_RDWR | os.O_CREAT, "x": os.O_RDWR | os.O_CREAT | os.O_EXCL}[mode]
+        made = {"r": 0, "r+": 0, "a": os.O_CREAT, "x": os.O_CREAT | os.O_EXCL}[mode]
+        flags = made | (os.O_RDWR if file.writable else os.O_RDONLY)
         # O_NONBLOCK: opening a FIFO must not wait for its other end.
         flags |= more_flags | getattr(os, "O_NONBLOCK", 0)
         try:
@@ -368,10 +378,14 @@ class File:
         found = self._stat()
         return found.st_dev, found.st_ino
 
-    def stamp(self) -> tuple[int, ...]:
+    def tag(self) -> tuple[int, ...]:
         """(device, inode, bytes, nanoseconds since 1970 of the last write): equal while nobody writes."""
         found = self._stat()
         return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+    def stamp(self) -> Stamp:
+        """Size, time of the last change and inode, as `stamp` tells them of a path."""
+        return _stamp(self._stat())
 
     def reopened(self) -> File:
         """What the path leads to now, opened for reading."""
@@ -531,6 +545,17 @@ class File:
             self._do_without_lock(error)
         return True
 
+    def share(self, start: int) -> None:
+        """Lock byte `start` together with others who share it: who asks for it alone is refused meanwhile.
+
+        A file that was opened to be read can share, and so can a forked child, which ends it with its last
+        copy of the descriptor. Nothing on macOS and Windows.
+        """
+        try:
+            system.share(self._fd, start)
+        except OSError as error:
+            self._do_without_lock(error)
+
     def _do_without_lock(self, error: OSError) -> None:
         """Go on where the file system has no locks, and say what that takes; else raise."""
         if error.errno not in _NO_LOCKS:
@@ -677,6 +702,53 @@ def free_nbytes(path: str) -> int:
     if memory.is_memory(path):
         return memory.available()
     return shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
+
+
+Stamp = tuple[int, int, int]
+"""Bytes of a file, when it was last written (in ns since 1970), its inode: equal while it is the same."""
+
+
+def stamp(path: str) -> Stamp:
+    """What `File.stamp` says, of a path; one call of the system.
+
+    Raises:
+        ArchiveNotFoundError, StorageError.
+    """
+    return _stamp(_stat_path(path))
+
+
+def allocated(path: str) -> int:
+    """Bytes that a file takes of its disk; 0 where there is none."""
+    try:
+        return _allocated(_stat_path(path))
+    except ArchiveNotFoundError:
+        return 0
+
+
+def _stat_path(path: str) -> os.stat_result:
+    try:
+        return system.stat_path(path)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise _with_errno(ArchiveNotFoundError(f"{path}: no such file"), error) from None
+    except OSError as error:
+        _refused(path, "looking for it", error)
+
+
+def _stamp(found: os.stat_result) -> Stamp:
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def _allocated(found: os.stat_result) -> int:
+    # 512 whatever the file system's own blocks are; Windows does not tell.
+    return 512 * found.st_blocks if hasattr(found, "st_blocks") else found.st_size
+
+
+def touch(path: str) -> None:
+    """Set the times of a file to now."""
+    try:
+        system.touch(path)
+    except OSError as error:
+        _refused(path, "setting its times", error)
 
 
 def copy_permissions(source: str, target: str) -> None:

@@ -31,7 +31,9 @@ from edcache.errors import (
 )
 from edcache.format import Cursor, Head, Header
 from edcache.labels.tables import parse_index
+from edcache.local import PARTIAL, copy_at, leftovers, why_stays
 from edcache.places import located, open_place
+from edcache.sizes import human_bytes
 
 # Start and length: LOCK_APPEND is the first of all locks, sessions and claims lie behind it.
 _EVERY_LOCK: Final = format.LOCK_APPEND, (1 << 63) - 1 - format.LOCK_APPEND
@@ -46,7 +48,7 @@ class Listed:
     was_read: whether reading was the last of the two. present: samples that have a record; absent:
     those that failed and count as absent for good. length: samples of the dataset. fingerprint: what the
     head says of where they come from. problem: why the file cannot be read, in one message; what it would
-    have told is then 0 or None.
+    have told is then 0 or None. origin: what it is a copy of, if it is one.
     """
 
     path: str
@@ -59,6 +61,7 @@ class Listed:
     sealed: bool = False
     fingerprint: dict[str, Any] | None = None
     problem: str | None = None
+    origin: str | None = None
 
     @property
     def complete(self) -> bool:
@@ -91,6 +94,10 @@ def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
 def _archives(top: str) -> Iterator[Listed]:
     unreadable: list[OSError] = []
     for path in _regular_files(top, unreadable.append):
+        partial = _partial_copy(path)
+        if partial is not None:
+            yield partial
+            continue
         try:
             yield look_at(path)
         except (NotAnArchiveError, ArchiveNotFoundError):
@@ -100,6 +107,16 @@ def _archives(top: str) -> Iterator[Listed]:
     for refused in unreadable:
         name = str(refused.filename)
         yield Listed(name, 0, 0.0, False, problem=f"{name}: listing the folder: {refused.strerror}")
+
+
+def _partial_copy(path: str) -> Listed | None:
+    """A copy that is not whole yet."""
+    kept = copy_at(path.removesuffix(PARTIAL)) if path.endswith(PARTIAL) else None
+    if kept is None:
+        return None
+    here = f"{human_bytes(kept.here)} of {human_bytes(kept.nbytes)}"
+    problem = f"{path}: a copy of {kept.origin} that is not whole yet: {here} are here; asked for, it goes on"
+    return Listed(path, kept.here, kept.used, True, problem=problem, origin=kept.origin)
 
 
 def _regular_files(top: str, on_error: Callable[[OSError], None]) -> Iterator[str]:
@@ -124,7 +141,13 @@ def look_at(path: str | os.PathLike[str]) -> Listed:
         present, absent, length, sealed = _samples(file, head, cursor)
     finally:
         file.close()
-    return Listed(name, *on_disk, present, absent, length, sealed, head.fingerprint)
+    kept = copy_at(name)
+    nbytes, used, was_read = on_disk
+    if kept is not None and kept.used > used:
+        used, was_read = kept.used, True
+    origin = None if kept is None else kept.origin
+    said = (present, absent, length, sealed, head.fingerprint, None, origin)
+    return Listed(name, nbytes, used, was_read, *said)
 
 
 def head_of(path: str | os.PathLike[str]) -> Head:
@@ -242,6 +265,9 @@ def in_use(path: str | os.PathLike[str]) -> bool:
 
 def why_not_now(path: str) -> str | None:
     """Why a file should not be deleted at this moment, in one line; None where nothing speaks against it."""
+    reason = why_stays(path.removesuffix(PARTIAL)) if os.path.exists(path) else None
+    if reason is not None:
+        return f"{path}: {reason}"
     try:
         busy = in_use(path)
     except StorageError as error:
@@ -270,7 +296,8 @@ def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> Non
         )
     if os.path.islink(name):
         raise OptionError(f"{name}: a symbolic link; name the archive itself, {os.path.realpath(name)}")
-    head_of(name)
+    if _partial_copy(name) is None:
+        head_of(name)
     reason = None if force else why_not_now(name)
     if reason is not None:
         raise ArchiveLockedError(f"{reason}; wait for it to end, or force the deletion (--force)")
@@ -298,7 +325,7 @@ def leftover_of(path: str | os.PathLike[str]) -> str | None:
 def delete(path: str | os.PathLike[str]) -> int:
     """Delete a file and return how many bytes it had; 0 where it is gone already.
 
-    Whoever has the archive open keeps reading it.
+    Whoever has the archive open keeps reading it. With a local copy goes what lies beside it.
 
     Raises:
         StorageError: "train.zip: deleting it: Permission denied".
@@ -307,6 +334,8 @@ def delete(path: str | os.PathLike[str]) -> int:
     try:
         nbytes = os.lstat(name).st_size
         durable.remove(name)
+        for beside in leftovers(name):
+            durable.remove(beside)
     except FileNotFoundError:
         return 0
     return nbytes

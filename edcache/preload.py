@@ -56,7 +56,7 @@ class Preloaded(File):
         Cost: the first process of the host reads the file once.
         """
         with closing(open_place(where)) as source:
-            name = memory.PREFIX + "-".join(["preload", *map(str, source.stamp())])
+            name = memory.PREFIX + "-".join(["preload", *map(str, source.tag())])
             return cls.join(where, name) or cls._made(where, source, name)
 
     @classmethod

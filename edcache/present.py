@@ -24,6 +24,7 @@ from edcache.sizes import human_bytes
 
 if TYPE_CHECKING:
     from edcache.housekeeping import Held, Listed
+    from edcache.local import Copied
     from edcache.maintain import CompactReport, RepairReport
     from edcache.maintain import Report as VerifyReport
 
@@ -386,6 +387,15 @@ def report_object(path: str, report: VerifyReport) -> dict[str, Any]:
     return {"path": path, **said, "dead": dead, "problems": report.problems}
 
 
+def copied_lines(copied: Copied) -> Iterator[str]:
+    """What `edcache copy` says, in one line."""
+    what = human_bytes(copied.nbytes)
+    if copied.archives > 1:
+        what = f"{copied.archives:,} archives, {what}"
+    fetched = "here already" if not copied.fetched else f"{human_bytes(copied.fetched)} fetched"
+    yield f"{printable(copied.path)}: {what}, {fetched}"
+
+
 def compact_lines(report: CompactReport) -> Iterator[str]:
     """What `edcache compact` says, in one line."""
     place, samples = printable(report.path), plural(report.samples, "sample")
@@ -541,7 +551,7 @@ def _listing_row(directory: str, archive: Listed) -> tuple[str, ...]:
         f"{archive.length:,}",
         "yes" if archive.complete else "no",
         _use_text(archive),
-        call_text(archive.fingerprint),
+        call_text(archive.fingerprint) if archive.origin is None else f"copy of {archive.origin}",
     )
 
 
@@ -583,5 +593,6 @@ def _listed_object(directory: str, archive: Listed) -> dict[str, Any]:
         "complete": archive.complete,
         "sealed": archive.sealed,
         "fingerprint": archive.fingerprint,
+        "origin": archive.origin,
         "problem": None if archive.problem is None else one_line(archive.problem),
     }

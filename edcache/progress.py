@@ -72,6 +72,37 @@ class Progress:
             self._bar.close()
 
 
+class ByteProgress:
+    """A bar over bytes, fed with (bytes done, bytes in all); shown as `Progress` shows its own.
+
+    Args:
+        what: is done, such as "copying train.zip". show: as in `Progress`.
+    """
+
+    def __init__(self, what: str, show: Show) -> None:
+        self._tell = show if callable(show) else None
+        self._bar: Any = None
+        if _shown(False if callable(show) else show):
+            self._bar = _bar_class()(desc=what, unit="B", unit_scale=True, dynamic_ncols=True)
+
+    def __call__(self, done: int, total: int) -> None:
+        """So many bytes are done, of so many."""
+        if self._tell is not None:
+            self._tell(done, total)
+        if self._bar is not None:
+            self._bar.total = total
+            self._bar.update(done - self._bar.n)
+
+    def __enter__(self) -> ByteProgress:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
 @cache
 def _bar_class() -> Any:
     """A class of bars whose lock is this process's own.

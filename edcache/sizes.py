@@ -10,6 +10,19 @@ NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumerat
 }
 """Bytes by unit, in lower case: "b", "kb", "kib", ..."""
 
+
+def parse_nbytes(text: str) -> int | None:
+    """The bytes that "20GB", "512 MiB" or "1_000_000" name; None where it names none."""
+    stripped = text.strip().replace("_", "").lower()
+    digits = stripped.rstrip("kmgtpib ")
+    unit = stripped[len(digits) :].strip()
+    try:
+        nbytes = float(digits) * NBYTES[unit if unit in NBYTES else f"{unit}b"]
+    except (ValueError, KeyError):
+        return None
+    return int(nbytes) if 0 < nbytes < float("inf") else None
+
+
 _UNITS: Final = ("kB", "MB", "GB", "TB", "PB", "EB")
 
 

@@ -85,10 +85,11 @@ class Handler(BaseHTTPRequestHandler):
             if value is not None:
                 self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
-        self.wfile.flush()
+        # Before they are sent: a client that has them looks at once.
         with self.served.lock:
             self.served.sent += len(body)
+        self.wfile.write(body)
+        self.wfile.flush()
 
 
 class _Server(ThreadingHTTPServer):

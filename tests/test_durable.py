@@ -414,3 +414,67 @@ def test_a_closed_file_has_no_lock_to_let_go_of(path):
     with file.locked(5):
         file.close()
     file.unlock(5)
+
+
+def test_a_shared_lock_is_shared_with_those_who_only_read_and_with_nobody_else(path):
+    owner, first, second = File.open(path, "x"), File.open(path, "r"), File.open(path, "r")
+    first.share(7)
+    second.share(7)
+    assert owner.is_locked(7, 1)
+    assert not owner.try_lock(7)
+    assert owner.try_lock(8)
+    first.close()
+    assert not owner.try_lock(7)
+    second.close()
+    assert owner.try_lock(7)
+    third = File.open(path, "r")
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        third.share(7)
+        os._exit(0)
+    time.sleep(0.05)
+    assert os.waitpid(child, os.WNOHANG) == (0, 0), "it waits for who has it alone"
+    owner.unlock(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_file_system_without_locks_shares_without_one(path):
+    class NoLocks(durable.System):
+        def share(self, fd, start):
+            raise OSError(errno.ENOLCK, "No locks available")
+
+    file = File.open(path, "x")
+    with durable.replace_system(NoLocks()), pytest.warns(RuntimeWarning, match="has no byte locks"):
+        file.share(3)
+    assert not file.can_lock
+
+
+def test_a_stamp_is_that_of_the_file_until_it_changes(path):
+    file = File.open(path, "x")
+    file.pwrite(0, b"hello")
+    assert durable.stamp(path) == file.stamp()
+    assert file.stamp() == (5, os.stat(path).st_mtime_ns, os.stat(path).st_ino)
+    os.utime(path, (1, 1))
+    before = durable.stamp(path)
+    assert before == (5, 10**9, os.stat(path).st_ino)
+    durable.touch(path)
+    assert durable.stamp(path)[1] > before[1]
+    assert durable.allocated(path) == 512 * os.stat(path).st_blocks
+    assert durable.allocated(path + ".none") == 0
+    for name in (path + ".none", path + "/below"):
+        with pytest.raises(ArchiveNotFoundError, match=r": no such file$"):
+            durable.stamp(name)
+    with pytest.raises(StorageError, match=r"x: looking for it: File name too long"):
+        durable.stamp("x" * 5000)
+    with pytest.raises(StorageError, match=r"none: setting its times: No such file or directory"):
+        durable.touch(path + ".none")
+
+
+def test_a_file_that_is_opened_to_be_changed_must_be_there(path):
+    with pytest.raises(ArchiveNotFoundError, match=r"no such file; check the path"):
+        File.open(path, "r+")
+    File.open(path, "x").close()
+    file = File.open(path, "r+")
+    file.pwrite(0, b"hello")
+    assert (file.writable, file.pread(0, 9)) == (True, b"hello")

@@ -222,6 +222,7 @@ def test_caches_as_json(cache: Path, tmp_path: Path) -> None:
         "complete": True,
         "sealed": True,
         "fingerprint": None,
+        "origin": None,
         "problem": None,
     }
     assert (second["present"], second["length"], second["complete"], second["sealed"]) == (2, 3, False, False)

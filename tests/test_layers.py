@@ -19,6 +19,7 @@ FLOORS = [
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection"},
     {"places"},
     {"contents", "digests", "folders", "preload"},
+    {"local"},
     {"reader", "writer"},
     {"fill", "batch", "samplers"},
     {"loader"},

@@ -48,9 +48,10 @@ def main() -> None:
     """Build, look into, check and clear away edcache archives.
 
     An archive is one zip file with the samples of a dataset. build and images fill one, labels --add and
-    --drop change its labels, compact rewrites it, rm and prune delete; every other command only reads, and
-    works on an archive that is still growing. info, show, ls, labels, why and verify take URLs too; their
-    credentials come from the environment, as each engine has it (AWS_*, FSSPEC_S3, and so on).
+    --drop change its labels, compact rewrites it, copy brings it here, rm and prune delete; every other
+    command only reads, and works on an archive that is still growing. info, show, ls, labels, why and verify
+    take URLs too; their credentials come from the environment, as each engine has it (AWS_*, FSSPEC_S3, and
+    so on).
 
     \b
     Exit codes:

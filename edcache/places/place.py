@@ -25,7 +25,7 @@ class Place(Protocol):
     def identity(self) -> object:
         """Equal for two openings of one file; where it is read by request, of one state of it."""
 
-    def stamp(self) -> tuple[object, ...]:
+    def tag(self) -> tuple[object, ...]:
         """What tells this state of it from its others and from other files, as text without separators."""
 
     def reopened(self) -> Place:

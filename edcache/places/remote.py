@@ -88,7 +88,7 @@ class RemotePlace:
         """See `Place`."""
         return self._stamp
 
-    def stamp(self) -> tuple[object, ...]:
+    def tag(self) -> tuple[object, ...]:
         """See `Place`."""
         told = f"{self.path}\0{self._stamp.size}\0{self._stamp.tag}"
         return (hashlib.sha256(told.encode()).hexdigest()[:32],)

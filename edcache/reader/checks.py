@@ -14,6 +14,7 @@ from edcache.once import once
 from edcache.reader.blocks import CheckedBlocks
 
 Ints = npt.NDArray[np.int64]
+Mend = Callable[[int, int], bool]
 Check = Callable[[slice], None]
 """`check(part)` checks the records of a slice of a group; raises CorruptRecordError."""
 
@@ -42,14 +43,17 @@ class Checks:
         view: the mapped file; None where records are read into other memory, and checked at every read.
         verify: "touch", "always" or "never", as in `Reader`.
         place: names the record of a row in messages.
+        mend: fetches an extent of the mapped file again, and says whether it could.
     """
 
     # Not the hold itself: a cycle would keep a dropped reader's descriptor until the next collection.
-    def __init__(self, view: memoryview | None, index: IndexTable, verify: str, place: Places) -> None:
+    def __init__(
+        self, view: memoryview | None, index: IndexTable, verify: str, place: Places, mend: Mend
+    ) -> None:
         records = index.records
         self._view = view
         self._never, self._always = verify == "never", verify == "always"
-        self._place = place
+        self._place, self._mend = place, mend
         # Reading one element of a memoryview costs half of what numpy takes.
         self._lengths = records.nbytes
         self._offset, self._nbytes, self._crc32 = (
@@ -151,6 +155,8 @@ class Checks:
 
     def _compare(self, row: int, data: memoryview) -> None:
         found, said = format.crc32(data), self._crc32[row]
+        if found != said and self._view is not None and self._mend(self._offset[row], self._nbytes[row]):
+            found = format.crc32(data)
         if found != said:
             raise CorruptRecordError(
                 f"{self._place(row)}: crc32 {found:#010x}, the index says {said:#010x}; "

@@ -44,7 +44,7 @@ from edcache.places import Place
 from edcache.reader.checks import LARGE, Checks, Places
 from edcache.reader.group import Group, Records
 from edcache.reader.requested import Piece, Requested
-from edcache.reader.storage import Storage
+from edcache.reader.storage import is_at_hand, storage_of
 
 Ints = npt.NDArray[np.int64]
 
@@ -98,7 +98,7 @@ class Hold:
             if self._chain.seal is not None:
                 # Its last header may have been written since it was looked for.
                 self._seal = self._found_seal(file)
-        elif verify == "open" or (verify != "never" and self._seal[0].seq <= _WALKED and not file.by_request):
+        elif verify == "open" or (verify != "never" and self._seal[0].seq <= _WALKED and is_at_hand(file)):
             # Cheap among a file's few entries; then the zip directory and the index can tell of no others.
             self._announce_headers(file, self._seal[1].payload_end)
             self._chain.extend(file.pread, self._size)
@@ -107,7 +107,7 @@ class Hold:
         # Not a byte behind the last entry: a writer may cut a torn tail off, and a mapping of what is no
         # longer there is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
         end = self._chain.cursor.offset if self._seal is None else self._size
-        self.storage = Storage(file, min(end, self._size), io)
+        self.storage = storage_of(file, min(end, self._size), io)
         self.contents = self._sealed_contents() if self._seal else self._chain.contents(self._sound_table)
         self._prepare()
 
@@ -181,7 +181,10 @@ class Hold:
         )
 
     def _checked(self, header: Header, name: str) -> memoryview:
-        data = self.storage.read(header.payload_offset, header.payload_nbytes)
+        offset, nbytes = header.payload_offset, header.payload_nbytes
+        data = self.storage.read(offset, nbytes)
+        if format.crc32(data) != header.payload_crc and self.storage.mend(offset, nbytes):
+            data = self.storage.read(offset, nbytes)
         if format.crc32(data) != header.payload_crc:
             raise CorruptArchiveError(
                 f"{self.path}: {name} at offset {header.offset:,} fails its crc32; {self._lost_index}"
@@ -219,7 +222,8 @@ class Hold:
         self._index = records.index
         self._view = self.storage.view
         self.place = Places(self.path, self.contents.index)
-        self.checks = Checks(self._view, self.contents.index, self._verify, self.place)
+        mend = self.storage.mend
+        self.checks = Checks(self._view, self.contents.index, self._verify, self.place, mend)
         self._decoders = Decoders()
         self._is_bulk = False
         self._labels: Any = None
@@ -287,6 +291,11 @@ class Hold:
         chunks[found] = np.searchsorted(starts, self._starts[rows[found]], side="right") - 1
         return chunks
 
+    def record_extents(self) -> tuple[Ints, Ints]:
+        """Where the records of each chunk begin and end: int64 arrays."""
+        blocks = self.contents.index.blocks
+        return blocks[:, 1], blocks[:, 1] + blocks[:, 2]
+
     def record(self, row: int, wanted: tuple[int, int] | None = None) -> memoryview:
         """The bytes of a record before compression, checked at least where they are wanted."""
         data = self._stored(row, wanted)
@@ -310,7 +319,15 @@ class Hold:
             if not self.storage.seems_hot(start):
                 self.storage.announce(start, start + nbytes)
         data = self.storage.read(offset, nbytes) if self._view is None else self._view[offset:end]
-        self.checks.record(row, data, None if self._raw_nbytes is not None else wanted)
+        part = None if self._raw_nbytes is not None else wanted
+        try:
+            self.checks.record(row, data, part)
+        except CorruptRecordError:
+            # Mapped bytes change under the check; what was read is read again.
+            if self._view is not None or not self.storage.mend(offset, nbytes):
+                raise
+            data = self.storage.read(offset, nbytes)
+            self.checks.record(row, data, part)
         return data
 
     def _check_within(self, row: int) -> None:
@@ -365,8 +382,11 @@ class Hold:
 
     def _dictionary(self, entry: Dictionary) -> bytes | None:
         """None where it fails its crc32: then only the records that need it are unreadable, and say so."""
-        data = self._pread(entry.offset, entry.nbytes)
-        return data if len(data) == entry.nbytes and format.crc32(data) == entry.crc32 else None
+        offset, nbytes = entry.offset, entry.nbytes
+        data = self._pread(offset, nbytes)
+        if format.crc32(data) != entry.crc32 and self.storage.mend(offset, nbytes):
+            data = self._pread(offset, nbytes)
+        return data if len(data) == nbytes and format.crc32(data) == entry.crc32 else None
 
     def decoder(self, row: int, allow_pickle: bool) -> Decoder:
         """The decoder for a record's schema, compiled once per process unless there are very many."""

@@ -29,6 +29,7 @@ from edcache.errors import (
 )
 from edcache.format import Head
 from edcache.labels.tables import Failure, Records
+from edcache.local import ReadThrough, finished, open_archive, open_through, reopen_through
 from edcache.memory import is_memory
 from edcache.places import Place, Where, located, open_place
 from edcache.preload import Preloaded, check_preload
@@ -64,6 +65,8 @@ class Reader:
             MiB) and `request_tries` (5) limit every request. What is not given comes from the environment, as
             each engine has it (AWS_*, GOOGLE_APPLICATION_CREDENTIALS, FSSPEC_*).
         preload: "shm" reads from a copy in shared memory that all processes of the user on this host share.
+        local: a folder for a copy of the archive, which is usable at once and fills with what is read; see
+            `CachedDataset.from_cache`. max_bytes: what all copies in that folder may have together.
     Raises, at the first use:
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
         StaleArchiveError: unpickled in a process where the path leads to another archive.
@@ -86,15 +89,27 @@ class Reader:
         expected_digest: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         preload: str | None = None,
+        local: str | os.PathLike[str] | None = None,
+        max_bytes: int | str | None = None,
     ) -> None:
         if verify not in VERIFY_CHOICES:
             raise OptionError(f"verify={verify!r}; choose one of {', '.join(map(repr, VERIFY_CHOICES))}")
         if io not in IO_CHOICES:
             raise OptionError(f"io={io!r}; choose one of {', '.join(map(repr, IO_CHOICES))}")
+        if local is not None and expected_digest is not None:
+            raise OptionError(
+                "expected_digest= is of a whole archive, local= reads parts of one; copy it with "
+                "copy_to_local(..., expected_digest=) and open the copy"
+            )
+        if local is None and max_bytes is not None:
+            raise OptionError(f"max_bytes={max_bytes!r}; it is for the copies in local=, which was not given")
         self._where = located(path, storage_options)
         self.path = self._where if isinstance(self._where, str) else self._where.shown
         check_preload(preload, self.path)
         self.preload = preload
+        self.local = None if local is None else os.path.abspath(os.fspath(local))
+        self._max_bytes = max_bytes
+        self._pinned: Any = None
         self.verify = verify
         self.allow_pickle = allow_pickle
         self.io = io
@@ -352,13 +367,16 @@ class Reader:
 
         Arrays and samples handed out before stay what they were.
 
-        Where the archive was compacted meanwhile, the new file is opened.
+        Where the archive was compacted meanwhile, the new file is opened. With `local=` nothing changes:
+        another state of the archive is another copy, and takes opening it again.
 
         Raises:
             StaleArchiveError: the path now leads to another archive; or the file changed and was opened
                 with an expected_digest.
         """
         before = self._here
+        if self.local is not None:
+            return False
         found = before.look_again()
         if found is None:
             return False
@@ -402,7 +420,7 @@ class Reader:
         try:
             if self._expected_digest is not None:
                 self._prove(file, self._expected_digest)
-            hold = Hold(file, self.io, self.verify, self.decoding)
+            hold = self._hold_on(file)
             if self._expected_digest is not None and not hold.sealed:
                 raise no_digest(self.path)
             if self._uuid not in (None, hold.head.uuid):
@@ -416,11 +434,35 @@ class Reader:
         return hold
 
     def _place(self) -> Place:
+        if self.local is not None:
+            return self._copy_here(self.local)
         if self.preload is None:
-            return open_place(self._where)
+            return open_archive(self.path) if isinstance(self._where, str) else open_place(self._where)
         # A process that got this by pickle reads what its sender reads, though the file may have changed.
         found = None if self._copy is None else Preloaded.join(self._where, self._copy)
         return found or Preloaded.of(self._where)
+
+    def _copy_here(self, folder: str) -> Place:
+        if self._pinned is not None:
+            return reopen_through(self._pinned)
+        return open_through(self.path, folder, self._max_bytes)
+
+    def _hold_on(self, file: Place) -> Hold:
+        try:
+            hold = Hold(file, self.io, self.verify, self.decoding)
+        except (CorruptArchiveError, NotAnArchiveError):
+            # A copy that lost in a power cut what it had: fetched again, it may make sense.
+            if not isinstance(file, ReadThrough) or not file.mend_opening():
+                raise
+            hold = Hold(file, self.io, self.verify, self.decoding)
+        if not isinstance(file, ReadThrough):
+            return hold
+        file.opened()
+        is_first, self._pinned = self._pinned is None, file.pinned
+        if file.is_whole or not is_first:
+            return hold
+        whole = finished(file, *hold.record_extents())
+        return hold if whole is None else self._hold_on(whole)
 
     def _prove(self, file: Place, expected: str) -> None:
         """Hash the file, once for this reader and all its copies in other processes."""

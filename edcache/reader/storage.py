@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.errors import StorageError
+from edcache.local import ReadThrough
 from edcache.places import Place
 
 IO_CHOICES = ("auto", "mmap", "pread")
@@ -41,6 +42,10 @@ class Storage:
             except StorageError as error:
                 raise StorageError(f'{error}; io="pread" reads it without') from error
         self._hot_batches = 0
+
+    def mend(self, offset: int, nbytes: int) -> bool:
+        """Whether bytes that fail their crc32 were fetched again, from where they were copied."""
+        return False
 
     @property
     def mapped_nbytes(self) -> int:
@@ -99,3 +104,38 @@ class Storage:
             return True
         self._hot_batches = 0
         return False
+
+
+class CopiedStorage(Storage):
+    """The bytes of an archive of which this machine has a copy that may not be whole: then it is read."""
+
+    def __init__(self, file: ReadThrough, size: int, io: str) -> None:
+        super().__init__(file, size, io if file.is_whole else "pread")
+        self._copy = file
+
+    def mend(self, offset: int, nbytes: int) -> bool:
+        """See the base class."""
+        return self._copy.mend(offset, nbytes)
+
+    def announce(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> None:
+        """Fetch what is missing of extents, all at once."""
+        self._copy.fetch(start, end)
+        super().announce(start, end)
+
+    def is_probe_due(self) -> bool:
+        """See the base class."""
+        return not self._copy.is_whole or super().is_probe_due()
+
+    def seems_hot(self, start: npt.NDArray[np.int64]) -> bool:
+        """See the base class."""
+        return self._copy.is_whole and super().seems_hot(start)
+
+
+def storage_of(file: Place, size: int, io: str) -> Storage:
+    """The bytes of an open file."""
+    return CopiedStorage(file, size, io) if isinstance(file, ReadThrough) else Storage(file, size, io)
+
+
+def is_at_hand(file: Place) -> bool:
+    """Whether all of a file is on this machine, or where its file system says."""
+    return file.is_whole if isinstance(file, ReadThrough) else not file.by_request

@@ -833,7 +833,89 @@ _MEMORY = [
     ),
 ]
 
+COPY, THROUGH = "tests/test_copy.py", "tests/test_read_through.py"
+
+_LOCAL = [
+    Bug(
+        "what a killed copy left is believed",
+        "local/bringing.py",
+        "return there == format.pack_header(header) and has_sound_payload(file.pread, header)",
+        "return there == format.pack_header(header)",
+        (f"{COPY}::test_nothing_of_a_partial_copy_is_believed",),
+    ),
+    Bug(
+        "a copy has its name before it is whole",
+        "local/whole.py",
+        '        partial = File.open(self._copy + PARTIAL, "a")\n',
+        '        partial = File.open(self._copy if before is None else self._copy + PARTIAL, "a")\n',
+        (f"{COPY}::test_a_copy_that_is_killed_at_any_operation_is_continued",),
+    ),
+    Bug(
+        "a side file is overwritten where it counts",
+        "local/side.py",
+        "0 if first <= second else _SLOT_NBYTES",
+        "0",
+        (f"{COPY}::test_a_copy_that_replaces_another_is_killed_at_any_operation",),
+    ),
+    Bug(
+        "two processes copy at once",
+        "local/side.py",
+        "                file.lock(LOCK_COPY)\n",
+        "                pass\n",
+        (f"{COPY}::test_processes_that_ask_for_one_copy_make_one",),
+    ),
+    Bug(
+        "what is open may go",
+        "local/keeping.py",
+        "        if not file.try_lock(LOCK_USE):\n            return False\n",
+        "",
+        (f"{COPY}::test_what_somebody_has_open_never_goes",),
+    ),
+    Bug(
+        "a changed archive is read on",
+        "local/through.py",
+        "        self._check_identity(origin)\n        for (offset",
+        "        for (offset",
+        (f"{THROUGH}::test_it_is_read_from_whatever_gives_bytes_at_offsets",),
+    ),
+    Bug(
+        "a block is marked before its bytes are there",
+        "local/through.py",
+        "                out.pwrite(offset, data)\n",
+        "",
+        (f"{THROUGH}::test_a_copy_that_is_full_is_an_ordinary_archive",),
+    ),
+    Bug(
+        "mapped records are not fetched again",
+        "reader/checks.py",
+        "and self._mend(self._offset[row], self._nbytes[row])",
+        "and False",
+        (f"{THROUGH}::test_a_damaged_block_is_fetched_again",),
+    ),
+    Bug(
+        "records that are read are not fetched again",
+        "reader/hold.py",
+        "if self._view is not None or not self.storage.mend(offset, nbytes):",
+        "if True:",
+        (f"{THROUGH}::test_a_damaged_block_is_fetched_again",),
+    ),
+    Bug(
+        "a damaged dictionary is not fetched again",
+        "reader/hold.py",
+        "if format.crc32(data) != entry.crc32 and self.storage.mend(offset, nbytes):",
+        "if False:",
+        (f"{THROUGH}::test_dictionaries_index_and_labels_are_mended_too",),
+    ),
+    Bug(
+        "a damaged index is not fetched again",
+        "reader/hold.py",
+        "if format.crc32(data) != header.payload_crc and self.storage.mend(offset, nbytes):",
+        "if False:",
+        (f"{THROUGH}::test_dictionaries_index_and_labels_are_mended_too",),
+    ),
+]
+
 BUGS = [
     *(*_CHAIN, *_WRITER, *_SYSTEM, *_READER, *_MAINTENANCE, *_MEMORY),
-    *(*_SAMPLERS, *_IMAGES, *_LABELS),
+    *(*_SAMPLERS, *_IMAGES, *_LABELS, *_LOCAL),
 ]

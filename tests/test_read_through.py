@@ -1,0 +1,621 @@
+"""A copy that fills as it is read gives what was published or an error, whoever reads it and is killed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from far import Far, Full, Killing, Watching, ended, in_child, is_sample, make
+from scale import scaled, seeded
+from torch.utils.data import DataLoader
+
+from edcache import CachedDataset, CacheWriter, Reader, copy_to_local, durable, verify
+from edcache.errors import (
+    ArchiveNotFoundError,
+    CorruptRecordError,
+    OptionError,
+    StaleArchiveError,
+    StorageError,
+)
+from edcache.local import SIDE, ReadThrough
+from edcache.local.through import BLOCK_NBYTES, _open_by
+from edcache.reader.hold import Hold
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+]
+PARTIAL = ".partial"
+COUNT, NBYTES = 240, 16_000  # 15 blocks
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Path:
+    path = tmp_path / "far" / "train.zip"
+    make(path, COUNT, NBYTES, chunk=16)
+    return path
+
+
+@pytest.fixture
+def ssd(tmp_path: Path) -> Path:
+    return tmp_path / "ssd"
+
+
+def read(ds: Any, indices: Any) -> None:
+    for i in indices:
+        assert is_sample(ds[i], i, NBYTES)
+
+
+def opened(far: Path, ssd: Path, **options: Any) -> CachedDataset:
+    return CachedDataset.from_cache(far, local=ssd, **options)
+
+
+def file_of(ds: CachedDataset) -> ReadThrough:
+    file = ds.reader._here.file
+    assert isinstance(file, ReadThrough)
+    return file
+
+
+def the_copy(ssd: Path) -> Path:
+    """The one copy there, whole or not."""
+    found = [p for p in ssd.iterdir() if p.name.endswith((".zip", PARTIAL))]
+    assert len(found) == 1
+    return found[0]
+
+
+def whole(far: Path, ssd: Path) -> Path:
+    """A copy that has filled and was opened again."""
+    ds = opened(far, ssd)
+    read(ds, range(COUNT))
+    ds.close()
+    opened(far, ssd).close()
+    return the_copy(ssd)
+
+
+def damage(path: Path, start: int, nbytes: int = 1) -> None:
+    with open(path, "r+b") as file:
+        file.seek(start)
+        found = file.read(nbytes)
+        file.seek(start)
+        file.write(bytes(255 - byte for byte in found))
+
+
+def extent(ds: CachedDataset, i: int) -> tuple[int, int]:
+    records = ds.reader.records
+    return int(records.offset[i]), int(records.nbytes[i])
+
+
+# ------------------------------------------------------------------------------------------ reading
+
+
+def test_what_is_read_is_fetched_and_no_more(far, ssd):
+    ds = opened(far, ssd)
+    copy = the_copy(ssd)
+    assert copy.name.startswith("train-")
+    assert copy.name.endswith(f".zip{PARTIAL}")
+    assert copy.stat().st_size == far.stat().st_size
+    assert durable.allocated(str(copy)) <= 3 * BLOCK_NBYTES, "the head and the index"
+    read(ds, [100, 101, 102])
+    assert durable.allocated(str(copy)) <= 5 * BLOCK_NBYTES
+    assert ds.labels["y"].tolist() == [i % 5 for i in range(COUNT)]
+    assert len(ds) == COUNT
+    assert ds.filter(y=3).indices.tolist() == list(range(3, COUNT, 5))
+
+
+def test_a_block_is_fetched_once_by_all_who_read_it(far, ssd):
+    read(opened(far, ssd), range(0, COUNT, 3))
+    ds = opened(far, ssd)
+    with durable.replace_system(Watching()) as watching:
+        read(ds, range(0, COUNT, 3))
+        read(ds, range(0, COUNT, 3))
+    assert str(far) not in [path for path, _ in watching.opened]
+
+
+def test_every_way_to_read_gives_the_same(far, ssd, tally):
+    plain = CachedDataset.from_cache(far)
+    rng = seeded("reading through")
+    for number in range(scaled(8)):
+        io = rng.choice(["auto", "mmap", "pread"])
+        ds = opened(far, ssd / str(number), io=io, verify=rng.choice(["touch", "always", "open"]))
+        for _ in range(6):
+            indices = [rng.randrange(-COUNT, COUNT) for _ in range(rng.randrange(1, 30))]
+            way = rng.choice(["batch", "items", "select", "many"])
+            if way == "batch":
+                found, expected = ds.batch(indices), plain.batch(indices)
+                assert all(bool((found[key] == expected[key]).all()) for key in ("x", "n", "y"))
+            elif way == "items":
+                read(ds, [i % COUNT for i in indices])
+            elif way == "select":
+                assert ds.select("n").batch(indices)["n"].tolist() == [i % COUNT for i in indices]
+            else:
+                assert [s["n"] for s in ds.__getitems__(indices)] == [i % COUNT for i in indices]
+            tally("ways to read through a copy")
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_a_loader_share_a_copy(far, ssd, context):
+    ds = opened(far, ssd)
+    for _ in range(2):
+        loader = DataLoader(ds, 32, shuffle=True, num_workers=2, multiprocessing_context=context)
+        seen = [int(n) for batch in loader for n in batch["n"]]
+        assert sorted(seen) == list(range(COUNT))
+        if context == "spawn":
+            break
+    data = far.read_bytes()
+    copy = the_copy(ssd).read_bytes()
+    missing = sum(data[k : k + 4096] != copy[k : k + 4096] for k in range(0, len(data), 4096))
+    assert missing * 4096 <= BLOCK_NBYTES, "what holds no records"
+
+
+def test_a_copy_that_is_full_is_an_ordinary_archive(far, ssd):
+    copy = whole(far, ssd)
+    assert copy.suffix == ".zip"
+    assert copy.read_bytes() == far.read_bytes()
+    ds = opened(far, ssd)
+    assert ds.info()["mapped"] == far.stat().st_size
+    far.unlink()
+    read(CachedDataset.from_cache(copy), range(COUNT))
+    assert verify(copy).sound
+    read(pickle.loads(pickle.dumps(ds)), range(COUNT))
+
+
+def test_where_the_archive_cannot_be_reached_a_whole_copy_is_read(far, ssd, caplog):
+    whole(far, ssd)
+    far.rename(far.with_name("gone"))
+    with caplog.at_level("WARNING", "edcache"):
+        read(opened(far, ssd), range(COUNT))
+    assert f"{far}: reading its copy {the_copy(ssd)}: {far}: no such file" in caplog.text
+    shutil.rmtree(ssd)
+    with pytest.raises(ArchiveNotFoundError, match=r"train\.zip: no such file"):
+        opened(far, ssd)
+
+
+def test_a_whole_copy_that_was_made_before_is_used(far, ssd):
+    copy = Path(copy_to_local(far, ssd))
+    ds = opened(far, ssd)
+    read(ds, range(COUNT))
+    assert sorted(os.listdir(ssd)) == [copy.name, copy.name + SIDE]
+    far.rename(far.with_name("gone"))
+    read(opened(far, ssd), range(COUNT))
+
+
+def test_a_copy_is_of_one_state_of_the_archive(far, ssd):
+    ds = opened(far, ssd)
+    read(ds, range(5))
+    with CacheWriter(far, "a") as writer:
+        writer.append({"x": np.zeros(NBYTES, np.uint8), "n": 0, "y": 0})
+    read(ds, range(5))
+    with pytest.raises(StaleArchiveError) as caught:
+        read(ds, range(COUNT))
+    assert str(caught.value) == (
+        f"{far}: it has changed since it was opened; open it again, which begins another copy"
+    )
+    assert ds.refresh() is False
+    other = opened(far, ssd)
+    assert len(other) == COUNT + 1
+    read(other, range(COUNT))
+    assert len(list(ssd.glob("train-*" + SIDE))) == 2
+    read(ds, range(5))
+
+
+def test_nothing_is_written_where_the_archive_is(far, ssd):
+    with durable.replace_system(Watching()) as watching:
+        ds = opened(far, ssd)
+        read(ds, range(COUNT))
+        opened(far, ssd)
+    there = [flags for path, flags in watching.opened if path.startswith(str(far.parent))]
+    assert there
+    assert not any(there)
+
+
+def test_it_is_read_from_whatever_gives_bytes_at_offsets(far, ssd):
+    origin = Far(far.read_bytes(), delay=0.001)
+    ssd.mkdir()
+    file = _open_by(origin.path, ("a1",), str(ssd), None, lambda: origin)
+    hold = Hold(file, "auto", "touch")
+    assert hold.head == CachedDataset.from_cache(far).head
+    hold.group(np.arange(0, COUNT // 3, 7), None)
+    offsets = [offset for offset, nbytes in origin.read if nbytes >= BLOCK_NBYTES]
+    assert len(offsets) == len(set(offsets)), "each block was fetched once"
+    origin.etag = "b2"
+    assert file.pread(0, 10) == origin.data[:10]
+    missing = next(k for k in range(len(file._known)) if not file._known[k])
+    with pytest.raises(
+        StaleArchiveError, match=r"far://bucket/train.zip: it has changed since it was opened"
+    ):
+        file.pread(missing * BLOCK_NBYTES, 10)
+    origin.etag, size = "a1", len(origin.data)
+    origin.data = origin.data[: missing * BLOCK_NBYTES + 99]
+    with pytest.raises(StorageError) as caught:
+        file.pread(missing * BLOCK_NBYTES, 10)
+    assert f"got 99 of 262,144 bytes at offset {missing * BLOCK_NBYTES:,}; read again" in str(caught.value)
+    assert file.size() == size
+    file.close()
+    assert file.closed
+    assert origin.closed
+
+
+# --------------------------------------------------------------------------------------- refused
+
+
+def test_what_local_does_not_go_with_is_said(far, ssd, tmp_path):
+    with pytest.raises(OptionError, match=r"local= is for CachedDataset.from_cache\(\): what is filled here"):
+        CachedDataset([1, 2], tmp_path / "new.zip", local=ssd)
+    with pytest.raises(
+        OptionError, match=r"expected_digest= is of a whole archive, local= reads parts of one"
+    ):
+        opened(far, ssd, expected_digest="0" * 64)
+    with pytest.raises(OptionError, match=r"max_bytes='1GB'; it is for the copies in local=, which was not"):
+        CachedDataset.from_cache(far, max_bytes="1GB")
+    with pytest.raises(
+        OptionError, match="opened with local=, which reads a copy; open it without to change"
+    ):
+        opened(far, ssd).add_labels("z", [0] * COUNT)
+    writer = CacheWriter(far, "a")
+    writer.append({"x": np.zeros(NBYTES, np.uint8), "n": 0, "y": 0})
+    writer.abort()
+    with pytest.raises(
+        OptionError, match=r"train\.zip: it is not sealed, so it may still grow; copy it when"
+    ):
+        opened(far, ssd)
+
+
+def test_a_reader_whose_copy_is_gone_says_so(far, ssd):
+    pickled = pickle.dumps(opened(far, ssd))
+    copy = the_copy(ssd)
+    shutil.rmtree(ssd)
+    with pytest.raises(StaleArchiveError) as caught:
+        pickle.loads(pickled)[0]
+    assert str(caught.value) == (
+        f"{str(copy).removesuffix(PARTIAL)}: this copy of {far} is gone; open it again"
+    )
+    assert len(pickled) < 4000
+
+
+# ---------------------------------------------------------------------------------------- damaged
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("way", ["item", "batch", "select"])
+def test_a_damaged_block_is_fetched_again(far, ssd, is_whole, way):
+    copy = whole(far, ssd) if is_whole else None
+    if copy is None:
+        read(opened(far, ssd), range(COUNT // 2))
+        copy = the_copy(ssd)
+    ds = opened(far, ssd)
+    assert (ds.info()["mapped"] > 0) == is_whole
+    for i in range(0, COUNT // 2, 10):
+        damage(copy, extent(ds, i)[0] + 300, 50)
+    if way == "item":
+        read(ds, range(COUNT))
+    elif way == "batch":
+        assert ds.batch(range(COUNT))["x"][:, 301].tolist() == [i % 251 for i in range(COUNT)]
+    else:
+        found = ds.select("x").batch(range(0, COUNT, 2))["x"]
+        assert found[:, 301].tolist() == [i % 251 for i in range(0, COUNT, 2)]
+    ds.close()
+    if is_whole:
+        assert copy.read_bytes() == far.read_bytes()
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_large_and_compressed_records_are_mended_too(tmp_path, ssd, is_whole, compression):
+    far = tmp_path / "far.zip"
+    with CacheWriter(far, compression=compression, chunk_size=20) as writer:
+        rng = np.random.default_rng(1)
+        for i in range(60):
+            writer.append({"x": rng.integers(0, 4, 100_000, np.uint8), "n": i})
+    plain = CachedDataset.from_cache(far)
+    if is_whole:
+        ds = opened(far, ssd)
+        for i in range(60):
+            ds[i]
+        ds.close()
+        opened(far, ssd).close()
+    ds = opened(far, ssd)
+    assert (ds.info()["mapped"] > 0) == is_whole
+    for i in (3, 4, 30):
+        assert bool((ds[i]["x"] == plain[i]["x"]).all())
+        damage(the_copy(ssd), extent(ds, i)[0] + 100)
+    ds.close()
+    ds = opened(far, ssd)
+    assert bool((ds[3]["x"] == plain[3]["x"]).all())
+    assert bool((ds.batch([4, 30, 31])["x"] == plain.batch([4, 30, 31])["x"]).all())
+
+
+def test_dictionaries_index_and_labels_are_mended_too(tmp_path, ssd):
+    far = tmp_path / "far.zip"
+    with CacheWriter(far, compression="zstd+dict", in_memory_keys=["n"]) as writer:
+        writer.extend(
+            {"n": i, "text": f"sample {i} of many that are alike, and so on " * 3} for i in range(20_000)
+        )
+    ds = opened(far, ssd)
+    for first in range(0, 20_000, 1000):
+        assert ds.batch(range(first, first + 1000))["n"].tolist() == list(range(first, first + 1000))
+    assert len(ds.labels["n"]) == 20_000
+    dictionaries = ds.reader._here.contents.index.dictionaries
+    index, labels = ds.reader._here._seal
+    assert dictionaries
+    assert index.payload_nbytes > 2 * BLOCK_NBYTES
+    ds.close()
+    opened(far, ssd).close()
+    damage(the_copy(ssd), dictionaries[0].offset + dictionaries[0].nbytes // 2)
+    damage(the_copy(ssd), index.payload_offset + index.payload_nbytes // 2)
+    damage(the_copy(ssd), labels.payload_offset + labels.payload_nbytes // 2)
+    ds = opened(far, ssd)
+    assert ds.info()["mapped"]
+    assert ds.labels["n"].tolist() == list(range(20_000))
+    assert ds[19_000]["text"].startswith("sample 19000 of")
+    assert the_copy(ssd).read_bytes() == far.read_bytes()
+
+
+def test_what_an_archive_is_opened_by_is_mended(far, ssd, tally):
+    """Head, directory, index, labels: as after a power cut, which may take any block that was not synced."""
+    data = far.read_bytes()
+    copy = whole(far, ssd)
+    rng = seeded("mended openings")
+    offsets = [0, 100, 300, len(data) - 1, len(data) - 100, len(data) - 3000]
+    offsets += [rng.randrange(len(data)) for _ in range(scaled(15))]
+    for offset in offsets:
+        damage(copy, offset, min(2000, len(data) - offset))
+        ds = opened(far, ssd)
+        assert ds.labels["y"].tolist() == [i % 5 for i in range(COUNT)]
+        read(ds, range(COUNT))
+        ds.close()
+        assert copy.exists()
+        tally("damaged whole copies read")
+        copy.write_bytes(data)
+
+
+def test_a_copy_that_lost_its_blocks_but_not_its_map_reads(far, ssd):
+    read(opened(far, ssd), range(0, COUNT, 3))
+    copy = the_copy(ssd)
+    copy.write_bytes(b"")
+    os.truncate(copy, far.stat().st_size)
+    read(opened(far, ssd), range(COUNT))
+    read(opened(far, ssd), range(COUNT))
+    assert the_copy(ssd).read_bytes() == far.read_bytes()
+
+
+def test_a_copy_whose_side_file_does_not_read_begins_anew(far, ssd):
+    read(opened(far, ssd), range(0, COUNT, 3))
+    side = next(ssd.glob(f"*{SIDE}"))
+    for broken in (b"", b"edcopy1\n" + bytes(40_000), os.urandom(40_000)):
+        side.write_bytes(broken)
+        read(opened(far, ssd), range(COUNT))
+
+
+def test_what_is_damaged_far_away_is_an_error_that_names_it(far, ssd):
+    offset, _ = extent(CachedDataset.from_cache(far), 17)
+    damage(far, offset + 9)
+    ds = opened(far, ssd)
+    for _ in range(2):
+        with pytest.raises(CorruptRecordError, match=rf"^{far}: record 17 at offset {offset:,}: crc32"):
+            ds[17]
+    with pytest.raises(CorruptRecordError, match="record 17"):
+        ds.batch([3, 17])
+    read(ds, [i for i in range(COUNT) if i != 17])
+    ds = opened(far, ssd)
+    assert the_copy(ssd).name.endswith(PARTIAL), "what is not sound never gets the name of a copy"
+    read(ds, range(17))
+
+
+def test_damage_that_cannot_be_mended_is_an_error_that_names_the_copy(far, ssd):
+    copy = whole(far, ssd)
+    offset, nbytes = extent(CachedDataset.from_cache(far), 17)
+    far.rename(far.with_name("gone"))
+    damage(copy, offset + 9)
+    ds = opened(far, ssd)
+    with pytest.raises(CorruptRecordError) as caught:
+        ds[17]
+    assert str(caught.value).startswith(
+        f"{copy}: bytes {offset:,} to {offset + nbytes:,} fail their crc32, and cannot be fetched again: "
+        f"{far}: no such file"
+    )
+    read(ds, range(17))
+
+
+# ------------------------------------------------------------------------------------------- killed
+
+
+def test_readers_that_are_killed_at_any_operation_harm_nobody(far, ssd, tally):
+    data = far.read_bytes()
+    at, code = 0, -9
+    while code != 0:
+        at += 1
+        if at % 9 == 0:
+            shutil.rmtree(ssd, ignore_errors=True)
+
+        def some(at: int = at) -> None:
+            rng = random.Random(at)
+            read(opened(far, ssd), [rng.randrange(COUNT) for _ in range(3)])
+
+        code = ended(in_child(some, Killing(1 + at % 9)))
+        assert code in (0, -signal.SIGKILL)
+        ds = opened(far, ssd)
+        read(ds, [7, 77, 177])
+        ds.close()
+        tally("readers killed at an operation")
+        if at < 27:
+            code = -9
+    read(opened(far, ssd), range(COUNT))
+    opened(far, ssd)
+    assert the_copy(ssd).read_bytes() == data
+
+
+def test_who_is_killed_while_it_makes_a_copy_whole_harms_nobody(far, ssd, tally):
+    data = far.read_bytes()
+    at, code = 0, -9
+    while code != 0:
+        at += 1
+        shutil.rmtree(ssd, ignore_errors=True)
+        ds = opened(far, ssd)
+        read(ds, range(COUNT))
+        code = ended(in_child(lambda: read(opened(far, ssd), [3]), Killing(at)))
+        read(ds, range(0, COUNT, 10))
+        again = opened(far, ssd)
+        read(again, range(0, COUNT, 10))
+        assert the_copy(ssd).suffix == ".zip"
+        assert the_copy(ssd).read_bytes() == data
+        tally("readers killed at an operation")
+    assert at > 4
+
+
+def test_readers_killed_at_random_harm_nobody(far, ssd, tally):
+    data, rng = far.read_bytes(), seeded("killed readers")
+    kills = 0
+    while kills < scaled(80):
+        shutil.rmtree(ssd, ignore_errors=True)
+        for _ in range(12):
+            seed = rng.random()
+
+            def many(seed: float = seed) -> None:
+                shuffled = random.Random(seed).sample(range(COUNT), COUNT)
+                ds = opened(far, ssd)
+                for k in range(0, COUNT, 24):
+                    assert ds.batch(shuffled[k : k + 24])["n"].tolist() == shuffled[k : k + 24]
+
+            pids = [in_child(many), in_child(many)]
+            time.sleep(rng.uniform(0, 0.03))
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            codes = [ended(pid) for pid in pids]
+            assert set(codes) <= {0, -signal.SIGKILL}
+            kills += sum(code != 0 for code in codes)
+        read(opened(far, ssd), range(COUNT))
+        opened(far, ssd)
+        assert the_copy(ssd).read_bytes() == data
+    tally("readers killed at random", kills)
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_processes_that_fill_one_copy_read_the_same(far, ssd, count):
+    def many(seed: int) -> None:
+        ds = opened(far, ssd)
+        read(ds, random.Random(seed).sample(range(COUNT), COUNT // 2))
+
+    pids = [in_child(lambda k=k: many(k)) for k in range(count)]
+    assert [ended(pid) for pid in pids] == [0] * count
+    read(opened(far, ssd), range(COUNT))
+    opened(far, ssd)
+    assert the_copy(ssd).read_bytes() == far.read_bytes()
+
+
+# --------------------------------------------------------------------------------------- no room
+
+
+def test_where_the_disk_is_full_the_rest_is_read_from_far(far, ssd):
+    ds = opened(far, ssd)
+    with durable.replace_system(Full(2)):
+        with pytest.warns(
+            RuntimeWarning, match=r"No space left on device; what is not here yet is read from"
+        ):
+            read(ds, range(COUNT))
+        assert ds.batch(range(COUNT))["n"].tolist() == list(range(COUNT))
+    assert durable.allocated(str(the_copy(ssd))) < far.stat().st_size / 2
+    read(opened(far, ssd), range(COUNT))
+
+
+def test_a_read_that_fails_is_an_error_and_nothing_worse(far, ssd):
+    class Failing(durable.System):
+        def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+            raise OSError(5, "Input/output error")
+
+    ds = opened(far, ssd)
+    with durable.replace_system(Failing()), pytest.raises(StorageError, match="Input/output error"):
+        read(ds, range(COUNT))
+    read(ds, range(COUNT))
+
+
+HOLDER = """
+import sys, edcache
+ds = edcache.CachedDataset.from_cache(sys.argv[1], local=sys.argv[2])
+ds[0]
+print("open", flush=True)
+sys.stdin.readline()
+for i in range(len(ds)):
+    assert ds[i]["n"] == i
+print("read", flush=True)
+"""
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_copy_that_somebody_has_open_never_goes(far, ssd, tmp_path, is_whole):
+    copy = whole(far, ssd) if is_whole else None
+    other = tmp_path / "other.zip"
+    make(other, COUNT, NBYTES)
+    limit = far.stat().st_size * 3 // 2
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, far, ssd], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(
+            StorageError, match="of those there, which are in use, .* would have to go; allow"
+        ):
+            opened(other, ssd, max_bytes=limit)
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == "read\n"
+    finally:
+        holder.communicate()
+    assert holder.returncode == 0
+    copy = copy or the_copy(ssd)
+    read(opened(other, ssd, max_bytes=limit), range(9))
+    assert not copy.exists()
+    assert the_copy(ssd).name.startswith("other-")
+    read(opened(far, ssd), range(9))
+
+
+def test_a_worker_keeps_a_copy_open_for_itself(far, ssd, tmp_path):
+    """A fork shares the lock, which ends with the last that has it."""
+    ready, go = os.pipe(), os.pipe()
+    ds = opened(far, ssd)
+
+    def work() -> None:
+        read(ds, range(3))
+        os.write(ready[1], b"r")
+        os.read(go[0], 1)
+        read(ds, range(COUNT))
+
+    pid = in_child(work)
+    os.read(ready[0], 1)
+    ds.close()
+    other = tmp_path / "other.zip"
+    make(other, COUNT, NBYTES)
+    limit = far.stat().st_size * 3 // 2
+    with pytest.raises(StorageError, match="would have to go"):
+        opened(other, ssd, max_bytes=limit)
+    os.write(go[1], b"g")
+    assert ended(pid) == 0
+    read(opened(other, ssd, max_bytes=limit), range(9))
+    for end in (*ready, *go):
+        os.close(end)
+
+
+def test_an_open_copy_says_nothing_when_the_process_ends(far, ssd):
+    code = (
+        "import sys, edcache; ds = edcache.CachedDataset.from_cache(sys.argv[1], local=sys.argv[2]); ds[3];"
+        "other = edcache.CachedDataset.from_cache(sys.argv[1]); other.batch([1])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, far, ssd], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_reader_takes_a_copy_too(far, ssd):
+    reader = Reader(far, local=ssd)
+    assert is_sample(reader.read(5), 5, NBYTES)
+    assert reader.memory()["mapped"] == 0
+    reader.close()
