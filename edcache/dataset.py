@@ -220,9 +220,7 @@ class CachedDataset(Root):
         if isinstance(self._where, Url):
             check_writable(self._where)
             if lazy if force_cache is None else not force_cache:
-                raise OptionError(
-                    f"{self.path}: lazy=True fills a file; an archive for a URL is filled at once"
-                )
+                raise OptionError(f"{self.path}: lazy=True fills a file; for a URL all is filled at once")
             self._spool = Spool(self._where, spool)
         self._asked = {"codec": codec, "compression": compression}
         self._fill_options: dict[str, Any] = {
@@ -268,10 +266,6 @@ class CachedDataset(Root):
     def _start(self, lazy: bool, keep_existing: bool) -> None:
         if lazy and not keep_existing:
             raise OptionError(f"{self.path}: lazy=True fills what is there; to begin anew delete the file")
-        if lazy and self._spool is not None:
-            raise OptionError(
-                f"{self.path}: lazy=True fills a file of this machine, not what is behind a URL"
-            )
         if keep_existing and self._is_done():
             return
         if is_stream(self._source):

@@ -17,6 +17,7 @@ from edcache.format import Header
 from edcache.labels.tables import ChunkTable, Dictionary, Failure, Revision
 from edcache.maintain.copying import Copier, Ints, NewArchive, check_free, chunk_count
 from edcache.maintain.survey import Survey
+from edcache.places import local_path
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,13 @@ def compact(
     """
     tell = on_progress or (lambda done, total: None)
     memory.check_outlives(path if target is None else target)
-    name = os.fspath(path) if target is not None else os.path.realpath(path)
+    name = local_path(path) if target is not None else os.path.realpath(local_path(path))
     with closing(File.open(name, "r")) as file:
         survey = _sound(file)
         contents = survey.contents
         assert contents is not None
         if target is not None:
-            return _copy_beside(file, survey, contents, os.fspath(target), tell)
+            return _copy_beside(file, survey, contents, local_path(target), tell)
         if _is_compact(survey, contents):
             report = _report(path, survey, contents, survey.size, len(survey.chain.chunks))
             return replace(report, rewritten=False)

@@ -15,6 +15,7 @@ from edcache.digests import OnProgress
 from edcache.durable import File
 from edcache.maintain.copying import Copier, Ints, NewArchive, check_free, intact_dictionaries
 from edcache.maintain.salvage import Doubtful, Salvage
+from edcache.places import local_path
 from edcache.writer import Appender
 
 _SHOWN: Final = 20
@@ -71,8 +72,8 @@ def repair(
     Cost: reads every record once, and where headers are damaged the pages behind them; some 100 bytes of
         memory a sample, and its labels twice.
     """
-    destination = os.fspath(target)
-    with closing(File.open(path, "r")) as file:
+    destination = local_path(target)
+    with closing(File.open(local_path(path), "r")) as file:
         check_free(destination)
         salvage = Salvage(file)
         head = replace(salvage.head, uuid=uuid.uuid4().bytes)

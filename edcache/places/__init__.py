@@ -15,10 +15,10 @@
 Each imports only those below it.
 """
 
-from edcache.places.opening import Where, located, open_place, shown
+from edcache.places.opening import Where, local_path, located, open_place, shown
 from edcache.places.place import Place
 from edcache.places.spool import Spool
 from edcache.places.upload import check_writable
 from edcache.places.url import Url
 
-__all__ = ["Place", "Spool", "Url", "Where", "check_writable", "located", "open_place", "shown"]
+__all__ = ["Place", "Spool", "Url", "Where", "check_writable", "local_path", "located", "open_place", "shown"]

@@ -46,6 +46,18 @@ def shown(path: Where | os.PathLike[str]) -> str:
     return where if isinstance(where, str) else where.shown
 
 
+def local_path(path: str | os.PathLike[str]) -> str:
+    """A path of this machine.
+
+    Raises:
+        OptionError: "s3://bucket/train.zip: this takes a file; copy what is behind the URL to a disk".
+    """
+    where = located(path)
+    if not isinstance(where, str):
+        raise OptionError(f"{where.shown}: this takes a file; copy what is behind the URL to a disk")
+    return where
+
+
 def open_place(where: Where) -> Place:
     """Open what is there for reading.
 

@@ -49,7 +49,7 @@ class Reader:
         verify: when a record's crc32 is checked: "touch" at its first read in this process,
             "always" at every read, "never". The index of a sealed archive of up to a thousand entries is
             compared with the chain of entries and with the zip directory when it is opened; "open" does so
-            whatever their number, and is "touch" otherwise; "never" does not.
+            whatever their number, and behind a URL too, and is "touch" otherwise; "never" does not.
         allow_pickle: read records that are pickles, which run whatever code their author chose.
         io: "mmap" maps the file, "pread" reads what is asked for into memory of this process, which is
             what a file system of another machine wants. "auto" looks which it is.
