@@ -294,7 +294,8 @@ class CachedDataset(Root):
         """Open an archive without its source dataset.
 
         Args:
-            path: the archive; or, with `name`, edflow's root: `<path>/cached/<name>.zip`.
+            path: the archive, in memory "shm://name"; or, with `name`, edflow's root:
+                `<path>/cached/<name>.zip`.
             options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode, preload, as in
                 the class; and expected_digest, "sha256:...", which `edcache.digest` said when it was
                 published.

@@ -53,7 +53,9 @@ class Preloaded(File):
         Cost: the first process of the host reads the file once.
         """
         with closing(File.open(path, "r")) as source:
-            name = memory.PREFIX + "-".join(["preload", *map(str, source.stamp())])
+            # Another container cannot be joined, though it may share the folder of the entries.
+            stamp = memory.process_namespace(), *source.stamp()
+            name = memory.PREFIX + "-".join(["preload", *map(str, stamp)])
             return cls.join(path, name) or cls._made(source, name)
 
     @classmethod
