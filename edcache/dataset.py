@@ -340,7 +340,8 @@ class CachedDataset(Root):
         """Open an archive without its source dataset.
 
         Args:
-            path: the archive, or its URL; or, with `name`, edflow's root: `<path>/cached/<name>.zip`.
+            path: the archive, its URL, in memory "shm://name"; or, with `name`, edflow's root:
+                `<path>/cached/<name>.zip`.
             options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode, preload and
                 storage_options, as in the class; expected_digest, "sha256:...", which `edcache.digest` said
                 when it was published; and local, a folder of this machine for a copy of a sealed archive that

@@ -174,8 +174,8 @@ def cachable(path: Any = None, *, version: object = None, on_stale: str = "error
     """Cache the datasets that a function makes: the first call fills an archive, later ones open it.
 
     Args:
-        path: the archive, or its URL; it may name parameters: "cache/{split}.zip". Without one it lives in
-            `$EDCACHE_DIR` (default `~/.cache/edcache`) under a readable name.
+        path: the archive, or its URL; it may name parameters: "cache/{split}.zip", "shm://digits-{split}".
+            Without one it lives in `$EDCACHE_DIR` (default `~/.cache/edcache`) under a readable name.
         version: change it when the function starts to make other samples.
         on_stale: what to do when the archive was made with other arguments or another version:
             "error" raises StaleCacheError, which shows the difference; "warn" uses it with a

@@ -289,7 +289,7 @@ def _make(system: Locks, path: str, into: list[int]) -> None:
     into.extend(map(os.memfd_create, (f"edcache:{path[len(PREFIX) :]}",), (flags,)))
     made = os.fstat(into[1])
     os.ftruncate(into[0], 0)
-    os.pwrite(into[0], f"{made.st_dev} {made.st_ino} {_namespace()}\n".encode("ascii"), 0)
+    os.pwrite(into[0], f"{made.st_dev} {made.st_ino} {process_namespace()}\n".encode("ascii"), 0)
     folder = _folder()
     for name in os.listdir(folder):
         _sweep(system, os.path.join(folder, name))
@@ -318,7 +318,8 @@ def _read(fd: int) -> tuple[int, int, int]:
     return device, inode, namespace
 
 
-def _namespace() -> int:
+def process_namespace() -> int:
+    """Which processes have the numbers that this one sees; containers have their own."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
@@ -333,7 +334,7 @@ def _join(system: Locks, flags: int, into: list[int]) -> bool:
         holder, why = None, ""
         for holder in _holders(system, into[0]):
             device, inode, namespace = _read(into[0])
-            if namespace != _namespace():
+            if namespace != process_namespace():
                 why = " (it is in another container)"
                 break
             try:

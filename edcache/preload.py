@@ -56,7 +56,9 @@ class Preloaded(File):
         Cost: the first process of the host reads the file once.
         """
         with closing(open_place(where)) as source:
-            name = memory.PREFIX + "-".join(["preload", *map(str, source.tag())])
+            # Another container cannot be joined, though it may share the folder of the entries.
+            tag = memory.process_namespace(), *source.tag()
+            name = memory.PREFIX + "-".join(["preload", *map(str, tag)])
             return cls.join(where, name) or cls._made(where, source, name)
 
     @classmethod

@@ -508,7 +508,7 @@ def archive(path):
 def copies(path):
     """The names of the copies of a file, that somebody has."""
     inode = os.stat(path).st_ino
-    found = [n for n in memory.names() if n.split("-")[2:3] == [str(inode)] and "preload" in n]
+    found = [n for n in memory.names() if n.split("-")[3:4] == [str(inode)] and "preload" in n]
     return [n for n in found if memory.holders(durable.system, n)]
 
 
@@ -840,6 +840,33 @@ def test_a_number_that_leads_elsewhere_is_not_joined(name, tmp_path):
     os.close(entry)
     os.close(other)
     cache.close()
+
+
+def test_a_process_that_ends_is_waited_for_and_one_that_does_not_is_named(name, monkeypatch):
+    cache = CachedDataset(Source(), name)
+    entry = os.open(memory.entry(name), os.O_RDWR)
+    durable.system.lock(entry, memory.Holder(1 << 22, 3).byte, 1, False)
+    cache.close()
+    ends = threading.Timer(0.2, lambda: os.close(entry))
+    monkeypatch.setattr(memory, "_ENDING_SECONDS", 0.05)
+    with pytest.raises(StorageError, match=f"process {1 << 22} has it, which this one cannot look into;"):
+        CachedDataset.from_cache(name)
+    monkeypatch.undo()
+    ends.start()
+    with pytest.raises(ArchiveNotFoundError, match="no process of this user has it open in memory"):
+        CachedDataset.from_cache(name)
+    ends.join()
+    assert entries_of(name) == []
+
+
+def test_what_takes_another_name_is_not_kept(name, tmp_path):
+    (tmp_path / "a").write_bytes(b"a")
+    with durable.kept(name):
+        durable.replace(str(tmp_path / "a"), str(tmp_path / "b"))
+        [holder] = memory.holders(durable.system, name)
+        assert holder.pid == os.getpid()
+    assert (tmp_path / "b").read_bytes() == b"a"
+    assert memory.holders(durable.system, name) == []
 
 
 def test_a_process_that_cannot_be_looked_into_is_named(name):
