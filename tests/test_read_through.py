@@ -27,7 +27,7 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.local import SIDE, ReadThrough
+from edcache.local import SIDE, ReadThrough, copy_local
 from edcache.local.through import BLOCK_NBYTES, _open_by
 from edcache.reader.hold import Hold
 
@@ -84,11 +84,14 @@ def whole(far: Path, ssd: Path) -> Path:
 
 
 def damage(path: Path, start: int, nbytes: int = 1) -> None:
+    """As a disk does it, which leaves the time of the file."""
+    before = path.stat()
     with open(path, "r+b") as file:
         file.seek(start)
         found = file.read(nbytes)
         file.seek(start)
         file.write(bytes(255 - byte for byte in found))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def extent(ds: CachedDataset, i: int) -> tuple[int, int]:
@@ -286,11 +289,13 @@ def test_a_reader_whose_copy_is_gone_says_so(far, ssd):
 # ---------------------------------------------------------------------------------------- damaged
 
 
-@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize("made", ["in part", "filled", "copied"])
 @pytest.mark.parametrize("way", ["item", "batch", "select"])
-def test_a_damaged_block_is_fetched_again(far, ssd, is_whole, way):
-    copy = whole(far, ssd) if is_whole else None
-    if copy is None:
+def test_a_damaged_block_is_fetched_again(far, ssd, made, way):
+    is_whole = made != "in part"
+    if is_whole:
+        copy = whole(far, ssd) if made == "filled" else Path(copy_to_local(far, ssd))
+    else:
         read(opened(far, ssd), range(COUNT // 2))
         copy = the_copy(ssd)
     ds = opened(far, ssd)
@@ -307,6 +312,11 @@ def test_a_damaged_block_is_fetched_again(far, ssd, is_whole, way):
     ds.close()
     if is_whole:
         assert copy.read_bytes() == far.read_bytes()
+        before = sorted(os.listdir(ssd))
+        opened(far, ssd).close()
+        if made == "copied":
+            assert copy_local(far, ssd).fetched == 0
+        assert sorted(os.listdir(ssd)) == before, "it is still a copy"
 
 
 @pytest.mark.parametrize("is_whole", [False, True])

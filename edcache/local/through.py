@@ -148,17 +148,33 @@ class ReadThrough(File):
                 fetched again: ...".
         """
         try:
-            return self._fetch(_blocks(offset, nbytes))
+            before = self.stamp()
+            is_mended = self._fetch(_blocks(offset, nbytes))
+            if is_mended and self.is_whole:
+                self._note_mended(before)
+            return is_mended
         except (ArchiveError, OSError) as error:
             raise CorruptRecordError(
                 f"{self._data.path}: bytes {offset:,} to {offset + nbytes:,} fail their crc32, and cannot be "
                 f"fetched again: {error}"
             ) from error
 
+    def _note_mended(self, before: durable.Stamp) -> None:
+        """Let the side file know the copy by its new time; where another process copies anew it need not."""
+        with locked_side(self.pinned.copy, wait=False) as side:
+            note = None if side is None else side.read()
+            if side is not None and note is not None:
+                versions = (v._replace(stamp=self.stamp()) if v.stamp == before else v for v in note.versions)
+                side.write(note._replace(versions=tuple(versions)))
+
     def mend_opening(self) -> bool:
         """Fetch again all that was read so far; whether that can make a difference, which it can once."""
-        blocks, self._touched = self._touched, None
-        return bool(blocks) and self._fetch(sorted(blocks or ()))
+        blocks, self._touched = sorted(self._touched or ()), None
+        before = self.stamp()
+        is_mended = bool(blocks) and self._fetch(blocks)
+        if is_mended and self.is_whole:
+            self._note_mended(before)
+        return is_mended
 
     def opened(self) -> None:
         """Say that what was read so far made sense."""
@@ -306,13 +322,13 @@ def open_archive(path: str) -> File:
     return file
 
 
-def open_through(path: str, folder: str, max_bytes: int | str | None = None) -> File:
+def open_through(path: str, folder: str, max_bytes: int | str | None = None) -> ReadThrough:
     """Open an archive by its copy in a folder, which begins empty and fills as it is read.
 
     Args:
         path: of the archive, sealed. folder: made where it is absent. max_bytes: as in `copy_to_local`.
     Returns:
-        A `ReadThrough`; or the file of a whole copy that `copy_to_local` made there.
+        The copy; a whole one that `copy_to_local` made there, where there is one.
     Raises:
         ArchiveNotFoundError, StorageError: the archive is not there, and neither is a whole copy of it.
         OptionError: it is not sealed. NotAnArchiveError, FormatVersionError, CorruptArchiveError.
@@ -325,8 +341,13 @@ def open_through(path: str, folder: str, max_bytes: int | str | None = None) -> 
     except ArchiveNotFoundError as error:
         return _without_origin(source, folder, error)
     copied = os.path.join(folder, os.path.basename(source))
-    if current(copied, identity) is not None:
-        return open_archive(copied)
+    version = current(copied, identity)
+    if version is not None:
+        pinned = Pinned(source, identity, copied, version.nbytes)
+        found = _attached(pinned, lambda: open_origin(source))
+        if found is not None:
+            note_use(copied)
+            return found
     return _open_by(source, identity, folder, limit, lambda: open_origin(source))
 
 
@@ -481,7 +502,7 @@ def _finish(file: ReadThrough, side: Side) -> None:
         partial.close()
 
 
-def _without_origin(source: str, folder: str, error: Exception) -> File:
+def _without_origin(source: str, folder: str, error: Exception) -> ReadThrough:
     """A whole copy of what cannot be reached; raises the error where there is none."""
     for copy, version in whole_copies_of(source, folder):
         pinned = Pinned(source, version.identity, copy, version.nbytes)
