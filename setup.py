@@ -17,8 +17,8 @@ setup(
     license="Apache-2.0",
     packages=[
         "edcache",
-        *(f"edcache.{room}" for room in ("batch", "cli", "codec", "fill", "labels", "maintain")),
-        *(f"edcache.{room}" for room in ("reader", "samplers", "views", "writer")),
+        *(f"edcache.{room}" for room in ("batch", "cli", "codec", "compat", "fill", "importers")),
+        *(f"edcache.{room}" for room in ("labels", "maintain", "reader", "samplers", "views", "writer")),
     ],
     package_data={"edcache": ["py.typed"]},
     python_requires=">=3.10",

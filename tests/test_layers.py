@@ -23,8 +23,8 @@ FLOORS = [
     {"views"},
     {"relabel"},
     {"dataset"},
-    {"decorator", "maintain", "housekeeping"},
-    {"present"},
+    {"decorator", "maintain", "housekeeping", "importers"},
+    {"present", "compat"},
     {"cli"},
     {"__main__"},
 ]

@@ -9,6 +9,7 @@
     encode        Encoder: the general way, and which schemas to make
     decode        Decoder: a schema compiled into closures
     compression   bytes <-> fewer bytes, after the codec and apart from it
+    foreign       pickles of other programs, read by a closed list of names; torchsave: files of torch.save
 
 Imports go down the list's other way: encode and decode never meet, they share the schema's text. The room
 opens no file but the image files that a sample names when it is encoded.

@@ -16,7 +16,7 @@ LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 ZIP: Final = b"PK\x03\x04"
 
 
-def loaded(data: bytes, where: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
+def torch_loaded(data: bytes, where: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
     """What torch.save wrote: a zip, or the stream of pickles from before torch 1.6.
 
     Args, raises, and what it returns: as `foreign.restored`; tensors that were views have their own memory.
