@@ -30,7 +30,7 @@ from edcache.errors import CorruptRecordError, ForeignCacheError, PickleRefusedE
 MOST_NBYTES: Final = 1 << 31
 """Bytes that the arrays, tensors and texts of one sample may have, unless more are allowed."""
 
-_FREE_NODES: Final = 1 << 20
+_FREE_NODES: Final = 1 << 16
 _NODES_A_BYTE: Final = 8
 # As numpy writes them into a pickle, the unit of a time inserted.
 _TEXT = re.compile(r"[biufcSUV]\d{1,10}|[mM]8(?:\[\d{1,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")

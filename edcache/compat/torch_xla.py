@@ -7,8 +7,8 @@ all of them, `CachedDataset(None, path)` opens what is there without the dataset
 
 What is different: a cache is one file, `<path>.zip`; any number of ranks fill it together. `compress` and
 `max_files_per_folder` are without meaning (torch_xla's `compress=True` compressed nothing); compress with
-compression="zstd". `warmup()` shows a bar and takes num_workers. None is a sample like others. Past the end is
-an IndexError, -1 the last sample. A folder that torch_xla wrote is read once into the archive, and stays.
+compression="zstd". `warmup()` shows a bar and takes num_workers. None is a sample like others. Past the end
+is an IndexError, -1 the last sample. A folder that torch_xla wrote is read once into the archive, and stays.
 """
 
 from __future__ import annotations
