@@ -400,6 +400,12 @@ def test_a_dtype_has_a_plain_name(text):
     assert str(caught.value) == f"x needs an array of dtype {text!r}{TRUST}"
 
 
+def test_a_dtype_that_the_codec_cannot_describe_is_refused():
+    odd = np.dtype({"names": ["a"], "formats": ["<i4"], "titles": [5]})
+    with pytest.raises(PickleRefusedError, match=r"^x needs an array of dtype \[\(\(5, 'a'\), '<i4'\)\]; if"):
+        restored(pickle.dumps(np.zeros(1, odd)), "x")
+
+
 def test_a_dtype_that_pickles_as_an_object_array_but_says_otherwise_is_no_memory_of_pointers():
     """numpy itself takes the flags of a state as they are: bytes would be read as pointers."""
     dtype = called(named("numpy", "dtype"), part("O8")) + part((3, "|", None, None, None, -1, -1, 0)) + b"b"
