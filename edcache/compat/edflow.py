@@ -23,7 +23,7 @@ import numpy as np
 
 import edcache.dataset
 import edcache.decorator
-from edcache.compat.settling import settled
+from edcache.compat.settling import settled, taking
 from edcache.errors import OptionError, SampleIndexError
 from edcache.fingerprint import source_fingerprint
 
@@ -93,7 +93,7 @@ class CachedDataset(_Base):
                 f"the dataset, a {type(dataset).__name__}, has no `root` and `name` to make the path of its "
                 "cache from; set them, or use PathCachedDataset(dataset, path)"
             )
-        path = _settled(os.fspath(root), str(name), trust_pickle, _keys_of(dataset, options))
+        path = _settled(os.fspath(root), str(name), trust_pickle, taking(dataset, options))
         options |= {"force_cache": force_cache, "keep_existing": keep_existing or not force_cache}
         self._open(dataset, path, chunk_size, options)
 
@@ -103,7 +103,7 @@ class CachedDataset(_Base):
     ) -> CachedDataset:
         """Open `<root>/cached/<name>.zip`, or the old cache there, without the dataset that made it."""
         found = cls.__new__(cls)
-        found._open(None, _settled(os.fspath(root), name, trust_pickle), CHUNK_SIZE, options)
+        found._open(None, _settled(os.fspath(root), name, trust_pickle, {}), CHUNK_SIZE, options)
         return found
 
     @property
@@ -124,8 +124,7 @@ class PathCachedDataset(_Base):
     def __init__(
         self, dataset: Any, path: str | os.PathLike[str], *, trust_pickle: bool = False, **options: Any
     ) -> None:
-        keys = _keys_of(dataset, options)
-        where = settled(os.fspath(path), trust_pickle=trust_pickle, in_memory_keys=keys)
+        where = settled(os.fspath(path), trust_pickle=trust_pickle, **taking(dataset, options))
         self._open(dataset, where, options.pop("chunk_size", CHUNK_SIZE), options)
 
 
@@ -173,8 +172,7 @@ def cachable(path: str | os.PathLike[str], *, trust_pickle: bool = False, **opti
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> edcache.dataset.CachedDataset:
             wanted = edcache.decorator.cachable(path, **options)(indexed).cache_path(*args, **kwargs)
-            keys = options.get("in_memory_keys")
-            where = settled(wanted, trust_pickle=trust_pickle, in_memory_keys=keys)
+            where = settled(wanted, trust_pickle=trust_pickle, **taking(None, options))
             stale = {"on_stale": "ignore"} if where != wanted else {}
             factory = edcache.decorator.cachable(_literal(where), **options | stale)(indexed)
             return factory(*args, **kwargs)
@@ -208,14 +206,9 @@ def open_or_fill(dataset: Any, **options: Any) -> CachedDataset:
     return CachedDataset(dataset, force_cache=True, keep_existing=True, **options)
 
 
-def _settled(root: str, name: str, trust_pickle: bool, keys: Any = None) -> str:
+def _settled(root: str, name: str, trust_pickle: bool, options: dict[str, Any]) -> str:
     base = os.path.join(root, "cached", name)
-    return settled(f"{base}.zip", base, trust_pickle=trust_pickle, in_memory_keys=keys)
-
-
-def _keys_of(dataset: Any, options: dict[str, Any]) -> Any:
-    """The label columns asked for; an old cache that lacks them gets them from its samples."""
-    return options.get("in_memory_keys", getattr(dataset, "in_memory_keys", None))
+    return settled(f"{base}.zip", base, trust_pickle=trust_pickle, **options)
 
 
 def _literal(path: str) -> str:

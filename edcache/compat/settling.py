@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from typing import Any
+from typing import Any, Final
 
 from edcache.dataset import archive_at
 from edcache.errors import CorruptArchiveError, NotAnArchiveError
 from edcache.importers import import_cache, old_cache
 
+_TAKING: Final = {"in_memory_keys", "codec", "compression", "allow_pickle", "num_workers", "progress"}
 logger = logging.getLogger("edcache")
 
 
@@ -44,6 +45,13 @@ def settled(path: str, old: str | None = None, *, trust_pickle: bool = False, **
             logger.warning("%s: %s", old, note)
         logger.warning("%s: its %s samples are in %s now", old, f"{ds.reader.present:,}", path)
     return path
+
+
+def taking(dataset: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Those options of a dataset's that also matter when an old cache is taken over."""
+    kept = {name: value for name, value in options.items() if name in _TAKING}
+    # An old cache that lacks label columns gets them from its samples.
+    return {"in_memory_keys": getattr(dataset, "in_memory_keys", None)} | kept
 
 
 def _is_taken(path: str) -> bool:

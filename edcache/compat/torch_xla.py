@@ -17,7 +17,7 @@ import os
 from typing import Any
 
 import edcache.dataset
-from edcache.compat.settling import is_url, settled
+from edcache.compat.settling import is_url, settled, taking
 
 
 class CachedDataset(edcache.dataset.CachedDataset):
@@ -46,7 +46,7 @@ class CachedDataset(edcache.dataset.CachedDataset):
         given = os.fspath(path).rstrip("/")
         where = given if given.endswith(".zip") else f"{given}.zip"
         if not is_url(given):
-            where = settled(where, given, trust_pickle=trust_pickle)
+            where = settled(where, given, trust_pickle=trust_pickle, **taking(data_set, options))
         if data_set is not None and "force_cache" not in options:
             options = {"lazy": True} | options
         super().__init__(data_set, where, **options)
