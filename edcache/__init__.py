@@ -6,6 +6,7 @@
     ImageFile       an image as the bytes of its file, decoded as a Decoding says; image_folder() has many
     collate         a collate_fn for fields that vary in shape
     concat          several datasets as one; zip_fields() puts their fields side by side
+    import_cache    an archive from a cache of edflow, torch_xla, MONAI, ...; compat has their old names
     ray_executor    an Executor whose tasks run in Ray, to fill by
     register        let the codec store an enum or a dataclass
     samplers        Balanced, Weighted, ByLength, ChunkShuffle: orders that know labels and chunks
@@ -26,8 +27,9 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
     5  loader                                   batches by threads of this process
     6  views                                    selections of samples and fields, several datasets as one
     7  dataset                                  CachedDataset
-    8  decorator, maintain, housekeeping        @cachable; prove, mend, shrink; which archives may go
-    9  present                                  how a person is shown tables and samples
+    8  decorator, maintain, housekeeping,       @cachable; prove, mend, shrink; which archives may go;
+       importers                                caches of other systems
+    9  present, compat                          how a person is shown tables and samples; old names
     10 cli                                      parse, call one function, print, exit code
 """
 
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
     from edcache.errors import EdcacheError
     from edcache.fill import ray_executor
     from edcache.folders import image_folder
+    from edcache.importers import import_cache
     from edcache.labels.view import Labels
     from edcache.maintain.compact import compact
     from edcache.maintain.digest import digest
@@ -73,6 +76,7 @@ __all__ = [
     "digest",
     "errors",
     "image_folder",
+    "import_cache",
     "ray_executor",
     "register",
     "repair",
@@ -96,6 +100,7 @@ _HOMES = {
     "concat": "edcache.views",
     "digest": "edcache.maintain",
     "image_folder": "edcache.folders",
+    "import_cache": "edcache.importers",
     "ray_executor": "edcache.fill",
     "register": "edcache.codec",
     "repair": "edcache.maintain",
