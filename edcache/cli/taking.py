@@ -23,7 +23,9 @@ from edcache.errors import ForeignCacheError
 from edcache.present import index_ranges, one_line
 
 # As in edcache.importers, which imports torch.
-KINDS = ("edflow", "torch_xla", "monai")
+KINDS = (
+    *("edflow", "torch_xla", "monai", "webdataset", "tensordict", "mds", "litdata", "huggingface", "images"),
+)
 
 
 @main.command("import")

@@ -18,7 +18,7 @@ opens no file but the image files that a sample names when it is encoded.
 from edcache.codec.compression import Compression, decompress, train_dictionary
 from edcache.codec.containers import assembler
 from edcache.codec.decode import Decoder, Decoders, Field, aliased
-from edcache.codec.dtypes import memory_dtype
+from edcache.codec.dtypes import memory_dtype, tensor_dtype
 from edcache.codec.encode import Encoded, Encoder, encoded_bytes
 from edcache.codec.imagefile import STORED, Decode, ImageFile, read_through
 from edcache.codec.imaging import Decoding, decoded_together
@@ -47,5 +47,6 @@ __all__ = [
     "memory_dtype",
     "read_through",
     "register",
+    "tensor_dtype",
     "train_dictionary",
 ]

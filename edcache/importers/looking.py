@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -9,9 +10,15 @@ from typing import Any, Final
 
 from edcache.errors import ForeignCacheError, OptionError
 from edcache.importers.edflow import EXAMPLE, EdflowFolder, EdflowZip
+from edcache.importers.images import Images, has_images, looks_like_a_copy
+from edcache.importers.mds import Mds
+from edcache.importers.members import listed
 from edcache.importers.monai import Monai
-from edcache.importers.source import OldCache
+from edcache.importers.packaged import INDEX, STATE, HuggingFace, Litdata
+from edcache.importers.source import OldCache, read_whole
+from edcache.importers.tensordict import META, Tensordict
 from edcache.importers.torch_xla import METADATA, SAMPLE, TorchXla
+from edcache.importers.webdataset import Webdataset
 
 _HASH = re.compile(r"[0-9a-f]{32,}\.pt")
 _LOOKED_AT = 10_000
@@ -71,16 +78,34 @@ def _file_kind(path: str) -> str | None:
     if first[30:].startswith(_OURS):
         raise ForeignCacheError(f"{path}: an archive of edcache already; CachedDataset.from_cache() opens it")
     if first.startswith(b"PK\x03\x04"):
-        return "edflow"
-    return None
+        return "tensordict" if _is_tensordict(path) else "edflow"
+    return "webdataset" if first[257:262] == b"ustar" else None
+
+
+def _is_tensordict(path: str) -> bool:
+    return any(member.name == META for member in listed(path)[0])
 
 
 def _folder_kind(path: str) -> str | None:
     names = _names(path)
+    if INDEX in names:
+        return _indexed_kind(path)
     for kind, fits in _FOLDERS:
         if fits(names):
             return kind
-    return None
+    return "images" if has_images(path) else None
+
+
+def _indexed_kind(path: str) -> str | None:
+    """The kind of a folder with an index.json, which several systems write."""
+    file = os.path.join(path, INDEX)
+    try:
+        said = json.loads(read_whole(file, file, 1 << 28))
+    except (RecursionError, ValueError):
+        return None
+    if not isinstance(said, dict):
+        return None
+    return "mds" if "shards" in said else "litdata" if "chunks" in said else None
 
 
 def _names(path: str) -> set[str]:
@@ -101,6 +126,10 @@ _FOLDERS: Final[list[tuple[str, Callable[[set[str]], bool]]]] = [
     ("edflow", _some(EXAMPLE)),
     ("torch_xla", lambda names: METADATA in names),
     ("monai", _some(_HASH)),
+    ("webdataset", lambda names: any(name.endswith(".tar") for name in names)),
+    ("tensordict", lambda names: META in names),
+    ("huggingface", lambda names: STATE in names),
+    ("images", looks_like_a_copy),
     ("torch_xla", lambda names: bool(names) and all(map(SAMPLE.fullmatch, names))),
 ]
 
@@ -113,4 +142,10 @@ KINDS: Final[dict[str, Callable[[str, bool, Any], OldCache]]] = {
     "edflow": _edflow,
     "torch_xla": lambda path, trust_pickle, order: TorchXla(path, trust_pickle),
     "monai": Monai,
+    "webdataset": lambda path, trust_pickle, order: Webdataset(path, trust_pickle),
+    "tensordict": lambda path, trust_pickle, order: Tensordict(path, trust_pickle),
+    "mds": lambda path, trust_pickle, order: Mds(path, trust_pickle),
+    "litdata": lambda path, trust_pickle, order: Litdata(path, trust_pickle),
+    "huggingface": lambda path, trust_pickle, order: HuggingFace(path, trust_pickle),
+    "images": lambda path, trust_pickle, order: Images(path, trust_pickle),
 }

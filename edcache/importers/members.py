@@ -77,15 +77,42 @@ def contents(path: str, member: Member, most: int) -> bytes:
     return data
 
 
+def data_offset(path: str, member: Member) -> int:
+    """Where the stored bytes of a member begin. Raises: ForeignCacheError, where no member begins."""
+    where = f"{path}: {member.name} at offset {member.offset:,}"
+    try:
+        with open(path, "rb") as file:
+            return _beginning(file, where, member)
+    except OSError as error:
+        raise ForeignCacheError(f"{where}: {error.strerror}") from error
+
+
+def prove(path: str, member: Member) -> None:
+    """Read the bytes of a stored member, and raise ForeignCacheError where they do not fit its checksum."""
+    where = f"{path}: {member.name} at offset {member.offset:,}"
+    found, left = 0, member.nbytes
+    with open(path, "rb") as file:
+        _beginning(file, where, member)
+        while left and (data := file.read(min(left, 1 << 20))):
+            found, left = zlib.crc32(data, found), left - len(data)
+    if left or found != member.crc:
+        raise ForeignCacheError(f"{where}: crc32 {found:#010x}, its header says {member.crc:#010x}")
+
+
+def _beginning(file: BinaryIO, where: str, member: Member) -> int:
+    """Stand where the bytes of a member begin, and say where that is."""
+    file.seek(member.offset)
+    header = file.read(_HEADER.size)
+    if len(header) < _HEADER.size or header[:4] != _SIGNATURE:
+        raise ForeignCacheError(f"{where}: no member begins there")
+    *_, name, extra = _HEADER.unpack(header)
+    return file.seek(name + extra, os.SEEK_CUR)
+
+
 def _raw(path: str, where: str, member: Member) -> bytes:
     try:
         with open(path, "rb") as file:
-            file.seek(member.offset)
-            header = file.read(_HEADER.size)
-            if len(header) < _HEADER.size or header[:4] != _SIGNATURE:
-                raise ForeignCacheError(f"{where}: no member begins there")
-            *_, name, extra = _HEADER.unpack(header)
-            file.seek(name + extra, os.SEEK_CUR)
+            _beginning(file, where, member)
             raw = file.read(member.nbytes)
     except OSError as error:
         raise ForeignCacheError(f"{where}: {error.strerror}") from error

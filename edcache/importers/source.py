@@ -109,6 +109,16 @@ class OldCache(Dataset[Any], abc.ABC):
                 f"{len(self.missing):,} of {self._length:,} samples are not in it: {ranges(self.missing)}"
             )
 
+    def _found_all(self, length: int) -> None:
+        """Take note that so many samples are there, each of which has bytes of its own.
+
+        Raises:
+            ForeignCacheError: there is none.
+        """
+        if not length:
+            raise ForeignCacheError(f"{self.path}: no sample in this {self.kind} cache")
+        self._length = length
+
 
 def ranges(indices: Indices, most: int = 20) -> str:
     """Sorted indices as "17, 40-63"; the first runs."""
