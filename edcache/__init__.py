@@ -6,7 +6,7 @@
     ImageFile       an image as the bytes of its file, decoded as a Decoding says; image_folder() has many
     collate         a collate_fn for fields that vary in shape
     concat          several datasets as one; zip_fields() puts their fields side by side
-    import_cache    an archive from a cache of edflow, torch_xla, MONAI, ...; compat has their old names
+    import_cache    an archive from another system's cache; compat has the old names of some
     ray_executor    an Executor whose tasks run in Ray, to fill by
     register        let the codec store an enum or a dataclass
     samplers        Balanced, Weighted, ByLength, ChunkShuffle: orders that know labels and chunks

@@ -1,10 +1,12 @@
 """Caches of edflow, torch_xla and MONAI read back through edcache equal what went in."""
 
+import importlib
 import os
 import pickle
 import struct
 import subprocess
 import sys
+import textwrap
 import zipfile
 import zlib
 from pathlib import Path
@@ -13,11 +15,13 @@ import numpy as np
 import old_caches
 import pytest
 import torch
+from click.testing import CliRunner
 from likeness import same
 from old_caches import edflow_samples, edflow_zip, with_index, xla_folder
 
 import edcache
 from edcache import CachedDataset
+from edcache.cli import main, taking
 from edcache.errors import (
     ForeignCacheError,
     MissingSampleError,
@@ -27,7 +31,7 @@ from edcache.errors import (
     SourceError,
     StaleCacheError,
 )
-from edcache.importers import import_cache, members, old_cache
+from edcache.importers import KINDS, import_cache, members, old_cache
 
 KEYS = ["label", "name", "score"]
 
@@ -609,27 +613,80 @@ def test_indices_are_those_of_a_sequence(old):
 # ---------------------------------------------------------------------------------- the command line
 
 
-def run(*arguments, code=0, cwd=None):
-    done = subprocess.run(
-        [sys.executable, "-m", "edcache", *map(str, arguments)], cwd=cwd, capture_output=True, text=True
-    )
-    assert done.returncode == code, done.stderr
-    assert "Traceback" not in done.stderr
-    return done
+def invoke(*arguments):
+    result = CliRunner().invoke(main, ["import", *map(str, arguments)])
+    return result.exit_code, result.output
 
 
 def test_edcache_import_fills_an_archive_and_resumes(old, path):
     samples = edflow_samples()
     edflow_zip(old, samples, KEYS)
-    done = run("import", old, "-o", path)
-    assert done.stdout.startswith(f"{path}: 11 samples (11 computed now, 0 kept), ")
+    code, text = invoke(old, "-o", path, "-j", 1)
+    assert (code, f"{path}: 11 samples (11 computed now, 0 kept), " in text) == (0, True)
     check(CachedDataset.from_cache(path), indexed(samples))
-    assert run("import", old, "-o", path).stdout.startswith(f"{path}: 11 samples (0 computed now, 11 kept), ")
+    code, text = invoke(old, "-o", path)
+    assert (code, f"{path}: 11 samples (0 computed now, 11 kept), " in text) == (0, True)
 
 
 def test_edcache_import_names_what_is_missing_and_exits_with_1(old, path):
     edflow_zip(old, edflow_samples(), KEYS, labels=2, skip=(3, 4, 8))
-    done = run("import", old, "-o", path, "--from", "edflow", code=1)
+    command = [sys.executable, "-m", "edcache", "import", str(old), "-o", str(path), "--from", "edflow"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
     assert done.stdout.splitlines()[1] == "missing: 3-4, 8"
     assert f"{old}: 3 of 11 samples are not in it: 3-4, 8" in done.stderr.splitlines()
     assert f"{old}: labels.p is in it 2 times; the last one counts" in done.stderr.splitlines()
+
+
+CALLED = """
+    import edcache
+
+    class Source(list):
+        pass
+
+    @edcache.cachable("c-{split}.zip", in_memory_keys=["label"])
+    def made(split):
+        raise AssertionError("the archive is not taken")
+"""
+
+
+def test_edcache_import_makes_the_archive_of_a_cachable_call(old, tmp_path, monkeypatch):
+    samples = edflow_samples()
+    edflow_zip(old, samples, KEYS)
+    (tmp_path / "mine.py").write_text(textwrap.dedent(CALLED))
+    options = ["--for", "mine:made", "--arg", "split=train", "--key", "label"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert invoke(old, "-o", "c-train.zip", *options)[0] == 0
+    ds = importlib.import_module("mine").made("train")
+    assert (len(ds), list(ds.labels)) == (11, ["label"])
+
+
+def test_edcache_import_reads_the_order_of_a_list(tmp_path, path):
+    root, order = tmp_path / "monai", tmp_path / "order.txt"
+    root.mkdir()
+    for i, name in enumerate("cab"):
+        torch.save(i, root / f"{name * 64}.pt")
+    order.write_text("\n".join(name * 64 for name in "cab"))
+    assert invoke(root, "-o", path, "--order", order)[0] == 0
+    assert list(CachedDataset.from_cache(path)) == [0, 1, 2]
+    order.write_bytes(b"\xff")
+    code, text = invoke(root, "-o", path, "--order", order)
+    assert (code, "order.txt: no text in UTF-8; write the name of one file a line" in text) == (1, True)
+
+
+def test_edcache_import_refuses_pickles_by_name_and_options_that_do_not_go_together(old, path):
+    edflow_zip(old, [{"x": Custom()}], labels=0)
+    code, text = invoke(old, "-o", path)
+    assert (code, "example_0.p needs test_importers.Custom; if you trust its author" in text) == (1, True)
+    code, text = invoke(old, "-o", path, "--codec", "pickle")
+    assert (code, "--codec pickle needs --allow-pickle: nothing could be read back" in text) == (2, True)
+    code, text = invoke(old, "-o", path, "--arg", "split=train")
+    assert (code, "--arg goes with --for MODULE:FACTORY" in text) == (2, True)
+    code, text = invoke(old, "-o", path, "--trust-pickle", "--codec", "pickle", "--allow-pickle")
+    assert code == 0
+    assert type(CachedDataset.from_cache(path, allow_pickle=True)[0]["x"]) is Custom
+
+
+def test_the_command_line_knows_every_kind():
+    assert list(taking.KINDS) == list(KINDS)

@@ -1,5 +1,6 @@
 """Caches that other systems wrote themselves (scripts/make_foreign.py) read back as what went in."""
 
+import contextlib
 import io
 import json
 import os
@@ -12,13 +13,16 @@ import zipfile
 from pathlib import Path
 
 import numpy as np
+import old_caches
 import pictures
 import pytest
 import torch
 from likeness import same
+from scale import scaled, seeded
 
 from edcache import CachedDataset, ImageFile
 from edcache.errors import (
+    EdcacheError,
     ForeignCacheError,
     MissingDependencyError,
     OptionError,
@@ -562,3 +566,47 @@ def test_an_import_of_a_bad_sample_names_it(tmp_path, path):
     shard = shard_of(tmp_path / "s.tar", ("a.cls", b"1"), ("b.cls", b"x"))
     with pytest.raises(SourceError, match=r"index 1: ForeignCacheError: .*s\.tar: b\.cls: does not decode"):
         import_cache(shard, path)
+
+
+def edflow_seed(tmp_path):
+    return old_caches.edflow_zip(tmp_path / "seed.zip", old_caches.edflow_samples(4), ["label"])
+
+
+def xla_seed(tmp_path):
+    return old_caches.xla_folder(tmp_path / "seed", [{"a": i} for i in range(4)])
+
+
+SEEDS = {
+    "edflow": (edflow_seed, ""),
+    "torch_xla": (xla_seed, "METADATA"),
+    "webdataset": (lambda tmp_path: FOREIGN / "webdataset" / "shard-0.tar", ""),
+    "tensordict": (lambda tmp_path: FOREIGN / "tensordict" / "folder", "meta.json"),
+    "tensordict tdz": (lambda tmp_path: FOREIGN / "tensordict" / "archive.tdz", ""),
+    "mds": (lambda tmp_path: FOREIGN / "mds" / "plain", "index.json"),
+    "mds shard": (lambda tmp_path: FOREIGN / "mds" / "plain", "shard.00000.mds"),
+}
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_whatever_the_bytes_a_sample_is_read_or_a_typed_error_raised(tmp_path, name, tally):
+    make, inside = SEEDS[name]
+    seed = make(tmp_path)
+    old = tmp_path / "old"
+    (shutil.copytree if seed.is_dir() else shutil.copy)(seed, old)
+    file = old / inside if inside else old
+    data = file.read_bytes()
+    random, count = seeded(f"old caches {name}"), scaled(120)
+    for _ in range(count):
+        changed = bytearray(data)
+        for _ in range(random.choice([1, 2, 4])):
+            at = random.randrange(len(changed))
+            changed[at : at + random.choice([0, 1, 1, 5])] = random.choices(
+                b'0919-[]{"\xff\x00', k=random.randrange(4)
+            )
+        file.write_bytes(changed)
+        with contextlib.suppress(EdcacheError):
+            source = old_cache(old, name.partition(" ")[0])
+            for i in range(min(len(source), 6)):
+                with contextlib.suppress(EdcacheError):
+                    source[i]
+    tally("changed old caches", count)

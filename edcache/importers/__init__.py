@@ -2,7 +2,8 @@
 
     source      OldCache: what all have in common: indices, what is missing, notes for a person
     members     the members of a zip as a table, also where a killed writer left no directory
-    edflow, torch_xla, monai    one kind each
+    edflow, torch_xla, monai, webdataset, tensordict, mds, images      one kind each
+    packaged    litdata and datasets, which their own packages read
     looking     old_cache: which kind lies at a path; KINDS
     importing   import_cache: an old cache to an archive
 

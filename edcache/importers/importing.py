@@ -35,7 +35,7 @@ def import_cache(
         options = {"on_error": "skip"} | options
     if options.get("in_memory_keys") is None:
         options["in_memory_keys"] = source.in_memory_keys
-    ds = CachedDataset(source, path, fingerprint=source.fingerprint(), **options)
+    ds = CachedDataset(source, path, **{"fingerprint": source.fingerprint()} | options)
     more = {name: values for name, values in source.more_labels.items() if name not in ds.labels}
     if more:
         ds.add_labels(more)

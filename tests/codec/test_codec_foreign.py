@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from likeness import same
+from scale import scaled, seeded
 
 from edcache.codec.foreign import restored
 from edcache.codec.torchsave import LEGACY, torch_loaded
@@ -500,3 +501,36 @@ def test_a_storage_whose_member_is_gone_is_an_error():
             out.writestr(name, data)
     with pytest.raises(ForeignCacheError, match=r"^x does not unpickle: KeyError: .*There is no item named"):
         torch_loaded(file.getvalue(), "x")
+
+
+def changed(data, others, random):
+    """A copy with a few bytes replaced, removed, put in, or taken from another."""
+    data = bytearray(data)
+    for _ in range(random.choice([1, 1, 2, 4])):
+        at, kind = random.randrange(len(data) + 1), random.randrange(4)
+        if kind == 0:
+            data[at : at + 1] = bytes([random.randrange(256)])
+        elif kind == 1:
+            del data[at : at + random.randrange(1, 9)]
+        elif kind == 2:
+            data[at:at] = random.randbytes(random.randrange(1, 5))
+        else:
+            other = random.choice(others)
+            begin = random.randrange(len(other))
+            data[at:at] = other[begin : begin + random.randrange(1, 40)]
+    return bytes(data)
+
+
+@pytest.mark.parametrize("read", [restored, torch_loaded])
+def test_whatever_the_bytes_there_is_a_value_or_a_typed_error(read, tally):
+    values = [*VALUES.values(), *TENSORS.values()]
+    if read is restored:
+        seeds = [pickle.dumps(value, protocol) for value in values for protocol in (2, 4, 5)]
+    else:
+        seeds = [saved({"x": value}, zipped) for value in values for zipped in (True, False)]
+    random, count = seeded(f"foreign {read.__name__}"), scaled(5000)
+    for _ in range(count):
+        data = changed(random.choice(seeds), seeds, random)
+        with contextlib.suppress(ForeignCacheError, PickleRefusedError), nothing_called():
+            read(data, "x")
+    tally("changed foreign pickles", count)
