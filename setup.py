@@ -17,8 +17,11 @@ setup(
     license="Apache-2.0",
     packages=[
         "edcache",
-        *(f"edcache.{room}" for room in ("batch", "cli", "codec", "fill", "labels", "local", "maintain")),
-        *(f"edcache.{room}" for room in ("places", "reader", "samplers", "views", "writer")),
+        *(f"edcache.{room}" for room in ("batch", "cli", "codec", "compat", "fill", "importers", "labels")),
+        *(
+            f"edcache.{room}"
+            for room in ("local", "maintain", "places", "reader", "samplers", "views", "writer")
+        ),
     ],
     package_data={"edcache": ["py.typed"]},
     python_requires=">=3.10",
@@ -43,6 +46,8 @@ setup(
         "s3": ["s3fs>=2024.2", "aiohttp>=3.9"],
         "gs": ["gcsfs>=2024.2", "aiohttp>=3.9"],
         "xla": ["torch_xla>=2.2"],
+        "litdata": ["litdata>=0.2.30"],
+        "datasets": ["datasets>=2.14"],
         "fuzz": [ATHERIS, "hypothesis>=6.100"],
         "train": ["pytorch-lightning>=2.2", "scikit-learn>=1.3"],
         "quickstart": ["scikit-learn>=1.3", "Pillow>=9"],
@@ -69,6 +74,8 @@ setup(
             "moto[server]>=5",
             "gcp-storage-emulator>=2022.6",
             "torchdata>=0.8",
+            "litdata>=0.2.30",
+            "datasets>=2.14",
             ATHERIS,
         ],
     },

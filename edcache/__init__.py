@@ -7,6 +7,7 @@
     collate         a collate_fn for fields that vary in shape
     concat          several datasets as one; zip_fields() puts their fields side by side
     copy_to_local   copy an archive that is far away to a disk of this machine, once for all its processes
+    import_cache    an archive from another system's cache; compat has the old names of some
     ray_executor    an Executor whose tasks run in Ray, to fill by
     register        let the codec store an enum or a dataclass
     samplers        Balanced, Weighted, ByLength, ChunkShuffle: orders that know labels and chunks
@@ -30,8 +31,9 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
     6  loader                                   batches by threads of this process
     7  views                                    selections of samples and fields, several datasets as one
     8  dataset                                  CachedDataset
-    9  decorator, maintain, housekeeping        @cachable; prove, mend, shrink; which archives may go
-    10 present                                  how a person is shown tables and samples
+    9  decorator, maintain, housekeeping,       @cachable; prove, mend, shrink; which archives may go;
+       importers                                caches of other systems
+    10 present, compat                          how a person is shown tables and samples; old names
     11 cli                                      parse, call one function, print, exit code
 """
 
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from edcache.errors import EdcacheError
     from edcache.fill import ray_executor
     from edcache.folders import image_folder
+    from edcache.importers import import_cache
     from edcache.labels.view import Labels
     from edcache.local import copy_to_local
     from edcache.maintain.compact import compact
@@ -79,6 +82,7 @@ __all__ = [
     "digest",
     "errors",
     "image_folder",
+    "import_cache",
     "ray_executor",
     "register",
     "repair",
@@ -103,6 +107,7 @@ _HOMES = {
     "copy_to_local": "edcache.local",
     "digest": "edcache.maintain",
     "image_folder": "edcache.folders",
+    "import_cache": "edcache.importers",
     "ray_executor": "edcache.fill",
     "register": "edcache.codec",
     "repair": "edcache.maintain",

@@ -21,11 +21,12 @@
     │   └── SampleFailedError                  it has none because it could not be made
     ├── SourceError (RuntimeError)             the source dataset raised while a sample was computed
     ├── WorkerError (RuntimeError)             worker processes of a fill end, and no sample is to blame
+    ├── ForeignCacheError (ValueError)         another system's cache that is damaged, or not what it says
     ├── CodecError
     │   ├── UnsupportedTypeError (TypeError)   a leaf that the native codec does not store
     │   ├── ImageError (ValueError)            an image file that cannot be read or decoded
     │   ├── UnregisteredTypeError (TypeError)  an enum or dataclass that this process has not registered
-    │   └── PickleRefusedError (ValueError)    pickle bytes without allow_pickle=True
+    │   └── PickleRefusedError (ValueError)    a pickle that nobody has allowed
     ├── LabelError
     │   ├── UnknownLabelError (KeyError)       a column that the archive does not hold
     │   ├── LabelTypeError (TypeError)         values that do not make one column
@@ -145,6 +146,10 @@ class WorkerError(EdcacheError, RuntimeError):
     """Worker processes of a fill end, and no sample is to blame; or what one raised could not be sent."""
 
 
+class ForeignCacheError(EdcacheError, ValueError):
+    """A cache of another system that is damaged, is not of the kind that was said, or claims too much."""
+
+
 class CodecError(EdcacheError):
     """A sample that cannot become a record, or the reverse."""
 
@@ -162,7 +167,7 @@ class UnregisteredTypeError(CodecError, TypeError):
 
 
 class PickleRefusedError(CodecError, ValueError):
-    """The archive holds pickles and nobody said allow_pickle=True."""
+    """The archive holds pickles and nobody said allow_pickle=True; or an old cache names code to run."""
 
 
 class LabelError(EdcacheError):

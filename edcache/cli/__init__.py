@@ -3,6 +3,7 @@
     group.py  `main`, the group of all commands: errors to exit codes; options and printing that they share
     call.py   MODULE:FACTORY and its arguments: a call that is loaded and bound, not made yet
     build.py  build, images: fill an archive
+    taking.py  import: fill one with another system's cache; the flags of edflow's command
     look.py   info, show: an archive, one sample
     rows.py   ls, labels: its records and labels as tables
     check.py  verify, repair, compact
@@ -13,7 +14,7 @@ Imports run upwards in this list only. Nothing that imports torch is imported at
 `edcache --help` answers at once.
 """
 
-from edcache.cli import bring, build, check, keep, look, rows
+from edcache.cli import bring, build, check, keep, look, rows, taking
 from edcache.cli.group import main
 
-__all__ = ["bring", "build", "check", "keep", "look", "main", "rows"]
+__all__ = ["bring", "build", "check", "keep", "look", "main", "rows", "taking"]

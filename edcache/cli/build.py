@@ -84,11 +84,11 @@ def build(
     """
     if options["codec"] == "pickle" and not options["allow_pickle"]:
         raise click.UsageError("--codec pickle needs --allow-pickle: nothing could be read back without it")
-    options["in_memory_keys"] = _label_keys(keys)
-    options["num_workers"] = _workers(num_workers)
+    options["in_memory_keys"] = label_keys(keys)
+    options["num_workers"] = worker_count(num_workers)
     call = Call(factory, arguments, version)
-    given = {"check_space": not no_space_check} | call.options | _given(options)
-    _fill(out, rebuild, call.make, given | {"fingerprint": call.fingerprint()})
+    chosen = {"check_space": not no_space_check} | call.options | given(options)
+    fill(out, rebuild, call.make, chosen | {"fingerprint": call.fingerprint()})
 
 
 @main.command()
@@ -125,11 +125,12 @@ def images(
     """
     from edcache.folders import EXTENSIONS, image_folder
 
-    options["num_workers"] = _workers(num_workers)
-    _fill(out, rebuild, lambda: image_folder(folder, decode, extensions or EXTENSIONS), _given(options))
+    options["num_workers"] = worker_count(num_workers)
+    fill(out, rebuild, lambda: image_folder(folder, decode, extensions or EXTENSIONS), given(options))
 
 
-def _workers(text: str | None) -> int | str | None:
+def worker_count(text: str | None) -> int | str | None:
+    """What -j asks for."""
     if text is None or text == "auto":
         return text
     if not text.isascii() or not text.isdigit():
@@ -137,31 +138,44 @@ def _workers(text: str | None) -> int | str | None:
     return int(text)
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
+def given(options: dict[str, Any]) -> dict[str, Any]:
     """Those options that were given: not None, nor False."""
     return {k: v for k, v in options.items() if v is not None and (v or k == "progress")}
 
 
-def _fill(out: str, rebuild: bool, make: Callable[[], Any], options: dict[str, Any]) -> None:
-    """Make a source, cache it at `out`, and say what was done."""
+def fill(
+    out: str,
+    rebuild: bool,
+    make: Callable[[], Any],
+    options: dict[str, Any],
+    cached: Callable[..., CachedDataset] | None = None,
+) -> CachedDataset:
+    """Make a source, cache it at `out`, and say what was done.
+
+    Args:
+        cached: fills and opens; CachedDataset unless given.
+    """
     check_outlives(out)
     began = time.monotonic()
     kept = 0 if rebuild else _records_at(out)
     with _told_how_to_resume(out, rebuild):
-        cache = _filled(make(), out, rebuild, options)
+        cache = _filled(make(), out, rebuild, options, cached)
     click.echo(_build_summary(cache, kept, time.monotonic() - began))
+    return cache
 
 
-def _filled(source: Any, out: str, rebuild: bool, options: dict[str, Any]) -> CachedDataset:
+def _filled(source: Any, out: str, rebuild: bool, options: dict[str, Any], cached: Any) -> CachedDataset:
     from edcache.dataset import CachedDataset
 
     try:
-        return CachedDataset(source, out, keep_existing=not rebuild, **options)
+        found: CachedDataset = (cached or CachedDataset)(source, out, keep_existing=not rebuild, **options)
+        return found
     except StaleCacheError as error:
         raise StaleCacheError(f"{error}\non the command line that is --rebuild") from error
 
 
-def _label_keys(keys: Sequence[str]) -> list[str] | dict[str, str] | None:
+def label_keys(keys: Sequence[str]) -> list[str] | dict[str, str] | None:
+    """What --key asks for, as `in_memory_keys` takes it."""
     if not any("=" in key for key in keys):
         return list(keys) or None
     split = [key.partition("=") for key in keys]

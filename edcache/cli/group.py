@@ -42,13 +42,22 @@ def _message(error: Exception) -> str:
     return one_line(str(error))
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="edcache", message="%(prog)s %(version)s")
-def main() -> None:
+@click.option("-d", "--dataset", hidden=True)
+@click.option("-s", "--server", is_flag=True, hidden=True)
+@click.option("-a", "--address", hidden=True)
+@click.pass_context
+def main(ctx: click.Context, dataset: str | None, server: bool, address: str | None) -> None:
     """Build, look into, check and clear away edcache archives.
 
-    An archive is one zip file with the samples of a dataset. build and images fill one, labels --add and
-    --drop change its labels, compact rewrites it, copy brings it here, rm and prune delete; every other
+    An archive is one zip file with the samples of a dataset. build, images and import fill one, labels --add
+    and --drop change its labels, compact rewrites it, copy brings it here, rm and prune delete; every other
     command only reads, and works on an archive that is still growing. info, show, ls, labels, why and verify
     take URLs too; their credentials come from the environment, as each engine has it (AWS_*, FSSPEC_S3, and
     so on).
@@ -74,6 +83,12 @@ def main() -> None:
     Example:
       edcache info train.zip
     """
+    if ctx.invoked_subcommand is None:
+        from edcache.cli.taking import as_edflow
+
+        as_edflow(dataset, server, address)
+    elif dataset is not None or server or address is not None:
+        raise click.UsageError(f"-d, -s and -a are edflow's flags, and go without {ctx.invoked_subcommand}")
 
 
 def print_lines(lines: Iterable[str]) -> None:

@@ -9,6 +9,7 @@
     encode        Encoder: the general way, and which schemas to make
     decode        Decoder: a schema compiled into closures
     compression   bytes <-> fewer bytes, after the codec and apart from it
+    foreign       pickles of other programs, read by a closed list of names; torchsave: files of torch.save
 
 Imports go down the list's other way: encode and decode never meet, they share the schema's text. The room
 opens no file but the image files that a sample names when it is encoded.
@@ -17,7 +18,7 @@ opens no file but the image files that a sample names when it is encoded.
 from edcache.codec.compression import Compression, decompress, train_dictionary
 from edcache.codec.containers import assembler
 from edcache.codec.decode import Decoder, Decoders, Field, aliased
-from edcache.codec.dtypes import memory_dtype
+from edcache.codec.dtypes import memory_dtype, tensor_dtype
 from edcache.codec.encode import Encoded, Encoder, encoded_bytes
 from edcache.codec.imagefile import STORED, Decode, ImageFile, read_through
 from edcache.codec.imaging import Decoding, decoded_together
@@ -46,5 +47,6 @@ __all__ = [
     "memory_dtype",
     "read_through",
     "register",
+    "tensor_dtype",
     "train_dictionary",
 ]

@@ -88,6 +88,12 @@ TORCH_BY_NAME = {known.name: known for known in _torch_dtypes()}
 TORCH_BY_DTYPE = {known.dtype: known for known in TORCH_BY_NAME.values()}
 
 
+def tensor_dtype(name: str) -> torch.dtype | None:
+    """Return the torch dtype of a name such as "bfloat16", or None if the codec does not store it."""
+    known = TORCH_BY_NAME.get(name)
+    return None if known is None else known.dtype
+
+
 def memory_dtype(dtype: torch.dtype) -> Dtype:
     """Return the numpy dtype of a torch dtype's memory: int16 for bfloat16, which numpy does not know."""
     return TORCH_BY_DTYPE[dtype].array

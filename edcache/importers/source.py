@@ -1,0 +1,161 @@
+"""OldCache: a cache of another system, as a source dataset."""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Iterable
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from edcache.codec.foreign import MOST_NBYTES
+from edcache.errors import ForeignCacheError, MissingSampleError, SampleIndexError
+
+Indices = npt.NDArray[np.int64]
+
+_FREE_LENGTH: Final = 1_000_000
+_LENGTH_A_SAMPLE: Final = 1_000
+
+
+class OldCache(Dataset[Any], abc.ABC):
+    """A cache of another system as a source dataset; make one with `edcache.importers.old_cache`.
+
+    Attributes:
+        path: as it was given.
+        kind: its name in `edcache.importers.KINDS`.
+        missing: the indices without a sample: int64 [k], sorted. Reading one raises MissingSampleError.
+        in_memory_keys: the label columns that the old cache had, as far as samples have them; or None.
+        more_labels: name -> values of label columns that are in no sample.
+        notes: what a person should know, each a sentence: what is missing, what was left out.
+
+    An index is the one that the sample had in its source dataset. Nothing is renumbered.
+    Safety: fork, spawn and threads; no file stays open.
+    """
+
+    kind: ClassVar[str]
+    in_memory_keys: Any = None
+
+    def __init__(self, path: str, trust_pickle: bool) -> None:
+        self.path = path
+        self.trust_pickle = trust_pickle
+        self.most_nbytes = MOST_NBYTES
+        self.notes: list[str] = []
+        self.more_labels: dict[str, list[Any]] = {}
+        self._length = 0
+        self.missing: Indices = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise SampleIndexError(f"{self.path}: index {index} not in [-{len(self)}, {len(self)})")
+        if self._is_missing(position):
+            raise MissingSampleError(f"{self.path}: no sample {position}; this {self.kind} cache has none")
+        return self._read(position)
+
+    def __repr__(self) -> str:
+        lacks = f", {len(self.missing):,} missing" if len(self.missing) else ""
+        return f"{type(self).__name__}({self.path!r}, {len(self):,} samples{lacks})"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What identifies the samples, for the archive's head; where they lie does not.
+
+        It stands there as a call, so that a CachedDataset over the real source takes the archive for its own.
+        """
+        arguments = {"kind": self.kind, "samples": len(self), **self._identity()}
+        return {"factory": "edcache import", "arguments": arguments, "version": None, "source": None}
+
+    def first(self) -> int:
+        """The first index that has a sample."""
+        later = np.flatnonzero(self.missing != np.arange(len(self.missing)))
+        return int(later[0]) if len(later) else len(self.missing)
+
+    @abc.abstractmethod
+    def _read(self, index: int) -> Any:
+        """The sample at an index in [0, len) that is not missing."""
+
+    @abc.abstractmethod
+    def _identity(self) -> dict[str, Any]:
+        """What tells this cache from others, as plain values."""
+
+    def _is_missing(self, index: int) -> bool:
+        place = int(np.searchsorted(self.missing, index))
+        return place < len(self.missing) and int(self.missing[place]) == index
+
+    def _found(self, indices: Indices, length: int | None = None) -> None:
+        """Take note of the indices that have a sample, unique and sorted, and of the length, if one was said.
+
+        Raises:
+            ForeignCacheError: there is none, or the length is absurd.
+        """
+        if not len(indices):
+            raise ForeignCacheError(f"{self.path}: no sample in this {self.kind} cache")
+        self._length = max(int(indices[-1]) + 1, length or 0)
+        if self._length > _FREE_LENGTH + _LENGTH_A_SAMPLE * len(indices):
+            raise ForeignCacheError(
+                f"{self.path}: {len(indices):,} samples, and the length would be {self._length:,}; remove "
+                "the file or the number that is wrong"
+            )
+        present = np.zeros(self._length, np.bool_)
+        present[indices] = True
+        self.missing = np.flatnonzero(~present)
+        if len(self.missing):
+            self.notes.append(
+                f"{len(self.missing):,} of {self._length:,} samples are not in it: {ranges(self.missing)}"
+            )
+
+    def _found_all(self, length: int) -> None:
+        """Take note that so many samples are there, each of which has bytes of its own.
+
+        Raises:
+            ForeignCacheError: there is none.
+        """
+        if not length:
+            raise ForeignCacheError(f"{self.path}: no sample in this {self.kind} cache")
+        self._length = length
+
+
+def ranges(indices: Indices, most: int = 20) -> str:
+    """Sorted indices as "17, 40-63"; the first runs."""
+    starts = np.append(0, np.flatnonzero(np.diff(indices) != 1) + 1)
+    ends = np.append(starts[1:], len(indices)) - 1
+    runs = [
+        f"{indices[low]}" if low == high else f"{indices[low]}-{indices[high]}"
+        for low, high in zip(starts[:most].tolist(), ends[:most].tolist(), strict=True)
+    ]
+    more = f", and {len(starts) - most:,} more runs" if len(starts) > most else ""
+    return ", ".join(runs) + more
+
+
+def read_whole(path: str, shown: str, most: int) -> bytes:
+    """The bytes of a file that is believed to be small.
+
+    Raises:
+        ForeignCacheError: it has more than `most` bytes, or cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > most:
+                raise ForeignCacheError(f"{shown} has {size:,} bytes, more than the {most:,} allowed")
+            return file.read(most + 1)
+    except OSError as error:
+        raise ForeignCacheError(f"{shown}: {error.strerror}") from error
+
+
+def regular_files(folder: str) -> Iterable[os.DirEntry[str]]:
+    """The files of a folder, in no order; links, which may lead out of it, are not among them.
+
+    Raises:
+        ForeignCacheError: it cannot be listed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+    except OSError as error:
+        raise ForeignCacheError(f"{folder}: {error.strerror}") from error

@@ -1,0 +1,209 @@
+"""webdataset's tar shards: files that share a name up to its first dot, one after another, are a sample."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import io
+import json
+import os
+import re
+import tarfile
+from array import array
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from edcache.codec import ImageFile
+from edcache.codec.foreign import restored
+from edcache.codec.torchsave import torch_loaded
+from edcache.errors import ForeignCacheError
+from edcache.importers.source import OldCache
+
+KEY: Final = "__key__"
+
+_NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]*)", re.DOTALL)
+_NOT_DATA = re.compile(r"(?:.*/)?__[^/]*__(?:/|$)", re.DOTALL)
+_INTS = frozenset({"cls", "cls2", "index", "inx", "id"})
+_TEXTS = frozenset({"txt", "text", "transcript"})
+_JSONS = frozenset({"json", "jsn"})
+_PICKLES = frozenset({"pyd", "pickle", "pkl"})
+_IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff"})
+
+
+class Webdataset(OldCache):
+    """One .tar file, or all of a folder, by name.
+
+    A sample is {"__key__": name, extension: value, ...}. Numbers (.cls, .index, ...), texts, .json, .npy,
+    pickles and files of torch.save are read as webdataset's decoder reads them, images become
+    `edcache.ImageFile`, everything else is bytes.
+    """
+
+    kind = "webdataset"
+
+    def __init__(self, path: str, trust_pickle: bool = False) -> None:
+        super().__init__(path, trust_pickle)
+        folder = os.path.isdir(path)
+        self._shards = sorted(glob.glob(os.path.join(glob.escape(path), "*.tar"))) if folder else [path]
+        self._keys: list[str] = []
+        self._extensions: list[str] = []
+        self._begins, self._columns = array("q"), [array("q") for _ in range(4)]
+        digest = hashlib.sha256()
+        for number, shard in enumerate(self._shards):
+            stat = os.stat(shard)
+            digest.update(f"{os.path.basename(shard)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+            self._add_shard(number, shard)
+        self._digest = digest.hexdigest()[:16]
+        self._begins.append(len(self._columns[0]))
+        self._found_all(len(self._keys))
+        self.in_memory_keys = [KEY, *self._common_labels()]
+
+    def _add_shard(self, number: int, shard: str) -> None:
+        begin, shown = len(self._keys), os.path.basename(shard)
+        try:
+            self._add_files(number, shard)
+        except _Cut:
+            # Whether the last sample before the end is whole cannot be known.
+            if len(self._keys) > begin:
+                self.notes.append(f"{shown} was cut: its last sample, {self._keys[-1]}, was left out")
+                self._drop_last()
+
+    def _add_files(self, number: int, shard: str) -> None:
+        known = {name: place for place, name in enumerate(self._extensions)}
+        key, seen = None, set[str]()
+        for name, extension, offset, nbytes in _files(shard, self.notes):
+            if name != key:
+                key, seen = name, set()
+                self._keys.append(name)
+                self._begins.append(len(self._columns[0]))
+            if extension in seen:
+                raise ForeignCacheError(f"{shard}: {name}.{extension} comes twice in one sample")
+            seen.add(extension)
+            place = known.setdefault(extension, len(known))
+            if place == len(self._extensions):
+                self._extensions.append(extension)
+            for column, value in zip(self._columns, (number, offset, nbytes, place), strict=True):
+                column.append(value)
+
+    def _drop_last(self) -> None:
+        self._keys.pop()
+        begin = self._begins.pop()
+        for column in self._columns:
+            del column[begin:]
+
+    def _common_labels(self) -> list[str]:
+        """Extensions of numbers that every sample has."""
+        counts = np.bincount(np.asarray(self._columns[3]), minlength=len(self._extensions))
+        pairs = zip(self._extensions, counts.tolist(), strict=True)
+        return [name for name, count in pairs if count == len(self) and name in _INTS]
+
+    def _read(self, index: int) -> Any:
+        sample: dict[str, Any] = {KEY: self._keys[index]}
+        for row in range(self._begins[index], self._begins[index + 1]):
+            shard, offset, nbytes, extension = (column[row] for column in self._columns)
+            name = self._extensions[extension]
+            shown = f"{self._shards[shard]}: {self._keys[index]}.{name}"
+            sample[name] = self._value(
+                name, _bytes(self._shards[shard], shown, offset, nbytes, self.most_nbytes), shown
+            )
+        return sample
+
+    def _value(self, name: str, data: bytes, shown: str) -> Any:
+        last = name.rpartition(".")[2].lower()
+        if last in _PICKLES:
+            return restored(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
+        if last == "pth":
+            return torch_loaded(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
+        if last in _IMAGES:
+            return ImageFile(data)
+        try:
+            return _plain(last, data)
+        except (EOFError, RecursionError, SyntaxError, ValueError) as error:
+            raise ForeignCacheError(f"{shown}: does not decode: {str(error)[:200]}") from error
+
+    def _identity(self) -> dict[str, Any]:
+        return {"shards, sizes and times": self._digest}
+
+
+def _plain(extension: str, data: bytes) -> Any:
+    if extension in _INTS:
+        return int(data)
+    if extension in _TEXTS:
+        return data.decode("utf-8")
+    if extension in _JSONS:
+        return json.loads(data)
+    return npy_array(data) if extension == "npy" else data
+
+
+def npy_array(data: bytes) -> Any:
+    """The array of an .npy file; numpy's own reader allocates what the header claims.
+
+    Raises:
+        ValueError: it is none, or one of objects.
+    """
+    file = io.BytesIO(data)
+    version = np.lib.format.read_magic(file)
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in readers:
+        raise ValueError(f"version {version} of .npy")
+    shape, fortran, dtype = readers[version](file)
+    if dtype.hasobject:
+        raise ValueError("an array of objects")
+    nbytes = int(np.prod([*map(int, shape), dtype.itemsize], dtype=object))
+    if nbytes != len(data) - file.tell() or any(n < 0 for n in shape):
+        raise ValueError(f"an array of shape {shape} and dtype {dtype} whose bytes are not {nbytes:,}")
+    return np.ndarray(shape, dtype, bytearray(data[file.tell() :]), order="F" if fortran else "C")
+
+
+def _bytes(shard: str, shown: str, offset: int, nbytes: int, most: int) -> bytes:
+    if nbytes > most:
+        raise ForeignCacheError(f"{shown} has {nbytes:,} bytes, more than the {most:,} allowed")
+    try:
+        with open(shard, "rb") as file:
+            file.seek(offset)
+            data = file.read(nbytes)
+    except OSError as error:
+        raise ForeignCacheError(f"{shown}: {error.strerror}") from error
+    if len(data) < nbytes:
+        raise ForeignCacheError(f"{shown}: the file ends in the middle of it")
+    return data
+
+
+class _Cut(Exception):
+    """A shard ends before its end."""
+
+
+def _files(shard: str, notes: list[str]) -> Iterator[tuple[str, str, int, int]]:
+    """(name up to the first dot, the rest, offset of the bytes, their number) of the files of a shard.
+
+    Raises:
+        _Cut: it has no end, as one whose writer was killed.
+        ForeignCacheError: it is no tar.
+    """
+    size, left_out, offset = os.path.getsize(shard), 0, 0
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            for entry in tar:
+                tar.members = []  # type: ignore[attr-defined]  # it keeps every entry else
+                offset = entry.offset_data
+                if offset + entry.size > size:
+                    raise _Cut
+                match = _NAME.fullmatch(entry.name)
+                if entry.isdir() or _NOT_DATA.match(entry.name):
+                    continue
+                if match is None or entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+                    left_out += 1
+                    continue
+                yield match[1], match[2], entry.offset_data, entry.size
+            # Over a header that is cut or damaged, tarfile ends as over the zeros at the end.
+            if _bytes(shard, shard, tar.offset, min(512, size - tar.offset), 512) != bytes(512):
+                raise _Cut
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
+        if offset:
+            raise _Cut from error
+        raise ForeignCacheError(f"{shard}: no tar that reads: {error}; unpack .tar.gz first") from error
+    if left_out:
+        notes.append(
+            f"{left_out:,} entries of {os.path.basename(shard)} are links or have no extension: left out"
+        )

@@ -1,0 +1,137 @@
+"""Writes tests/golden/foreign: small caches of other systems, made by those systems themselves.
+
+    python scripts/make_foreign.py tests/golden/foreign
+
+Needs webdataset, tensordict, monai, mosaicml-streaming, litdata and datasets; the tests that read it need
+the last two alone. What the samples are is told in tests/test_importers_foreign.py.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+
+def picture(i):
+    return np.full((4, 5, 3), 10 * i, np.uint8)
+
+
+def make_webdataset(root):
+    import webdataset
+
+    for shard in range(2):
+        with webdataset.TarWriter(str(root / f"shard-{shard}.tar"), mtime=0) as writer:
+            for i in range(2 * shard, 2 * shard + 2):
+                sample = {"cls": i, "json": {"x": [i]}, "txt": f"té{i}", "npy": np.arange(i, dtype="f4")}
+                sample |= {
+                    "pyd": {"k": np.arange(i)},
+                    "pth": torch.arange(i),
+                    "png": picture(i),
+                    "raw.bin": b"xy",
+                }
+                writer.write({"__key__": f"a/s{i}", **sample})
+
+
+def make_tensordict(root):
+    from tensordict import TensorDict
+
+    nested = {"b": torch.arange(8).reshape(4, 2).bfloat16(), "deep": {"c": torch.arange(4.0).double()}}
+    data = {"a": torch.arange(12).reshape(4, 3), "ok": torch.tensor([True, False] * 2), "n": nested}
+    TensorDict(data, batch_size=[4]).memmap(str(root / "folder"))
+    TensorDict(data, batch_size=[4]).memmap(str(root / "archive.tdz"))
+    TensorDict({"a": torch.arange(2), "text": ["x", "y"]}, batch_size=[2]).memmap(str(root / "texts"))
+
+
+def make_monai(root):
+    from monai.data import PersistentDataset
+    from monai.transforms import Transform
+
+    class Loaded(Transform):
+        def __call__(self, item):
+            i = item["i"]
+            return {
+                "image": torch.full((1, 2, 2), float(i)),
+                "label": i,
+                "array": np.arange(i),
+                "name": f"n{i}",
+            }
+
+    cached = PersistentDataset([{"i": i} for i in range(4)], Loaded(), cache_dir=str(root))
+    names = []
+    for i in range(4):
+        before = set(root.iterdir())
+        cached[i]
+        names += [path.name for path in set(root.iterdir()) - before]
+    (root / "order.txt").write_text("\n".join(names) + "\n")
+
+
+def make_mds(root):
+    from streaming import MDSWriter
+
+    columns = {
+        "a": "int",
+        "x": "ndarray",
+        "fixed": "ndarray:float32:2,2",
+        "typed": "ndarray:int16",
+        "t": "str",
+    }
+    columns |= {"b": "bytes", "u8": "uint8", "f": "float64", "si": "str_int", "sf": "str_float", "j": "json"}
+    columns |= {"p": "pkl", "im": "png"}
+    for name, compression in (("plain", None), ("zstd", "zstd:3")):
+        with MDSWriter(
+            out=str(root / name), columns=columns, size_limit=1000, compression=compression
+        ) as writer:
+            for i in range(4):
+                sample = {"a": i, "x": np.arange(i + 1, dtype="f4"), "fixed": np.ones((2, 2), "f4") * i}
+                sample |= {
+                    "typed": np.ones((2, 300), "i2")[:, : 2 + 298 * (i == 3)],
+                    "t": f"t{i}",
+                    "b": b"x" * i,
+                }
+                sample |= {
+                    "u8": i,
+                    "f": i / 2,
+                    "si": i * 10**30,
+                    "sf": 0.1 * i,
+                    "j": {"k": [i]},
+                    "p": {"z": (i,)},
+                }
+                writer.write({**sample, "im": Image.fromarray(picture(i))})
+
+
+def litdata_sample(i):
+    return {"a": i, "x": np.arange(3) * i, "t": [f"t{i}", torch.ones(2) * i]}
+
+
+def litdata_pickled(i):
+    return {"a": {1, i}}
+
+
+def make_litdata(root):
+    import litdata
+
+    for name, function in (("plain", litdata_sample), ("pickled", litdata_pickled)):
+        out = str(root / name)
+        litdata.optimize(fn=function, inputs=list(range(4)), output_dir=out, chunk_bytes="1MB", num_workers=1)
+
+
+def make_huggingface(root):
+    import datasets
+
+    rows = {"a": [0, 1, 2, 3], "t": ["w", "x", "y", None], "l": [[1.0], [2.0, 3.0], [], [4.5]]}
+    rows["im"] = [Image.fromarray(picture(i)) for i in range(4)]
+    datasets.Dataset.from_dict(rows).save_to_disk(str(root))
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1])
+    shutil.rmtree(target, ignore_errors=True)
+    for make in (make_webdataset, make_tensordict, make_monai, make_mds, make_litdata, make_huggingface):
+        folder = target / make.__name__.removeprefix("make_")
+        folder.mkdir(parents=True)
+        make(folder)
