@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from setuptools import setup
+from setuptools import find_packages, setup
 
 # libFuzzer for Python; it has wheels for these alone.
 ATHERIS = (
@@ -15,14 +15,7 @@ setup(
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
-    packages=[
-        "edcache",
-        *(f"edcache.{room}" for room in ("batch", "cli", "codec", "compat", "fill", "importers", "labels")),
-        *(
-            f"edcache.{room}"
-            for room in ("local", "maintain", "places", "reader", "samplers", "views", "writer")
-        ),
-    ],
+    packages=find_packages(include=["edcache", "edcache.*"]),
     package_data={"edcache": ["py.typed"]},
     python_requires=">=3.10",
     install_requires=[
