@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache import relabel
+from edcache.archives import Path, digests_of, several
 from edcache.batch import Projection, bulk
 from edcache.batch.collation import Special
 from edcache.batch.paths import FieldPath
@@ -45,7 +46,7 @@ from edcache.labels.view import Labels
 from edcache.progress import Show
 from edcache.reader import Memory, Reader
 from edcache.selection import Picks
-from edcache.views import Root, Transform, View
+from edcache.views import Root, Several, Transform, View
 from edcache.writer import Sync, adopt_labels, check_options, check_writing, never_created, new_head, recover
 
 InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
@@ -278,17 +279,33 @@ class CachedDataset(Root):
         fill_stream(self._job, workers, self._fill_options["progress"], rebuild=not keep_existing)
 
     @classmethod
+    @overload
+    def from_cache(cls, path: Path, name: str | None = None, **options: Any) -> CachedDataset: ...
+
+    @classmethod
+    @overload
+    def from_cache(cls, path: Iterable[Path], name: None = None, **options: Any) -> Several: ...
+
+    @classmethod
     def from_cache(
-        cls, path: str | os.PathLike[str], name: str | None = None, **options: Any
-    ) -> CachedDataset:
-        """Open an archive without its source dataset.
+        cls, path: Path | Iterable[Path], name: str | None = None, **options: Any
+    ) -> CachedDataset | Several:
+        """Open an archive, or several as one dataset, without the source dataset.
 
         Args:
-            path: the archive; or, with `name`, edflow's root: `<path>/cached/<name>.zip`.
+            path: the archive; or, with `name`, edflow's root: `<path>/cached/<name>.zip`. Several archives
+                are a list, a glob such as "part-*.zip", or a folder: all of its .zip files and those below
+                it. Globs and folders are sorted by paths, part-2 before part-10, and may stand in a list.
             options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode, as in the
-                class; and expected_digest, "sha256:...", which `edcache.digest` said when it was published.
+                class, for every archive; and expected_digest, "sha256:...", which `edcache.digest` said when
+                it was published: of several archives a list in their order, or a dict by path.
+        Returns:
+            This class for one path. For a list, a glob or a folder, of one archive too, an
+            `edcache.views.Several`, which is as `edcache.concat` of them, with `archives`, `refresh`, `info`,
+            `missing`, `errors`, `available` and `close`. It holds a file descriptor an archive.
         Raises:
-            ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
+            ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError: each names the
+                archive; a glob that nothing fits, a folder without .zip files.
             DigestError: the file is not the one that was published. It is hashed before anything in it is
                 parsed, at some 1.6 GB/s, by the process that opens it and through the descriptor that it
                 then reads from. Workers hash nothing: they check uuid and size, see `edcache.Reader`.
@@ -303,8 +320,27 @@ class CachedDataset(Root):
                 f"from_cache() takes {', '.join(sorted(known))}, not {', '.join(sorted(unknown))}"
             )
         if name is not None:
-            path = os.path.join(os.fspath(path), "cached", f"{name}.zip")
+            if not isinstance(path, str | os.PathLike):
+                raise OptionError(f"from_cache(..., name={name!r}) takes one root, not a list")
+            return cls(None, os.path.join(os.fspath(path), "cached", f"{name}.zip"), **options)
+        found = several(path)
+        if found is not None:
+            return cls._several(found, **options)
+        assert isinstance(path, str | os.PathLike)
         return cls(None, path, **options)
+
+    @classmethod
+    def _several(cls, paths: Sequence[str], expected_digest: Any = None, **options: Any) -> Several:
+        expected = digests_of(paths, expected_digest)
+        opened: list[CachedDataset] = []
+        try:
+            for path, digest in zip(paths, expected, strict=True):
+                opened.append(cls(None, path, expected_digest=digest, **options))
+        except BaseException:
+            for archive in opened:
+                archive.close()
+            raise
+        return Several(opened)
 
     def __len__(self) -> int:
         return len(self._reader)

@@ -16,7 +16,7 @@ FLOORS = [
     {"errors"},
     {"bounded", "once"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection", "sizes"},
-    {"contents", "digests", "folders"},
+    {"archives", "contents", "digests", "folders"},
     {"reader", "writer"},
     {"fill", "batch", "samplers"},
     {"loader"},

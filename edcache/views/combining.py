@@ -105,6 +105,10 @@ class _Combined(Root):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_labels": None}
 
+    def forget_labels(self) -> None:
+        """Make the label table anew at its next use: a dataset has other labels now."""
+        self._labels = None
+
     def _label_table(self) -> Any:
         raise NotImplementedError
 
@@ -140,6 +144,32 @@ class Concat(_Combined):
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    @property
+    def starts(self) -> list[int]:
+        """The index of the first sample of each dataset."""
+        found: list[int] = self._starts[:-1].tolist()
+        return found
+
+    def chunk_of(self, indices: Ints) -> Ints:
+        """Which chunk holds the record of each sample: int64 [n], numbered over all archives, -1 for none.
+
+        Args:
+            indices: int64 [n], each in [0, len(self)).
+        Raises:
+            OptionError: the samples of a dataset lie in several archives each.
+        """
+        found = np.full(len(indices), -1, np.int64)
+        first = 0
+        for part, places, positions in self._shares(indices):
+            root = part._root
+            reader = getattr(root, "reader", root)
+            if not hasattr(reader, "chunk_of"):
+                raise OptionError(f"the samples of {part!r} are put together, and have no chunk of their own")
+            chunks = reader.chunk_of(part._root_indices(positions) % len(root))
+            found[places] = np.where(chunks < 0, -1, chunks + first)
+            first += int(chunks.max(initial=-1)) + 1
+        return found
 
     def _one(self, index: int, fields: Projection | None) -> Any:
         return self._many(np.array([index]), fields)[0]
