@@ -10,6 +10,7 @@
     register        let the codec store an enum or a dataclass
     samplers        Balanced, Weighted, ByLength, ChunkShuffle: orders that know labels and chunks
     verify          check every byte of an archive; repair(), compact() and digest() mend, shrink, identify it
+    merge           several archives copied into one; split() makes several of one
     errors          every exception, one tree under EdcacheError
 
 The rooms, lowest floor first; imports go down only (tests/test_layers.py):
@@ -18,8 +19,8 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
                                                 properties without a lock
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
        fingerprint, progress, sizes, selection  what identifies a call; what a person sees and says; indices
-    2  contents, digests, folders               the tables of an archive merged into one; its SHA-256;
-                                                 a folder of image files as a source
+    2  archives, contents, digests, folders     which archives are meant; the tables of one merged into one;
+                                                its SHA-256; a folder of image files as a source
     3  reader, writer                           they meet only in the file
     4  fill, batch, samplers                    which samples are missing, who computes them;
                                                 many records to one collated batch; in which order
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from edcache.labels.view import Labels
     from edcache.maintain.compact import compact
     from edcache.maintain.digest import digest
+    from edcache.maintain.merge import merge
     from edcache.maintain.repair import repair
     from edcache.maintain.verify import verify
     from edcache.reader import Reader
@@ -73,6 +75,7 @@ __all__ = [
     "digest",
     "errors",
     "image_folder",
+    "merge",
     "ray_executor",
     "register",
     "repair",
@@ -96,6 +99,7 @@ _HOMES = {
     "concat": "edcache.views",
     "digest": "edcache.maintain",
     "image_folder": "edcache.folders",
+    "merge": "edcache.maintain",
     "ray_executor": "edcache.fill",
     "register": "edcache.codec",
     "repair": "edcache.maintain",

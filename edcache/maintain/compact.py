@@ -12,11 +12,11 @@ from edcache import format
 from edcache.contents import Contents, merge, read_revision, read_table
 from edcache.digests import OnProgress
 from edcache.durable import File
-from edcache.errors import ArchiveLockedError, CorruptArchiveError, CorruptRecordError, StaleArchiveError
+from edcache.errors import ArchiveLockedError, CorruptRecordError, StaleArchiveError
 from edcache.format import Header
 from edcache.labels.tables import ChunkTable, Dictionary, Failure, Revision
 from edcache.maintain.copying import Copier, Ints, NewArchive, check_free, chunk_count
-from edcache.maintain.survey import Survey
+from edcache.maintain.survey import Survey, sound_survey
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def compact(
     tell = on_progress or (lambda done, total: None)
     name = os.fspath(path) if target is not None else os.path.realpath(path)
     with closing(File.open(name, "r")) as file:
-        survey = _sound(file)
+        survey = sound_survey(file)
         contents = survey.contents
         assert contents is not None
         if target is not None:
@@ -83,13 +83,6 @@ def compact(
                 raise _replaced(name)
             report = _copy_in_place(old, survey, contents, tell)
             return replace(report, path=os.fspath(path))
-
-
-def _sound(file: File) -> Survey:
-    survey = Survey(file, False, forgives_power_cut=True)
-    if survey.problems:
-        raise CorruptArchiveError(survey.problems[0])
-    return survey
 
 
 def _is_compact(survey: Survey, contents: Contents) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import durable, format
+from edcache.codec import Compression
 from edcache.contents import Contents
 from edcache.durable import File
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, StorageError
@@ -107,6 +109,7 @@ class Copier:
 
     Attributes:
         accepts: whether a record whose bytes are good can be read at all; None takes every one.
+        compression: for the records of a source that does not compress, in an archive that does.
     """
 
     def __init__(
@@ -117,6 +120,7 @@ class Copier:
         self._on_nbytes = on_nbytes
         self._on_damage = on_damage
         self.accepts: Callable[[memoryview], bool] | None = None
+        self.compression: Compression | None = None
 
     def copy(self, contents: Contents) -> None:
         """Append the records of a table, and their labels, as chunks of about 4 MiB."""
@@ -136,6 +140,8 @@ class Copier:
                 rows, data = rows[good], [record for record, fits in zip(data, good, strict=True) if fits]
                 part = part.take(np.flatnonzero(good))
             if len(rows):
+                if self.compression is not None:
+                    part, data = _compressed(part, data, self.compression)
                 labels = take_rows(contents.labels, rows)
                 self._out.append(_chunk(contents.index, part, index[rows], labels, data))
 
@@ -167,6 +173,19 @@ class Copier:
             for row, low_, length in zip(run.tolist(), at, nbytes[run].tolist(), strict=True):
                 found[row] = data[low_ : low_ + length]
         return found
+
+
+def _compressed(
+    records: Records, data: Sequence[memoryview], compression: Compression
+) -> tuple[Records, list[memoryview]]:
+    frames = [memoryview(compression.compress(record)) for record in data]
+    compressed = replace(
+        records,
+        nbytes=np.array([len(frame) for frame in frames], np.uint64),
+        crc32=np.array([format.crc32(frame) for frame in frames], np.uint32),
+        raw_nbytes=records.nbytes,
+    )
+    return compressed, frames
 
 
 def intact_dictionaries(source: File, dictionaries: Iterable[Dictionary]) -> Iterator[bytes]:

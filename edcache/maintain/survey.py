@@ -318,6 +318,18 @@ class Survey:
             self.dead.torn = max(0, self.size - end)
 
 
+def sound_survey(file: File) -> Survey:
+    """Survey an archive whose records will be copied, without reading them.
+
+    Raises:
+        CorruptArchiveError: it is damaged; the text has the first problem.
+    """
+    survey = Survey(file, False, forgives_power_cut=True)
+    if survey.problems:
+        raise CorruptArchiveError(survey.problems[0])
+    return survey
+
+
 def _same_index(found: IndexTable, expected: IndexTable) -> bool:
     columns, others = found.records.columns(), expected.records.columns()
     return (
