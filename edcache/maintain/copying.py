@@ -164,15 +164,15 @@ class Copier:
         order = np.argsort(start, kind="stable")
         low, high = start[order], np.maximum.accumulate((start + nbytes)[order])
         breaks = (low[1:] > high[:-1] + _GAP) | (low[1:] // _SPAN != low[:-1] // _SPAN)
-        runs = np.split(order, np.flatnonzero(breaks) + 1)
-        found: list[Any] = [None] * len(start)
-        for run in runs:
+        found: list[memoryview] = []
+        for run in np.split(order, np.flatnonzero(breaks) + 1):
             first = int(start[run[0]])
             data = memoryview(self._source.pread(first, int((start + nbytes)[run].max()) - first))
-            at = (start[run] - first).tolist()
-            for row, low_, length in zip(run.tolist(), at, nbytes[run].tolist(), strict=True):
-                found[row] = data[low_ : low_ + length]
-        return found
+            begins, ends = (start[run] - first).tolist(), (start + nbytes)[run] - first
+            found += [data[begin:end] for begin, end in zip(begins, ends.tolist(), strict=True)]
+        if np.array_equal(order, np.arange(len(order))):
+            return found
+        return [found[place] for place in np.argsort(order).tolist()]
 
 
 def _compressed(
@@ -218,19 +218,11 @@ def chunk_count(nbytes: npt.NDArray[np.uint64]) -> int:
 
 
 def _chunk(table: IndexTable, records: Records, index: Ints, labels: Any, data: list[memoryview]) -> Chunk:
-    offsets, end = [], 0
-    for record in data:
-        alignment = format.record_alignment(len(record))
-        start = -(-end // alignment) * alignment
-        offsets.append(start)
-        end = start + len(record)
-    buffer = np.zeros(end, np.uint8).data
-    for start, record in zip(offsets, data, strict=True):
-        buffer[start : start + len(record)] = record
+    offsets, buffer = _laid_out(data)
     used, local = np.unique(records.schema, return_inverse=True)
     schemas = [table.schemas[number] for number in used.tolist()]
     moved = Records(
-        offset=np.array(offsets, np.uint64),
+        offset=offsets.astype(np.uint64),
         nbytes=records.nbytes,
         crc32=records.crc32,
         schema=local.reshape(-1).astype(np.uint16),
@@ -238,3 +230,20 @@ def _chunk(table: IndexTable, records: Records, index: Ints, labels: Any, data: 
         raw_nbytes=records.raw_nbytes,
     )
     return Chunk(moved, labels, schemas, buffer, format.block_crcs(buffer), False)
+
+
+def _laid_out(data: list[memoryview]) -> tuple[Ints, memoryview]:
+    """Records at their alignment, zeros between them: where each starts, and the bytes."""
+    starts, end, is_dense = [], 0, True
+    for length in map(len, data):
+        start = format.align(end, format.record_alignment(length))
+        is_dense = is_dense and start == end
+        starts.append(start)
+        end = start + length
+    offsets = np.array(starts, np.int64)
+    if is_dense:
+        return offsets, memoryview(b"".join(data))
+    buffer = np.zeros(end, np.uint8).data
+    for start, record in zip(starts, data, strict=True):
+        buffer[start : start + len(record)] = record
+    return offsets, buffer
