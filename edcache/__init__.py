@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from edcache.maintain.digest import digest
     from edcache.maintain.merge import merge
     from edcache.maintain.repair import repair
+    from edcache.maintain.split import split
     from edcache.maintain.verify import verify
     from edcache.reader import Reader
     from edcache.views import View, concat, zip_fields
@@ -80,6 +81,7 @@ __all__ = [
     "register",
     "repair",
     "samplers",
+    "split",
     "verify",
     "zip_fields",
 ]
@@ -103,6 +105,7 @@ _HOMES = {
     "ray_executor": "edcache.fill",
     "register": "edcache.codec",
     "repair": "edcache.maintain",
+    "split": "edcache.maintain",
     "verify": "edcache.maintain",
     "zip_fields": "edcache.views",
 }

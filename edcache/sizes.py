@@ -13,6 +13,22 @@ NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumerat
 _UNITS: Final = ("kB", "MB", "GB", "TB", "PB", "EB")
 
 
+def parsed_bytes(asked: object) -> int | None:
+    """How many bytes an int above 0, or a text such as "20GB" or "512 MiB", means; None for anything else."""
+    if type(asked) is int:
+        return asked if asked > 0 else None
+    if not isinstance(asked, str):
+        return None
+    stripped = asked.strip().replace("_", "").lower()
+    digits = stripped.rstrip("kmgtpib ")
+    unit = stripped[len(digits) :].strip()
+    try:
+        nbytes = float(digits) * NBYTES[unit if unit in NBYTES else f"{unit}b"]
+    except (ValueError, KeyError):
+        return None
+    return int(nbytes) if 0 < nbytes < float("inf") else None
+
+
 def human_bytes(nbytes: float) -> str:
     """A size in decimal units: "812 bytes", "4.1 kB", "38.5 MB"."""
     if nbytes < 1000:

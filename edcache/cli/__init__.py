@@ -6,13 +6,14 @@
     look.py   info, show: an archive, one sample
     rows.py   ls, labels: its records and labels as tables
     check.py  verify, repair, compact
+    join.py   merge, split: the samples of several archives in one, of one in several
     keep.py   caches, why, rm, prune: archives as files on a disk
 
 Imports run upwards in this list only. Nothing that imports torch is imported at the top of a room, so that
 `edcache --help` answers at once.
 """
 
-from edcache.cli import build, check, keep, look, rows
+from edcache.cli import build, check, join, keep, look, rows
 from edcache.cli.group import main
 
-__all__ = ["build", "check", "keep", "look", "main", "rows"]
+__all__ = ["build", "check", "join", "keep", "look", "main", "rows"]

@@ -8,7 +8,7 @@ import os
 import shutil
 
 from edcache.errors import OptionError, StorageError
-from edcache.sizes import NBYTES, human_bytes
+from edcache.sizes import human_bytes, parsed_bytes
 
 logger = logging.getLogger("edcache")
 
@@ -66,27 +66,12 @@ def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
         return None
     if isinstance(asked, float) and 0 < asked <= 1:
         return int(asked * _free(path))
-    if isinstance(asked, str):
-        return _parsed(asked)
-    if type(asked) is int and asked > 0:
-        return asked
-    raise OptionError(_NO_LIMIT.format(asked))
-
-
-_NO_LIMIT = 'max_bytes={!r}; give bytes, text such as "20GB", or a part of the free disk such as 0.5'
-
-
-def _parsed(text: str) -> int:
-    stripped = text.strip().replace("_", "").lower()
-    digits = stripped.rstrip("kmgtpib ")
-    unit = stripped[len(digits) :].strip()
-    try:
-        nbytes = float(digits) * NBYTES[unit if unit in NBYTES else f"{unit}b"]
-    except (ValueError, KeyError):
-        raise OptionError(_NO_LIMIT.format(text)) from None
-    if not 0 < nbytes < float("inf"):
-        raise OptionError(_NO_LIMIT.format(text))
-    return int(nbytes)
+    nbytes = parsed_bytes(asked)
+    if nbytes is None:
+        raise OptionError(
+            f'max_bytes={asked!r}; give bytes, text such as "20GB", or a part of the free disk such as 0.5'
+        )
+    return nbytes
 
 
 def _free(path: str) -> int:

@@ -21,17 +21,20 @@ from edcache.maintain.digest import digest
 from edcache.maintain.merge import MergeReport, merge
 from edcache.maintain.repair import RepairReport, repair
 from edcache.maintain.salvage import Doubtful
+from edcache.maintain.split import Piece, split
 from edcache.maintain.verify import Report, verify
 
 __all__ = [
     "CompactReport",
     "Doubtful",
     "MergeReport",
+    "Piece",
     "RepairReport",
     "Report",
     "compact",
     "digest",
     "merge",
     "repair",
+    "split",
     "verify",
 ]
