@@ -11,6 +11,7 @@
     samplers        Balanced, Weighted, ByLength, ChunkShuffle: orders that know labels and chunks
     verify          check every byte of an archive; repair(), compact() and digest() mend, shrink, identify it
     merge           several archives copied into one; split() makes several of one
+    export          samples as tar shards, folders, Parquet, a Hugging Face dataset or an .npz
     errors          every exception, one tree under EdcacheError
 
 The rooms, lowest floor first; imports go down only (tests/test_layers.py):
@@ -27,7 +28,8 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
     5  loader                                   batches by threads of this process
     6  views                                    selections of samples and fields, several datasets as one
     7  dataset                                  CachedDataset
-    8  decorator, maintain, housekeeping        @cachable; prove, mend, shrink; which archives may go
+    8  decorator, maintain, housekeeping,       @cachable; prove, mend, shrink, merge, split; which archives
+       exporting                                may go; samples as files of other formats
     9  present                                  how a person is shown tables and samples
     10 cli                                      parse, call one function, print, exit code
 """
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from edcache.dataset import CachedDataset
     from edcache.decorator import cachable
     from edcache.errors import EdcacheError
+    from edcache.exporting.export import export
     from edcache.fill import ray_executor
     from edcache.folders import image_folder
     from edcache.labels.view import Labels
@@ -75,6 +78,7 @@ __all__ = [
     "concat",
     "digest",
     "errors",
+    "export",
     "image_folder",
     "merge",
     "ray_executor",
@@ -100,6 +104,7 @@ _HOMES = {
     "compact": "edcache.maintain",
     "concat": "edcache.views",
     "digest": "edcache.maintain",
+    "export": "edcache.exporting",
     "image_folder": "edcache.folders",
     "merge": "edcache.maintain",
     "ray_executor": "edcache.fill",

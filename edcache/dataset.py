@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
@@ -14,7 +15,7 @@ from edcache.archives import Path, digests_of, several
 from edcache.batch import Projection, bulk
 from edcache.batch.collation import Special
 from edcache.batch.paths import FieldPath
-from edcache.codec import STORED, Decode, read_through
+from edcache.codec import STORED, Decode, Decoding, Node, read_through
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
@@ -42,7 +43,7 @@ from edcache.fingerprint import differences, source_fingerprint
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
-from edcache.labels.view import Labels
+from edcache.labels.view import Labels, checked_indices
 from edcache.progress import Show
 from edcache.reader import Memory, Reader
 from edcache.selection import Picks
@@ -57,6 +58,7 @@ FILL_OPTIONS = (
 )
 # To know the keys of all samples, each schema is looked at.
 _MOST_LOOKED_AT = 8
+Ints = npt.NDArray[np.int64]
 READ_OPTIONS = frozenset(
     {"allow_pickle", "batch_transform", "decode", "io", "transform", "verify", "zero_copy"}
 )
@@ -584,6 +586,33 @@ class CachedDataset(Root):
             is_dict = structure is not None and structure.kind in ("dict", "OrderedDict")
             found.add(structure.keys if structure is not None and is_dict else None)
         return found.pop() if len(found) == 1 else None
+
+    def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
+        indices = checked_indices(indices, len(self))
+        rows, index = indices, self._reader.records.index
+        if index is not None:
+            absent = ~np.isin(indices, index)
+            if absent.any() and self._filler is not None:
+                return super()._structures(indices)
+            if absent.any():
+                raise MissingSampleError(
+                    f"{self.path}: {int(absent.sum()):,} of {len(indices):,} samples have no record, the "
+                    f"first is sample {indices[int(absent.argmax())]}; take available()"
+                )
+            rows = np.searchsorted(index, indices)
+        _, first, numbers = np.unique(
+            self._reader.records.schema[rows], return_index=True, return_inverse=True
+        )
+        decoders = [self._reader.decoder(int(indices[k])) for k in first.tolist()]
+        return numbers.reshape(-1), [None if d is None else d.structure for d in decoders]
+
+    def _with_image_files(self) -> CachedDataset:
+        if self._reader.decoding is not None:
+            return self
+        other = copy.copy(self)
+        other._reader = copy.copy(self._reader)
+        other._reader.decoding = Decoding.of(None)
+        return other
 
     def _justify(self, nbytes: int, count: int) -> None:
         self._reader.justify(nbytes, count)

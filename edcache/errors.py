@@ -21,6 +21,7 @@
     │   └── SampleFailedError                  it has none because it could not be made
     ├── SourceError (RuntimeError)             the source dataset raised while a sample was computed
     ├── WorkerError (RuntimeError)             worker processes of a fill end, and no sample is to blame
+    ├── ExportError (TypeError)                a field of a sample that the format asked for cannot hold
     ├── CodecError
     │   ├── UnsupportedTypeError (TypeError)   a leaf that the native codec does not store
     │   ├── ImageError (ValueError)            an image file that cannot be read or decoded
@@ -143,6 +144,10 @@ class SourceError(EdcacheError, RuntimeError):
 
 class WorkerError(EdcacheError, RuntimeError):
     """Worker processes of a fill end, and no sample is to blame; or what one raised could not be sent."""
+
+
+class ExportError(EdcacheError, TypeError):
+    """A field of a sample that the format asked for cannot hold."""
 
 
 class CodecError(EdcacheError):

@@ -13,6 +13,7 @@ from edcache.batch.collation import NotInBulk, Special
 from edcache.batch.memory import fresh
 from edcache.batch.merging import merged
 from edcache.batch.paths import FieldPath
+from edcache.codec import Node
 from edcache.errors import OptionError
 from edcache.labels.joining import beside, stacked
 from edcache.labels.view import Labels, checked_indices
@@ -209,6 +210,18 @@ class Concat(_Combined):
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
         return _common(self._shares(indices), fields)
 
+    def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
+        numbers, trees = np.zeros(len(indices), np.int64), list[Node | None]()
+        for part, places, positions in self._shares(indices):
+            own, found = part._root._structures(part._root_indices(positions))
+            is_known = part._transform is None and part._fields is None
+            numbers[places] = own + len(trees)
+            trees += found if is_known else [None] * len(found)
+        return numbers, trees
+
+    def _with_image_files(self) -> Concat:
+        return Concat([_with_image_files(part) for part in self._parts])
+
     def _columns(self) -> Mapping[FieldPath, str]:
         first, *others = map(_columns_of, self._parts)
         return {path: name for path, name in first.items() if all(o.get(path) == name for o in others)}
@@ -306,6 +319,9 @@ class Zipped(_Combined):
             return None
         return tuple(key for keys in known for key in keys)
 
+    def _with_image_files(self) -> Zipped:
+        return Zipped([_with_image_files(part) for part in self._parts])
+
     def _label_table(self) -> Any:
         return beside(_tables(self._parts, [len(self)] * len(self._parts)))
 
@@ -368,6 +384,14 @@ class Zipped(_Combined):
 
 
 # ------------------------------------------------------------------- what a root asks of its parts
+
+
+def _with_image_files(part: Samples) -> Samples:
+    """A part as it is with image files that nothing decodes; what transforms them gets what it got."""
+    if part._transform is not None:
+        return part
+    root = part._root._with_image_files()
+    return root if part is part._root else part._over(root)
 
 
 def _inner_fields(part: Samples, fields: Projection | None) -> Projection | None:
