@@ -23,6 +23,7 @@ import numpy.typing as npt
 from edcache.sizes import human_bytes
 
 if TYPE_CHECKING:
+    from edcache.exporting import ExportReport
     from edcache.housekeeping import Listed
     from edcache.maintain import CompactReport, MergeReport, Piece, RepairReport
     from edcache.maintain import Report as VerifyReport
@@ -418,6 +419,12 @@ def _piece_row(piece: Piece, has_value: bool) -> tuple[object, ...]:
     missing = f"{piece.length - piece.samples:,}"
     row = (piece.path, f"{piece.length:,}", missing, human_bytes(piece.nbytes))
     return (*row, piece.value) if has_value else row
+
+
+def export_line(report: ExportReport) -> str:
+    """What `edcache export` says."""
+    files = f"{plural(report.files, 'file')}, {human_bytes(report.nbytes)}"
+    return f"{printable(report.path)}: {plural(report.samples, 'sample')} as {report.to}, {files}"
 
 
 def repair_lines(path: str, target: str, report: RepairReport) -> Iterator[str]:

@@ -331,12 +331,16 @@ def killed_at(count: int, work: Callable[[], object]) -> bool:
     """Do some work in a child that is killed at its nth call, and say whether it was."""
     child = os.fork()
     if not child:
+        code = 1
         try:
             with durable.replace_system(Counting(count)):
                 work()
+            code = 0
         finally:
-            os._exit(0)
-    return bool(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
 
 
 def test_a_merge_that_is_killed_leaves_nothing_at_the_path_or_the_whole(tmp_path, tally):

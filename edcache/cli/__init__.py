@@ -7,13 +7,14 @@
     rows.py   ls, labels: its records and labels as tables
     check.py  verify, repair, compact
     join.py   merge, split: the samples of several archives in one, of one in several
+    out.py    export: samples as files of other formats
     keep.py   caches, why, rm, prune: archives as files on a disk
 
 Imports run upwards in this list only. Nothing that imports torch is imported at the top of a room, so that
 `edcache --help` answers at once.
 """
 
-from edcache.cli import build, check, join, keep, look, rows
+from edcache.cli import build, check, join, keep, look, out, rows
 from edcache.cli.group import main
 
-__all__ = ["build", "check", "join", "keep", "look", "main", "rows"]
+__all__ = ["build", "check", "join", "keep", "look", "main", "out", "rows"]

@@ -84,7 +84,7 @@ def build(
     if options["codec"] == "pickle" and not options["allow_pickle"]:
         raise click.UsageError("--codec pickle needs --allow-pickle: nothing could be read back without it")
     options["in_memory_keys"] = _label_keys(keys)
-    options["num_workers"] = _workers(num_workers)
+    options["num_workers"] = workers(num_workers)
     call = Call(factory, arguments, version)
     given = {"check_space": not no_space_check} | call.options | _given(options)
     _fill(out, rebuild, call.make, given | {"fingerprint": call.fingerprint()})
@@ -124,11 +124,12 @@ def images(
     """
     from edcache.folders import EXTENSIONS, image_folder
 
-    options["num_workers"] = _workers(num_workers)
+    options["num_workers"] = workers(num_workers)
     _fill(out, rebuild, lambda: image_folder(folder, decode, extensions or EXTENSIONS), _given(options))
 
 
-def _workers(text: str | None) -> int | str | None:
+def workers(text: str | None) -> int | str | None:
+    """What --num-workers means."""
     if text is None or text == "auto":
         return text
     if not text.isascii() or not text.isdigit():

@@ -52,8 +52,8 @@ def main() -> None:
     """Build, look into, check and clear away edcache archives.
 
     An archive is one zip file with the samples of a dataset. build and images fill one, labels --add and
-    --drop change its labels, compact rewrites it, rm and prune delete; every other command only reads, and
-    works on an archive that is still growing.
+    --drop change its labels, compact rewrites it, rm and prune delete; every other command only reads it, and
+    works on an archive that is still growing. repair, merge, split and export make new files.
 
     \b
     Exit codes:

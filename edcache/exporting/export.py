@@ -30,6 +30,7 @@ from edcache.exporting.plan import (
 )
 from edcache.exporting.rows import Parquets
 from edcache.exporting.single import Folders, Naming, Tars, check_json_labels
+from edcache.fill import worker_count
 from edcache.labels.exchange import Column
 from edcache.sizes import parsed_bytes
 from edcache.views import Samples
@@ -57,7 +58,7 @@ def export(
     out: Path,
     to: str,
     *,
-    num_workers: int = 0,
+    num_workers: int | str | None = 0,
     shard_size: int | str = "500MB",
     labels: bool | Sequence[str] = True,
     on_progress: OnProgress | None = None,
@@ -78,14 +79,15 @@ def export(
             others {"values", "shape"} or plain lists, images their bytes.
             "hf": what `datasets.load_from_disk` reads: Array2D to Array5D, Sequence, Image.
             "npz": one stacked array a field; where shapes vary NAME.values, NAME.offsets and NAME.shapes.
-        num_workers: processes that write, a shard each, as in a DataLoader; an npz is written by one.
+        num_workers: processes that write, a shard each, as in a DataLoader; "auto" takes one a processor.
+            An npz is written by one.
         shard_size: about so many bytes has a shard, or text such as "1GB". A folder of files has none.
         labels: whether label columns that are no fields of the samples go along: as columns, or as
             labels.json; or the names of some.
         on_progress: called with (samples written, samples) now and then.
     Raises:
-        ExportError: 'export(): sample 17 of View: field "x" is a tensor of torch.bfloat16 (3,); numpy has no
-            such type; ...'. Before anything is written, unless a transform gives other things every time.
+        ExportError: 'export(): sample 17: field "x" is a tensor of torch.bfloat16 (3,); numpy has no such
+            type; ...'. Before anything is written, unless a transform gives other things every time.
         MissingSampleError: a sample has no record; `ds.available()` leaves those out.
         OptionError, MissingDependencyError, ArchiveExistsError, ArchiveLockedError, StorageError.
     Cost: reads every sample once; those that a transform makes, and in parquet, hf and npz those with arrays
@@ -100,14 +102,15 @@ def export(
     shard_nbytes = parsed_bytes(shard_size)
     if shard_nbytes is None:
         raise OptionError(f'export(): shard_size={shard_size!r}; give bytes, or text such as "500MB"')
-    if type(num_workers) is not int or num_workers < 0:
-        raise OptionError(f"export(): num_workers={num_workers!r}; give a number, 0 or more")
+    count = worker_count(num_workers)
     if to == "hf":
         datasets_package()
     target = os.fspath(out)
     check_free(target)
     samples = prepared(_opened(ds))
-    plan = _Plan(samples, to, num_workers)
+    if not len(samples):
+        raise OptionError("export(): there is no sample to write")
+    plan = _Plan(samples, to, count)
     job = Job(samples, labels_to_go(samples, labels, plan.names), plan.sample_nbytes)
     if to in ("webdataset", "files"):
         check_json_labels(job)
@@ -116,7 +119,7 @@ def export(
     if to == "npz":
         _write_npz(job, plan, target, tell)
     else:
-        _write_folder(job, plan, target, shard_nbytes, num_workers, tell)
+        _write_folder(job, plan, target, shard_nbytes, count, tell)
     return ExportReport(target, to, len(job), *_measured(target))
 
 
@@ -134,7 +137,7 @@ class _Plan:
     def __init__(self, ds: Samples, to: str, num_workers: int) -> None:
         self.to = to
         self.columns: dict[str, Column] = {}
-        look = _Looking(to, ds)
+        look = _Looking(to)
         positions = of_interest(ds, needs_shapes=look.makes_columns)
         found, self.names, nbytes = [], set[str](), 0
         for position, shown in zip(
@@ -142,7 +145,7 @@ class _Plan:
         ):
             self.names.update(shown.names)
             nbytes += shown.nbytes
-            found.append((shown.columns, place_of(ds, position)))
+            found.append((shown.columns, place_of(position)))
         self.sample_nbytes = nbytes / max(len(positions), 1)
         if look.makes_columns:
             self.columns = joined(found)
@@ -160,14 +163,13 @@ class _Shown:
 class _Looking:
     """Looks at a sample as its format will, and so raises what writing it would raise."""
 
-    def __init__(self, to: str, ds: Samples) -> None:
-        self._ds = ds
+    def __init__(self, to: str) -> None:
         self.makes_columns = to not in ("webdataset", "files")
         self._naming = None if self.makes_columns else Naming(to)
         self._looker = Looker(to, "biufc" if to == "npz" else "biuf")
 
     def __call__(self, position: int, leaves: Leaves) -> _Shown:
-        place = place_of(self._ds, position)
+        place = place_of(position)
         columns: dict[str, Column] = {}
         if self._naming is not None:
             self._naming.files(leaves, place)
@@ -178,9 +180,9 @@ class _Looking:
 
 def _write_npz(job: Job, plan: _Plan, target: str, tell: OnProgress) -> None:
     done = 0
-    folder = os.path.dirname(os.path.abspath(target))
+    stacked = Stacked(job, plan.columns, os.path.dirname(os.path.abspath(target)))
     with new_file(target) as stream:
-        for count in Stacked(job, plan.columns, folder).write(stream, range(len(job))):
+        for count in stacked.write(stream, range(len(job))):
             done += count
             tell(done, len(job))
 

@@ -30,10 +30,10 @@ def datasets_package() -> Any:
     """Hugging Face's package."""
     try:
         import datasets
-    except ImportError:
+    except ImportError as error:
         raise MissingDependencyError(
             'export(to="hf") needs the package datasets; install it with: pip install edcache[hf]'
-        ) from None
+        ) from error
     return datasets
 
 
@@ -69,11 +69,11 @@ class HuggingFace:
         datasets = datasets_package()
         names = sorted(os.listdir(self._folder))
         parts = [datasets.Dataset.from_file(os.path.join(self._folder, name)) for name in names]
-        whole = datasets.concatenate_datasets(parts) if parts else datasets.Dataset.from_dict({})
+        whole = datasets.concatenate_datasets(parts)
         bars = datasets.utils.logging.is_progress_bar_enabled()
         datasets.disable_progress_bars()
         try:
-            whole.save_to_disk(folder, num_shards=max(1, count))
+            whole.save_to_disk(folder, num_shards=count)
         finally:
             if bars:
                 datasets.enable_progress_bars()

@@ -13,6 +13,7 @@ from edcache.errors import ExportError
 from edcache.exporting.plan import Job
 from edcache.exporting.rows import labels_of, rows_of
 from edcache.labels.exchange import Column
+from edcache.labels.view import Labels
 
 _SUFFIXES: Final = (".values", ".offsets", ".shapes")
 _PLAIN: Final[dict[str, Any]] = {
@@ -31,10 +32,14 @@ class Stacked:
 
     Arrays whose shapes vary, bytes and images are the columns NAME.values, all of them one after the other,
     NAME.offsets (int64 [n + 1], where each begins) and, of more than one dimension, NAME.shapes (int64).
+
+    Raises:
+        ExportError: labels that make no array.
     """
 
     def __init__(self, job: Job, columns: Mapping[str, Column], folder: str) -> None:
         self._job, self._columns, self._folder = job, columns, folder
+        self._labels = _labels(job, columns)
 
     def write(self, stream: IO[bytes], part: range) -> Iterator[int]:
         """Write the file; yields how many samples were read, now and then."""
@@ -54,9 +59,8 @@ class Stacked:
             for name, column in parts.items():
                 for suffix, array in column.arrays():
                     _put(archive, f"{name or 'sample'}{suffix}", array)
-            labels = labels_of(self._job, range(len(self._job)), self._columns)
-            for name in labels.column_names:
-                _put(archive, name, _label(name, labels.column(name)))
+            for name, values in self._labels.items():
+                _put(archive, name, values)
 
 
 def _put(archive: zipfile.ZipFile, name: str, array: np.ndarray[Any, Any]) -> None:
@@ -65,16 +69,22 @@ def _put(archive: zipfile.ZipFile, name: str, array: np.ndarray[Any, Any]) -> No
         np.lib.format.write_array(file, array, allow_pickle=False)
 
 
-def _label(name: str, column: Any) -> np.ndarray[Any, Any]:
+def _labels(job: Job, columns: Mapping[str, Column]) -> dict[str, np.ndarray[Any, Any]]:
+    table = labels_of(job, range(len(job)), columns)
+    return {name: _label(name, Labels(table)[name], table.column(name)) for name in table.column_names}
+
+
+def _label(name: str, values: np.ndarray[Any, Any], column: Any) -> np.ndarray[Any, Any]:
     if column.null_count:
         raise ExportError(
             f'export(): label "{name}" has no value for {column.null_count:,} samples, and an .npz holds no '
             "None; choose others: labels=[...]"
         )
-    values = np.array(column.to_pylist())
-    if values.dtype.hasobject:
-        raise ExportError(f'export(): label "{name}" is {column.type}, which makes no array; choose others')
-    return values
+    if values.dtype.hasobject and not all(isinstance(value, str) for value in values):
+        raise ExportError(
+            f'export(): label "{name}" is {column.type}, which makes no array; choose others: labels=[...]'
+        )
+    return values.astype(np.str_) if values.dtype.hasobject else values
 
 
 def check_npz(columns: Mapping[str, Column]) -> None:
@@ -89,8 +99,10 @@ def check_npz(columns: Mapping[str, Column]) -> None:
                 f'export(): field "{name}" is None or missing in some samples, and an .npz holds no None; '
                 "leave it out with select(), or the samples with a filter"
             )
-        if column.kind in ("datetime with a zone", "null") or ("." in name and name.endswith(_SUFFIXES)):
-            raise ExportError(f'export(): field "{name}" is {column.kind}, or of a name that npz uses itself')
+        if column.kind == "datetime with a zone":
+            raise ExportError(f'export(): field "{name}" is a {column.kind}, for which numpy has no type')
+        if name.endswith(_SUFFIXES):
+            raise ExportError(f'export(): field "{name}" ends as the arrays of fields of varying shapes do')
 
 
 class _Column:
@@ -118,6 +130,11 @@ class _Plain(_Column):
         self._values += values
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+        if self._column.kind == "text" and any(value.endswith("\0") for value in self._values):
+            raise ExportError(
+                f'export(): field "{self._column.name}" has text that ends with a zero character, which numpy '
+                "would cut off"
+            )
         try:
             made = np.array(self._values, dtype=_PLAIN[self._column.kind])
         except OverflowError as error:
@@ -150,9 +167,9 @@ class _Large(_Column):
     def arrays(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         self._file.flush()
         count = sum(self._sizes)
-        values = (
-            np.memmap(self._file, self._dtype, "r", shape=(count,)) if count else np.empty(0, self._dtype)
-        )
+        values: np.ndarray[Any, Any] = np.empty(0, self._dtype)
+        if count:
+            values = np.memmap(self._file, self._dtype, "r", shape=(count,))
         if self._column.is_fixed:
             assert self._column.shape is not None
             yield "", values.reshape(len(self._sizes), *self._column.shape)

@@ -36,7 +36,7 @@ def new_folder(out: str) -> Iterator[str]:
     check_free(out)
     work = f"{out}.new"
     mark = os.path.join(work, _MARK)
-    if durable.exists(work) and not durable.exists(mark):
+    if durable.exists(work) and not durable.exists(mark) and os.listdir(work):
         raise ArchiveExistsError(f"{work}: is in the way, and no export left it; move it away")
     durable.make_parent(mark)
     session = File.open(mark, "a")
@@ -44,18 +44,26 @@ def new_folder(out: str) -> Iterator[str]:
         if not session.try_lock(format.LOCK_SESSION):
             raise ArchiveLockedError(f"{work}: another process is writing it; wait for it to end")
         try:
-            for name in os.listdir(work):
-                if name != _MARK:
-                    durable.remove_tree(os.path.join(work, name))
+            _empty(work)
             yield work
             check_free(out)
-            durable.remove(mark)
+            # With the mark, without which nobody would know that a killed export left it.
             durable.replace(work, out)
+            durable.remove(os.path.join(out, _MARK))
         except BaseException:
-            durable.remove_tree(work)
+            if durable.exists(work):
+                _empty(work)
+                durable.remove_tree(work)
             raise
     finally:
         session.close()
+
+
+def _empty(work: str) -> None:
+    """Delete all but the mark."""
+    for name in os.listdir(work):
+        if name != _MARK:
+            durable.remove_tree(os.path.join(work, name))
 
 
 @contextmanager

@@ -55,12 +55,12 @@ def read(ds: Samples, positions: Sequence[int]) -> Iterator[tuple[int, Leaves]]:
     """The samples at some positions: each position and its leaves."""
     samples = ds.__getitems__(list(positions))
     for position, sample in zip(positions, samples, strict=True):
-        yield position, leaves_of(sample, place_of(ds, position))
+        yield position, leaves_of(sample, place_of(position))
 
 
-def place_of(ds: Samples, position: int) -> str:
+def place_of(position: int) -> str:
     """What an error about a sample begins with."""
-    return f"export(): sample {position} of {type(ds).__name__}"
+    return f"export(): sample {position}"
 
 
 def prepared(ds: Samples) -> Samples:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -39,7 +40,7 @@ def rows_of(job: Job, columns: Mapping[str, Column], part: range) -> Iterator[Ro
         piece = range(start, min(start + count, part.stop))
         found: dict[str, list[Any]] = {name: [] for name in columns}
         for position, leaves in job.samples(piece):
-            check_fits(columns, looker.look(leaves, place_of(job.ds, position)), position)
+            check_fits(columns, looker.look(leaves, place_of(position)), position)
             for name, values in found.items():
                 value = leaves.get(name)
                 values.append(value.data if isinstance(value, Picture) else value)
@@ -63,11 +64,10 @@ class Parquets:
         """Write file `number` of some samples; returns how many."""
         number, part = numbered
         schema = schema_of(self._columns.values(), labels_of(self._job, range(0), self._columns).schema)
-        with shard(os.path.join(self._folder, f"part-{number:05}.parquet")) as stream:
-            file = ParquetFile(stream, schema)
+        path = os.path.join(self._folder, f"part-{number:05}.parquet")
+        with shard(path) as stream, closing(ParquetFile(stream, schema)) as file:
             for rows in rows_of(self._job, self._columns, part):
                 named = self._columns.items()
                 arrays = [arrow_column(column, rows.columns[name], rows.place) for name, column in named]
                 file.write(arrays, rows.labels)
-            file.close()
         return len(part)

@@ -137,7 +137,7 @@ class Tars:
             tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar,
         ):
             for position, leaves in self._job.samples(part):
-                files = self._naming.files(leaves, place_of(self._job.ds, position))
+                files = self._naming.files(leaves, place_of(position))
                 if labels:
                     files.append((_LABELS, labels[position - part.start]))
                 for name, data in files:
@@ -168,6 +168,6 @@ class Folders:
             stem = os.path.join(self._folder, f"{position:0{self._digits}}")
             between = "." if list(leaves) == [""] else os.sep
             durable.make_parent(f"{stem}{between}")
-            for name, data in self._naming.files(leaves, place_of(self._job.ds, position), own):
+            for name, data in self._naming.files(leaves, place_of(position), own):
                 write_small(f"{stem}{between}{name}", data)
         return len(part)
