@@ -6,13 +6,14 @@ import json
 import os
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from test_merge import expect_as_concat, sample, write
 from test_split import expect_as_original
 
-from edcache import CachedDataset, CacheWriter
-from edcache.cli import main
+from edcache import CachedDataset, CacheWriter, exporting
+from edcache.cli import main, out
 from edcache.sizes import human_bytes
 
 try:
@@ -94,6 +95,37 @@ def test_split_wants_to_know_how(parts, tmp_path):
     said = run("split", path, "-o", tmp_path / "out", "--by", "z", code=1)
     assert said == 'edcache: no label "z"; this archive has: y\n'
     assert not os.path.exists(tmp_path / "out")
+
+
+def test_export_writes_what_was_chosen(parts, tmp_path):
+    path, folder = parts / "part-1.zip", tmp_path / "out"
+    said = run("export", path, "-o", folder, "--to", "files", "--where", "y == 1", "--field", "x")
+    assert sorted(os.listdir(folder)) == ["0", "1", "2"]
+    assert [sorted(os.listdir(folder / name)) for name in "012"] == [["labels.json", "x.npy"]] * 3
+    assert [int(np.load(folder / name / "x.npy")[0]) for name in "012"] == [1, 4, 7]
+    size = human_bytes(sum(file.stat().st_size for file in folder.rglob("*.*")))
+    assert said == f"{folder}: 3 samples as files, 6 files, {size}\n"
+    options = ["--available", "--no-labels", "-j", "1", "--json", "--shard-size", "2kB"]
+    report = json.loads(run("export", parts, "-o", tmp_path / "tars", "--to", "webdataset", *options))
+    files = len(os.listdir(tmp_path / "tars"))
+    assert (report["samples"], report["files"], report["to"]) == (21, files, "webdataset")
+    assert files > 1
+    run("export", path, "-o", tmp_path / "a.npz", "--to", "npz", "--label", "y")
+    assert sorted(np.load(tmp_path / "a.npz").files) == ["x", "y"]
+
+
+def test_an_export_that_cannot_be_is_one_line(parts, tmp_path):
+    said = run("export", parts, "-o", tmp_path / "out", "--to", "npz", code=1)
+    assert said.startswith(f"edcache: {parts}/part-10.zip: 2 of 3 samples have no record, the first is")
+    said = run("export", parts, "-o", tmp_path / "out", "--to", "tar", code=2)
+    assert "'tar' is not one of 'webdataset', 'files', 'parquet', 'hf', 'npz'" in said
+    options = ["--to", "npz", "--label", "y", "--no-labels"]
+    assert "--label and --no-labels contradict" in run("export", parts, "-o", tmp_path, *options, code=2)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_formats_of_the_command_are_those_of_the_function():
+    assert out.FORMATS == exporting.FORMATS
 
 
 def test_commands_for_one_archive_take_no_folder(parts):

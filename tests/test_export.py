@@ -235,8 +235,9 @@ def test_what_a_transform_or_decode_makes_goes_out_instead_of_the_file(path, tmp
     pixels = [np.asarray(Image.open(io.BytesIO(picture(i)))) for i in range(4)]
     halved = ds[:4].with_transform(lambda image: image.resize((4, 3)), field="image")
     edcache.export(halved.select("image"), tmp_path / "pil", "files", labels=False)
-    sizes = [Image.open(tmp_path / "pil" / str(i) / "image.png").size for i in range(4)]
-    assert sizes == [(4, 3)] * 4
+    for i in range(4):
+        with Image.open(tmp_path / "pil" / str(i) / "image.png") as image:
+            assert image.size == (4, 3)
     for form, axes in (("tensor", (2, 0, 1)), ("numpy", (0, 1, 2))):
         decoded = CachedDataset.from_cache(path, decode=form)[:4].select("image")
         edcache.export(decoded, tmp_path / f"{form}.npz", "npz", labels=False)
@@ -301,12 +302,6 @@ def test_tars_have_no_time_and_no_owner(ds, out):
 
 # --------------------------------------------------------------------------------- random samples
 
-ARRAYS = st.builds(
-    lambda dtype, shape, seed: np.random.default_rng(seed).integers(0, 2, shape).astype(dtype),
-    st.sampled_from(["u1", "i2", "i8", "f4", "f8", "?"]),
-    st.lists(st.integers(0, 3), max_size=3),
-    st.integers(0, 99),
-)
 FIXED = {
     "a": st.builds(lambda n: np.full((2, 2), n, np.int16), st.integers(0, 99)),
     "t": st.builds(lambda n: torch.full((3,), n), st.floats(-9, 9, width=32)),
@@ -383,7 +378,7 @@ def npz_value(loaded: Any, key: str, k: int) -> Any:
     return values.tobytes() if key == "b" else values.tolist()
 
 
-@settings(max_examples=scaled(25), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=scaled(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(SAMPLES, st.sampled_from(FORMATS), st.sampled_from([None, "zstd"]), st.integers(1, 400))
 def test_random_samples_come_out_of_every_format_as_they_went_in(tally, samples, to, compression, size):
     with tempfile.TemporaryDirectory() as name:
@@ -437,7 +432,8 @@ def test_everything_else_that_samples_hold_has_a_form(tmp_path):
     found = {file.name: file.read_bytes() for file in folder.iterdir()}
     assert np.load(folder / "scalar.npy") == np.float32(1.5)
     assert np.load(folder / "mixed.1.npy").tolist() == [1, 1]
-    assert np.asarray(Image.open(folder / "grey.png")).tolist() == [[7, 7]]
+    with Image.open(folder / "grey.png") as image:
+        assert np.asarray(image).tolist() == [[7, 7]]
     for name in ("scalar.npy", "mixed.1.npy", "grey.png"):
         del found[name]
     assert found == {
@@ -585,7 +581,7 @@ def test_values_beyond_a_column_end_the_export_and_leave_nothing(tmp_path, out):
     refused(sparse, out, "npz", 'label "y" has no value for 1 samples, and an .npz holds no None; choose')
     refused(labelled, out, "npz", 'label "b" is binary, which makes no array; choose others: labels=[...]')
     ended = archive_of(tmp_path, {"x": "a\0"})
-    with pytest.raises(ExportError, match='field "x" has text that ends with a zero character, which numpy'):
+    with pytest.raises(ExportError, match='field "x" has text that ends with a zero character, which'):
         edcache.export(ended, out, "npz")
     assert not out.exists()
 
@@ -660,7 +656,7 @@ def test_two_exports_to_one_place_are_told_apart(ds, out):
 def test_an_export_that_is_killed_leaves_nothing_at_the_path_and_the_next_one_begins_anew(
     path, tmp_path, to, tally
 ):
-    ds = CachedDataset.from_cache(path)
+    ds = CachedDataset.from_cache(path)[:8]
     ds[0]
     edcache.export(ds, tmp_path / "whole", to, shard_size=6000)
     out, count, was_there = tmp_path / "out", 1, {False}

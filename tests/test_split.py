@@ -53,7 +53,7 @@ def expect_as_original(folder: Path, path: Path, order: list[int] | None = None)
     parts.close()
 
 
-@settings(max_examples=scaled(25), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=scaled(10), deadline=None, suppress_health_check=list(HealthCheck))
 @given(SEED, st.floats(0.5, 2), st.integers(1, 12), st.sampled_from(["y", "name", "added"]))
 def test_random_archives_split_into_what_together_is_the_original(tally, seed, size, parts, column):
     with tempfile.TemporaryDirectory() as name:
@@ -96,12 +96,12 @@ def test_large_archives_are_cut_near_their_size_and_never_over_it(tmp_path):
     for kind in (None, "zstd+dict"):
         path = tmp_path / f"{kind}.zip"
         with CacheWriter(path, in_memory_keys=["name", "y"], compression=kind) as w:
-            for i in range(3000):
+            for i in range(1500):
                 x = rng.integers(0, 99, rng.integers(1, 9000), np.uint8)
                 w.append({"x": x, "name": "n" * int(rng.integers(1, 40)), "y": i})
-        for size in ("1MB", 3_000_000, "7.5 MiB"):
+        for size in ("1MB", 2_500_000):
             folder = tmp_path / f"{kind} {size}"
-            most = {"1MB": 1_000_000, "7.5 MiB": 7_864_320}.get(size, size)
+            most = {"1MB": 1_000_000}.get(size, size)
             made = edcache.split(path, folder, max_size=size)
             assert all(0.95 * most < piece.nbytes <= most for piece in made[:-1])
             expect_as_original(folder, path)

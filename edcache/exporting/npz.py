@@ -132,8 +132,8 @@ class _Plain(_Column):
     def arrays(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         if self._column.kind == "text" and any(value.endswith("\0") for value in self._values):
             raise ExportError(
-                f'export(): field "{self._column.name}" has text that ends with a zero character, which numpy '
-                "would cut off"
+                f'export(): field "{self._column.name}" has text that ends with a zero character, which '
+                "numpy would cut off"
             )
         try:
             made = np.array(self._values, dtype=_PLAIN[self._column.kind])
