@@ -12,6 +12,8 @@
     register        let the codec store an enum or a dataclass
     samplers        Balanced, Weighted, ByLength, ChunkShuffle: orders that know labels and chunks
     verify          check every byte of an archive; repair(), compact() and digest() mend, shrink, identify it
+    merge           several archives copied into one; split() makes several of one
+    export          samples as tar shards, folders, Parquet, a Hugging Face dataset or an .npz
     errors          every exception, one tree under EdcacheError
 
 The rooms, lowest floor first; imports go down only (tests/test_layers.py):
@@ -22,19 +24,19 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
        fingerprint, progress, selection         what identifies a call; what a person sees; indices
     2  places                                   where bytes are: a file, or an object behind a URL
-    3  contents, digests, folders, preload      the tables of an archive merged into one; its SHA-256;
-                                                a folder of image files as a source; a copy in memory
-    3  local                                    copies on this machine of archives that are far away
-    4  reader, writer                           they meet only in the file
-    5  fill, batch, samplers                    which samples are missing, who computes them;
+    3  archives, contents, digests, folders,    which archives are meant; the tables of one merged into one;
+       preload                                  its SHA-256; a folder of image files; a copy in memory
+    4  local                                    copies on this machine of archives that are far away
+    5  reader, writer                           they meet only in the file
+    6  fill, batch, samplers                    which samples are missing, who computes them;
                                                 many records to one collated batch; in which order
-    6  loader                                   batches by threads of this process
-    7  views                                    selections of samples and fields, several datasets as one
-    8  dataset                                  CachedDataset
-    9  decorator, maintain, housekeeping,       @cachable; prove, mend, shrink; which archives may go;
-       importers                                caches of other systems
-    10 present, compat                          how a person is shown tables and samples; old names
-    11 cli                                      parse, call one function, print, exit code
+    7  loader                                   batches by threads of this process
+    8  views                                    selections of samples and fields, several datasets as one
+    9  dataset                                  CachedDataset
+    10 decorator, maintain, housekeeping,       @cachable; prove, mend, shrink, merge, split; which archives
+       importers, exporting                     may go; caches of other systems; files of other formats
+    11 present, compat                          how a person is shown tables and samples; old names
+    12 cli                                      parse, call one function, print, exit code
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from edcache.dataset import CachedDataset
     from edcache.decorator import cachable
     from edcache.errors import EdcacheError
+    from edcache.exporting.export import export
     from edcache.fill import ray_executor
     from edcache.folders import image_folder
     from edcache.importers import import_cache
@@ -56,7 +59,9 @@ if TYPE_CHECKING:
     from edcache.local import copy_to_local
     from edcache.maintain.compact import compact
     from edcache.maintain.digest import digest
+    from edcache.maintain.merge import merge
     from edcache.maintain.repair import repair
+    from edcache.maintain.split import split
     from edcache.maintain.verify import verify
     from edcache.reader import Reader
     from edcache.views import View, concat, zip_fields
@@ -81,12 +86,15 @@ __all__ = [
     "copy_to_local",
     "digest",
     "errors",
+    "export",
     "image_folder",
     "import_cache",
+    "merge",
     "ray_executor",
     "register",
     "repair",
     "samplers",
+    "split",
     "verify",
     "zip_fields",
 ]
@@ -106,11 +114,14 @@ _HOMES = {
     "concat": "edcache.views",
     "copy_to_local": "edcache.local",
     "digest": "edcache.maintain",
+    "export": "edcache.exporting",
     "image_folder": "edcache.folders",
     "import_cache": "edcache.importers",
+    "merge": "edcache.maintain",
     "ray_executor": "edcache.fill",
     "register": "edcache.codec",
     "repair": "edcache.maintain",
+    "split": "edcache.maintain",
     "verify": "edcache.maintain",
     "zip_fields": "edcache.views",
 }

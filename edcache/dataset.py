@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache import durable, relabel
+from edcache.archives import Path, digests_of, several
 from edcache.batch import Projection, bulk
 from edcache.batch.collation import Special
 from edcache.batch.paths import FieldPath
-from edcache.codec import STORED, Decode, read_through
+from edcache.codec import STORED, Decode, Decoding, Node, read_through
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveNotFoundError,
@@ -43,12 +45,12 @@ from edcache.fingerprint import differences, source_fingerprint
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
-from edcache.labels.view import Labels
+from edcache.labels.view import Labels, checked_indices
 from edcache.places import Spool, Url, Where, check_writable, located
 from edcache.progress import Show
 from edcache.reader import Memory, Reader
 from edcache.selection import Picks
-from edcache.views import Root, Transform, View
+from edcache.views import Root, Several, Transform, View
 from edcache.writer import Sync, adopt_labels, check_options, check_writing, never_created, new_head, recover
 
 InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
@@ -59,6 +61,7 @@ FILL_OPTIONS = (
 )
 # To know the keys of all samples, each schema is looked at.
 _MOST_LOOKED_AT = 8
+Ints = npt.NDArray[np.int64]
 READ_OPTIONS = frozenset(
     {
         *("allow_pickle", "batch_transform", "decode", "io", "preload", "storage_options", "transform"),
@@ -334,21 +337,37 @@ class CachedDataset(Root):
             fill_stream(self._job, workers, show, rebuild=not keep_existing)
 
     @classmethod
+    @overload
+    def from_cache(cls, path: Path, name: str | None = None, **options: Any) -> CachedDataset: ...
+
+    @classmethod
+    @overload
+    def from_cache(cls, path: Iterable[Path], name: None = None, **options: Any) -> Several: ...
+
+    @classmethod
     def from_cache(
-        cls, path: str | os.PathLike[str], name: str | None = None, **options: Any
-    ) -> CachedDataset:
-        """Open an archive without its source dataset.
+        cls, path: Path | Iterable[Path], name: str | None = None, **options: Any
+    ) -> CachedDataset | Several:
+        """Open an archive, or several as one dataset, without the source dataset.
 
         Args:
             path: the archive, its URL, in memory "shm://name"; or, with `name`, edflow's root:
-                `<path>/cached/<name>.zip`.
+                `<path>/cached/<name>.zip`. Several archives are a list, a glob such as "part-*.zip", or a
+                folder: all of its .zip files and those below it. Globs and folders are sorted by paths,
+                part-2 before part-10, and may stand in a list.
             options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode, preload and
                 storage_options, as in the class; expected_digest, "sha256:...", which `edcache.digest` said
-                when it was published; and local, a folder of this machine for a copy of a sealed archive that
-                is far away, which is usable at once and fills with what is read, and max_bytes, of all copies
-                in that folder together.
+                when it was published, of several archives a list in their order, or a dict by path; and
+                local, a folder of this machine for a copy of a sealed archive that is far away, which is
+                usable at once and fills with what is read, and max_bytes, of all copies in that folder
+                together.
+        Returns:
+            This class for one path. For a list, a glob or a folder, of one archive too, an
+            `edcache.views.Several`, which is as `edcache.concat` of them, with `archives`, `refresh`, `info`,
+            `missing`, `errors`, `available` and `close`. It holds a file descriptor an archive.
         Raises:
-            ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
+            ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError: each names the
+                archive; a glob that nothing fits, a folder without .zip files.
             DigestError: the file is not the one that was published. It is hashed before anything in it is
                 parsed, at some 1.6 GB/s, by the process that opens it and through the descriptor that it
                 then reads from. Workers hash nothing: they check uuid and size, see `edcache.Reader`.
@@ -376,8 +395,27 @@ class CachedDataset(Root):
                 f"from_cache() takes {', '.join(sorted(known))}, not {', '.join(sorted(unknown))}"
             )
         if name is not None:
-            path = os.path.join(os.fspath(path), "cached", f"{name}.zip")
+            if not isinstance(path, str | os.PathLike):
+                raise OptionError(f"from_cache(..., name={name!r}) takes one root, not a list")
+            return cls(None, os.path.join(os.fspath(path), "cached", f"{name}.zip"), **options)
+        found = several(path)
+        if found is not None:
+            return cls._several(found, **options)
+        assert isinstance(path, str | os.PathLike)
         return cls(None, path, **options)
+
+    @classmethod
+    def _several(cls, paths: Sequence[str], expected_digest: Any = None, **options: Any) -> Several:
+        expected = digests_of(paths, expected_digest)
+        opened: list[CachedDataset] = []
+        try:
+            for path, digest in zip(paths, expected, strict=True):
+                opened.append(cls(None, path, expected_digest=digest, **options))
+        except BaseException:
+            for archive in opened:
+                archive.close()
+            raise
+        return Several(opened)
 
     def __len__(self) -> int:
         return len(self._reader)
@@ -647,6 +685,33 @@ class CachedDataset(Root):
             is_dict = structure is not None and structure.kind in ("dict", "OrderedDict")
             found.add(structure.keys if structure is not None and is_dict else None)
         return found.pop() if len(found) == 1 else None
+
+    def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
+        indices = checked_indices(indices, len(self))
+        rows, index = indices, self._reader.records.index
+        if index is not None:
+            absent = ~np.isin(indices, index)
+            if absent.any() and self._filler is not None:
+                return super()._structures(indices)
+            if absent.any():
+                raise MissingSampleError(
+                    f"{self.path}: {int(absent.sum()):,} of {len(indices):,} samples have no record, the "
+                    f"first is sample {indices[int(absent.argmax())]}; take available()"
+                )
+            rows = np.searchsorted(index, indices)
+        _, first, numbers = np.unique(
+            self._reader.records.schema[rows], return_index=True, return_inverse=True
+        )
+        decoders = [self._reader.decoder(int(indices[k])) for k in first.tolist()]
+        return numbers.reshape(-1), [None if d is None else d.structure for d in decoders]
+
+    def _with_image_files(self) -> CachedDataset:
+        if self._reader.decoding is not None:
+            return self
+        other = copy.copy(self)
+        other._reader = copy.copy(self._reader)
+        other._reader.decoding = Decoding.of(None)
+        return other
 
     def _justify(self, nbytes: int, count: int) -> None:
         self._reader.justify(nbytes, count)

@@ -769,6 +769,17 @@ def remove(path: str) -> None:
         _refused(path, "deleting it", error)
 
 
+def remove_tree(path: str) -> None:
+    """Take a file away, or a folder with all that is in it; links are not followed."""
+    try:
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path)
+        else:
+            system.remove(path)
+    except OSError as error:
+        _refused(path, "deleting it", error)
+
+
 def sync_directory(path: str) -> None:
     """Bring the names in a folder to the disk; "" is the working folder."""
     if memory.is_memory(path):

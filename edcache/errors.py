@@ -22,6 +22,7 @@
     ├── SourceError (RuntimeError)             the source dataset raised while a sample was computed
     ├── WorkerError (RuntimeError)             worker processes of a fill end, and no sample is to blame
     ├── ForeignCacheError (ValueError)         another system's cache that is damaged, or not what it says
+    ├── ExportError (TypeError)                a field of a sample that the format asked for cannot hold
     ├── CodecError
     │   ├── UnsupportedTypeError (TypeError)   a leaf that the native codec does not store
     │   ├── ImageError (ValueError)            an image file that cannot be read or decoded
@@ -148,6 +149,10 @@ class WorkerError(EdcacheError, RuntimeError):
 
 class ForeignCacheError(EdcacheError, ValueError):
     """A cache of another system that is damaged, is not of the kind that was said, or claims too much."""
+
+
+class ExportError(EdcacheError, TypeError):
+    """A field of a sample that the format asked for cannot hold."""
 
 
 class CodecError(EdcacheError):

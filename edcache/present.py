@@ -23,9 +23,10 @@ import numpy.typing as npt
 from edcache.sizes import human_bytes
 
 if TYPE_CHECKING:
+    from edcache.exporting import ExportReport
     from edcache.housekeeping import Held, Listed
     from edcache.local import Copied
-    from edcache.maintain import CompactReport, RepairReport
+    from edcache.maintain import CompactReport, MergeReport, Piece, RepairReport
     from edcache.maintain import Report as VerifyReport
 
 _WIDEST: Final = 60
@@ -405,6 +406,35 @@ def compact_lines(report: CompactReport) -> Iterator[str]:
     sizes = f"{human_bytes(report.nbytes_before)} -> {human_bytes(report.nbytes)}"
     chunks = f"{report.chunks_before:,} -> {plural(report.chunks, 'chunk')}"
     yield f"{place}: {samples}, {sizes} ({human_bytes(report.dead_nbytes)} less), {chunks}, sealed"
+
+
+def merge_line(report: MergeReport) -> str:
+    """What `edcache merge` says."""
+    missing = f", {report.length - report.samples:,} missing" if report.samples < report.length else ""
+    samples = f"{plural(report.length, 'sample')}{missing}"
+    came = f"from {plural(report.archives, 'archive')}"
+    return f"{printable(report.path)}: {samples} {came}, {human_bytes(report.nbytes)}, sealed"
+
+
+def split_lines(pieces: Sequence[Piece]) -> Iterator[str]:
+    """What `edcache split` says: a line an archive, and one for all."""
+    has_values = any(piece.value is not None for piece in pieces)
+    header = ("path", "samples", "missing", "size", *(["value"] if has_values else []))
+    yield from table(header, (_piece_row(piece, has_values) for piece in pieces), whole=1)
+    length, nbytes = sum(piece.length for piece in pieces), sum(piece.nbytes for piece in pieces)
+    yield f"{plural(length, 'sample')} in {plural(len(pieces), 'archive')}, {human_bytes(nbytes)}"
+
+
+def _piece_row(piece: Piece, has_value: bool) -> tuple[object, ...]:
+    missing = f"{piece.length - piece.samples:,}"
+    row = (piece.path, f"{piece.length:,}", missing, human_bytes(piece.nbytes))
+    return (*row, piece.value) if has_value else row
+
+
+def export_line(report: ExportReport) -> str:
+    """What `edcache export` says."""
+    files = f"{plural(report.files, 'file')}, {human_bytes(report.nbytes)}"
+    return f"{printable(report.path)}: {plural(report.samples, 'sample')} as {report.to}, {files}"
 
 
 def repair_lines(path: str, target: str, report: RepairReport) -> Iterator[str]:

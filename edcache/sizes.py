@@ -11,9 +11,16 @@ NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumerat
 """Bytes by unit, in lower case: "b", "kb", "kib", ..."""
 
 
-def parse_nbytes(text: str) -> int | None:
-    """The bytes that "20GB", "512 MiB" or "1_000_000" name; None where it names none."""
-    stripped = text.strip().replace("_", "").lower()
+_UNITS: Final = ("kB", "MB", "GB", "TB", "PB", "EB")
+
+
+def parsed_bytes(asked: object) -> int | None:
+    """How many bytes an int above 0, or a text such as "20GB" or "512 MiB", means; None for anything else."""
+    if type(asked) is int:
+        return asked if asked > 0 else None
+    if not isinstance(asked, str):
+        return None
+    stripped = asked.strip().replace("_", "").lower()
     digits = stripped.rstrip("kmgtpib ")
     unit = stripped[len(digits) :].strip()
     try:
@@ -21,9 +28,6 @@ def parse_nbytes(text: str) -> int | None:
     except (ValueError, KeyError):
         return None
     return int(nbytes) if 0 < nbytes < float("inf") else None
-
-
-_UNITS: Final = ("kB", "MB", "GB", "TB", "PB", "EB")
 
 
 def human_bytes(nbytes: float) -> str:

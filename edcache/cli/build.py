@@ -85,7 +85,7 @@ def build(
     if options["codec"] == "pickle" and not options["allow_pickle"]:
         raise click.UsageError("--codec pickle needs --allow-pickle: nothing could be read back without it")
     options["in_memory_keys"] = label_keys(keys)
-    options["num_workers"] = worker_count(num_workers)
+    options["num_workers"] = workers(num_workers)
     call = Call(factory, arguments, version)
     chosen = {"check_space": not no_space_check} | call.options | given(options)
     fill(out, rebuild, call.make, chosen | {"fingerprint": call.fingerprint()})
@@ -125,12 +125,12 @@ def images(
     """
     from edcache.folders import EXTENSIONS, image_folder
 
-    options["num_workers"] = worker_count(num_workers)
+    options["num_workers"] = workers(num_workers)
     fill(out, rebuild, lambda: image_folder(folder, decode, extensions or EXTENSIONS), given(options))
 
 
-def worker_count(text: str | None) -> int | str | None:
-    """What -j asks for."""
+def workers(text: str | None) -> int | str | None:
+    """What --num-workers means."""
     if text is None or text == "auto":
         return text
     if not text.isascii() or not text.isdigit():

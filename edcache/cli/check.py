@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
 import click
 
-from edcache.cli.group import FAILED, json_option, main, print_json, print_lines, progress_option
+from edcache.cli.group import FAILED, bar, json_option, main, print_json, print_lines, progress_option
 from edcache.errors import EdcacheError
 from edcache.present import (
     compact_lines,
@@ -51,7 +51,7 @@ def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: 
     from edcache import maintain
     from edcache.places import shown
 
-    with _bar("verifying", path, progress) as on_progress:
+    with bar("verifying", path, progress) as on_progress:
         report = maintain.verify(path, on_progress, quick=quick, expected_digest=expect)
     place = shown(path)
     if as_json:
@@ -86,7 +86,7 @@ def repair(path: str, target: str, as_json: bool, progress: bool | None) -> None
     """
     from edcache import maintain
 
-    with _refused_with(REFUSED), _bar("repairing", path, progress) as on_progress:
+    with _refused_with(REFUSED), bar("repairing", path, progress) as on_progress:
         report = maintain.repair(path, target, on_progress)
     if as_json:
         print_json(repair_object(path, target, report))
@@ -116,7 +116,7 @@ def compact(path: str, target: str | None, as_json: bool, progress: bool | None)
     """
     from edcache import maintain
 
-    with _bar("compacting", path, progress) as on_progress:
+    with bar("compacting", path, progress) as on_progress:
         report = maintain.compact(path, target, on_progress)
     if as_json:
         print_json(report.__dict__)
@@ -134,24 +134,3 @@ def _refused_with(code: int) -> Iterator[None]:
             raise
         click.echo(f"edcache: {one_line(str(error))}", err=True)
         sys.exit(code)
-
-
-@contextmanager
-def _bar(doing: str, path: str, progress: bool | None) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr over the bytes of a file, fed with (bytes done, bytes in all)."""
-    said = os.environ.get("EDCACHE_PROGRESS")
-    if progress is None:
-        progress = said != "0" if said is not None else sys.stderr.isatty()
-    if not progress:
-        yield None
-        return
-    from edcache.places import shown
-
-    name = os.path.basename(shown(path))
-    with click.progressbar(length=1, label=f"{doing} {name}", file=sys.stderr) as bar:
-
-        def move(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
-
-        yield move

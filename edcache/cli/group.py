@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Final
 
@@ -13,6 +16,7 @@ import click
 from edcache import __version__
 from edcache.errors import EdcacheError
 from edcache.present import one_line
+from edcache.sizes import NBYTES
 
 FAILED, INTERRUPTED = 1, 130
 BLOCK: Final = 10_000
@@ -58,9 +62,9 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
 
     An archive is one zip file with the samples of a dataset. build, images and import fill one, labels --add
     and --drop change its labels, compact rewrites it, copy brings it here, rm and prune delete; every other
-    command only reads, and works on an archive that is still growing. info, show, ls, labels, why and verify
-    take URLs too; their credentials come from the environment, as each engine has it (AWS_*, FSSPEC_S3, and
-    so on).
+    command only reads it, and works on an archive that is still growing. repair, merge, split and export make
+    new files. info, show, ls, labels, why and verify take URLs too; their credentials come from the
+    environment, as each engine has it (AWS_*, FSSPEC_S3, and so on).
 
     \b
     Exit codes:
@@ -102,6 +106,44 @@ def print_lines(lines: Iterable[str]) -> None:
 def print_json(value: object) -> None:
     """Print one JSON document."""
     click.echo(json.dumps(value, indent=1))
+
+
+def quantity(units: Mapping[str, int], examples: str) -> Callable[..., float | None]:
+    """Reads an option's number with its unit, which must be there: to some 200 is bytes, to others GB."""
+
+    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+        if text is None:
+            return None
+        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", text.lower(), re.ASCII)
+        if found is None or found[2] not in units:
+            raise click.BadParameter(f'"{text}"; write a number with its unit, as in {examples}')
+        return float(found[1]) * units[found[2]]
+
+    return read
+
+
+size: Final = quantity(NBYTES, "500MB, 1.5GB or 1TiB")
+
+
+@contextmanager
+def bar(doing: str, path: str, progress: bool | None) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr over the bytes of a file, fed with (bytes done, bytes in all)."""
+    said = os.environ.get("EDCACHE_PROGRESS")
+    if progress is None:
+        progress = said != "0" if said is not None else sys.stderr.isatty()
+    if not progress:
+        yield None
+        return
+    from edcache.places import shown
+
+    name = os.path.basename(shown(path))
+    with click.progressbar(length=1, label=f"{doing} {name}", file=sys.stderr) as bar:
+
+        def move(done: int, total: int) -> None:
+            bar.length = total
+            bar.update(done - bar.pos)
+
+        yield move
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")

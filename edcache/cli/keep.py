@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from edcache.cli.call import Call
-from edcache.cli.group import FAILED, argument_option, json_option, main, print_json, print_lines
+from edcache.cli.group import (
+    FAILED,
+    argument_option,
+    json_option,
+    main,
+    print_json,
+    print_lines,
+    quantity,
+    size,
+)
 from edcache.memory import PREFIX
 from edcache.present import (
     comparison_lines,
@@ -26,7 +34,7 @@ from edcache.present import (
     sizes_text,
     table,
 )
-from edcache.sizes import NBYTES, human_bytes
+from edcache.sizes import human_bytes
 
 if TYPE_CHECKING:
     from edcache.format import Head
@@ -35,22 +43,7 @@ if TYPE_CHECKING:
 _SECONDS: Final = {"h": 3600, "d": 86_400, "w": 604_800}
 
 
-def _quantity(units: Mapping[str, int], examples: str) -> Callable[..., float | None]:
-    """Reads an option's number with its unit, which must be there: to some 200 is bytes, to others GB."""
-
-    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-        if text is None:
-            return None
-        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", text.lower(), re.ASCII)
-        if found is None or found[2] not in units:
-            raise click.BadParameter(f'"{text}"; write a number with its unit, as in {examples}')
-        return float(found[1]) * units[found[2]]
-
-    return read
-
-
-_duration: Final = _quantity(_SECONDS, "12h, 30d or 8w")
-_size: Final = _quantity(NBYTES, "500MB, 1.5GB or 1TiB")
+_duration: Final = quantity(_SECONDS, "12h, 30d or 8w")
 
 _yes_option = click.option("--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked.")
 
@@ -227,7 +220,7 @@ def _confirm(question: str, yes: bool) -> None:
 @main.command()
 @click.argument("directory", metavar="[DIR]", required=False)
 @click.option("--older-than", metavar="DURATION", callback=_duration, help="Unused so long: 12h, 30d, 8w.")
-@click.option("--max-size", metavar="SIZE", callback=_size, help="What may stay: 500MB, 1.5GB, 1TiB.")
+@click.option("--max-size", metavar="SIZE", callback=size, help="What may stay: 500MB, 1.5GB, 1TiB.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @_yes_option
 def prune(

@@ -100,7 +100,7 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
     """
     from edcache.dataset import CachedDataset
 
-    cache = CachedDataset.from_cache(path, allow_pickle=allow_pickle)
+    cache = CachedDataset(None, path, allow_pickle=allow_pickle)
     leaves = describe_sample(cache[index])
     if as_json:
         print_json({"path": cache.path, "index": index % len(cache), "leaves": leaves})

@@ -14,7 +14,7 @@ from edcache.cli.build import (
     label_keys,
     on_error_option,
     rebuild_option,
-    worker_count,
+    workers,
     workers_option,
 )
 from edcache.cli.call import Call
@@ -80,7 +80,7 @@ def import_(
     if options["codec"] == "pickle" and not options["allow_pickle"]:
         raise click.UsageError("--codec pickle needs --allow-pickle: nothing could be read back without it")
     options["in_memory_keys"] = label_keys(keys)
-    options["num_workers"] = worker_count(num_workers)
+    options["num_workers"] = workers(num_workers)
     if factory is not None:
         options["fingerprint"] = Call(factory, arguments, None).fingerprint()
     elif arguments:

@@ -10,7 +10,7 @@ import shutil
 from edcache import durable
 from edcache.errors import OptionError, StorageError
 from edcache.memory import is_memory
-from edcache.sizes import human_bytes, parse_nbytes
+from edcache.sizes import human_bytes, parsed_bytes
 
 logger = logging.getLogger("edcache")
 
@@ -70,13 +70,12 @@ def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
         return None
     if isinstance(asked, float) and 0 < asked <= 1:
         return int(asked * _free(path))
-    limit = parse_nbytes(asked) if isinstance(asked, str) else asked
-    if type(limit) is int and limit > 0:
-        return limit
-    raise OptionError(_NO_LIMIT.format(asked))
-
-
-_NO_LIMIT = 'max_bytes={!r}; give bytes, text such as "20GB", or a part of the free disk such as 0.5'
+    nbytes = parsed_bytes(asked)
+    if nbytes is None:
+        raise OptionError(
+            f'max_bytes={asked!r}; give bytes, text such as "20GB", or a part of the free disk such as 0.5'
+        )
+    return nbytes
 
 
 def _free(path: str) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from edcache.labels.columns import unify
@@ -42,3 +44,17 @@ def _column(table: pa.Table, count: int, name: str) -> pa.ChunkedArray:
         return pa.chunked_array([pa.nulls(count)])
     column = table.column(name)
     return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+
+def labelled_rows(table: pa.Table) -> npt.NDArray[np.int64]:
+    """The rows that have a value in some column: int64, rising."""
+    found = np.zeros(table.num_rows, bool)
+    for column in table.columns:
+        found |= column.is_valid().to_numpy()
+    return np.flatnonzero(found)
+
+
+def labelled_columns(table: pa.Table) -> pa.Table:
+    """The columns that have a value in some row."""
+    names = table.column_names
+    return table.select([name for name in names if table.column(name).null_count < table.num_rows])

@@ -12,7 +12,7 @@ from edcache import durable
 from edcache.durable import File
 from edcache.errors import ArchiveNotFoundError, OptionError, StorageError
 from edcache.local.side import LOCK_COPY, LOCK_USE, PARTIAL, SIDE, locked_side, note_of, stamp_of
-from edcache.sizes import human_bytes, parse_nbytes
+from edcache.sizes import human_bytes, parsed_bytes
 
 
 class Kept(NamedTuple):
@@ -105,8 +105,8 @@ def limit_of(max_bytes: int | str | None) -> int | None:
     Raises:
         OptionError: 'max_bytes=-1; give bytes, or text such as "200GB"'.
     """
-    limit = parse_nbytes(max_bytes) if isinstance(max_bytes, str) else max_bytes
-    if max_bytes is not None and (type(limit) is not int or limit <= 0):
+    limit = parsed_bytes(max_bytes)
+    if max_bytes is not None and limit is None:
         raise OptionError(f'max_bytes={max_bytes!r}; give bytes, or text such as "200GB"')
     return limit
 

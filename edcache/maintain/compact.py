@@ -12,11 +12,11 @@ from edcache import format, memory
 from edcache.contents import Contents, merge, read_revision, read_table
 from edcache.digests import OnProgress
 from edcache.durable import File
-from edcache.errors import ArchiveLockedError, CorruptArchiveError, CorruptRecordError, StaleArchiveError
+from edcache.errors import ArchiveLockedError, CorruptRecordError, StaleArchiveError
 from edcache.format import Header
 from edcache.labels.tables import ChunkTable, Dictionary, Failure, Revision
 from edcache.maintain.copying import Copier, Ints, NewArchive, check_free, chunk_count
-from edcache.maintain.survey import Survey
+from edcache.maintain.survey import Survey, sound_survey
 from edcache.places import local_path
 
 
@@ -71,7 +71,7 @@ def compact(
     memory.check_outlives(path if target is None else target)
     name = local_path(path) if target is not None else os.path.realpath(local_path(path))
     with closing(File.open(name, "r")) as file:
-        survey = _sound(file)
+        survey = sound_survey(file)
         contents = survey.contents
         assert contents is not None
         if target is not None:
@@ -85,13 +85,6 @@ def compact(
                 raise _replaced(name)
             report = _copy_in_place(old, survey, contents, tell)
             return replace(report, path=os.fspath(path))
-
-
-def _sound(file: File) -> Survey:
-    survey = Survey(file, False, forgives_power_cut=True)
-    if survey.problems:
-        raise CorruptArchiveError(survey.problems[0])
-    return survey
 
 
 def _is_compact(survey: Survey, contents: Contents) -> bool:

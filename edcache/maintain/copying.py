@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import durable, format, memory
+from edcache.codec import Compression
 from edcache.contents import Contents
 from edcache.durable import File
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, StorageError
@@ -108,6 +110,7 @@ class Copier:
 
     Attributes:
         accepts: whether a record whose bytes are good can be read at all; None takes every one.
+        compression: for the records of a source that does not compress, in an archive that does.
     """
 
     def __init__(
@@ -118,6 +121,7 @@ class Copier:
         self._on_nbytes = on_nbytes
         self._on_damage = on_damage
         self.accepts: Callable[[memoryview], bool] | None = None
+        self.compression: Compression | None = None
 
     def copy(self, contents: Contents) -> None:
         """Append the records of a table, and their labels, as chunks of about 4 MiB."""
@@ -137,6 +141,8 @@ class Copier:
                 rows, data = rows[good], [record for record, fits in zip(data, good, strict=True) if fits]
                 part = part.take(np.flatnonzero(good))
             if len(rows):
+                if self.compression is not None:
+                    part, data = _compressed(part, data, self.compression)
                 labels = take_rows(contents.labels, rows)
                 self._out.append(_chunk(contents.index, part, index[rows], labels, data))
 
@@ -159,15 +165,28 @@ class Copier:
         order = np.argsort(start, kind="stable")
         low, high = start[order], np.maximum.accumulate((start + nbytes)[order])
         breaks = (low[1:] > high[:-1] + _GAP) | (low[1:] // _SPAN != low[:-1] // _SPAN)
-        runs = np.split(order, np.flatnonzero(breaks) + 1)
-        found: list[Any] = [None] * len(start)
-        for run in runs:
+        found: list[memoryview] = []
+        for run in np.split(order, np.flatnonzero(breaks) + 1):
             first = int(start[run[0]])
             data = memoryview(self._source.pread(first, int((start + nbytes)[run].max()) - first))
-            at = (start[run] - first).tolist()
-            for row, low_, length in zip(run.tolist(), at, nbytes[run].tolist(), strict=True):
-                found[row] = data[low_ : low_ + length]
-        return found
+            begins, ends = (start[run] - first).tolist(), (start + nbytes)[run] - first
+            found += [data[begin:end] for begin, end in zip(begins, ends.tolist(), strict=True)]
+        if np.array_equal(order, np.arange(len(order))):
+            return found
+        return [found[place] for place in np.argsort(order).tolist()]
+
+
+def _compressed(
+    records: Records, data: Sequence[memoryview], compression: Compression
+) -> tuple[Records, list[memoryview]]:
+    frames = [memoryview(compression.compress(record)) for record in data]
+    compressed = replace(
+        records,
+        nbytes=np.array([len(frame) for frame in frames], np.uint64),
+        crc32=np.array([format.crc32(frame) for frame in frames], np.uint32),
+        raw_nbytes=records.nbytes,
+    )
+    return compressed, frames
 
 
 def intact_dictionaries(source: File, dictionaries: Iterable[Dictionary]) -> Iterator[bytes]:
@@ -200,19 +219,11 @@ def chunk_count(nbytes: npt.NDArray[np.uint64]) -> int:
 
 
 def _chunk(table: IndexTable, records: Records, index: Ints, labels: Any, data: list[memoryview]) -> Chunk:
-    offsets, end = [], 0
-    for record in data:
-        alignment = format.record_alignment(len(record))
-        start = -(-end // alignment) * alignment
-        offsets.append(start)
-        end = start + len(record)
-    buffer = np.zeros(end, np.uint8).data
-    for start, record in zip(offsets, data, strict=True):
-        buffer[start : start + len(record)] = record
+    offsets, buffer = _laid_out(data)
     used, local = np.unique(records.schema, return_inverse=True)
     schemas = [table.schemas[number] for number in used.tolist()]
     moved = Records(
-        offset=np.array(offsets, np.uint64),
+        offset=offsets.astype(np.uint64),
         nbytes=records.nbytes,
         crc32=records.crc32,
         schema=local.reshape(-1).astype(np.uint16),
@@ -220,3 +231,20 @@ def _chunk(table: IndexTable, records: Records, index: Ints, labels: Any, data: 
         raw_nbytes=records.raw_nbytes,
     )
     return Chunk(moved, labels, schemas, buffer, format.block_crcs(buffer), False)
+
+
+def _laid_out(data: list[memoryview]) -> tuple[Ints, memoryview]:
+    """Records at their alignment, zeros between them: where each starts, and the bytes."""
+    starts, end, is_dense = [], 0, True
+    for length in map(len, data):
+        start = format.align(end, format.record_alignment(length))
+        is_dense = is_dense and start == end
+        starts.append(start)
+        end = start + length
+    offsets = np.array(starts, np.int64)
+    if is_dense:
+        return offsets, memoryview(b"".join(data))
+    buffer = np.zeros(end, np.uint8).data
+    for start, record in zip(starts, data, strict=True):
+        buffer[start : start + len(record)] = record
+    return offsets, buffer

@@ -318,6 +318,18 @@ class Survey:
             self.dead.torn = max(0, self.size - end)
 
 
+def sound_survey(file: File) -> Survey:
+    """Survey an archive whose records will be copied, without reading them.
+
+    Raises:
+        CorruptArchiveError: it is damaged; the text has the first problem.
+    """
+    survey = Survey(file, False, forgives_power_cut=True)
+    if survey.problems:
+        raise CorruptArchiveError(survey.problems[0])
+    return survey
+
+
 def _is_since_boot(file: Place) -> bool:
     """Whether no power cut came after the last write; what is behind a URL was uploaded whole."""
     return not isinstance(file, File) or written_since_boot(file)

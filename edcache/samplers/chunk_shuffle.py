@@ -44,8 +44,9 @@ class ChunkShuffle(EpochSampler):
         rank: int | None = None,
     ) -> None:
         check_count("buffer", buffer)
-        reader = getattr(getattr(ds, "cache", None), "reader", None)
-        if reader is None:
+        cache: Any = getattr(ds, "cache", None)
+        reader = getattr(cache, "reader", cache)
+        if not hasattr(reader, "chunk_of"):
             raise OptionError(f"{type(ds).__name__} has no chunks; give a cache, or a view of one")
         chunks = reader.chunk_of(ds.indices)
         missing = int(np.count_nonzero(chunks < 0))

@@ -1,5 +1,6 @@
 """Between a cache and a DataLoader: selections of samples and of fields, transforms, several caches as one.
 
+    several       the archives that were opened by one call, as one dataset
     combining     concat and zip_fields: several datasets as one
     roots         what is indexed underneath all views
     samples       Samples and View: every way to choose samples
@@ -18,5 +19,6 @@ from edcache.views.combining import Concat, Zipped, concat, zip_fields
 from edcache.views.reading import Transform
 from edcache.views.roots import Root
 from edcache.views.samples import Samples, View
+from edcache.views.several import Several
 
-__all__ = ["Concat", "Root", "Samples", "Transform", "View", "Zipped", "concat", "zip_fields"]
+__all__ = ["Concat", "Root", "Samples", "Several", "Transform", "View", "Zipped", "concat", "zip_fields"]

@@ -13,6 +13,7 @@ from edcache.batch.collation import NotInBulk, Special
 from edcache.batch.memory import fresh
 from edcache.batch.merging import merged
 from edcache.batch.paths import FieldPath
+from edcache.codec import Node
 from edcache.errors import OptionError
 from edcache.labels.joining import beside, stacked
 from edcache.labels.view import Labels, checked_indices
@@ -105,6 +106,10 @@ class _Combined(Root):
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_labels": None}
 
+    def forget_labels(self) -> None:
+        """Make the label table anew at its next use: a dataset has other labels now."""
+        self._labels = None
+
     def _label_table(self) -> Any:
         raise NotImplementedError
 
@@ -140,6 +145,32 @@ class Concat(_Combined):
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    @property
+    def starts(self) -> list[int]:
+        """The index of the first sample of each dataset."""
+        found: list[int] = self._starts[:-1].tolist()
+        return found
+
+    def chunk_of(self, indices: Ints) -> Ints:
+        """Which chunk holds the record of each sample: int64 [n], numbered over all archives, -1 for none.
+
+        Args:
+            indices: int64 [n], each in [0, len(self)).
+        Raises:
+            OptionError: the samples of a dataset lie in several archives each.
+        """
+        found = np.full(len(indices), -1, np.int64)
+        first = 0
+        for part, places, positions in self._shares(indices):
+            root = part._root
+            reader = getattr(root, "reader", root)
+            if not hasattr(reader, "chunk_of"):
+                raise OptionError(f"the samples of {part!r} are put together, and have no chunk of their own")
+            chunks = reader.chunk_of(part._root_indices(positions) % len(root))
+            found[places] = np.where(chunks < 0, -1, chunks + first)
+            first += int(chunks.max(initial=-1)) + 1
+        return found
 
     def _one(self, index: int, fields: Projection | None) -> Any:
         return self._many(np.array([index]), fields)[0]
@@ -178,6 +209,18 @@ class Concat(_Combined):
 
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
         return _common(self._shares(indices), fields)
+
+    def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
+        numbers, trees = np.zeros(len(indices), np.int64), list[Node | None]()
+        for part, places, positions in self._shares(indices):
+            own, found = part._root._structures(part._root_indices(positions))
+            is_known = part._transform is None and part._fields is None
+            numbers[places] = own + len(trees)
+            trees += found if is_known else [None] * len(found)
+        return numbers, trees
+
+    def _with_image_files(self) -> Concat:
+        return Concat([_with_image_files(part) for part in self._parts])
 
     def _columns(self) -> Mapping[FieldPath, str]:
         first, *others = map(_columns_of, self._parts)
@@ -276,6 +319,9 @@ class Zipped(_Combined):
             return None
         return tuple(key for keys in known for key in keys)
 
+    def _with_image_files(self) -> Zipped:
+        return Zipped([_with_image_files(part) for part in self._parts])
+
     def _label_table(self) -> Any:
         return beside(_tables(self._parts, [len(self)] * len(self._parts)))
 
@@ -338,6 +384,14 @@ class Zipped(_Combined):
 
 
 # ------------------------------------------------------------------- what a root asks of its parts
+
+
+def _with_image_files(part: Samples) -> Samples:
+    """A part as it is with image files that nothing decodes; what transforms them gets what it got."""
+    if part._transform is not None:
+        return part
+    root = part._root._with_image_files()
+    return root if part is part._root else part._over(root)
 
 
 def _inner_fields(part: Samples, fields: Projection | None) -> Projection | None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+
 from edcache.batch import Projection
 from edcache.batch.collation import Special
 from edcache.batch.paths import FieldPath
+from edcache.codec import Node
 from edcache.reader import Memory
 from edcache.selection import Span
 from edcache.views.reading import Ints
@@ -64,6 +67,18 @@ class Root(Samples):
     def _keys(self) -> tuple[Any, ...] | None:
         """The keys of the samples where all are dicts with the same; None where only reading would tell."""
         raise NotImplementedError
+
+    def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
+        """How samples are built: a number for each, and by number the schema's tree; None: reading tells.
+
+        Raises:
+            MissingSampleError: one has no record and cannot be computed.
+        """
+        return np.zeros(len(indices), np.int64), [None]
+
+    def _with_image_files(self) -> Root:
+        """The same samples with their image files as `ImageFile`s, unless another form was asked for."""
+        return self
 
     def _justify(self, nbytes: int, count: int) -> None:
         """Refuse to allocate so many bytes for each of `count` samples on the word of an archive alone."""

@@ -332,6 +332,12 @@ class Samples(Readable):
             wording.chain(self._steps, step),
         )
 
+    def _over(self, root: Root) -> View:
+        """The same choice of another root, whose samples have the same indices."""
+        return View(
+            *(root, self._selection, self._fields, self._transform, self._batch_transform), self._steps
+        )
+
     def _view(self, step: str, fields: Projection | None = None, transform: Transform = None) -> View:
         """A view of the same samples, with other fields or another transform."""
         return View(

@@ -1,0 +1,158 @@
+"""Columns of samples as Arrow has them, and Parquet files of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from edcache.errors import ExportError
+from edcache.labels.arrays import from_numpy
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of leaves of samples.
+
+    Attributes:
+        name: the leaf's. kind: null, bool, int, float, complex, text, bytes, image, date, datetime, datetime
+            with a zone, array or list.
+        dtype: of an array, by numpy's name; of a list, the kind of its values.
+        shape: of an array, where all have one. ndim: of an array. is_nullable: some samples lack it.
+    """
+
+    name: str
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+    ndim: int = 0
+    is_nullable: bool = False
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it is an array that has one shape in every sample, with an element at least."""
+        return (
+            self.kind == "array" and self.shape is not None and not self.is_nullable and 0 not in self.shape
+        )
+
+
+_TYPES = {
+    "null": pa.null(),
+    "bool": pa.bool_(),
+    "int": pa.int64(),
+    "float": pa.float64(),
+    "text": pa.string(),
+    "bytes": pa.binary(),
+    "image": pa.binary(),
+    "date": pa.date32(),
+    "datetime": pa.timestamp("us"),
+    "datetime with a zone": pa.timestamp("us", "UTC"),
+}
+
+
+def arrow_type(column: Column) -> pa.DataType:
+    """The Arrow type of a column.
+
+    Arrays of one shape are Arrow's `fixed_shape_tensor`, a fixed-size list where that type is not known; of
+    no dimension, their number. Other arrays are {"values": list, "shape": list of int32}, in C order, and
+    with one dimension plain lists.
+    """
+    if column.kind == "list":
+        return pa.list_(_TYPES[column.dtype])
+    if column.kind != "array":
+        return _TYPES[column.kind]
+    element = pa.from_numpy_dtype(np.dtype(column.dtype))
+    if column.ndim == 0:
+        return element
+    if column.is_fixed:
+        return pa.fixed_shape_tensor(element, column.shape)
+    if column.ndim == 1:
+        return pa.list_(element)
+    return pa.struct({"values": pa.list_(element), "shape": pa.list_(pa.int32())})
+
+
+def arrow_column(column: Column, values: Sequence[Any], place: str) -> pa.Array:
+    """Leaves as an Arrow array; None where a sample lacks one.
+
+    Args:
+        values: as `leaves_of` gives them, images as their bytes. place: what messages begin with.
+    Raises:
+        ExportError: a value that the column does not hold: an integer beyond 64 bits, text that is no UTF-8,
+            an array of another shape.
+    """
+    kind = arrow_type(column)
+    try:
+        if column.kind != "array":
+            return pa.array(values, kind)
+        if column.ndim == 0:
+            return pa.array([None if value is None else value[()] for value in values], kind)
+        if column.is_fixed:
+            return _fixed(values, kind, column)
+        return _lists(values, kind) if column.ndim == 1 else _structs(values, kind)
+    except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError, AttributeError) as error:
+        raise ExportError(f'{place}: field "{column.name}" does not fit {kind}: {error}') from error
+
+
+def _fixed(values: Sequence[npt.NDArray[Any]], kind: pa.DataType, column: Column) -> pa.Array:
+    stacked = np.stack(values)
+    if stacked.shape[1:] != column.shape or stacked.dtype.name != column.dtype:
+        raise ValueError(f"arrays of {stacked.dtype} {stacked.shape[1:]}")
+    flat = from_numpy(stacked.reshape(-1), kind.value_type)
+    storage = pa.FixedSizeListArray.from_arrays(flat, type=kind.storage_type)
+    return pa.ExtensionArray.from_storage(kind, storage)
+
+
+def _lists(values: Sequence[npt.NDArray[Any] | None], kind: pa.DataType) -> pa.Array:
+    present = [value.reshape(-1) for value in values if value is not None]
+    sizes = [0 if value is None else value.size for value in values]
+    missing = np.array([*(value is None for value in values), False])
+    offsets = from_numpy(
+        np.cumsum([0, *sizes], dtype=np.int32), pa.int32(), missing if missing.any() else None
+    )
+    flat = np.concatenate(present) if present else np.empty(0, kind.value_type.to_pandas_dtype())
+    return pa.ListArray.from_arrays(offsets, from_numpy(flat, kind.value_type))
+
+
+def _structs(values: Sequence[npt.NDArray[Any] | None], kind: pa.DataType) -> pa.Array:
+    shapes = pa.array([None if value is None else list(value.shape) for value in values], kind.field(1).type)
+    missing = pa.array([value is None for value in values])
+    parts = [_lists(values, kind.field(0).type), shapes]
+    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=missing)
+
+
+def schema_of(columns: Iterable[Column], labels: pa.Schema) -> pa.Schema:
+    """The schema of a table of leaves, and behind them labels."""
+    return pa.schema([*(pa.field(column.name, arrow_type(column)) for column in columns), *labels])
+
+
+class ParquetFile:
+    """A Parquet file that is written table by table, a row group each, compressed by zstd.
+
+    Args:
+        stream: where its bytes go.
+    """
+
+    def __init__(self, stream: Any, schema: pa.Schema) -> None:
+        from pyarrow import parquet
+
+        self._schema = schema
+        self._writer = parquet.ParquetWriter(stream, schema, compression="zstd")
+
+    def write(self, arrays: Sequence[pa.Array], labels: pa.Table) -> None:
+        """Append rows: an array for each column, and their labels."""
+        columns = [*arrays, *labels.columns]
+        self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
+
+    def close(self) -> None:
+        """Write the footer."""
+        self._writer.close()
+
+
+def renamed(table: pa.Table, taken: Iterable[str]) -> pa.Table:
+    """A label table whose columns have other names than those taken: "labels.y" for "y"."""
+    used = set(taken)
+    return table.rename_columns([f"labels.{name}" if name in used else name for name in table.column_names])

@@ -1,0 +1,69 @@
+"""Several archives copied into one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from edcache.archives import Path, several
+from edcache.digests import OnProgress
+from edcache.maintain.assembling import Progress, Share, assemble, check_dictionaries, opened
+from edcache.maintain.copying import check_free
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """What `merge` did.
+
+    path: the new archive. archives: how many went into it. samples: those with a record. length: of the
+    dataset, with those that have none. nbytes: of the file.
+    """
+
+    path: str
+    archives: int
+    samples: int
+    length: int
+    nbytes: int
+
+
+def merge(
+    paths: Path | Iterable[Path], target: str | os.PathLike[str], on_progress: OnProgress | None = None
+) -> MergeReport:
+    """Copy the samples of several archives into a new one, one archive after the other, and seal it.
+
+    It has the samples and labels of `edcache.concat`: samples that are missing stay missing, failures and
+    labels that were added stay. Records are copied as they are stored, each checked by its crc32; those of
+    archives that do not compress are compressed where another one does. Label columns that one lacks are
+    null there.
+
+    Args:
+        paths: a list, a glob or a folder, as `CachedDataset.from_cache` takes them.
+        target: where the new one goes; nothing may be there. Until it is on the disk it is `target + ".new"`.
+        on_progress: called with (bytes of records copied, bytes of records) now and then.
+    Raises:
+        OptionError: 'merge(): a.zip is of codec="native", b.zip of codec="pickle"; ...'; compression
+            dictionaries that contradict each other.
+        LabelTypeError: 'merge(): label "y" is int64 in one dataset and string in another; ...'.
+        CorruptArchiveError: one is damaged; the text has the first problem.
+        ArchiveNotFoundError, ArchiveExistsError, ArchiveLockedError, StorageError.
+        After any error there is no new archive, and the others are as they were.
+    Cost: reads and writes every record once; some 100 bytes of memory a sample, and all labels.
+    Safety: of an archive that others append to it takes what was there at the start. Killed, it leaves
+        nothing at the path; a leftover `.new` is begun anew by the next run.
+
+    The new archive has a uuid of its own and no fingerprint: `CachedDataset(source, path)` compares none.
+    >>> edcache.merge("cache/part-*.zip", "cache/train.zip")
+    """
+    named = several(paths)
+    if named is None:
+        assert isinstance(paths, str | os.PathLike)
+        named = [os.fspath(paths)]
+    destination = os.fspath(target)
+    check_free(destination)
+    with opened(named) as sources:
+        check_dictionaries(sources, "merge()")
+        shares = [Share.whole(source) for source in sources]
+        progress = Progress(on_progress, sum(share.nbytes for share in shares))
+        made = assemble(destination, shares, named[0], progress, "merge()")
+    return MergeReport(made.path, len(named), made.samples, made.length, made.nbytes)

@@ -1,0 +1,673 @@
+"""export: what other tools read is what the samples are, or nothing was written."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import enum
+import gc
+import io
+import json
+import os
+import pathlib
+import tarfile
+import tempfile
+import uuid
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import webdataset
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from scale import scaled
+from test_merge import killed_at
+
+import edcache
+from edcache import CachedDataset, CacheWriter, ImageFile
+from edcache.errors import (
+    ArchiveExistsError,
+    ArchiveLockedError,
+    EdcacheError,
+    ExportError,
+    MissingSampleError,
+    OptionError,
+    StorageError,
+    UnknownLabelError,
+)
+from edcache.exporting import FORMATS
+from edcache.exporting.places import new_folder
+
+DAY = datetime.date(2024, 2, 29)
+
+
+def picture(i: int, form: str = "JPEG") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 6), (i % 256, 2, 3)).save(file, form)
+    return file.getvalue()
+
+
+def sample(i: int) -> dict[str, Any]:
+    return {
+        "image": ImageFile(picture(i)),
+        "x": torch.full((2, 3), i, dtype=torch.uint8),
+        "ragged": np.arange(2 * i, dtype=np.float32).reshape(i, 2),
+        "label": i % 3,
+        "score": i / 4,
+        "text": f"sämple {i}",
+        "target": {"ok": i % 2 == 0, "sizes": [i, i + 1], "raw": bytes([i])},
+    }
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    """Thirty samples of several kinds, with a label that is a field, and one that was added."""
+    path = tmp_path_factory.mktemp("archive") / "train.zip"
+    with CacheWriter(path, in_memory_keys=["label"], chunk_size=7) as w:
+        w.extend(map(sample, range(30)))
+    CachedDataset.from_cache(path).add_labels("split", ["train", "test"] * 15)
+    return path
+
+
+@pytest.fixture
+def ds(path):
+    return CachedDataset.from_cache(path)
+
+
+@pytest.fixture
+def out(tmp_path):
+    return tmp_path / "out"
+
+
+def shards(folder: Path) -> list[dict[str, Any]]:
+    """What the package webdataset reads."""
+    paths = sorted(str(file) for file in folder.iterdir())
+    with warnings.catch_warnings():
+        # It leaves the closing of its files to the collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        found = list(webdataset.WebDataset(paths, shardshuffle=False, empty_check=False).decode())
+        gc.collect()
+    return found
+
+
+# ------------------------------------------------------------------------------- what tools read
+
+
+def test_webdataset_reads_every_field_and_images_are_their_own_bytes(ds, out):
+    report = edcache.export(ds, out, "webdataset", shard_size=6000)
+    assert sorted(os.listdir(out)) == [f"shard-{k:06}.tar" for k in range(report.files)]
+    assert report.files > 3
+    read = shards(out)
+    assert [one["__key__"] for one in read] == [f"{i:02}" for i in range(30)]
+    for i, one in enumerate(read):
+        expected = sample(i)
+        assert one["image.jpg"] == expected["image"].data
+        assert np.array_equal(one["x.npy"], expected["x"].numpy())
+        assert one["x.npy"].dtype == np.uint8
+        assert np.array_equal(one["ragged.npy"], expected["ragged"])
+        assert (one["label.cls"], one["score.json"], one["text.txt"]) == (i % 3, i / 4, f"sämple {i}")
+        assert (one["target.ok.json"], one["target.sizes.json"]) == (i % 2 == 0, [i, i + 1])
+        assert one["target.raw.bin"] == bytes([i])
+        assert one["labels.json"] == {"split": ["train", "test"][i % 2]}
+    assert report == edcache.exporting.ExportReport(
+        str(out), "webdataset", 30, report.files, sum(file.stat().st_size for file in out.iterdir())
+    )
+
+
+def test_a_folder_of_files_has_one_for_each_field(ds, out):
+    report = edcache.export(ds, out, "files")
+    assert sorted(os.listdir(out)) == [f"{i:02}" for i in range(30)]
+    for i in range(30):
+        expected, folder = sample(i), out / f"{i:02}"
+        assert (folder / "image.jpg").read_bytes() == expected["image"].data
+        assert np.array_equal(np.load(folder / "x.npy"), expected["x"].numpy())
+        assert np.array_equal(np.load(folder / "ragged.npy"), expected["ragged"])
+        assert (folder / "label.txt").read_text() == str(i % 3)
+        assert json.loads((folder / "score.json").read_text()) == i / 4
+        assert (folder / "text.txt").read_text(encoding="utf-8") == f"sämple {i}"
+        assert json.loads((folder / "labels.json").read_text()) == {"split": ["train", "test"][i % 2]}
+    assert (report.files, report.samples) == (30 * 10, 30)
+
+
+def test_a_sample_that_is_one_leaf_is_one_file(tmp_path, out):
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.extend(ImageFile(picture(i, "PNG")) for i in range(3))
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    edcache.export(ds, out, "files")
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == {
+        f"{i}.png": picture(i, "PNG") for i in range(3)
+    }
+    edcache.export(ds, tmp_path / "tars", "webdataset")
+    assert [one["png"] for one in shards(tmp_path / "tars")] == [picture(i, "PNG") for i in range(3)]
+
+
+def test_parquet_has_tensors_images_and_labels_as_columns(ds, out):
+    edcache.export(ds, out, "parquet", shard_size=6000)
+    assert sorted(os.listdir(out))[:2] == ["part-00000.parquet", "part-00001.parquet"]
+    table = pq.read_table(out)
+    assert table.column_names[:4] == ["image", "x", "ragged", "label"]
+    assert table.schema.field("x").type == pa.fixed_shape_tensor(pa.uint8(), [2, 3])
+    expected = [sample(i) for i in range(30)]
+    x = table["x"].combine_chunks().to_numpy_ndarray()
+    assert np.array_equal(x, np.stack([one["x"].numpy() for one in expected]))
+    assert table["image"].to_pylist() == [one["image"].data for one in expected]
+    for row, one in zip(table["ragged"].to_pylist(), expected, strict=True):
+        assert np.array_equal(np.array(row["values"], np.float32).reshape(row["shape"]), one["ragged"])
+    plain = {"label": "label", "score": "score", "text": "text"}
+    for column, key in plain.items():
+        assert table[column].to_pylist() == [one[key] for one in expected]
+    for key in ("ok", "sizes", "raw"):
+        assert table[f"target.{key}"].to_pylist() == [one["target"][key] for one in expected]
+    assert table["split"].to_pylist() == ["train", "test"] * 15
+    frame = table.select(["label", "split"]).to_pandas()
+    assert frame.groupby("split").label.sum().to_dict() == {"test": 15, "train": 15}
+
+
+def test_hugging_face_datasets_load_it_from_the_disk(ds, out):
+    edcache.export(ds, out, "hf", shard_size=6000)
+    loaded = datasets.load_from_disk(str(out))
+    assert loaded.num_rows == 30
+    assert not (out / "parts").exists()
+    assert isinstance(loaded.features["image"], datasets.Image)
+    assert loaded.features["x"] == datasets.Array2D(shape=(2, 3), dtype="uint8")
+    whole = loaded.with_format("numpy")[:]
+    assert np.array_equal(whole["x"], np.stack([sample(i)["x"].numpy() for i in range(30)]))
+    for i, row in enumerate(loaded):
+        expected = sample(i)
+        assert np.array_equal(np.asarray(row["image"]), np.asarray(Image.open(io.BytesIO(picture(i)))))
+        assert np.array_equal(np.array(row["ragged"], np.float32).reshape(-1, 2), expected["ragged"])
+        assert (row["label"], row["score"], row["text"]) == (i % 3, i / 4, f"sämple {i}")
+        assert (row["target.ok"], row["target.sizes"]) == (i % 2 == 0, [i, i + 1])
+        assert (row["target.raw"], row["split"]) == (bytes([i]), ["train", "test"][i % 2])
+
+
+def test_an_npz_has_stacked_arrays_and_offsets_where_shapes_vary(ds, tmp_path):
+    edcache.export(ds, tmp_path / "a.npz", "npz")
+    loaded = np.load(tmp_path / "a.npz", allow_pickle=False)
+    expected = [sample(i) for i in range(30)]
+    assert np.array_equal(loaded["x"], np.stack([one["x"].numpy() for one in expected]))
+    for k, one in enumerate(expected):
+        start, end = loaded["ragged.offsets"][k : k + 2]
+        found = loaded["ragged.values"][start:end].reshape(loaded["ragged.shapes"][k])
+        assert np.array_equal(found, one["ragged"])
+        start, end = loaded["image.offsets"][k : k + 2]
+        assert loaded["image.values"][start:end].tobytes() == one["image"].data
+    assert loaded["label"].tolist() == [one["label"] for one in expected]
+    assert loaded["text"].tolist() == [one["text"] for one in expected]
+    assert loaded["split"].tolist() == ["train", "test"] * 15
+    assert os.listdir(tmp_path) == ["a.npz"]
+
+
+# ------------------------------------------------------------------------- which samples and fields
+
+
+def test_views_of_every_kind_go_out_as_they_are(path, tmp_path):
+    ds = CachedDataset.from_cache(path)
+    several = CachedDataset.from_cache([path])
+    views = {
+        "filter": (ds.filter(split="test"), range(1, 30, 2)),
+        "order": (ds[10:0:-3], range(10, 0, -3)),
+        "several": (several.filter("label == 1"), range(1, 30, 3)),
+        "concat": (
+            edcache.concat([ds[:3], ds[20:].select("image", "label", "x")]),
+            [0, 1, 2, *range(20, 30)],
+        ),
+        "zip": (edcache.zip_fields(ds.select("image"), ds.select("label", "x")), range(30)),
+    }
+    for name, (view, indices) in views.items():
+        edcache.export(view, tmp_path / name, "webdataset")
+        read = shards(tmp_path / name)
+        assert [one["label.cls"] for one in read] == [i % 3 for i in indices]
+        assert [one["image.jpg"] for one in read] == [picture(i) for i in indices]
+        assert [one["x.npy"][0, 0] for one in read] == list(indices)
+
+
+def test_what_a_transform_or_decode_makes_goes_out_instead_of_the_file(path, tmp_path):
+    ds = CachedDataset.from_cache(path)
+    pixels = [np.asarray(Image.open(io.BytesIO(picture(i)))) for i in range(4)]
+    halved = ds[:4].with_transform(lambda image: image.resize((4, 3)), field="image")
+    edcache.export(halved.select("image"), tmp_path / "pil", "files", labels=False)
+    for i in range(4):
+        with Image.open(tmp_path / "pil" / str(i) / "image.png") as image:
+            assert image.size == (4, 3)
+    for form, axes in (("tensor", (2, 0, 1)), ("numpy", (0, 1, 2))):
+        decoded = CachedDataset.from_cache(path, decode=form)[:4].select("image")
+        edcache.export(decoded, tmp_path / f"{form}.npz", "npz", labels=False)
+        found = np.load(tmp_path / f"{form}.npz")["image"]
+        assert np.array_equal(found, np.stack([p.transpose(axes) for p in pixels]))
+
+
+def test_labels_go_along_where_they_are_no_fields_and_as_asked(ds, tmp_path):
+    columns = {"text", "split", "label"}
+    for name, labels, expected in [
+        ("all", True, columns),
+        ("none", False, {"text"}),
+        ("some", ["split"], {"text", "split"}),
+    ]:
+        edcache.export(ds.select("text"), tmp_path / name, "parquet", labels=labels)
+        assert set(pq.read_table(tmp_path / name).column_names) == expected
+    with pytest.raises(UnknownLabelError, match='no label "lable"'):
+        edcache.export(ds, tmp_path / "no", "parquet", labels=["lable"])
+    changed = ds.with_transform(lambda s: {"label": 7})
+    edcache.export(changed, tmp_path / "both", "parquet")
+    table = pq.read_table(tmp_path / "both")
+    assert table["label"].to_pylist() == [7] * 30
+    assert table["labels.label"].to_pylist() == [i % 3 for i in range(30)]
+
+
+def test_workers_and_shards_change_nothing_but_the_number_of_files(ds, tmp_path):
+    for to in FORMATS:
+        told: list[tuple[int, int]] = []
+        one, two = tmp_path / f"{to}1", tmp_path / f"{to}2"
+        edcache.export(ds, one, to, shard_size="6 kB", on_progress=Telling(told))
+        edcache.export(ds, two, to, shard_size=6000, num_workers=2)
+        assert (told[0], told[-1]) == ((0, 30), (30, 30))
+        assert [done for done, _ in told] == sorted(done for done, _ in told)
+        if to != "hf":  # whose state has a fingerprint of random bytes
+            assert contents(one) == contents(two)
+        else:
+            loaded = [datasets.load_from_disk(str(folder)).with_format("arrow")[:] for folder in (one, two)]
+            assert loaded[0].equals(loaded[1])
+
+
+class Telling:
+    """Keeps what progress says."""
+
+    def __init__(self, told: list[tuple[int, int]]) -> None:
+        self._told = told
+
+    def __call__(self, done: int, total: int) -> None:
+        self._told.append((done, total))
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    files = [file for file in found if file.name != ".edcache-export"]
+    return {str(file.relative_to(path)): file.read_bytes() for file in files}
+
+
+def test_tars_have_no_time_and_no_owner(ds, out):
+    edcache.export(ds, out, "webdataset")
+    with tarfile.open(out / "shard-000000.tar") as tar:
+        assert {(entry.mtime, entry.uid, entry.uname) for entry in tar} == {(0, 0, "")}
+
+
+# --------------------------------------------------------------------------------- random samples
+
+FIXED = {
+    "a": st.builds(lambda n: np.full((2, 2), n, np.int16), st.integers(0, 99)),
+    "t": st.builds(lambda n: torch.full((3,), n), st.floats(-9, 9, width=32)),
+    "r": st.builds(lambda n, m: np.arange(n * m, dtype=np.uint8).reshape(n, m), *[st.integers(1, 3)] * 2),
+    "i": st.integers(-(2**63), 2**63 - 1),
+    "f": st.floats(allow_nan=False),
+    "s": st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=5),
+    "b": st.binary(max_size=5),
+    "o": st.booleans(),
+    "l": st.lists(st.integers(-9, 9), max_size=3),
+}
+SAMPLES = st.lists(st.sampled_from(sorted(FIXED)), min_size=1, unique=True).flatmap(
+    lambda keys: st.lists(st.fixed_dictionaries({key: FIXED[key] for key in keys}), min_size=1, max_size=7)
+)
+
+
+def plain(value: Any) -> Any:
+    """A leaf or what a tool made of it, as nested lists and Python's own values."""
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def rows_of(folder: Path, to: str, fields: list[str]) -> Iterator[dict[str, Any]]:
+    """What the tool of a format reads, as plain samples."""
+    if to == "webdataset":
+        for one in shards(folder):
+            found = {
+                name.split(".")[0]: plain(value) for name, value in one.items() if not name.startswith("__")
+            }
+            yield found
+    elif to == "files":
+        for name in sorted(os.listdir(folder)):
+            yield {file.stem: read_file(file) for file in (folder / name).iterdir()}
+    elif to == "hf":
+        for row in datasets.load_from_disk(str(folder)):
+            yield {key: plain(value) for key, value in row.items()}
+    elif to == "parquet":
+        for row in pq.read_table(folder).to_pylist():
+            yield {key: plain_arrow(key, value) for key, value in row.items()}
+    else:
+        loaded = np.load(folder, allow_pickle=False)
+        count = len(loaded[next(iter(loaded.files))]) if not any("." in n for n in loaded.files) else None
+        if count is None:
+            count = len(loaded[next(name for name in loaded.files if name.endswith(".offsets"))]) - 1
+        for k in range(count):
+            yield {key: npz_value(loaded, key, k) for key in fields}
+
+
+def read_file(file: Path) -> Any:
+    data = file.read_bytes()
+    if file.suffix == ".npy":
+        return np.load(file, allow_pickle=False).tolist()
+    if file.suffix == ".json":
+        return json.loads(data)
+    if file.suffix == ".bin":
+        return data
+    return int(data) if file.stem == "i" else data.decode()
+
+
+def plain_arrow(key: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return np.array(value["values"], np.uint8).reshape(value["shape"]).tolist()
+    return np.array(value).reshape(2, -1).tolist() if key == "a" else plain(value)
+
+
+def npz_value(loaded: Any, key: str, k: int) -> Any:
+    if key in loaded.files:
+        return loaded[key][k].tolist()
+    start, end = loaded[f"{key}.offsets"][k : k + 2]
+    values = loaded[f"{key}.values"][start:end]
+    if f"{key}.shapes" in loaded.files:
+        values = values.reshape(loaded[f"{key}.shapes"][k])
+    return values.tobytes() if key == "b" else values.tolist()
+
+
+@settings(max_examples=scaled(15), deadline=None, suppress_health_check=list(HealthCheck))
+@given(SAMPLES, st.sampled_from(FORMATS), st.sampled_from([None, "zstd"]), st.integers(1, 400))
+def test_random_samples_come_out_of_every_format_as_they_went_in(tally, samples, to, compression, size):
+    with tempfile.TemporaryDirectory() as name:
+        with CacheWriter(Path(name, "a.zip"), compression=compression) as w:
+            w.extend(samples)
+        out = Path(name, "out.npz")
+        edcache.export(Path(name, "a.zip"), out, to, shard_size=size)
+        found = list(rows_of(out, to, list(samples[0])))
+        assert found == [{key: plain(value) for key, value in one.items()} for one in samples]
+        tally("samples exported", len(samples))
+
+
+# ------------------------------------------------------------------------------------------ kinds
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+@dataclasses.dataclass
+class Box:
+    width: int
+    names: tuple[str, ...]
+
+
+def test_everything_else_that_samples_hold_has_a_form(tmp_path):
+    edcache.register(Colour)
+    edcache.register(Box)
+    number = uuid.UUID(int=5)
+    rich = {
+        "colour": Colour.RED,
+        "box": Box(3, ("a", "b")),
+        "id": number,
+        "path": pathlib.PurePosixPath("a/b"),
+        "day": DAY,
+        "moment": datetime.datetime(2024, 1, 2, 3, 4, 5),
+        "zoned": datetime.datetime(2024, 1, 2, tzinfo=datetime.timezone.utc),
+        "time": datetime.time(3, 4),
+        "span": datetime.timedelta(seconds=90),
+        "scalar": np.float32(1.5),
+        "none": None,
+        "grey": Image.new("L", (2, 1), 7),
+        "array": bytearray(b"xy"),
+        "mixed": [1, torch.ones(2)],
+        "empty": [],
+    }
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.append(rich)
+    edcache.export(tmp_path / "a.zip", tmp_path / "files", "files")
+    folder = tmp_path / "files" / "0"
+    found = {file.name: file.read_bytes() for file in folder.iterdir()}
+    assert np.load(folder / "scalar.npy") == np.float32(1.5)
+    assert np.load(folder / "mixed.1.npy").tolist() == [1, 1]
+    with Image.open(folder / "grey.png") as image:
+        assert np.asarray(image).tolist() == [[7, 7]]
+    for name in ("scalar.npy", "mixed.1.npy", "grey.png"):
+        del found[name]
+    assert found == {
+        "colour.txt": b"RED",
+        "box.width.txt": b"3",
+        "box.names.0.txt": b"a",
+        "box.names.1.txt": b"b",
+        "id.txt": str(number).encode(),
+        "path.txt": b"a/b",
+        "day.txt": b"2024-02-29",
+        "moment.txt": b"2024-01-02T03:04:05",
+        "zoned.txt": b"2024-01-02T00:00:00+00:00",
+        "time.txt": b"03:04:00",
+        "span.json": b"90.0",
+        "none.json": b"null",
+        "array.bin": b"xy",
+        "mixed.0.txt": b"1",
+        "empty.json": b"[]",
+    }
+    edcache.export(tmp_path / "a.zip", tmp_path / "parquet", "parquet")
+    row = pq.read_table(tmp_path / "parquet").to_pylist()[0]
+    assert (row["day"], row["moment"], row["zoned"]) == (DAY, rich["moment"], rich["zoned"])
+    assert (row["none"], row["scalar"], row["empty"]) == (None, 1.5, [])
+    edcache.export(tmp_path / "a.zip", tmp_path / "hf", "hf")
+    row = datasets.load_from_disk(str(tmp_path / "hf"))[0]
+    assert (row["day"], row["moment"], row["span"]) == (DAY, rich["moment"], 90.0)
+
+
+def test_fields_that_some_samples_lack_are_null_in_tables_and_absent_in_files(tmp_path):
+    samples = [{"x": np.ones(2), "y": 1}, {"x": None, "y": 2}, {"y": None}, {"x": np.ones((3,)), "y": 4}]
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.extend(samples)
+    edcache.export(tmp_path / "a.zip", tmp_path / "parquet", "parquet")
+    found = pq.read_table(tmp_path / "parquet").to_pylist()
+    assert found == [
+        {"x": [1, 1], "y": 1},
+        {"x": None, "y": 2},
+        {"x": None, "y": None},
+        {"x": [1] * 3, "y": 4},
+    ]
+    edcache.export(tmp_path / "a.zip", tmp_path / "hf", "hf")
+    assert list(datasets.load_from_disk(str(tmp_path / "hf"))) == found
+    edcache.export(tmp_path / "a.zip", tmp_path / "files", "files")
+    assert sorted(os.listdir(tmp_path / "files" / "2")) == ["y.json"]
+    with pytest.raises(
+        ExportError, match=r'field "[xy]" is None or missing in some samples, and an .npz holds'
+    ):
+        edcache.export(tmp_path / "a.zip", tmp_path / "a.npz", "npz")
+
+
+# --------------------------------------------------------------------------------------- refusals
+
+
+def archive_of(tmp_path: Path, *samples: Any, **options: Any) -> Path:
+    path = tmp_path / f"{len(os.listdir(tmp_path))}.zip"
+    with CacheWriter(path, **options) as w:
+        w.extend(samples)
+    return path
+
+
+def refused(
+    ds: Any, out: Path, to: str, text: str, kind: type[EdcacheError] = ExportError, **options: Any
+) -> None:
+    """Fails with these words, before anything is written."""
+    before = sorted(os.listdir(out.parent))
+    told: list[int] = []
+    with pytest.raises(kind) as caught:
+        edcache.export(ds, out, to, on_progress=lambda done, total: told.append(done), **options)
+    assert text in str(caught.value)
+    assert max(told, default=0) == 0
+    assert sorted(os.listdir(out.parent)) == before
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_a_format_cannot_hold_is_named_before_anything_is_written(tmp_path, out, num_workers):
+    half = torch.ones(2, dtype=torch.bfloat16)
+    files, tables = ["webdataset", "files"], ["parquet", "hf", "npz"]
+    zoned = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)
+    cases: list[tuple[list[Any], list[str], str]] = [
+        (
+            [half],
+            [*FORMATS],
+            'x" is a tensor of torch.bfloat16 (2,); numpy has no such type; leave it out with',
+        ),
+        (
+            [1j],
+            files,
+            'field "x" is of type complex; JSON has no complex numbers; leave it out with select(), or',
+        ),
+        ([1j], tables[:2], 'field "x" is of type complex; {to} holds no complex numbers; leave it out'),
+        ([np.array(["a"])], tables, 'field "x" is an array of <U1 (1,); {to} holds arrays of bool, int and'),
+        ([np.zeros(2, ">f4")], tables, "in the byte order of this machine"),
+        ([{"a/b": 1}], files, 'field "x.a/b" makes no name of a file; {to} needs names without slashes that'),
+        ([{"A": 1, "a": 2}], files[:1], 'two files would be called "x.a.cls"; rename a field'),
+        (
+            [{"b": 1, "b.c": 1} | {"b": {"c": 2}}],
+            [*FORMATS],
+            'two fields are called "x.b.c"; rename one with',
+        ),
+        (
+            [1, "a"],
+            tables,
+            'sample 1: field "x" is text, and int in another sample (export(): ',
+        ),
+        (
+            [np.ones(2), np.ones((2, 2))],
+            tables,
+            "an array of float64 (2, 2), and an array of float64 (2,) in",
+        ),
+        ([[1, "a"]], tables, 'field "x" is of type list; its values are int and text; leave it out'),
+        ([Image.new("CMYK", (1, 1))], [*FORMATS], "a PNG has no mode 'CMYK'"),
+        ([{"values": 1}], ["npz"], 'field "x.values" ends as the arrays of fields of varying shapes do'),
+        ([zoned], ["npz"], 'field "x" is a datetime with a zone, for which numpy has no type'),
+    ]
+    for samples, formats, text in cases:
+        path = archive_of(tmp_path, *({"x": value} for value in samples))
+        for to in formats if num_workers == 0 else formats[:1]:
+            refused(path, out, to, text.format(to=to), num_workers=num_workers)
+
+
+def test_samples_without_a_field_or_with_a_hidden_one_are_refused(tmp_path, out):
+    for to in FORMATS:
+        refused(archive_of(tmp_path, {}), out, to, "sample 0: it has no field; leave it out")
+    text = (
+        'field "__key__" makes no name of a file; webdataset needs names without slashes that begin with no'
+    )
+    refused(archive_of(tmp_path, {"__key__": 1}), out, "webdataset", text)
+
+
+def test_values_beyond_a_column_end_the_export_and_leave_nothing(tmp_path, out):
+    big = archive_of(tmp_path, {"x": 2**70})
+    for to in ("parquet", "npz"):
+        with pytest.raises(ExportError, match='field "x" does not fit int64: '):
+            edcache.export(big, out, to)
+    assert not out.exists()
+    assert not Path(f"{out}.new").exists()
+    labelled = archive_of(tmp_path, {"x": 1}, {"x": 2}, in_memory_keys={"b": lambda s: b"bytes"})
+    refused(
+        labelled,
+        out,
+        "webdataset",
+        'label "b" is binary, and JSON holds no bytes; choose others: labels=[...]',
+    )
+    sparse = archive_of(tmp_path, {"x": 1}, {"x": 2}, in_memory_keys={"y": lambda s: s["x"] - 1 or None})
+    refused(sparse, out, "npz", 'label "y" has no value for 1 samples, and an .npz holds no None; choose')
+    refused(labelled, out, "npz", 'label "b" is binary, which makes no array; choose others: labels=[...]')
+    ended = archive_of(tmp_path, {"x": "a\0"})
+    with pytest.raises(ExportError, match='field "x" has text that ends with a zero character, which'):
+        edcache.export(ended, out, "npz")
+    assert not out.exists()
+
+
+def test_a_transform_that_changes_its_mind_is_told_by_the_sample(path, out):
+    calls: list[int] = []
+
+    def moody(x):
+        calls.append(1)
+        return x if len(calls) < 35 else x[:1]
+
+    ds = CachedDataset.from_cache(path).select("x").with_transform(moody, field="x")
+    text = r'sample 4: field "x" is an array of uint8 \(1, 3\), and was an array of uint8 \(2, 3\) when'
+    with pytest.raises(ExportError, match=text):
+        edcache.export(ds, out, "parquet")
+    assert not Path(f"{out}.new").exists()
+
+
+def test_options_are_checked(ds, out):
+    cases = [
+        ({"to": "npz", "ds": ds[:0]}, "there is no sample to write"),
+        ({"to": "tar"}, "to='tar'; choose one of 'webdataset', 'files', 'parquet', 'hf', 'npz'"),
+        ({"to": "npz", "shard_size": "big"}, "shard_size='big'; give bytes, or text such as \"500MB\""),
+        ({"to": "npz", "num_workers": -1}, "num_workers=-1; give 0 or more"),
+    ]
+    for options, text in cases:
+        with pytest.raises(OptionError) as caught:
+            edcache.export(**{"ds": ds, "out": out} | options)
+        assert text in str(caught.value)
+
+
+def test_missing_samples_are_refused_and_available_leaves_them_out(tmp_path, out):
+    path = tmp_path / "a.zip"
+    with CacheWriter(path) as w:
+        for i in (0, 1, 4):
+            w.write(i, {"x": i})
+    text = f"{path}: 2 of 5 samples have no record, the first is sample 2; take available()"
+    refused(path, out, "webdataset", text, MissingSampleError)
+    edcache.export(CachedDataset.from_cache(path).available(), out, "webdataset")
+    assert [one["x.cls"] for one in shards(out)] == [0, 1, 4]
+
+
+# ------------------------------------------------------------------------------- all of it or nothing
+
+
+@pytest.mark.parametrize("to", ["webdataset", "npz"])
+def test_what_is_in_the_way_is_left_alone(ds, out, to):
+    out.write_text("mine")
+    refused(ds, out, to, f"{out}: exists already; give a path where nothing is", ArchiveExistsError)
+    assert out.read_text() == "mine"
+
+
+def test_a_folder_in_the_place_of_the_work_is_left_alone(ds, out):
+    work = Path(f"{out}.new")
+    work.mkdir()
+    (work / "mine").write_text("mine")
+    text = f"{work}: is in the way, and no export left it; move it away"
+    refused(ds, out, "files", text, ArchiveExistsError)
+    assert (work / "mine").read_text() == "mine"
+
+
+def test_two_exports_to_one_place_are_told_apart(ds, out):
+    with pytest.raises(StorageError, match="it ends"), new_folder(str(out)):
+        text = f"{out}.new: another process is writing it; wait for it to end"
+        refused(ds, out, "files", text, ArchiveLockedError)
+        raise StorageError("it ends")
+    assert not Path(f"{out}.new").exists()
+    edcache.export(ds, out, "files")
+
+
+@pytest.mark.parametrize("to", ["webdataset", "parquet", "npz"])
+def test_an_export_that_is_killed_leaves_nothing_at_the_path_and_the_next_one_begins_anew(
+    path, tmp_path, to, tally
+):
+    ds = CachedDataset.from_cache(path)[:8]
+    ds[0]
+    edcache.export(ds, tmp_path / "whole", to, shard_size=6000)
+    out, count, was_there = tmp_path / "out", 1, {False}
+    while killed_at(count, lambda: edcache.export(ds, out, to, shard_size=6000)):
+        tally("killed exports")
+        count += 1
+        assert not out.exists() or [*contents(out).values()] == [*contents(tmp_path / "whole").values()]
+        was_there.add(out.exists())
+        if out.exists():
+            break
+    assert count > 3
+    assert [*contents(out).values()] == [*contents(tmp_path / "whole").values()]
+    assert sorted(os.listdir(tmp_path)) == ["out", "whole"]
+    assert was_there == {False, True}

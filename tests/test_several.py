@@ -1,0 +1,252 @@
+"""Several archives opened as one: by a list, a glob or a folder."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from likeness import same
+from torch.utils.data import DataLoader
+
+import edcache
+from edcache import CachedDataset, CacheWriter
+from edcache.archives import natural_key
+from edcache.errors import (
+    ArchiveNotFoundError,
+    DigestError,
+    LabelTypeError,
+    NotAnArchiveError,
+    OptionError,
+)
+from edcache.samplers import Balanced, ChunkShuffle
+from edcache.views import Several
+
+
+def sample(i: int) -> dict[str, Any]:
+    return {"x": torch.full((3,), i), "label": i % 3, "text": f"sample {i}"}
+
+
+def write(path: Path, indices: range, **options: Any) -> str:
+    with CacheWriter(path, **{"in_memory_keys": ["label"], "chunk_size": 4} | options) as writer:
+        writer.extend(map(sample, indices))
+    return str(path)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """part-1, part-2 and part-10 with ten samples each, in the order of their numbers."""
+    (tmp_path / "cache").mkdir()
+    for place, number in enumerate([1, 2, 10]):
+        write(tmp_path / "cache" / f"part-{number}.zip", range(10 * place, 10 * place + 10))
+    return tmp_path / "cache"
+
+
+def check(ds: Several, count: int = 30) -> None:
+    assert [s["text"] for s in ds] == [f"sample {i}" for i in range(count)]
+    assert ds.labels["label"].tolist() == [i % 3 for i in range(count)]
+
+
+def test_a_glob_a_folder_and_a_list_open_as_one_dataset_in_the_order_of_the_numbers_in_their_names(folder):
+    names = ["part-1.zip", "part-2.zip", "part-10.zip"]
+    expected = [str(folder / name) for name in names]
+    asked = [
+        str(folder / "part-*.zip"),
+        folder,
+        str(folder),
+        expected,
+        [str(folder / "part-?.zip"), expected[2]],
+    ]
+    for paths in asked:
+        ds = CachedDataset.from_cache(paths)
+        assert (type(ds), ds.paths) == (Several, expected)
+        check(ds)
+        ds.close()
+
+
+def test_numbers_sort_by_their_value_and_files_by_the_folders_they_are_in(tmp_path):
+    ordered = ["1/z.zip", "2/a.zip", "2/b-9.zip", "2/b-010.zip", "10.zip", "b/10/a.zip", "b/a.zip", "c.zip"]
+    assert sorted(ordered, key=natural_key) == ordered
+    for name in ordered:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        write(tmp_path / name, range(1))
+    (tmp_path / "c.zip.new").write_bytes(b"left by a killed replacement")
+    (tmp_path / "notes.txt").write_text("not an archive")
+    expected = [str(tmp_path / name) for name in ordered]
+    assert CachedDataset.from_cache(tmp_path).paths == expected
+    assert CachedDataset.from_cache(f"{tmp_path}/**/*.zip*").paths == expected
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path):
+    path = write(tmp_path / "part-[1].zip", range(2))
+    write(tmp_path / "part-1.zip", range(3))
+    assert type(CachedDataset.from_cache(path)) is CachedDataset
+    assert len(CachedDataset.from_cache(path)) == 2
+    assert len(CachedDataset.from_cache([path])) == 2
+
+
+def test_what_names_no_archive_is_an_error_that_says_what_was_asked_for(folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    cases = [
+        (
+            f"{folder}/other-*.zip",
+            ArchiveNotFoundError,
+            "other-*.zip: no file fits this glob; is its folder right?",
+        ),
+        (
+            tmp_path / "empty",
+            ArchiveNotFoundError,
+            "empty: no .zip file in this folder, nor below it; archives",
+        ),
+        ([], OptionError, "an empty list names no archive; give the path of one at least"),
+        ([folder / "gone.zip"], ArchiveNotFoundError, "gone.zip: "),
+        ([folder, folder / "part-2.zip"], OptionError, "part-2.zip: named twice; edcache.concat() takes"),
+    ]
+    for paths, kind, text in cases:
+        with pytest.raises(kind) as caught:
+            CachedDataset.from_cache(paths)
+        assert text in str(caught.value)
+    with pytest.raises(OptionError, match=r"name='train'\) takes one root, not a list"):
+        CachedDataset.from_cache([folder], name="train")
+    with pytest.raises(OptionError, match="from_cache\\(\\) takes .*, not colour"):
+        CachedDataset.from_cache(folder, colour=1)
+
+
+def test_the_archive_that_cannot_be_opened_is_named_and_the_others_are_let_go(folder):
+    (folder / "part-3.zip").write_bytes(b"something else" * 1000)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(NotAnArchiveError, match="part-3.zip: "):
+        CachedDataset.from_cache(folder)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_options_go_to_every_archive(folder):
+    ds = CachedDataset.from_cache(folder, transform=lambda s: s["text"].upper(), io="pread", verify="always")
+    assert (ds[0], ds[29]) == ("SAMPLE 0", "SAMPLE 29")
+    assert {archive.reader.io for archive in ds.archives} == {"pread"}
+    assert {archive.reader.verify for archive in ds.archives} == {"always"}
+    batched = CachedDataset.from_cache(folder, batch_transform=lambda b: b["x"].sum())
+    assert batched.batch([0, 1, 20]) == 63
+
+
+def test_expected_digests_are_a_list_in_order_or_a_dict_by_path(folder):
+    paths = CachedDataset.from_cache(folder).paths
+    digests = [edcache.digest(path) for path in paths]
+    check(CachedDataset.from_cache(folder, expected_digest=digests))
+    by_path = dict(zip(reversed(paths), reversed(digests), strict=True))
+    check(CachedDataset.from_cache(f"{folder}/*.zip", expected_digest=by_path))
+    with pytest.raises(DigestError, match=r"part-2.zip: its sha256 is"):
+        CachedDataset.from_cache(folder, expected_digest=[digests[0], digests[0], digests[2]])
+    refused = [
+        (digests[0], f"expected_digest='{digests[0]}' for 3 archives; give a list with one for each"),
+        (digests[:2], "expected_digest=a list of 2 for 3 archives; give a list with one for each, in their"),
+        ({paths[0]: digests[0]}, f"expected_digest= has none for {paths[1]}; give one for each"),
+        (by_path | {"b.zip": digests[0]}, "expected_digest= has one for b.zip, which is not among them"),
+    ]
+    for expected, text in refused:
+        with pytest.raises(OptionError) as caught:
+            CachedDataset.from_cache(folder, expected_digest=expected)
+        assert text in str(caught.value)
+
+
+def test_it_is_as_concat_of_the_archives_in_samples_views_batches_and_loaders(folder):
+    ds = CachedDataset.from_cache(folder)
+    whole = edcache.concat([CachedDataset.from_cache(path) for path in ds.paths])
+    assert all(same(one, other) for one, other in zip(ds, whole, strict=True))
+    assert ds.labels.table.equals(whole.labels.table)
+    views = [
+        lambda d: d.filter(label=1),
+        lambda d: d[3:25:4],
+        lambda d: d.shuffle(3),
+        lambda d: d.select("x"),
+    ]
+    for view in views:
+        assert all(same(one, other) for one, other in zip(view(ds), view(whole), strict=True))
+    assert same(ds.batch([0, 29, 13]), whole.batch([0, 29, 13]))
+    for loader in (
+        DataLoader(ds, batch_size=7),
+        ds.loader(7),
+        DataLoader(ds.filter("label < 9"), batch_size=7),
+    ):
+        assert torch.cat([batch["x"][:, 0].clone() for batch in loader]).tolist() == list(range(30))
+    assert sorted(ds[i]["text"] for i in ChunkShuffle(ds, 2)) == sorted(s["text"] for s in whole)
+    assert len(list(Balanced(ds, "label"))) == len(ds)
+    again = pickle.loads(pickle.dumps(ds))
+    check(again)
+    assert again.refresh() is False
+    assert repr(ds).startswith("concat(CachedDataset(")
+    assert repr(ds).endswith("(30 samples)")
+    assert (ds.cache is ds[:3].cache, ds.indices.tolist()) == (True, list(range(30)))
+
+
+def test_the_chunks_of_several_archives_are_told_apart(folder):
+    ds = CachedDataset.from_cache(folder)
+    expected = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
+    assert ds.cache.chunk_of(np.arange(30)).tolist() == [k + 3 * part for part in range(3) for k in expected]
+    zipped = edcache.concat([edcache.zip_fields(ds.select("x"), ds.select("text"))])
+    with pytest.raises(OptionError, match=r"zip_fields\(.* are put together, and have no chunk of their own"):
+        ChunkShuffle(zipped)
+
+
+def test_labels_that_one_archive_lacks_are_null_and_types_that_clash_are_refused(folder):
+    write(folder / "part-11.zip", range(30, 33), in_memory_keys=["text"])
+    ds = CachedDataset.from_cache(folder)
+    assert ds.labels["label"].tolist() == [i % 3 for i in range(30)] + [None] * 3
+    assert ds.labels["text"].tolist() == [None] * 30 + ["sample 30", "sample 31", "sample 32"]
+    write(folder / "part-12.zip", range(2), in_memory_keys={"label": "text"})
+    with pytest.raises(
+        LabelTypeError, match='concat\\(\\): label "label" is int64 in one dataset and string'
+    ):
+        CachedDataset.from_cache(folder).labels.table  # noqa: B018
+
+
+def test_refresh_sees_what_grew_and_views_of_before_keep_their_samples(folder):
+    ds = CachedDataset.from_cache(folder)
+    before = ds.filter(label=2)
+    texts = [s["text"] for s in before]
+    assert ds.refresh() is False
+    with CacheWriter(folder / "part-2.zip", "a") as writer:
+        writer.extend([sample(100), sample(101)])
+    assert len(ds) == 30
+    check(ds)
+    assert ds.refresh() is True
+    assert [s["text"] for s in ds[18:24]] == [f"sample {i}" for i in (18, 19, 100, 101, 20, 21)]
+    assert ds.labels["label"][20:22].tolist() == [1, 2]
+    assert [s["text"] for s in before] == texts
+    assert before.labels["label"].tolist() == [2] * len(texts)
+    assert len(ds.filter(label=2)) == len(texts) + 1
+    CachedDataset.from_cache(folder / "part-1.zip").add_labels("extra", list(range(10)))
+    assert ds.refresh() is True
+    assert ds.labels["extra"].tolist() == [*range(10), *[None] * 22]
+    assert "extra" in ds[:5].labels
+
+
+def test_what_is_missing_and_what_failed_is_told_by_the_index_in_the_whole(folder, tmp_path):
+    class Source:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, i):
+            if i == 2:
+                raise ValueError("it has no image")
+            return sample(i)
+
+    CachedDataset(Source(), folder / "part-0.zip", on_error="skip", in_memory_keys=["label"])
+    with CacheWriter(folder / "part-20.zip", in_memory_keys=["label"]) as writer:
+        writer.write(1, sample(1))
+    ds = CachedDataset.from_cache(folder)
+    assert (len(ds), ds.complete, ds.missing.tolist()) == (36, False, [2, 34])
+    assert [(failure.index, failure.error) for failure in ds.errors] == [(2, "ValueError")]
+    assert len(ds.available()) == 34
+    assert ds.available().indices.tolist() == [i for i in range(36) if i not in (2, 34)]
+    assert repr(ds).endswith("(36 samples, 2 missing)")
+    said = ds.info()
+    parts = [archive.info() for archive in ds.archives]
+    assert (said["samples"], said["present"], said["sealed"], said["labels"]) == (36, 34, False, ["label"])
+    assert said["path"] == ds.paths
+    assert said["archives"] == parts
+    assert all(said[name] == sum(part[name] for part in parts) for name in ("nbytes", "mapped"))
