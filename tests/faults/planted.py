@@ -385,7 +385,7 @@ _SYSTEM = [
         "durable.py",
         "            finally:\n                self.unlock(start)\n        except",
         "            finally:\n                pass\n        except",
-        ("tests/test_durable.py",),
+        ("tests/test_durable.py::test_two_opens_in_one_process_exclude_each_other",),
     ),
     Bug(
         "a child keeps its parent's locks",

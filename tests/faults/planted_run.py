@@ -118,7 +118,10 @@ def look_for(bug: Bug, sound: Path) -> Found:
         for stale in place.parent.glob(f"__pycache__/{place.stem}.*"):
             stale.unlink()
         began = time.monotonic()
-        status, said = run_tests(copy, bug.tests, bug.keyword, bug.scale)
+        try:
+            status, said = run_tests(copy, bug.tests, bug.keyword, bug.scale)
+        except subprocess.TimeoutExpired:
+            return Found(bug, f"{bug.tests[0]}, which does not end", time.monotonic() - began)
         by = _FAILED.search(said)
         # Nothing but failing tests finds a bug: not that nothing was selected, nor that nothing imports.
         assert status == 0 or (status == 1 and by), f"{bug.name}: pytest ended with {status}:\n{said}"
