@@ -55,6 +55,13 @@ class Handler(BaseHTTPRequestHandler):
             with served.lock:
                 served.in_flight -= 1
 
+    def do_HEAD(self):
+        served = self.served
+        with served.lock:
+            served.requests.append((self.command, 0, 0, dict(self.headers)))
+        headers = {"Content-Length": str(len(served.data)), "ETag": f'"{served.etag}"'}
+        self.say(200, headers | {"Last-Modified": "Sat, 21 Nov 2026 10:00:00 GMT"}, b"")
+
     def asked(self):
         first, last = self.headers["Range"].removeprefix("bytes=").split("-")
         return int(first), int(last) + 1

@@ -188,6 +188,16 @@ def test_a_projection_fetches_its_blocks_alone(tmp_path):
         assert same(ds[5], wide(5))
 
 
+def test_a_field_without_bytes_is_read(tmp_path):
+    def hollow(k):
+        return wide(k) | {"none": torch.zeros(0)}
+
+    with serving(written(tmp_path / "a.zip", hollow, 3).read_bytes()) as served:
+        ds = opened(served)
+        assert same(ds.select("none")[1], {"none": torch.zeros(0)})
+        assert ds.select("none").batch([0, 2])["none"].shape == (2, 0)
+
+
 def test_a_field_that_the_labels_have_takes_no_request(served):
     ds = opened(served)
     ds.labels["label"]
@@ -419,6 +429,123 @@ def test_what_is_no_archive_is_told(served):
     served.data = Path(GOLDEN[0]).read_bytes()[:100]
     with pytest.raises(CorruptArchiveError):
         CachedDataset.from_cache(served.url)
+
+
+# --- engines ----------------------------------------------------------------------------------------
+
+
+def s3_of(served):
+    """The same server as one of S3: object a.zip in bucket "data"."""
+    return "s3://data/a.zip", {
+        "endpoint_url": served.url.removesuffix("/data/a.zip"),
+        "key": "k",
+        "secret": SECRET,
+    }
+
+
+def test_an_object_of_s3_opens_by_two_requests_too(served):
+    url, options = s3_of(served)
+    ds = CachedDataset.from_cache(url, storage_options=options)
+    assert [request[0] for request in served.requests] == ["GET", "GET"]
+    served.forget()
+    assert same(ds[3], sample(3))
+    assert served.sent == ds.reader.records.nbytes[3]
+    served.etag = "v2"
+    with pytest.raises(StaleArchiveError, match="s3://data/a.zip: .*412"):
+        ds[4]
+
+
+def test_where_signed_urls_are_refused_s3fs_asks_itself(served):
+    def unsigned_alone(handler, start, end):
+        if "Signature=" in handler.path:
+            handler.say(403, {}, b"")
+            return True
+        return False
+
+    served.faults = [unsigned_alone]
+    url, options = s3_of(served)
+    ds = CachedDataset.from_cache(url, storage_options=options)
+    assert len(served.requests) <= 4
+    assert same(ds.batch([3, 900])["label"].tolist(), [3, 900])
+    assert not ds.refresh()
+    served.faults = [lambda h, s, e: (h.say(403, {}, b""), True)[1]]
+    with pytest.raises(
+        StorageError, match="give credentials in storage_options=, or in the environment"
+    ) as raised:
+        CachedDataset.from_cache(url, storage_options=options)
+    assert SECRET not in str(raised.value)
+
+
+def test_a_chain_of_file_systems_is_read(tmp_path, in_memory):
+    url = in_memory(written(tmp_path / "a.zip", count=30).read_bytes())
+    ds = CachedDataset.from_cache(f"simplecache::{url}")
+    assert ds.path == f"simplecache::{url}"
+    assert same(ds[3], sample(3))
+
+
+class Odd(fsspec.get_filesystem_class("memory")):
+    """A file system that does what a test says."""
+
+    protocol = "odd"
+    does = None
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + path.removeprefix("odd://").lstrip("/")
+
+    def cat_file(self, path, start=None, end=None, **options):
+        data = super().cat_file(path, start, end, **options)
+        return data if Odd.does is None else Odd.does(data)
+
+    def info(self, path, **options):
+        return super().info(path, **options) | self.storage_options.get("told", {})
+
+
+def raising(error):
+    def does(data):
+        raise error
+
+    return does
+
+
+@pytest.mark.parametrize(
+    ("does", "message"),
+    [
+        (
+            lambda data: data[:-1],
+            r"odd://b/a\.zip: reading 2,\d\d\d bytes at offset [\d,]+: 2,\d\d\d bytes came; asked 2",
+        ),
+        (
+            raising(PermissionError(f"not with {SECRET}")),
+            r"Error: not with \*\*\*; give credentials in",
+        ),
+        (raising(ConnectionResetError("gone")), "ConnectionResetError: gone; asked 2 times"),
+        (raising(KeyError(SECRET)), r"KeyError: '\*\*\*'; asked once"),
+        (raising(FileNotFoundError("x")), "no such object; check the URL"),
+    ],
+)
+def test_whatever_a_file_system_does_is_one_error(tmp_path, monkeypatch, does, message):
+    fsspec.register_implementation("odd", Odd, clobber=True)
+    Odd().pipe_file("/b/a.zip", written(tmp_path / "a.zip", count=30).read_bytes())
+    ds = CachedDataset.from_cache("odd://b/a.zip", storage_options={"token": SECRET, "request_tries": 2})
+    # A tail so short that this record is not in it.
+    monkeypatch.setattr(ds.reader._here.file, "_windows", [])
+    monkeypatch.setattr(Odd, "does", staticmethod(does))
+    with pytest.raises((StorageError, ArchiveNotFoundError), match=message) as raised:
+        ds[3]
+    assert SECRET not in str(raised.value)
+    assert raised.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [({"type": "directory"}, "a folder, not a file"), ({"size": None}, "its size is unknown")],
+)
+def test_what_is_no_file_is_told(tmp_path, told, message):
+    fsspec.register_implementation("odd", Odd, clobber=True)
+    Odd().pipe_file("/b/a.zip", b"x")
+    with pytest.raises(StorageError, match=message):
+        CachedDataset.from_cache("odd://b/a.zip", storage_options={"told": told})
 
 
 # --- credentials ------------------------------------------------------------------------------------

@@ -1,5 +1,8 @@
 """Archives on real servers: nginx, an S3, a Google Cloud Storage."""
 
+import os
+from itertools import count
+
 import fsspec
 import object_servers
 import pytest
@@ -37,7 +40,14 @@ class Place:
 def nginx(tmp_path_factory):
     folder = tmp_path_factory.mktemp("nginx")
     with object_servers.nginx(folder) as url:
-        yield Place(f"{url}/", None, lambda name, data: (folder / "www" / name).write_bytes(data))
+        ticks = count(1_700_000_000)
+
+        def put(name, data):
+            (folder / "www" / name).write_bytes(data)
+            # nginx tells the states of a file apart by its size and the second of its last write.
+            os.utime(folder / "www" / name, (0, next(ticks)))
+
+        yield Place(f"{url}/", None, put)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +90,15 @@ def test_a_server_gives_the_samples_and_notices_a_change(place, tmp_path):
             read()
     with pytest.raises(ArchiveNotFoundError, match="no such object; check the URL"):
         place.open("absent.zip")
+
+
+def test_what_a_signed_url_cannot_say_is_left_to_s3fs(s3, tmp_path):
+    s3.put("a.zip", written(tmp_path / "a.zip"))
+    ds = CachedDataset.from_cache(s3.url + "a.zip", storage_options=s3.options | {"requester_pays": True})
+    assert ds.batch([3, 200])["label"].tolist() == [3, 200]
+    s3.put("a.zip", written(tmp_path / "b.zip", first=1))
+    with pytest.raises(StaleArchiveError, match=r"a\.zip: the object was replaced since it was opened"):
+        ds[8]
 
 
 @pytest.mark.parametrize(("scheme", "method"), [("s3", "fork"), ("s3", "spawn"), ("gs", "fork")])

@@ -59,9 +59,7 @@ class Storage:
         return self.file.read_many([(offset, self._within(offset, nbytes))])[0]
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """The same of many extents (offset, nbytes); at a time where they are read by request."""
-        if self.view is not None:
-            return [self.view[offset : offset + nbytes] for offset, nbytes in extents]
+        """The same of many extents (offset, nbytes) of what is not mapped; at a time where by request."""
         return self.file.read_many([(offset, self._within(offset, nbytes)) for offset, nbytes in extents])
 
     def pread(self, offset: int, nbytes: int) -> bytes:
