@@ -216,9 +216,10 @@ class CachedDataset(Root):
         self._spec = LabelSpec.parse(keys)
         check_writing(sync, chunk_size)
         check_job(on_error, retries, timeout)
-        if preload and (lazy if force_cache is None else not force_cache):
+        is_lazy = lazy if force_cache is None else not force_cache
+        if preload and is_lazy:
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
-        if max_bytes is not None and not (lazy if force_cache is None else not force_cache):
+        if max_bytes is not None and not is_lazy:
             raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
         if isinstance(self._where, Url):
             check_writable(self._where)
@@ -258,8 +259,11 @@ class CachedDataset(Root):
             grow=grow,
         )
         # In memory it is there while somebody has it open: from here on this dataset's reader.
-        with durable.kept(self.path):
-            self._start(lazy if force_cache is None else not force_cache, keep_existing)
+        with durable.kept(self.path) as keeper:
+            self._start(is_lazy, keep_existing)
+            # Who had made it meanwhile may have gone since, and the archive with him.
+            while keeper.has_lost():
+                self._start(is_lazy, keep_existing=True)
             self._pin()
 
     def _pin(self) -> None:

@@ -642,55 +642,71 @@ def replace(source: str, target: str) -> None:
     except OSError as error:
         _refused(target, f"giving {source} its name", error)
     for keeper in _keepers.copy():
-        keeper.follow(target)
+        if keeper.path == target:
+            keeper.take()
     sync_directory(os.path.dirname(target))
 
 
-class _Keeper:
-    """Holds what has a name in memory."""
+class Keeper:
+    """Holds what has a name in memory; nothing where the path is that of a file."""
 
-    def __init__(self, file: File) -> None:
-        self.file = file
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.file: File | None = None
 
-    def follow(self, path: str) -> None:
-        """Hold what has the name now, where it is this one."""
-        if path == self.file.path:
-            before, self.file = self.file, self.file.reopened()
-            before.close()
+    def take(self) -> None:
+        """Hold what has the name now; an empty file where nothing has."""
+        made = File.open(self.path, "a")
+        try:
+            taken = made.reopened()
+        finally:
+            made.close()
+        self.close()
+        self.file = taken
+
+    def has_lost(self) -> bool:
+        """Whether the name was given to what another process made, which is then held."""
+        if self.file is None or self.file.is_named():
+            return False
+        self.take()
+        return True
+
+    def close(self) -> None:
+        """Hold nothing."""
+        if self.file is not None:
+            self.file.close()
+            self.file = None
 
 
-_keepers: list[_Keeper] = []
+_keepers: list[Keeper] = []
 # By name, what a fill left in memory that did not come to its end.
 _unfinished: dict[str, File] = {}
 
 
 @contextmanager
-def kept(path: str) -> Iterator[None]:
-    """Let what has a name in memory, or gets it, stay for the block, whoever closes it; nothing for files.
+def kept(path: str) -> Iterator[Keeper]:
+    """Let what has a name in memory, or gets it here, stay for the block, whoever closes it.
 
-    Where nothing has the name, it is that of an empty file for as long. After an interrupt, or where a sample
-    could not be made, it stays until the next time that this process has done with the name, so that the same
-    call goes on where it stopped.
+    After an interrupt, or where a sample could not be made, it stays until the next time that this process
+    has done with the name, so that the same call goes on where it stopped.
     """
+    keeper = Keeper(path)
     if not memory.is_memory(path):
-        yield
+        yield keeper
         return
-    made = File.open(path, "a")
-    try:
-        keeper = _Keeper(made.reopened())
-    finally:
-        made.close()
+    keeper.take()
     _keepers.append(keeper)
     try:
-        yield
+        yield keeper
     except (KeyboardInterrupt, SourceError, WorkerError):
-        _unfinished[path] = keeper.file.reopened()
+        if keeper.file is not None and keeper.file.is_named():
+            _unfinished[path] = keeper.file.reopened()
         raise
     else:
         _unfinished.pop(path, None)
     finally:
         _keepers.remove(keeper)
-        keeper.file.close()
+        keeper.close()
 
 
 def free_nbytes(path: str) -> int:

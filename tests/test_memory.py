@@ -289,6 +289,35 @@ def test_building_anew_takes_the_name_and_leaves_the_old_to_who_has_it(name, sou
         old.refresh()
 
 
+def test_building_anew_computes_each_sample_once(name, log):
+    old = CachedDataset(Source(log=log), name)
+    new = CachedDataset(Source(log=log), name, keep_existing=False)
+    assert computed(log) == sorted([*range(40)] * 2)
+    check(old)
+    check(new)
+
+
+def test_what_takes_the_name_and_goes_while_a_cache_is_opened_is_not_missed(name):
+    class Slow(Source):
+        def __len__(self):
+            if durable._keepers and not built:
+                built.append(name)
+                with children(lambda _: CachedDataset(Source(), name, keep_existing=False, **same)) as [
+                    other
+                ]:
+                    assert other.code() == 0
+            return self.length
+
+    built, same = [], {"fingerprint": {"of": "both"}}
+    first = CachedDataset(Source(), name, lazy=True, **same)
+    cache = CachedDataset(Slow(), name, lazy=True, **same)
+    assert built
+    assert cache.head.uuid != first.head.uuid
+    check(cache)
+    cache.close()
+    first.close()
+
+
 def test_an_iterable_is_stored_in_memory_too(name):
     cache = CachedDataset(iter([Source()[i] for i in range(20)]), name)
     assert len(cache) == 20

@@ -813,9 +813,16 @@ _MEMORY = [
     Bug(
         "nothing keeps what takes a name in memory",
         "durable.py",
-        "    for keeper in _keepers.copy():\n        keeper.follow(target)\n",
-        "",
-        ("tests/test_memory.py::test_building_anew_takes_the_name_and_leaves_the_old_to_who_has_it",),
+        "        if keeper.path == target:\n            keeper.take()\n",
+        "        pass\n",
+        ("tests/test_memory.py::test_building_anew_computes_each_sample_once",),
+    ),
+    Bug(
+        "whoever takes a name in memory takes it along",
+        "dataset.py",
+        "            while keeper.has_lost():\n",
+        "            while False:\n",
+        ("tests/test_memory.py::test_what_takes_the_name_and_goes_while_a_cache_is_opened_is_not_missed",),
     ),
     Bug(
         "memory is written before it is taken",
