@@ -808,14 +808,6 @@ _OLD_CACHES = [
         (f"{PICKLES}::test_a_tensor_reaches_no_further_than_its_storage",),
     ),
     Bug(
-        "a foreign pickle refers to itself without end",
-        "codec/foreign.py",
-        "        if self._nodes < 0:",
-        "        if self._nodes < -(1 << 22):",
-        (f"{PICKLES}::test_what_is_damaged_or_claims_too_much_is_an_error_that_says_so",),
-        "laughs",
-    ),
-    Bug(
         "a foreign array of objects",
         "codec/foreign.py",
         "        if not _TEXT.fullmatch(text):",
