@@ -44,8 +44,10 @@ def edflow_zip(path, samples, keys=(), *, protocol=4, labels=1, skip=(), order=N
                 if i not in skip:
                     out.writestr(name.format(i), pickle.dumps(with_index(samples[i], i), protocol))
             if run < labels:
-                stale = run < labels - 1
-                columns = {k: [s[k] for s in samples][: 1 if stale else None] for k in keys}
+                stale = run < labels - 1  # of a first run, which had fewer samples and keys
+                columns = {
+                    k: [s[k] for s in samples][: 1 if stale else None] for k in keys[: 1 if stale else None]
+                }
                 out.writestr("labels.p", pickle.dumps(columns, protocol))
     return path
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import glob
 import hashlib
-import io
 import json
 import os
 import re
@@ -15,10 +15,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from edcache.codec import ImageFile
+from edcache.codec import ImageFile, dtypes
 from edcache.codec.foreign import restored
 from edcache.codec.torchsave import torch_loaded
-from edcache.errors import ForeignCacheError
+from edcache.errors import CorruptRecordError, ForeignCacheError
 from edcache.importers.source import OldCache
 
 KEY: Final = "__key__"
@@ -26,6 +26,8 @@ KEY: Final = "__key__"
 _NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]*)", re.DOTALL)
 _NOT_DATA = re.compile(r"(?:.*/)?__[^/]*__(?:/|$)", re.DOTALL)
 _INTS = frozenset({"cls", "cls2", "index", "inx", "id"})
+_UNDECODED = (CorruptRecordError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError)
+_MOST_HEADER = 10_000
 _TEXTS = frozenset({"txt", "text", "transcript"})
 _JSONS = frozenset({"json", "jsn"})
 _PICKLES = frozenset({"pyd", "pickle", "pkl"})
@@ -119,7 +121,7 @@ class Webdataset(OldCache):
             return ImageFile(data)
         try:
             return _plain(last, data)
-        except (EOFError, RecursionError, SyntaxError, ValueError) as error:
+        except _UNDECODED as error:
             raise ForeignCacheError(f"{shown}: does not decode: {str(error)[:200]}") from error
 
     def _identity(self) -> dict[str, Any]:
@@ -140,20 +142,31 @@ def npy_array(data: bytes) -> Any:
     """The array of an .npy file; numpy's own reader allocates what the header claims.
 
     Raises:
-        ValueError: it is none, or one of objects.
+        ValueError: it is none, or one of objects; SyntaxError, TypeError, RecursionError and MemoryError too.
     """
-    file = io.BytesIO(data)
-    version = np.lib.format.read_magic(file)
-    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    if version not in readers:
-        raise ValueError(f"version {version} of .npy")
-    shape, fortran, dtype = readers[version](file)
-    if dtype.hasobject:
-        raise ValueError("an array of objects")
-    nbytes = int(np.prod([*map(int, shape), dtype.itemsize], dtype=object))
-    if nbytes != len(data) - file.tell() or any(n < 0 for n in shape):
-        raise ValueError(f"an array of shape {shape} and dtype {dtype} whose bytes are not {nbytes:,}")
-    return np.ndarray(shape, dtype, bytearray(data[file.tell() :]), order="F" if fortran else "C")
+    if data[:6] != b"\x93NUMPY" or data[6:7] not in (b"\1", b"\2", b"\3"):
+        raise ValueError(f"begins with {data[:8]!r}, as no .npy does")
+    begin = 10 if data[6] == 1 else 12
+    end = begin + int.from_bytes(data[8:begin], "little")
+    if end - begin > _MOST_HEADER:
+        raise ValueError(f"a header of {end - begin:,} bytes")
+    said = ast.literal_eval(data[begin:end].decode("utf-8" if data[6] == 3 else "latin1").strip())
+    if not isinstance(said, dict) or said.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError("a header that numpy does not write")
+    dtype, shape = _dtype(said["descr"]), dtypes.check_shape(list(said["shape"]))
+    if dtypes.array_nbytes(shape, dtype.itemsize) != len(data) - end:
+        raise ValueError(f"an array of shape {shape} and dtype {dtype}, and {len(data) - end:,} bytes for it")
+    return np.ndarray(shape, dtype, bytearray(data[end:]), order="F" if said["fortran_order"] else "C")
+
+
+def _dtype(description: Any) -> np.dtype[Any]:
+    """The dtype of a header, in which each part is a text that the codec knows."""
+    if isinstance(description, str):
+        return dtypes.parse(description)
+    for _, kind, *_ in description:
+        _dtype(kind)
+    found: np.dtype[Any] = np.lib.format.descr_to_dtype(description)
+    return found
 
 
 def _bytes(shard: str, shown: str, offset: int, nbytes: int, most: int) -> bytes:

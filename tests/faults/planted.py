@@ -922,7 +922,77 @@ _LOCAL = [
     ),
 ]
 
+PICKLES = "tests/codec/test_codec_foreign.py"
+IMPORTS = "tests/test_importers.py"
+FOREIGN = "tests/test_importers_foreign.py"
+
+_OLD_CACHES = [
+    Bug(
+        "a foreign pickle's names are looked up",
+        "codec/foreign.py",
+        '            raise _Refused(f"{module}.{name}")',
+        "            return super().find_class(module, name)",
+        (f"{PICKLES}::test_what_is_not_on_the_list_is_refused_by_name_and_not_called",),
+    ),
+    Bug(
+        "a foreign tensor ends where it says",
+        "codec/foreign.py",
+        "        if last >= len(data) // itemsize:",
+        "        if False:",
+        (f"{PICKLES}::test_a_tensor_reaches_no_further_than_its_storage",),
+    ),
+    Bug(
+        "a foreign array of objects",
+        "codec/foreign.py",
+        "        if not _TEXT.fullmatch(text):",
+        "        if False:",
+        (f"{PICKLES}::test_a_dtype_has_a_plain_name",),
+    ),
+    Bug(
+        "checksums of an old zip are not looked at",
+        "importers/members.py",
+        "    found = zlib.crc32(data)\n    if found != member.crc:",
+        "    found = zlib.crc32(data)\n    if False:",
+        (f"{IMPORTS}::test_a_flipped_bit_is_found_by_the_checksum",),
+    ),
+    Bug(
+        "members of an old zip may share bytes",
+        "importers/members.py",
+        "    if total > size:",
+        "    if False:",
+        (f"{IMPORTS}::test_a_bomb_of_members_that_share_bytes_is_refused",),
+    ),
+    Bug(
+        "of labels twice the first counts",
+        "importers/edflow.py",
+        "contents(self.path, found[-1], _MOST_LABELS)",
+        "contents(self.path, found[0], _MOST_LABELS)",
+        (f"{IMPORTS}::test_of_labels_twice_the_last_counts",),
+    ),
+    Bug(
+        "links in an old folder are followed",
+        "importers/source.py",
+        "entry.is_file(follow_symlinks=False)]",
+        "entry.is_file()]",
+        (f"{IMPORTS}::test_links_in_a_folder_are_not_followed",),
+    ),
+    Bug(
+        "an old cache is as long as its largest index, whatever that is",
+        "importers/source.py",
+        "        if self._length > _FREE_LENGTH + _LENGTH_A_SAMPLE * len(indices):",
+        "        if self._length > 1 << 62:",
+        (f"{IMPORTS}::test_an_index_beyond_reason_is_refused",),
+    ),
+    Bug(
+        "the last sample of a cut shard is kept",
+        "importers/webdataset.py",
+        "                self._drop_last()\n",
+        "                pass\n",
+        (f"{FOREIGN}::test_a_shard_that_was_cut_yields_the_samples_before_the_last",),
+    ),
+]
+
 BUGS = [
     *(*_CHAIN, *_WRITER, *_SYSTEM, *_READER, *_MAINTENANCE, *_MEMORY),
-    *(*_SAMPLERS, *_IMAGES, *_LABELS, *_LOCAL),
+    *(*_SAMPLERS, *_IMAGES, *_LABELS, *_LOCAL, *_OLD_CACHES),
 ]
