@@ -68,7 +68,6 @@ setup(
             "moto[server]>=5",
             "gcp-storage-emulator>=2022.6",
             "torchdata>=0.8",
-            "litdata>=0.2.30",
             "datasets>=2.14",
             "webdataset>=0.2.86",
             ATHERIS,

@@ -1,6 +1,7 @@
 """Caches that other systems wrote themselves (scripts/make_foreign.py) read back as what went in."""
 
 import contextlib
+import importlib.util
 import io
 import json
 import os
@@ -486,7 +487,13 @@ def test_a_value_of_mds_that_does_not_decode_is_named(copied, encoding, told):
 
 # ------------------------------------------------------------------------------- litdata and datasets
 
+needs_litdata = pytest.mark.skipif(
+    importlib.util.find_spec("litdata") is None,
+    reason="litdata brings a torchvision, which does not load beside every torch; install it to test with it",
+)
 
+
+@needs_litdata
 def test_a_folder_of_litdata_is_read_by_litdata(path):
     source = old_cache(FOREIGN / "litdata" / "plain")
     assert source.kind == "litdata"
@@ -495,6 +502,7 @@ def test_a_folder_of_litdata_is_read_by_litdata(path):
     assert same(pickle.loads(pickle.dumps(source))[2], expected[2])
 
 
+@needs_litdata
 def test_what_litdata_would_unpickle_is_refused_unless_it_is_trusted(copied):
     with pytest.raises(
         PickleRefusedError, match="pickled: has pickle, for which litdata may unpickle or import; if"

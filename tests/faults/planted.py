@@ -352,15 +352,15 @@ _WRITER = [
     Bug(
         "replaces in place",
         "writer/cache.py",
-        'work = self.path + ".new" if self._replaces else self.path',
-        "work = self.path",
+        'work = self._local + ".new" if self._replaces else self._local',
+        "work = self._local",
         ("tests/test_writer.py::test_w_shows_the_old_archive_until_the_new_one_is_sealed",),
     ),
     Bug(
         "replaces in place, a kill",
         "writer/cache.py",
-        'work = self.path + ".new" if self._replaces else self.path',
-        "work = self.path",
+        'work = self._local + ".new" if self._replaces else self._local',
+        "work = self._local",
         (f"{KILLED}[replace]",),
     ),
     Bug(
