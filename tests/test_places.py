@@ -392,6 +392,19 @@ def test_a_crc32_that_fails_makes_the_reader_look_whether_the_object_changed(tmp
         ds[8]
 
 
+def test_tags_of_other_kinds_do_not_compare(served):
+    """A server may say a date where it said an ETag before, and writes some ETags without quotes."""
+    ds = opened(served)
+    unquoted = {"ETag": "CJi0=", "Content-Encoding": "aws-chunked"}
+    for headers in ({"ETag": None, "Last-Modified": "Sat, 21 Nov 2026 10:00:00 GMT"}, {"ETag": None}):
+        served.faults = [lambda h, s, e, headers=headers: (h.answer(s, e, headers=headers), True)[1]]
+        assert same(ds[3], sample(3))
+    served.faults = [lambda h, s, e: (h.answer(s, e, headers=unquoted), True)[1]]
+    again = CachedDataset.from_cache(served.url)
+    assert same(again[3], sample(3))
+    assert "If-Match" not in served.requests[-1][3]
+
+
 def test_a_deleted_object_is_an_error(served):
     ds = opened(served)
     served.faults = [lambda h, s, e: (h.say(404, {}, b""), True)[1]]

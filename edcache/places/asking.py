@@ -67,10 +67,14 @@ class Changed(Exception):
 
 @dataclass(frozen=True)
 class Stamp:
-    """A state of an object: its size, and what its server tells states apart by ("" for nothing)."""
+    """A state of an object: its size, and what its server tells states apart by.
+
+    tag: "" where it tells nothing. kind: what it is, such as "ETag"; tags of other kinds do not compare.
+    """
 
     size: int
     tag: str = ""
+    kind: str = ""
 
 
 class Engine(Protocol):

@@ -122,8 +122,8 @@ class FilesystemEngine:
             raise refused("a folder, not a file")
         if not isinstance(found.get("size"), int):
             raise refused("its size is unknown")
-        tags = (str(found[name]) for name in _TAGS if found.get(name))
-        return Stamp(found["size"], next(tags, ""))
+        tags = ((str(found[name]), name) for name in _TAGS if found.get(name))
+        return Stamp(found["size"], *next(tags, ("", "")))
 
     async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes:
         """See `Engine`: one request. Only its length is checked here; the archive's crc32s tell the rest."""

@@ -28,6 +28,9 @@ _FORBIDDEN: Final = (401, 403, 407)
 _OPTIONS: Final = ("headers", "client_kwargs")
 _RANGE: Final = re.compile(r"\s*bytes\s+(\d{1,19})-(\d{1,19})/(\d{1,19})\s*", re.IGNORECASE)
 _NO_RANGE: Final = re.compile(r"\s*bytes\s+\*/(\d{1,19})\s*", re.IGNORECASE)
+_ETAG: Final = "ETag"
+# The last is how an upload came, which some servers of S3 repeat; the bytes are plain.
+_PLAIN: Final = ("", "identity", "aws-chunked")
 _SECONDS: Final = re.compile(r"\d{1,9}")
 
 
@@ -106,7 +109,7 @@ class WebEngine:
         url, headers = await self._address.now(stamp)
         asked = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
         # A weak ETag never matches an If-Match (RFC 9110, 13.1.1).
-        if stamp is not None and stamp.tag.startswith('"'):
+        if stamp is not None and stamp.kind == _ETAG and stamp.tag.startswith('"'):
             asked["If-Match"] = stamp.tag
         try:
             return await self._followed(url, headers, asked, start, end, stamp)
@@ -170,17 +173,17 @@ async def _read(
     if response.status == 416 and stamp is None:
         empty = _NO_RANGE.fullmatch(headers.get("Content-Range", ""))
         if empty and int(empty[1]) == 0:
-            return Stamp(0, _tag(headers)), b""
+            return Stamp(0, *_tag(headers)), b""
     if response.status != 206:
         raise _unfit(response.status, response.reason or "", headers, stamp)
     found = _part(headers)
     _check_part(found, start, end)
     if stamp is None:
-        stamp = Stamp(found.size, _tag(headers))
+        stamp = Stamp(found.size, *_tag(headers))
     else:
         _check_state(found, headers, stamp)
     coding = headers.get("Content-Encoding", "identity").strip().lower()
-    if coding not in ("", "identity"):
+    if coding not in _PLAIN:
         raise strange(f"a body in Content-Encoding {coding[:40]!r}")
     return stamp, await _body(response, found.end - found.start)
 
@@ -225,20 +228,18 @@ def _check_part(found: _Part, start: int, end: int) -> None:
 
 
 def _check_state(found: _Part, headers: Mapping[str, str], stamp: Stamp) -> None:
-    tag = _tag(headers)
+    tag, kind = _tag(headers)
     if found.size != stamp.size:
         raise Changed(f"it has {found.size:,} bytes now, {stamp.size:,} when it was opened")
     # A server that names a state by its date in one answer, and by an ETag in another, says nothing by it.
-    if tag and stamp.tag and _is_etag(tag) == _is_etag(stamp.tag) and _bare(tag) != _bare(stamp.tag):
+    if tag and kind == stamp.kind and _bare(tag) != _bare(stamp.tag):
         raise Changed(f"its state is {tag[:80]} now, {stamp.tag[:80]} when it was opened")
 
 
-def _tag(headers: Mapping[str, str]) -> str:
-    return (headers.get("ETag") or headers.get("Last-Modified") or "").strip()
-
-
-def _is_etag(tag: str) -> bool:
-    return tag.endswith('"')
+def _tag(headers: Mapping[str, str]) -> tuple[str, str]:
+    """What tells states apart, and what it is."""
+    found = ((headers.get(name, "").strip(), name) for name in (_ETAG, "Last-Modified"))
+    return next(((tag, name) for tag, name in found if tag), ("", ""))
 
 
 def _bare(tag: str) -> str:

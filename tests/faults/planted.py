@@ -992,7 +992,69 @@ _OLD_CACHES = [
     ),
 ]
 
+_PLACES = [
+    Bug(
+        "a range of another place is believed",
+        "places/web.py",
+        "    _check_part(found, start, end)\n    if",
+        "    if",
+        ("tests/test_places_faults.py",),
+        keyword="that_stays and another and place",
+    ),
+    Bug(
+        "an answer of another state is believed",
+        "places/web.py",
+        "    if tag and kind == stamp.kind and",
+        "    if False and tag and kind == stamp.kind and",
+        ("tests/test_places_faults.py",),
+        keyword="that_stays and ETag",
+    ),
+    Bug(
+        "credentials go along with a redirect",
+        "places/web.py",
+        "headers if where.origin() == origin else {}",
+        "headers",
+        ("tests/test_places.py::test_credentials_stay_with_the_server_that_they_are_for",),
+    ),
+    Bug(
+        "every pickle has credentials",
+        "places/url.py",
+        "        if get_spawning_popen() is not None:",
+        "        if True:",
+        ("tests/test_places.py::test_a_pickle_has_no_credentials_and_the_error_says_so",),
+    ),
+    Bug(
+        "a library's error comes along with its text",
+        "places/asking.py",
+        "        return refused(_told(url, error))\n\n\n_ALLOWED",
+        "        raise refused(_told(url, error))\n\n\n_ALLOWED",
+        ("tests/test_places.py::test_whatever_a_file_system_does_is_one_error",),
+    ),
+    Bug(
+        "blocks that were fetched are not compared",
+        "reader/requested.py",
+        "and self._are_sound(part, data, crcs[part.run])",
+        "",
+        ("tests/test_places.py::test_a_damaged_block_is_never_read",),
+    ),
+    Bug(
+        "a crc32 that fails does not make the reader look for a change",
+        "reader/requested.py",
+        "                self._storage.file.check_unchanged()",
+        "                pass",
+        ("tests/test_places.py::test_a_crc32_that_fails_makes_the_reader_look_whether_the_object_changed",),
+    ),
+    Bug(
+        "an upload replaces what came meanwhile",
+        "places/spool.py",
+        "if not replaces and self.state() != before:",
+        "if False:",
+        ("tests/test_places_writing.py::test_another_archive_that_came_meanwhile_is_kept",),
+    ),
+]
+
 BUGS = [
-    *(*_CHAIN, *_WRITER, *_SYSTEM, *_READER, *_MAINTENANCE, *_MEMORY),
-    *(*_SAMPLERS, *_IMAGES, *_LABELS, *_LOCAL, *_OLD_CACHES),
+    *(*_CHAIN, *_WRITER, *_SYSTEM, *_READER, *_MAINTENANCE),
+    *(*_MEMORY, *_SAMPLERS, *_IMAGES, *_LABELS, *_LOCAL),
+    *(*_OLD_CACHES, *_PLACES),
 ]
