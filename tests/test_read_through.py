@@ -173,6 +173,21 @@ def test_a_copy_that_is_full_is_an_ordinary_archive(far, ssd):
     read(pickle.loads(pickle.dumps(ds)), range(COUNT))
 
 
+def test_a_copy_that_has_filled_is_mapped_after_a_refresh(far, ssd):
+    ds, other = opened(far, ssd), opened(far, ssd)
+    view = ds.filter(y=3)
+    assert ds.refresh() is False
+    assert ds.info()["mapped"] == 0
+    read(ds, range(COUNT))
+    for one in (ds, other):
+        assert one.refresh() is False
+        assert one.info()["mapped"] == far.stat().st_size
+        read(one, range(COUNT))
+    assert view[5]["n"] == 28
+    assert the_copy(ssd).read_bytes() == far.read_bytes()
+    assert ds.refresh() is False
+
+
 def test_where_the_archive_cannot_be_reached_a_whole_copy_is_read(far, ssd, caplog):
     whole(far, ssd)
     far.rename(far.with_name("gone"))
