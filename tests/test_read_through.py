@@ -644,3 +644,45 @@ def test_a_reader_takes_a_copy_too(far, ssd):
     assert is_sample(reader.read(5), 5, NBYTES)
     assert reader.memory()["mapped"] == 0
     reader.close()
+
+
+def test_an_archive_that_changes_while_its_copy_is_begun_is_an_error(far, ssd):
+    origin = Far(far.read_bytes())
+    origin.etag = "b2"
+    ssd.mkdir()
+    with pytest.raises(StaleArchiveError, match=r"train.zip: it changed while it was opened; open it again"):
+        _open_by(origin.path, ("a1",), str(ssd), None, lambda: origin)
+    assert not list(ssd.glob(f"*{PARTIAL}"))
+
+
+def test_a_copy_that_another_took_the_place_of_is_not_written_to(far, ssd):
+    ds = opened(far, ssd)
+    copy = the_copy(ssd)
+    os.replace(shutil.copyfile(copy, ssd / "other"), copy)
+    before = copy.read_bytes()
+
+    def work() -> None:
+        with pytest.raises(StaleArchiveError, match=rf"{copy.name}: another copy is here now; open it again"):
+            read(ds, range(COUNT))
+
+    assert ended(in_child(work)) == 0, "a worker opens for itself what it writes to"
+    assert copy.read_bytes() == before
+    read(ds, range(COUNT))
+    assert copy.read_bytes() == before
+    read(opened(far, ssd), range(COUNT))
+
+
+def test_processes_that_begin_one_copy_at_once_begin_one(far, ssd, tally):
+    for _ in range(scaled(10)):
+        shutil.rmtree(ssd, ignore_errors=True)
+        pids = [in_child(lambda: read(opened(far, ssd), [1, 100, 200])) for _ in range(4)]
+        assert [ended(pid) for pid in pids] == [0] * 4
+        assert the_copy(ssd).stat().st_size == far.stat().st_size
+        tally("copies begun by four processes at once")
+
+
+def test_a_copy_of_an_archive_with_no_samples_reads(tmp_path, ssd):
+    far = tmp_path / "empty.zip"
+    CacheWriter(far).close()
+    assert len(opened(far, ssd)) == 0
+    assert the_copy(ssd).read_bytes() == far.read_bytes()
