@@ -384,10 +384,10 @@ class CachedDataset(Root):
         records, with `select` of no more of them than the blocks of 16 KiB around the fields. The object
         stays the one that was opened, or a read is StaleArchiveError; refresh() goes on to its newer state.
         With `local`, blocks of 256 KiB are fetched once for all processes of the machine, and survive kills.
-        When nearly all are there, the next call fetches the rest and proves all of it: from then on the copy
-        is an ordinary archive, mapped, which opens where the archive itself cannot be reached too. A record
-        of the copy that fails its crc32 is fetched again before an error is raised. An archive that has
-        changed (size, time or inode) is another copy; one that changes while it is open is a
+        When nearly all are there, the next call or refresh() fetches the rest and proves all of it: from then
+        on the copy is an ordinary archive, mapped, which opens where the archive itself cannot be reached
+        too. A record of the copy that fails its crc32 is fetched again before an error is raised. An archive
+        that has changed (size, time or inode) is another copy; one that changes while it is open is a
         StaleArchiveError at the next block that is missing. With max_bytes, copies that nobody has open go,
         the least recently used first. A whole copy that `edcache.copy_to_local` made in the folder is used
         where it is there.

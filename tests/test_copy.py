@@ -35,6 +35,8 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.local import SIDE, copies_in, copy_local
+from edcache.local.keeping import evict
+from edcache.local.origins import open_origin
 from edcache.local.whole import Copying
 
 pytestmark = [
@@ -588,6 +590,36 @@ def test_of_a_folder_none_goes_for_another(tmp_path, ssd):
     copy_to_local(tmp_path / "far", ssd, max_bytes=sum(map(len, data.values())) + 10)
     assert {name: (ssd / name).read_bytes() for name in data} == data
     assert not (ssd / "old.zip").exists()
+
+
+def test_an_archive_that_came_to_lie_where_a_copy_was_does_not_go(far, ssd):
+    make(far, 60)
+    copy = copy_to_local(far, ssd)
+    mine = make(ssd / "mine.zip", 90)
+    os.replace(ssd / "mine.zip", copy)
+    assert not evict(copy)
+    assert copied(ssd, far) == mine
+
+
+def test_who_waited_for_a_copy_compares_it_with_the_digest(far, ssd):
+    make(far, 60)
+    copying = Copying(str(ssd / far.name), str(ssd), 2, None, [])
+    copy_to_local(far, ssd)
+    origin = open_origin(str(far))
+    assert copying.copy_from(origin, edcache.digest(far))[1] == 0
+    assert copying.copy_from(origin, edcache.digest(far))[1] == 0
+    with pytest.raises(DigestError, match="it is not the file that was published"):
+        copying.copy_from(origin, "sha256:" + "0" * 64)
+    origin.close()
+
+
+def test_the_path_of_an_origin_has_to_fit(far, ssd):
+    make(far, 10)
+    origin = Far(far.read_bytes(), path="far://" + "x" * 20_000)
+    with pytest.raises(
+        StorageError, match=r"zip\.origin: no room for the path of the origin; give a shorter one"
+    ):
+        from_object(origin, ssd / "a.zip")
 
 
 def test_what_a_killed_copy_left_goes_too(far, tmp_path, ssd):

@@ -173,6 +173,21 @@ def test_a_copy_that_is_full_is_an_ordinary_archive(far, ssd):
     read(pickle.loads(pickle.dumps(ds)), range(COUNT))
 
 
+def test_a_copy_that_has_filled_is_mapped_after_a_refresh(far, ssd):
+    ds, other = opened(far, ssd), opened(far, ssd)
+    view = ds.filter(y=3)
+    assert ds.refresh() is False
+    assert ds.info()["mapped"] == 0
+    read(ds, range(COUNT))
+    for one in (ds, other):
+        assert one.refresh() is False
+        assert one.info()["mapped"] == far.stat().st_size
+        read(one, range(COUNT))
+    assert view[5]["n"] == 28
+    assert the_copy(ssd).read_bytes() == far.read_bytes()
+    assert ds.refresh() is False
+
+
 def test_where_the_archive_cannot_be_reached_a_whole_copy_is_read(far, ssd, caplog):
     whole(far, ssd)
     far.rename(far.with_name("gone"))
@@ -629,3 +644,45 @@ def test_a_reader_takes_a_copy_too(far, ssd):
     assert is_sample(reader.read(5), 5, NBYTES)
     assert reader.memory()["mapped"] == 0
     reader.close()
+
+
+def test_an_archive_that_changes_while_its_copy_is_begun_is_an_error(far, ssd):
+    origin = Far(far.read_bytes())
+    origin.etag = "b2"
+    ssd.mkdir()
+    with pytest.raises(StaleArchiveError, match=r"train.zip: it changed while it was opened; open it again"):
+        _open_by(origin.path, ("a1",), str(ssd), None, lambda: origin)
+    assert not list(ssd.glob(f"*{PARTIAL}"))
+
+
+def test_a_copy_that_another_took_the_place_of_is_not_written_to(far, ssd):
+    ds = opened(far, ssd)
+    copy = the_copy(ssd)
+    os.replace(shutil.copyfile(copy, ssd / "other"), copy)
+    before = copy.read_bytes()
+
+    def work() -> None:
+        with pytest.raises(StaleArchiveError, match=rf"{copy.name}: another copy is here now; open it again"):
+            read(ds, range(COUNT))
+
+    assert ended(in_child(work)) == 0, "a worker opens for itself what it writes to"
+    assert copy.read_bytes() == before
+    read(ds, range(COUNT))
+    assert copy.read_bytes() == before
+    read(opened(far, ssd), range(COUNT))
+
+
+def test_processes_that_begin_one_copy_at_once_begin_one(far, ssd, tally):
+    for _ in range(scaled(10)):
+        shutil.rmtree(ssd, ignore_errors=True)
+        pids = [in_child(lambda: read(opened(far, ssd), [1, 100, 200])) for _ in range(4)]
+        assert [ended(pid) for pid in pids] == [0] * 4
+        assert the_copy(ssd).stat().st_size == far.stat().st_size
+        tally("copies begun by four processes at once")
+
+
+def test_a_copy_of_an_archive_with_no_samples_reads(tmp_path, ssd):
+    far = tmp_path / "empty.zip"
+    CacheWriter(far).close()
+    assert len(opened(far, ssd)) == 0
+    assert the_copy(ssd).read_bytes() == far.read_bytes()

@@ -151,7 +151,8 @@ def evict(path: str) -> bool:
     """
     try:
         with locked_side(path, wait=False) as side:
-            if side is None or not all(map(_removed, (path, path + PARTIAL))):
+            # Looked at again: since it was listed, another archive may have come to be there.
+            if side is None or copy_at(path) is None or not all(map(_removed, (path, path + PARTIAL))):
                 return False
             durable.remove(path + SIDE)
     except StorageError:

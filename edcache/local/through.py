@@ -464,8 +464,7 @@ def finished(
     Args:
         start, end: int64 [n], extents that hold all records.
     Returns:
-        The whole copy, opened; None where it is not whole, and the file goes on to be what it was. Others
-        who have it open go on with what they opened.
+        The whole copy, opened; None where it is not whole. Who has it open goes on with what was opened.
     """
     if file.missing_part(start, end) > _REST:
         return None
@@ -478,10 +477,7 @@ def finished(
             logger.warning("%s: it stays a partial copy: %s", file.pinned.copy, error)
             return None
     whole = _attached(file.pinned, file._opener)
-    if whole is None or not whole.is_whole:
-        return None
-    file.close()
-    return whole
+    return whole if whole is not None and whole.is_whole else None
 
 
 def _finish(file: ReadThrough, side: Side) -> None:

@@ -1,4 +1,7 @@
-"""Read an archive: map it, locate records, check and decode them. No lock, no write, no thread.
+"""Read an archive: map it, locate records, check and decode them. No write, no thread, no lock.
+
+A local copy (edcache/local) is the exception: it is written while it fills, and shares a lock while it is
+open.
 
     reader    `Reader`: a path, a uuid and a few options; what forks and pickles
     hold      what one process has of it: mapping, index, decoders

@@ -367,8 +367,9 @@ class Reader:
 
         Arrays and samples handed out before stay what they were.
 
-        Where the archive was compacted meanwhile, the new file is opened. With `local=` nothing changes:
-        another state of the archive is another copy, and takes opening it again.
+        Where the archive was compacted meanwhile, the new file is opened. With `local=` the
+        samples stay those of the copy, and another state of the archive takes opening it again; but where
+        nearly all of the copy is here by now, it is made whole, and mapped from here on.
 
         Raises:
             StaleArchiveError: the path now leads to another archive; or the file changed and was opened
@@ -376,6 +377,7 @@ class Reader:
         """
         before = self._here
         if self.local is not None:
+            self._hold = self._whole(before) or before
             return False
         found = before.look_again()
         if found is None:
@@ -461,8 +463,19 @@ class Reader:
         is_first, self._pinned = self._pinned is None, file.pinned
         if file.is_whole or not is_first:
             return hold
-        whole = finished(file, *hold.record_extents())
-        return hold if whole is None else self._hold_on(whole)
+        whole = self._whole(hold)
+        if whole is None:
+            return hold
+        file.close()
+        return whole
+
+    def _whole(self, hold: Hold) -> Hold | None:
+        """A hold on the copy where nearly all of it is here by now; None where that is how it is held."""
+        file = hold.file
+        if not isinstance(file, ReadThrough) or file.is_whole:
+            return None
+        found = finished(file, *hold.record_extents())
+        return None if found is None else self._hold_on(found)
 
     def _prove(self, file: Place, expected: str) -> None:
         """Hash the file, once for this reader and all its copies in other processes."""
