@@ -22,6 +22,7 @@ from likeness import same
 from scale import scaled, seeded
 
 from edcache import CachedDataset, ImageFile
+from edcache.compat import edflow
 from edcache.errors import (
     EdcacheError,
     ForeignCacheError,
@@ -67,6 +68,29 @@ def imported(old, path, expected, pictures_at=None, **options):
             assert same(found.pop(pictures_at), picture(i))
         assert same(found, sample), (found, sample)
     return ds
+
+
+# -------------------------------------------------------------------------------------------- edflow
+
+
+def digit(i):
+    sample = {"image": np.full((2, 3), i, np.uint8), "label": i % 3, "name": f"n{i}", "index_": np.int64(i)}
+    return {**sample, "points": torch.arange(i), "meta": {"size": (i, 2.5), "none": None}}
+
+
+def test_what_edflows_server_wrote_reads_back_exactly(path):
+    source = old_cache(FOREIGN / "edflow" / "cached" / "digits.zip")
+    assert source.notes == ["labels.p is in it 2 times; the last one counts"]
+    ds = imported(source, path, [digit(i) for i in range(7)])
+    assert ds.labels["label"].tolist() == [0, 1, 2, 0, 1, 2, 0]
+    assert ds.labels["name"].tolist() == [f"n{i}" for i in range(7)]
+
+
+def test_what_edflows_server_wrote_reads_back_after_a_kill_and_under_its_old_name(copied):
+    old = old_caches.killed(copied("edflow/cached/digits.zip"))
+    ds = edflow.CachedDataset.from_cache(old.parent.parent, "digits")
+    assert [same(ds[i], digit(i)) for i in range(7)] == [True] * 7
+    assert ds.labels["label"].tolist() == [0, 1, 2, 0, 1, 2, 0]
 
 
 # ---------------------------------------------------------------------------------------- webdataset

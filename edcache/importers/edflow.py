@@ -90,11 +90,13 @@ class EdflowZip(Edflow):
             )
         self._table, padded = _example_table(members)
         self._names = "example_{}.p" if not padded else f"example_{{:0{padded}}}.p"
-        self._found(self._table["index"].astype(np.int64), self._length_said())
+        # A field of the table has gaps, and would be copied for every search.
+        self._indices: Indices = np.ascontiguousarray(self._table["index"], np.int64)
+        self._found(self._indices, self._length_said())
         self._take_labels(self._labels(members))
 
     def _example(self, index: int) -> tuple[str, bytes]:
-        row = self._table[np.searchsorted(self._table["index"], index)]
+        row = self._table[np.searchsorted(self._indices, index)]
         member = Member(self._names.format(index), *(int(row[name]) for name in _TABLE.names[1:]))  # type: ignore[index]
         return member.name, contents(self.path, member, self.most_nbytes)
 
@@ -105,8 +107,8 @@ class EdflowZip(Edflow):
         return contents(self.path, found[-1], _MOST_LABELS) if found else None
 
     def _identity(self) -> dict[str, Any]:
-        kept = np.ascontiguousarray(self._table[["index", "size", "crc"]].copy())
-        values = b"".join(np.ascontiguousarray(kept[name]).tobytes() for name in ("index", "size", "crc"))
+        columns = (self._table[name] for name in ("index", "size", "crc"))
+        values = b"".join(np.ascontiguousarray(column).tobytes() for column in columns)
         return {"sizes and crc32s": hashlib.sha256(values).hexdigest()[:16]}
 
     def _length_said(self) -> int | None:

@@ -29,6 +29,7 @@ class OldCache(Dataset[Any], abc.ABC):
         missing: the indices without a sample: int64 [k], sorted. Reading one raises MissingSampleError.
         in_memory_keys: the label columns that the old cache had, as far as samples have them; or None.
         more_labels: name -> values of label columns that are in no sample.
+        most_nbytes: what the bytes of one sample may be, in the file and unpacked; 2 GiB unless it is set.
         notes: what a person should know, each a sentence: what is missing, what was left out.
 
     An index is the one that the sample had in its source dataset. Nothing is renumbered.
