@@ -301,8 +301,9 @@ class File:
 
     def __del__(self) -> None:
         # A cache that is dropped without close() must not keep its descriptor.
-        # An interrupted __init__ may not have come so far.
-        if self.__dict__.get("_descriptors"):
+        # An interrupted __init__ may not have come so far; and when the interpreter ends, it may have emptied
+        # this module (test_process.py, test_a_process_without_the_source_module_*).
+        if self.__dict__.get("_descriptors") and callable(suppress):
             with suppress(OSError):
                 system.close(self._descriptors)
 
