@@ -92,10 +92,10 @@ class Handler(BaseHTTPRequestHandler):
             if value is not None:
                 self.send_header(name, value)
         self.end_headers()
+        with self.served.lock:  # before, as who gets the last byte may look at once
+            self.served.sent += len(body)
         self.wfile.write(body)
         self.wfile.flush()
-        with self.served.lock:
-            self.served.sent += len(body)
 
 
 class _Server(ThreadingHTTPServer):
