@@ -326,9 +326,13 @@ def _runs(blocks: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
 def open_archive(path: str) -> File:
     """Open an archive to read it; where it is a local copy, it is not cleared away as long as it is open."""
     file = File.open(path, "r")
-    if durable.exists(path + SIDE):
-        _share(file)
-        note_use(path)
+    try:
+        if durable.exists(path + SIDE):
+            file.share(LOCK_USE)
+            note_use(path)
+    except BaseException:
+        file.close()
+        raise
     return file
 
 
@@ -403,20 +407,17 @@ def _attached(pinned: Pinned, opener: Opener) -> ReadThrough | None:
             data = File.open(name, "r")
         except ArchiveNotFoundError:
             continue
-        _share(data)
-        # Between opening and sharing somebody may have deleted it, or given it its name.
-        if data.is_named() and data.size() == pinned.nbytes:
+        try:
+            data.share(LOCK_USE)
+            # Between opening and sharing somebody may have deleted it, or given it its name.
+            is_there = data.is_named() and data.size() == pinned.nbytes
+        except BaseException:
+            data.close()
+            raise
+        if is_there:
             return ReadThrough(pinned, data, is_whole, opener)
         data.close()
     return None
-
-
-def _share(file: File) -> None:
-    try:
-        file.share(LOCK_USE)
-    except BaseException:
-        file.close()
-        raise
 
 
 def _create(source: str, identity: Identity, copy: str, limit: int | None, opener: Opener) -> None:
