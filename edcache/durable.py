@@ -301,9 +301,10 @@ class File:
 
     def __del__(self) -> None:
         # A cache that is dropped without close() must not keep its descriptor.
-        # An interrupted __init__ may not have come so far; and when the interpreter ends, it may have emptied
-        # this module (test_process.py, test_a_process_without_the_source_module_*).
-        if self.__dict__.get("_descriptors") and callable(suppress):
+        # An interrupted __init__ may not have come so far.
+        # Where the interpreter ends, this module may have been cleared before (test_stress.py,
+        # test_an_interpreter_ends_quietly_*); the kernel closes what is open.
+        if self.__dict__.get("_descriptors") and suppress is not None and system is not None:
             with suppress(OSError):
                 system.close(self._descriptors)
 

@@ -102,7 +102,7 @@ class Hold:
             # Cheap among a file's few entries; then the zip directory and the index can tell of no others.
             self._announce_headers(file, self._seal[1].payload_end)
             self._chain.extend(file.pread, self._size)
-            self._chain.check_seal(self._pread_before, self._seal)
+            self._chain.check_seal(file.pread, self._size, self._seal)
             self.chunks = len(self._chain.chunks)
         # Not a byte behind the last entry: a writer may cut a torn tail off, and a mapping of what is no
         # longer there is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
@@ -110,10 +110,6 @@ class Hold:
         self.storage = Storage(file, min(end, self._size), io)
         self.contents = self._sealed_contents() if self._seal else self._chain.contents(self._sound_table)
         self._prepare()
-
-    def _pread_before(self, offset: int, nbytes: int) -> bytes:
-        """Read of the file as it was when its size was taken: others may append behind its directory."""
-        return self.file.pread(offset, max(0, min(nbytes, self._size - offset)))
 
     def _found_seal(self, file: Place) -> tuple[Header, Header] | None:
         return format.read_seal(file.pread, self._size, self.head.uuid)
