@@ -356,7 +356,12 @@ class File:
         # test_an_interpreter_ends_quietly_*); the kernel closes what is open.
         if self.__dict__.get("_descriptors") and not self._is_ending():
             with suppress(OSError):
-                self.close()
+                if self._is_in_memory:
+                    self.close()
+                else:
+                    # At once: an interrupt that falls into what a finaliser calls is lost, and with it the
+                    # descriptor (tests/faults/test_interrupts.py).
+                    system.close(self._descriptors)
 
     @property
     def _fd(self) -> int:
