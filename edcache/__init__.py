@@ -14,13 +14,13 @@
 
 The rooms, lowest floor first; imports go down only (tests/test_layers.py):
 
-    0  errors, and above it bounded, once       the exception tree; what a stranger's bytes may allocate;
-                                                properties without a lock
+    0  errors, above it bounded, once, places   the exception tree; what a stranger's bytes may allocate;
+                                                properties without a lock; a URL of a server
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
        fingerprint, progress, sizes, selection  what identifies a call; what a person sees and says; indices
     2  contents, digests, folders               the tables of an archive merged into one; its SHA-256;
                                                  a folder of image files as a source
-    3  reader, writer                           they meet only in the file
+    3  reader, writer, above them redis         they meet only in the file; both of a cache in Redis
     4  fill, batch, samplers                    which samples are missing, who computes them;
                                                 many records to one collated batch; in which order
     5  loader                                   batches by threads of this process

@@ -37,13 +37,15 @@ from edcache.fill import (
     is_stream,
     worker_count,
 )
-from edcache.fingerprint import differences, source_fingerprint
+from edcache.fingerprint import differences, source_fingerprint, stale_message
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
 from edcache.labels.view import Labels
+from edcache.places import Place, is_place
 from edcache.progress import Show
-from edcache.reader import Memory, Reader
+from edcache.reader import AnyReader, Memory, Reader
+from edcache.redis import prefix_for, reader_at
 from edcache.selection import Picks
 from edcache.views import Root, Transform, View
 from edcache.writer import Sync, adopt_labels, check_options, check_writing, never_created, new_head, recover
@@ -70,7 +72,11 @@ class CachedDataset(Root):
     Args:
         source: the dataset to cache, with __len__ and __getitem__(int); or an iterable, which is stored in
             its order until it ends; None opens what is there.
-        path: the archive. Without one it is `<root>/cached/<name>.zip`, from attributes of `source`.
+        path: the archive. Without one it is `<root>/cached/<name>.zip`, from attributes of `source`. Or a URL
+            of a Redis server, which several hosts share: "redis://host:6379/0?prefix=name" (rediss:// for
+            TLS, unix:// for a socket); `ttl=` seconds after which what is written expires; without
+            `prefix=` one is made of the fingerprint. What is said of files (sync, io, verify, check_space,
+            chunks) means nothing there; see edcache/redis/.
         in_memory_keys: the label columns: a list of keys, or a mapping from name to field path
             ("target.boxes", 1) or function. Default: the source's own attribute `in_memory_keys`.
         lazy: False fills what is missing now. True computes a sample when it is first asked for.
@@ -165,8 +171,10 @@ class CachedDataset(Root):
         if codec == "pickle" and not allow_pickle:
             raise OptionError('codec="pickle" needs allow_pickle=True too, or nothing could be read back')
         self.path = _path_of(source) if path is None else os.fspath(path)
+        if is_place(self.path):
+            self.path = _located(Place.of(self.path), source, fingerprint, num_workers)
         self.zero_copy = zero_copy
-        self._reader = Reader(
+        self._reader = reader_at(
             self.path,
             verify=verify,
             allow_pickle=allow_pickle,
@@ -204,6 +212,8 @@ class CachedDataset(Root):
             "max_bytes": bytes_limit(max_bytes, self.path),
             "on_full": on_full,
         }
+        if is_place(self.path):
+            _check_for_server(self.path, source, sync)
         length = None if is_stream(source) or not hasattr(source, "__len__") else len(source)
         self._reader.known_length = length or 0
         head = new_head(
@@ -330,7 +340,7 @@ class CachedDataset(Root):
         return self._reader.head
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> AnyReader:
         """The archive underneath."""
         return self._reader
 
@@ -444,6 +454,10 @@ class CachedDataset(Root):
         return "seal" if self._source is None else self._job.sync
 
     def _check_relabelling(self) -> None:
+        if is_place(self.path):
+            raise OptionError(
+                f"{self.path}: labels of a cache in Redis stay as they are; give them as in_memory_keys="
+            )
         if self._reader.has_digest:
             raise OptionError(
                 f"{self.path}: opened with expected_digest=, so that it must stay the file that was "
@@ -509,9 +523,15 @@ class CachedDataset(Root):
         return fields.of_sample(self._stored(index))
 
     def _many(self, indices: npt.NDArray[np.int64], fields: Projection | None) -> list[Any]:
-        if fields is not None or not self.complete:
-            return [self._one(index, fields) for index in indices.tolist()]
-        return self._reader.read_many(indices, copy=not self.zero_copy)
+        if fields is None and self.complete:
+            try:
+                return self._reader.read_many(indices, copy=not self.zero_copy)
+            except MissingSampleError:
+                # A server may lose records at any time.
+                if self._filler is None:
+                    raise
+        self._reader.announce(indices)
+        return [self._one(index, fields) for index in indices.tolist()]
 
     def _collated(
         self,
@@ -576,12 +596,17 @@ class CachedDataset(Root):
             raise self._reader.placed(error, position) from error
 
 
-def archive_at(path: str) -> Reader | None:
+def archive_at(path: str) -> AnyReader | None:
     """The archive that is there, if one is and its creator lived to write its head.
 
-    Where it does not read, what a power cut left of a seal that was never synced is cut off first.
+    Where it does not read, what a power cut left of a seal that was never synced is cut off first. A server
+    is asked what it has lost.
     """
     try:
+        if is_place(path):
+            found = reader_at(path)
+            found.missing()
+            return found
         return _opened(path)
     except ArchiveNotFoundError:
         return None
@@ -602,16 +627,24 @@ def _recovered(path: str, error: CorruptArchiveError) -> None:
         raise error from None
 
 
+def _located(place: Place, source: Any, fingerprint: dict[str, Any] | None, num_workers: Any) -> Place:
+    """A URL with a prefix: its own, or one that is made of what is cached."""
+    if place.prefix or source is None:
+        return place
+    return place.with_prefix(prefix_for(fingerprint or _fingerprint(source, num_workers)))
+
+
+def _check_for_server(path: str, source: Any, sync: Sync) -> None:
+    if is_stream(source):
+        raise OptionError(f"{path}: the source can only be iterated; Redis takes one with len() and [index]")
+    if sync != "seal":
+        raise OptionError(f"{path}: sync={sync!r}; what a server keeps when it ends, its configuration says")
+
+
 def _opened(path: str) -> Reader:
     reader = Reader(path)
     reader.head  # noqa: B018
     return reader
-
-
-def stale_message(path: str, changed: Sequence[str], remedy: str) -> str:
-    """The text of a StaleCacheError: what differs, line by line, and what to do."""
-    lines = "".join(f"\n  {line}" for line in changed)
-    return f"{path}: made by another call:{lines}\n{remedy}"
 
 
 def _fingerprint(source: Any, num_workers: int | str | None) -> dict[str, Any]:

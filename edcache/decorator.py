@@ -13,12 +13,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, ParamSpec, overload
 
-from edcache.dataset import NO_DIGEST_YET, READ_OPTIONS, CachedDataset, archive_at, stale_message
+from edcache.dataset import NO_DIGEST_YET, READ_OPTIONS, CachedDataset, archive_at
 from edcache.errors import OptionError, StaleCacheError
-from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed
+from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed, stale_message
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
-from edcache.reader import Reader
+from edcache.places import Place, is_place
+from edcache.reader import AnyReader
+from edcache.redis import prefix_for
 
 STALE_CHOICES: Final = ("error", "warn", "rebuild", "ignore")
 _warned: set[tuple[str, str]] = set()
@@ -67,7 +69,7 @@ class CachedFactory(Generic[P]):
 
     def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Where the archive of this call is, or would be."""
-        return self._locate(self._arguments(args, kwargs))
+        return self._path_for(self._arguments(args, kwargs))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset:
         """Open the archive of this call, after filling what it lacks.
@@ -77,7 +79,7 @@ class CachedFactory(Generic[P]):
             FingerprintError: an argument has no stable description.
         """
         arguments = self._arguments(args, kwargs)
-        path = self._locate(arguments)
+        path = self._path_for(arguments)
         fingerprint = call_fingerprint(self.uncached, arguments, self.version)
         found = archive_at(path)
         rebuild = found is not None and self._is_stale(found, fingerprint)
@@ -97,6 +99,17 @@ class CachedFactory(Generic[P]):
         bound.apply_defaults()
         return dict(bound.arguments)
 
+    def _path_for(self, arguments: Mapping[str, Any]) -> str:
+        path = self._locate(arguments)
+        if not is_place(path):
+            return path
+        place = Place.of(path)
+        return (
+            place
+            if place.prefix
+            else place.with_prefix(prefix_for(call_fingerprint(self.uncached, arguments)))
+        )
+
     def _locate(self, arguments: Mapping[str, Any]) -> str:
         if self._path is None:
             return _default_path(self.uncached, arguments)
@@ -113,7 +126,7 @@ class CachedFactory(Generic[P]):
                 '"cache/{split}.zip"'
             ) from None
 
-    def _is_stale(self, found: Reader, fingerprint: dict[str, Any]) -> bool:
+    def _is_stale(self, found: AnyReader, fingerprint: dict[str, Any]) -> bool:
         """Whether to build anew; raises or warns as on_stale says."""
         changed = differences(found.head.fingerprint, fingerprint)
         changed += label_differences(found.head, self.options.get("in_memory_keys"))
@@ -133,7 +146,7 @@ class CachedFactory(Generic[P]):
             warnings.warn(message, RuntimeWarning, stacklevel=3)
         return False
 
-    def _warn_once(self, found: Reader, fingerprint: dict[str, Any]) -> None:
+    def _warn_once(self, found: AnyReader, fingerprint: dict[str, Any]) -> None:
         key = found.path, fingerprint["source"]
         if self._on_stale == "ignore" or key in _warned:
             return

@@ -31,6 +31,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
+from edcache import places
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveLockedError,
@@ -269,6 +270,7 @@ class File:
             ArchiveNotFoundError, ArchiveExistsError, StorageError.
         """
         name = os.fspath(path)
+        places.refuse(name)
         file = cls(name, mode != "r")
         flags = {"r": os.O_RDONLY, "a": os.O_RDWR | os.O_CREAT, "x": os.O_RDWR | os.O_CREAT | os.O_EXCL}[mode]
         # O_NONBLOCK: opening a FIFO must not wait for its other end.

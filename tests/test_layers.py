@@ -14,10 +14,11 @@ PACKAGE = Path(edcache.__file__).parent
 
 FLOORS = [
     {"errors"},
-    {"bounded", "once"},
+    {"bounded", "once", "places"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection", "sizes"},
     {"contents", "digests", "folders"},
     {"reader", "writer"},
+    {"redis"},
     {"fill", "batch", "samplers"},
     {"loader"},
     {"views"},
@@ -35,6 +36,7 @@ OWNERS = {
     "fcntl": {"durable"},
     "msvcrt": {"durable"},
     "pickle": {"codec"},
+    "redis": {"redis"},
     "zstandard": {"codec"},
     "click": {"cli"},
     "tqdm": {"progress"},

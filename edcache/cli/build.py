@@ -168,9 +168,9 @@ def _label_keys(keys: Sequence[str]) -> list[str] | dict[str, str] | None:
 
 def _records_at(path: str) -> int:
     """How many samples an archive holds before a build; 0 where there is none to read."""
-    from edcache.reader import Reader
+    from edcache.redis import reader_at
 
-    reader = Reader(path)
+    reader = reader_at(path)
     try:
         return len(reader.records.offset)
     except (ArchiveNotFoundError, ValueError):

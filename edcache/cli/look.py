@@ -10,7 +10,7 @@ from edcache.cli.group import json_option, main, pickle_option, print_json, prin
 from edcache.present import describe_fields, describe_sample, info_lines, leaf_row, table
 
 if TYPE_CHECKING:
-    from edcache.reader import Reader
+    from edcache.reader import AnyReader
 
 
 @main.command()
@@ -27,9 +27,9 @@ def info(path: str, digest: bool, as_json: bool) -> None:
     Example:
       edcache info train.zip --json
     """
-    from edcache.reader import Reader
+    from edcache.redis import reader_at
 
-    said = _said(Reader(path))
+    said = _said(reader_at(path))
     if digest:
         from edcache import maintain
 
@@ -40,7 +40,7 @@ def info(path: str, digest: bool, as_json: bool) -> None:
         print_lines(info_lines(said))
 
 
-def _said(reader: Reader) -> dict[str, Any]:
+def _said(reader: AnyReader) -> dict[str, Any]:
     """Everything that `info` tells, as JSON has it."""
     import numpy as np
 
@@ -72,7 +72,7 @@ def _said(reader: Reader) -> dict[str, Any]:
     }
 
 
-def _schemas(reader: Reader) -> list[dict[str, Any]]:
+def _schemas(reader: AnyReader) -> list[dict[str, Any]]:
     """The schemas, most used first: how many samples have each, and its fields."""
     import numpy as np
 

@@ -8,6 +8,7 @@ import os
 import shutil
 
 from edcache.errors import OptionError, StorageError
+from edcache.places import is_place
 from edcache.sizes import NBYTES, human_bytes
 
 logger = logging.getLogger("edcache")
@@ -65,6 +66,8 @@ def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
     if asked is None:
         return None
     if isinstance(asked, float) and 0 < asked <= 1:
+        if is_place(path):
+            raise OptionError(f"max_bytes={asked!r} is a part of a disk; for a cache in Redis give bytes")
         return int(asked * _free(path))
     if isinstance(asked, str):
         return _parsed(asked)

@@ -1,5 +1,6 @@
 """Read an archive: map it, locate records, check and decode them. No lock, no write, no thread.
 
+    anywhere  `AnyReader`: what a reader can do, wherever the records are
     reader    `Reader`: a path, a uuid and a few options; what forks and pickles
     hold      what one process has of it: mapping, index, decoders
     checks    when a record is compared with its crc32
@@ -10,8 +11,9 @@
 Each imports only those below it.
 """
 
+from edcache.reader.anywhere import AnyReader
 from edcache.reader.group import Group, Memory, Spans
 from edcache.reader.reader import VERIFY_CHOICES, Reader
 from edcache.reader.storage import IO_CHOICES
 
-__all__ = ["IO_CHOICES", "VERIFY_CHOICES", "Group", "Memory", "Reader", "Spans"]
+__all__ = ["IO_CHOICES", "VERIFY_CHOICES", "AnyReader", "Group", "Memory", "Reader", "Spans"]

@@ -236,6 +236,9 @@ class Reader:
         length = len(self)
         return [self.read(index % length, copy) for index in indices.tolist()]
 
+    def announce(self, indices: npt.NDArray[np.int64]) -> None:
+        """Samples that will be read one by one: nothing is to be done for a file."""
+
     def record(self, index: int, wanted: tuple[int, int] | None = None) -> memoryview:
         """The bytes of a sample's record before compression; of a mapped file read only, not a copy.
 

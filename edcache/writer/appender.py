@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -113,6 +113,10 @@ class Appender:
         tables = [self._table(header).records.index for header in chunks]
         found = [index for index in tables if index is not None]
         return np.concatenate(found) if found else np.empty(0, np.int64)
+
+    def held(self, indices: Sequence[int]) -> set[int]:
+        """Which of some samples that were published are there still: all of them, in a file."""
+        return set(indices)
 
     def append(self, chunk: Chunk) -> None:
         """Publish a chunk: afterwards every reader that looks finds it, whatever becomes of this process.
