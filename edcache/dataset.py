@@ -241,7 +241,8 @@ class CachedDataset(Root):
     def _start(self, lazy: bool, keep_existing: bool) -> None:
         if lazy and not keep_existing:
             raise OptionError(f"{self.path}: lazy=True fills what is there; to begin anew delete the file")
-        if keep_existing and self._is_done():
+        # Of what a server has now, it may evict some at any time.
+        if keep_existing and self._is_done() and not (lazy and is_place(self.path)):
             return
         if is_stream(self._source):
             self._fill_stream(lazy, keep_existing)
@@ -330,7 +331,7 @@ class CachedDataset(Root):
         if self._source is not None:
             # Of this process: an engine's client, a bar's function.
             state["_fill_options"] = self._fill_options | {"executor": None, "progress": None}
-        if self._source is not None and self.complete:
+        if self._source is not None and self.complete and not (self._filler and is_place(self.path)):
             state |= {"_source": None, "_filler": None, "_spec": None, "_job": None}
         return state
 
@@ -500,6 +501,8 @@ class CachedDataset(Root):
             return self
         if self._filler is not None:
             self._filler.flush()
+        if is_place(self.path):
+            self._reader.missing()  # what the server has lost
         if self.complete and self._reader.sealed:
             return self
         self._fill(**options if num_workers is None else options | {"num_workers": num_workers})
@@ -594,6 +597,13 @@ class CachedDataset(Root):
             return read_through(sample, self._reader.decoding)
         except ImageError as error:
             raise self._reader.placed(error, position) from error
+
+
+def needs_source(path: str, options: Mapping[str, Any]) -> bool:
+    """Whether a cache needs its source although nothing is missing: a server may lose what a lazy one has."""
+    force_cache = options.get("force_cache")
+    is_lazy = options.get("lazy", False) if force_cache is None else not force_cache
+    return bool(is_lazy) and is_place(path)
 
 
 def archive_at(path: str) -> AnyReader | None:

@@ -13,12 +13,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, ParamSpec, overload
 
-from edcache.dataset import NO_DIGEST_YET, READ_OPTIONS, CachedDataset, archive_at
+from edcache.dataset import NO_DIGEST_YET, READ_OPTIONS, CachedDataset, archive_at, needs_source
 from edcache.errors import OptionError, StaleCacheError
 from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed, stale_message
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
-from edcache.places import Place, is_place
+from edcache.places import Place, is_place, located
 from edcache.reader import AnyReader
 from edcache.redis import prefix_for
 
@@ -50,7 +50,7 @@ class CachedFactory(Generic[P]):
             raise OptionError(NO_DIGEST_YET)
         functools.update_wrapper(self, factory)
         self.uncached = factory
-        self._path = None if path is None else os.fspath(path)
+        self._path = None if path is None else located(os.fspath(path))
         self.version = version
         self.options = options
         self._on_stale = on_stale
@@ -83,7 +83,7 @@ class CachedFactory(Generic[P]):
         fingerprint = call_fingerprint(self.uncached, arguments, self.version)
         found = archive_at(path)
         rebuild = found is not None and self._is_stale(found, fingerprint)
-        may_grow = bool(self.options.get("grow"))
+        may_grow = bool(self.options.get("grow")) or needs_source(path, self.options)
         if found is not None and found.sealed and found.complete and not rebuild and not may_grow:
             read_only = {name: value for name, value in self.options.items() if name in READ_OPTIONS}
             return CachedDataset(None, path, **read_only)
@@ -114,7 +114,7 @@ class CachedFactory(Generic[P]):
         if self._path is None:
             return _default_path(self.uncached, arguments)
         try:
-            return self._path.format(**{name: _slug(value) for name, value in arguments.items()})
+            formatted = self._path.format(**{name: _slug(value) for name, value in arguments.items()})
         except (KeyError, IndexError) as error:
             raise OptionError(
                 f'the path "{self._path}" names {{{error.args[0]}}}, {qualified_name(self.uncached)} has the '
@@ -125,6 +125,7 @@ class CachedFactory(Generic[P]):
                 f'the path "{self._path}" does not format: {error}; it takes the arguments as text, as in '
                 '"cache/{split}.zip"'
             ) from None
+        return self._path.like(formatted) if isinstance(self._path, Place) else formatted
 
     def _is_stale(self, found: AnyReader, fingerprint: dict[str, Any]) -> bool:
         """Whether to build anew; raises or warns as on_stale says."""

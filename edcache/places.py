@@ -29,6 +29,11 @@ def is_place(path: object) -> bool:
     return isinstance(path, str) and path.startswith(_SCHEMES)
 
 
+def located(path: str) -> str:
+    """A path as it is, or where it is a URL of a Redis server, a `Place`: to be shown, not the URL."""
+    return Place.of(path) if is_place(path) else path
+
+
 class Place(str):
     """A URL without its credentials, as text; they go along, but not into what is shown or pickled.
 
@@ -96,6 +101,13 @@ class Place(str):
             place.claim_seconds = _seconds(text, "claim_seconds", own["claim_seconds"])
         return place
 
+    def like(self, text: str) -> Place:
+        """Another URL without credentials, with those of this one."""
+        # A + is itself in what arguments are made of.
+        other = Place.of(text.replace("+", "%2B"))
+        other.secrets = self.secrets
+        return other
+
     def with_prefix(self, prefix: str) -> Place:
         """The same server, with another prefix."""
         parts = urlsplit(str(self))
@@ -120,7 +132,7 @@ def _rebuilt(text: str, secrets: tuple[tuple[str, str], ...]) -> Place:
 
 
 def _joined(parts: SplitResult, options: list[tuple[str, str]]) -> str:
-    query = urlencode(options, quote_via=quote, safe="/:,=+@{}")
+    query = urlencode(options, quote_via=quote, safe="/:,=@{}[]!")
     if parts.netloc:
         return urlunsplit(parts._replace(query=query, fragment=""))
     return f"{parts.scheme}://{parts.path}{'?' if query else ''}{query}"

@@ -12,6 +12,7 @@ import click
 
 from edcache import __version__
 from edcache.errors import EdcacheError
+from edcache.places import located
 from edcache.present import one_line
 
 FAILED, INTERRUPTED = 1, 130
@@ -87,6 +88,14 @@ def print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=1))
 
 
+class _Path(click.types.StringParamType):
+    """The path of an archive, or a URL; what is shown of that has no password."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return located(str(value))
+
+
+PATH: Final = _Path()
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 progress_option = click.option(
     "--progress/--no-progress", default=None, help="Show a progress bar; by default on a terminal."

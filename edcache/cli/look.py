@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edcache.cli.group import json_option, main, pickle_option, print_json, print_lines
+from edcache.cli.group import PATH, json_option, main, pickle_option, print_json, print_lines
 from edcache.present import describe_fields, describe_sample, info_lines, leaf_row, table
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.option("--digest", is_flag=True, help="Also the file's SHA-256, which takes reading all of it.")
 @json_option
 def info(path: str, digest: bool, as_json: bool) -> None:
@@ -87,7 +87,7 @@ def _schemas(reader: AnyReader) -> list[dict[str, Any]]:
 
 
 @main.command(context_settings={"ignore_unknown_options": True})  # so that -1 is an index
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.argument("index", type=int)
 @json_option
 @pickle_option

@@ -18,6 +18,7 @@ from edcache import format
 from edcache.contents import Chain
 from edcache.errors import (
     ArchiveClosedError,
+    LabelError,
     OptionError,
     StaleCacheError,
     StorageError,
@@ -89,6 +90,7 @@ class RedisAppender:
         self._pid = os.getpid()
         self._closed = False
         self._logged = _Logged()
+        self._opened_at = log.chain.cursor.seq
 
     @classmethod
     def open(cls, path: str, head: Head) -> RedisAppender:
@@ -119,9 +121,9 @@ class RedisAppender:
         if changed:
             remedy = "use another prefix, or pass keep_existing=False to build it anew"
             raise StaleCacheError(stale_message(client.place, changed, remedy))
-        appender = cls(Log(client, *found))
-        appender.catch_up()
-        return appender
+        log = Log(client, *found)
+        log.catch_up()
+        return cls(log)
 
     @property
     def chain(self) -> Chain:
@@ -149,10 +151,20 @@ class RedisAppender:
         self._log.catch_up()
 
     def indices_of(self, chunks: Iterable[Header]) -> npt.NDArray[np.int64]:
-        """The sample indices in these chunks, in their order: int64 [n], a copy."""
+        """The sample indices in these chunks: int64 [n], a copy.
+
+        Of what was published before this was opened, those alone that the server still has.
+        """
+        headers = list(chunks)
+        before = self.logged_in(header for header in headers if header.seq < self._opened_at)
+        since = self.logged_in(header for header in headers if header.seq >= self._opened_at)
+        is_there = held(self._client, [self._keys.record(index) for index in before.tolist()])
+        return np.concatenate([before[is_there], since])
+
+    def logged_in(self, chunks: Iterable[Header]) -> npt.NDArray[np.int64]:
+        """The same, whatever the server has lost."""
         tables = [self._log.table(header).records.index for header in chunks]
-        found = [index for index in tables if index is not None]
-        return np.concatenate(found) if found else np.empty(0, np.int64)
+        return np.concatenate([np.empty(0, np.int64), *(index for index in tables if index is not None)])
 
     def schemas_of(self, chunks: Iterable[Header]) -> set[str]:
         """The schemas that these chunks name."""
@@ -164,26 +176,35 @@ class RedisAppender:
         return {index for index, is_there in zip(indices, found.tolist(), strict=True) if is_there}
 
     def append(self, chunk: Chunk) -> None:
-        """Publish a chunk; of a sample that was published before only the record is stored again.
+        """Publish a chunk.
 
         Raises:
             LabelTypeError: its label columns do not go with those of the cache.
             StorageError: the server is full or lost; none of its samples were published.
         """
+        self._publish(chunk, is_all_told=True)
+
+    def keep(self, chunk: Chunk) -> None:
+        """Publish a chunk; of a sample that was published before only the record is stored again.
+
+        So that a server which evicts and gets the same records again and again has a log that does not grow.
+        Raises: as `append`.
+        """
+        self._publish(chunk, is_all_told=False)
+
+    def _publish(self, chunk: Chunk, is_all_told: bool) -> None:
         self.check_usable()
         self._store(chunk)
         try:
-            self._tell(chunk)
-        except StorageError:
-            raise
-        except BaseException:
+            self._tell(chunk, is_all_told)
+        except LabelError:
             self._take_back(chunk)
             raise
 
-    def _tell(self, chunk: Chunk) -> None:
+    def _tell(self, chunk: Chunk, is_all_told: bool) -> None:
         self._log.catch_up()
         while True:
-            new = chunk.without(self._logged.of(self, chunk))
+            new = chunk if is_all_told else chunk.without(self._logged.of(self, chunk))
             if not new.count:
                 self._push(b"")
                 return
@@ -350,7 +371,7 @@ class _Logged:
             self._chain, self._chunks, self._indices, self._schemas = chain, 0, set(), set()
         new = chain.chunks[self._chunks :]
         self._chunks += len(new)
-        self._indices.update(appender.indices_of(new).tolist())
+        self._indices.update(appender.logged_in(new).tolist())
         self._schemas.update(appender.schemas_of(new))
         known = [text in self._schemas for text in chunk.schemas]
         numbers = chunk.records.schema.tolist()

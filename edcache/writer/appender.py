@@ -153,6 +153,10 @@ class Appender:
             )
             self._label_types = self.chain.cursor.seq - 1, types
 
+    def keep(self, chunk: Chunk) -> None:
+        """`append`, for a cache whose samples others may evict: from a file nobody does."""
+        self.append(chunk)
+
     def _is_published(self, chunk: Chunk) -> bool:
         """Whether an earlier call was interrupted between writing this chunk's header and saying so."""
         if self._intended is None or self._intended[0] is not chunk:

@@ -112,7 +112,7 @@ class ChunkWriter:
         """
         chunk = taken.chunk(self._compress(taken), False).without(but)
         if chunk.count:
-            self.appender.append(chunk)
+            self.appender.keep(chunk)
 
     def _new_builder(self) -> ChunkBuilder:
         nbytes = min(self._most_nbytes, CHUNK_NBYTES) + (CHUNK_NBYTES >> 3)
