@@ -577,6 +577,7 @@ def exists(path: str) -> bool:
 
 def make_parent(path: str) -> None:
     """Make the folder of `path` and those above it, where they are absent."""
+    places.refuse(path)
     parent = os.path.dirname(path)
     try:
         if parent:

@@ -17,6 +17,7 @@ from edcache.format import Header
 from edcache.labels.tables import ChunkTable, Dictionary, Failure, Revision
 from edcache.maintain.copying import Copier, Ints, NewArchive, check_free, chunk_count
 from edcache.maintain.survey import Survey
+from edcache.places import refuse
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ def compact(
         the new one; a leftover `.new` is begun anew by the next run.
     """
     tell = on_progress or (lambda done, total: None)
+    refuse(os.fspath(path))
     name = os.fspath(path) if target is not None else os.path.realpath(path)
     with closing(File.open(name, "r")) as file:
         survey = _sound(file)

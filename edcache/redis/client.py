@@ -88,6 +88,7 @@ class Client:
         except errors.LockError:
             raise
         except (errors.AuthenticationError, errors.AuthorizationError, errors.NoPermissionError) as error:
+            self._found = None  # the next question looks for a password again
             raise StorageError(
                 f"{self.place}: the server refuses this user: {error}; give its password in {_PASSWORD}, or "
                 "in the URL; pickles do not carry it to other programs"

@@ -65,6 +65,11 @@ def is_ours(place: Place, key: str) -> bool:
     return key.startswith(stem) and _OURS.fullmatch(key[len(stem) :]) is not None
 
 
+def is_record(place: Place, key: str) -> bool:
+    """Whether one of our keys is of a record."""
+    return key[len(head_key(place)) - len("head") :].startswith("record:", _ID_LENGTH + 1)
+
+
 def prefix_for(fingerprint: Mapping[str, Any]) -> str:
     """The prefix of a cache whose URL names none: by what is cached, whatever version of it."""
     told = {key: fingerprint.get(key) for key in ("type", "factory", "arguments")}

@@ -85,11 +85,11 @@ class Log:
         Raises:
             CorruptArchiveError: the list has what no release of edcache wrote.
         """
-        changed = False
+        changed, begun = False, self.seen == 0
         count = self.client.ask("llen", self.keys.log)
         if count < self.seen:
             self.begin_again()
-            changed = True
+            changed = begun = True
         while self.seen < count:
             first = self.seen
             entries = self.client.ask("lrange", self.keys.log, first, first + _ENTRIES - 1)
@@ -97,15 +97,15 @@ class Log:
                 break  # lost between the two questions; the next call finds out
             if self._take(entries):
                 changed = True
-            elif first:
-                # Another log, begun by somebody else after the server had lost the one that was seen.
-                self.begin_again()
-                changed = True
-            else:
+            elif begun:
                 raise CorruptArchiveError(
                     f"{self.place}: entry {first} of the list {self.keys.log!r} is none that edcache wrote; "
                     f"delete the cache: edcache rm '{self.place}'"
                 )
+            else:
+                # Another log, begun by somebody else after the server had lost the one that was seen.
+                self.begin_again()
+                changed = begun = True
         return changed
 
     def _take(self, entries: list[bytes]) -> bool:

@@ -9,7 +9,7 @@ from edcache.errors import ArchiveLockedError
 from edcache.places import Place
 from edcache.redis.claims import Claims
 from edcache.redis.client import PIECE_KEYS, Client
-from edcache.redis.keys import Keys, is_ours, pattern
+from edcache.redis.keys import Keys, is_ours, is_record, pattern
 from edcache.redis.log import no_cache, read_head
 
 _SCANNED: Final = 1000
@@ -70,7 +70,7 @@ def _remove(client: Client, is_wanted: Callable[[str], bool]) -> Removed:
     for keys in _found(client, is_wanted):
         for start in range(0, len(keys), PIECE_KEYS):
             count += client.ask("unlink", *keys[start : start + PIECE_KEYS])
-        records += sum(":record:" in key for key in keys)
+        records += sum(is_record(client.place, key) for key in keys)
     return Removed(count, records)
 
 
