@@ -34,6 +34,7 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.places import Place
+from edcache.samplers import ChunkShuffle
 
 PASSWORD = "s3cret-word"
 COUNT = 60
@@ -409,6 +410,33 @@ def test_built_anew_the_old_samples_go_and_their_readers_say_so(server, log):
     with pytest.raises(StaleArchiveError, match=another):
         pickle.loads(pickled)[3]
     assert is_whole(CachedDataset(Another(log), url))
+
+
+def test_of_those_who_build_anew_at_once_one_does_and_the_others_join_it(server):
+    from edcache.redis import appender_at, replace_head
+
+    url = server.url("digits")
+    first = CachedDataset(Source(), url).head.uuid
+    head = CachedDataset(Source(), url, keep_existing=False).head
+    assert head.uuid != first
+    filling = appender_at(url, head, "seal")
+    filling.join_fillers()
+    replace_head(url, type(head)(**{**head.__dict__, "uuid": bytes(range(16))}))
+    assert CachedDataset.from_cache(url).head.uuid == head.uuid
+    filling.close()
+    replace_head(url, type(head)(**{**head.__dict__, "uuid": bytes(range(16))}))
+    assert CachedDataset.from_cache(url).head.uuid == bytes(range(16))
+    assert server.all_keys() == ["digits:head"]
+
+
+def test_samplers_know_with_which_publication_a_sample_came(server):
+    ds = CachedDataset(Source(), server.url("digits"), chunk_size=10)
+    assert ds.reader.chunk_of(np.array([0, 9, 10, 59])).tolist() == [0, 0, 1, 5]
+    order = list(ChunkShuffle(ds, buffer=2, seed=1))
+    assert sorted(order) == list(range(COUNT))
+    lazy = CachedDataset(Source(), server.url("lazy"), lazy=True)
+    assert lazy.reader.chunk_of(np.array([3])).tolist() == [-1]
+    lazy.close()
 
 
 def test_another_prefix_that_begins_alike_is_another_cache(server):
