@@ -301,7 +301,9 @@ class File:
     def __del__(self) -> None:
         # A cache that is dropped without close() must not keep its descriptor.
         # An interrupted __init__ may not have come so far.
-        if self.__dict__.get("_descriptors"):
+        # Where the interpreter ends, this module may have been cleared before (test_stress.py,
+        # test_an_interpreter_ends_quietly_*); the kernel closes what is open.
+        if self.__dict__.get("_descriptors") and suppress is not None and system is not None:
             with suppress(OSError):
                 system.close(self._descriptors)
 

@@ -7,6 +7,7 @@ import importlib
 import multiprocessing
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import threading
@@ -462,7 +463,82 @@ def test_labels_that_make_no_column_never_end_an_archive(
     assert edcache.verify(path).sealed
 
 
-# --- files that shrink and descriptors that leak ---
+# --- files that grow or shrink meanwhile, and descriptors that leak ---
+
+
+class Meanwhile(durable.System):
+    """Before the n-th call, something else is done to the file."""
+
+    def __init__(self, n: int, action: Callable[[], object]) -> None:
+        self.left, self.action = n, action
+
+    def step(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            self.action()
+
+
+def _stepped(name: str) -> Callable[..., Any]:
+    plain = getattr(durable.System, name)
+
+    def call(self: Meanwhile, *arguments: Any) -> Any:
+        self.step()
+        return plain(self, *arguments)
+
+    return call
+
+
+for _name in vars(durable.System):
+    if not _name.startswith("_"):
+        setattr(Meanwhile, _name, _stepped(_name))
+
+
+def grown(path: Path) -> None:
+    with CacheWriter(path, "a") as w:
+        w.extend(sample(i) for i in range(10, 13))
+
+
+def labelled(path: Path) -> None:
+    CachedDataset.from_cache(path).add_labels("z", {0: 7})
+
+
+def opened_and_read(path: Path) -> list[int]:
+    cache = CachedDataset.from_cache(path)
+    assert cache.labels["y"].tolist() == [s["y"] for s in cache]
+    return [s["y"] for s in cache]
+
+
+def refreshed(path: Path) -> list[int]:
+    cache = CachedDataset.from_cache(path)
+    assert len(cache)
+    cache.refresh()
+    return [s["y"] for s in cache]
+
+
+def verified(path: Path) -> list[int]:
+    report = edcache.verify(path)
+    assert report.problems == []
+    return list(range(report.samples))
+
+
+@pytest.mark.parametrize("action", [grown, labelled])
+@pytest.mark.parametrize("look", [opened_and_read, refreshed, verified])
+@pytest.mark.parametrize("seal", [True, False])
+def test_an_archive_that_changes_at_any_moment_of_opening_it_is_never_called_damaged(
+    tmp_path: Path, action: Callable[[Path], None], look: Callable[[Path], list[int]], seal: bool
+) -> None:
+    base, path = tmp_path / "base.zip", tmp_path / "a.zip"
+    w = CacheWriter(base, in_memory_keys=["y"])
+    w.extend(sample(i) for i in range(10))
+    w.close() if seal else w.abort()
+    n, system = 0, Meanwhile(0, lambda: None)
+    while system.left <= 0:
+        n += 1
+        shutil.copy(base, path)
+        system = Meanwhile(n, lambda: action(path))
+        with durable.replace_system(system):
+            assert look(path) in (list(range(10)), list(range(13)))
+    assert n > 10
 
 
 class Shrinking(durable.System):

@@ -342,6 +342,19 @@ def test_an_interpreter_ends_quietly_with_everything_open(folder: Path, sealed: 
     assert edcache.verify(folder / "grown.zip").problems == []
 
 
+def test_an_interpreter_ends_quietly_where_a_profiler_keeps_a_dataset_longer_than_modules(
+    sealed: Path,
+) -> None:
+    code = (
+        "import cProfile, sys, edcache\nds = edcache.CachedDataset.from_cache(sys.argv[1])\n"
+        "function = lambda: ds.take(3)\nprofile = cProfile.Profile(); profile.runcall(function)"
+    )
+    env = os.environ | {"PYTHONPATH": str(Path(edcache.__file__).parent.parent)}
+    command = [sys.executable, "-c", code, str(sealed)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False, env=env)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # --- many writers, many readers ---
 
 WRITERS, READERS, ROUNDS = 8, 4, 10

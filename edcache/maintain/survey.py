@@ -248,8 +248,7 @@ class Survey:
             return
         if self.contents is not None and self.revised is not None:
             self._check_sealed_tables(index_header, labels_header, self.contents, self.revised)
-        directory = self._directory((index_header, labels_header))
-        if self._pread(labels_header.payload_end, len(directory) + 1) != directory:
+        if not self.chain.ends_with_directory(self._pread, self.size, (index_header, labels_header)):
             self.problem(labels_header.payload_end, "the zip directory does not list what the chain holds")
 
     def _check_sealed_tables(

@@ -99,7 +99,7 @@ class Hold:
             # Cheap among few entries, and then the zip directory and the index can tell of no others.
             self._announce_headers(file, self._seal[1].payload_end)
             self._chain.extend(file.pread, self._size)
-            self._chain.check_seal(file.pread, self._seal)
+            self._chain.check_seal(file.pread, self._size, self._seal)
             self.chunks = len(self._chain.chunks)
         # Not a byte behind the last entry: a writer may cut a torn tail off, and a mapping of what is no
         # longer there is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).

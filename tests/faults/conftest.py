@@ -20,13 +20,54 @@ def remembering(function):
     return ask
 
 
+def remembering_chunks(check_chunk):
+    """What is wrong within a chunk, asked once for the same bytes."""
+    known = {}
+
+    def ask(pread, header, table, table_bytes, on_problem):
+        data = pread(header.payload_offset, header.payload_nbytes)
+        # 64 bits tell some thousand chunks apart.
+        key = header, id(table), hash(bytes(data)), hash(bytes(table_bytes))
+        if key not in known:
+            problems = []
+            crc = check_chunk(pread, header, table, table_bytes, lambda *told: problems.append(told))
+            known[key] = table, problems, crc
+        _, problems, crc = known[key]
+        for told in problems:
+            on_problem(*told)
+        return crc
+
+    return ask
+
+
+def remembering_merge(merge):
+    """Tables of chunks put together, once for the same ones."""
+    known = {}
+
+    def ask(chunks, tables, dictionaries, length, names, where, failures=()):
+        found = [tables(header) for header in chunks]
+        key = tuple(chunks), *map(tuple, (map(id, found), dictionaries, names, failures)), length, where
+        if key not in known:
+            read = dict(zip((header.seq for header in chunks), found, strict=True))
+            merged = merge(
+                chunks, lambda header: read[header.seq], dictionaries, length, names, where, failures
+            )
+            known[key] = found, merged
+        return known[key][1]
+
+    return ask
+
+
 @pytest.fixture(autouse=True, scope="module")
 def remembered():
     """Functions of bytes alone answer from memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(format, "_pack_header", lru_cache(1 << 16)(format._pack_header))
         patch.setattr(format, "parse_header", lru_cache(1 << 16)(format.parse_header))
-        patch.setattr(contents, "parse_chunk_table", remembering(contents.parse_chunk_table))
+        for parse in ("parse_chunk_table", "parse_revision"):
+            patch.setattr(contents, parse, remembering(getattr(contents, parse)))
+        patch.setattr(survey, "check_chunk", remembering_chunks(survey.check_chunk))
+        patch.setattr(survey, "merge", remembering_merge(survey.merge))
         for module in (hold, survey):
             patch.setattr(module, "parse_index", remembering(module.parse_index))
             patch.setattr(module, "parse_labels", remembering(module.parse_labels))

@@ -178,7 +178,7 @@ _CHAIN = [
     Bug(
         "seal's directory unchecked",
         "reader/hold.py",
-        "            self._chain.check_seal(file.pread, self._seal)\n",
+        "            self._chain.check_seal(file.pread, self._size, self._seal)\n",
         "",
         (
             "tests/attacks/test_attacks_differential.py"

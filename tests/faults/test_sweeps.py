@@ -21,10 +21,11 @@ pytestmark = pytest.mark.spread
 
 PARTS = 8
 COUNT = 10
+ADDED = {0: 7}
 
 
 def every_kind() -> bytes:
-    """A head, a dictionary, chunks, an amendment, a superseded record, a failure, a seal."""
+    """A head, a dictionary, chunks, an amendment, a superseded record, a failure, labels, a seal."""
     from scenarios import OPTIONS, sample
 
     disk = MemoryDisk()
@@ -38,6 +39,8 @@ def every_kind() -> bytes:
         failure = Failure(COUNT - 1, True, "ValueError", "no such file", "")
         appender.amend(length=COUNT, failed=[failure.to_json()])
         appender.close()
+        with Reading() as cache:
+            cache.add_labels("z", ADDED)
         w = CacheWriter(PATH, "a", publish_seconds=None)
         for index in range(7, COUNT - 1):
             w.write(index, sample(index))
@@ -46,7 +49,7 @@ def every_kind() -> bytes:
     data = disk.files()[PATH]
     head, cursor = format.read_head(lambda offset, nbytes: data[offset : offset + nbytes], PATH)
     kinds = {h.kind for h in format.walk(lambda o, n: data[o : o + n], len(data), head.uuid, cursor)}
-    assert kinds == {1, 2, 3, 4, 5}
+    assert kinds == {1, 2, 3, 4, 5, 6}
     assert len(data) >= 16 << 10
     return data
 
@@ -76,8 +79,13 @@ def reads_wrong(disk: MemoryDisk) -> list[str]:
                 except EdcacheError:
                     pass
             try:
-                labels = cache.labels.table.column("y").to_pylist()
+                table = cache.labels.table
+                labels = table.column("y").to_pylist()
                 found += [f"label {label} of {i}" for i, label in enumerate(labels) if label not in (i, None)]
+                added = table.column("z").to_pylist() if "z" in table.column_names else []
+                found += [
+                    f"added label {z} of {i}" for i, z in enumerate(added) if z not in (ADDED.get(i), None)
+                ]
             except EdcacheError:
                 pass
     except EdcacheError:
