@@ -2,8 +2,8 @@
 
     python scripts/make_foreign.py tests/golden/foreign
 
-Needs edflow 0.4.0, webdataset, tensordict, monai, mosaicml-streaming, litdata and datasets; the tests that read
-what it wrote need the last two alone. What the samples are is told in tests/test_importers_foreign.py.
+Needs edflow 0.4.0, webdataset, tensordict, monai, mosaicml-streaming, litdata and datasets; the tests that
+read what it wrote need the last two alone. What the samples are is told in tests/test_importers_foreign.py.
 """
 
 from __future__ import annotations
