@@ -353,8 +353,8 @@ class File:
     def __del__(self) -> None:
         # A cache that is dropped without close() must not keep its descriptor.
         # An interrupted __init__ may not have come so far.
-        # At the end of the process the kernel closes it, and this module's names may be gone (test_stress.py,
-        # test_an_interpreter_ends_quietly_*).
+        # Where the interpreter ends, this module may have been cleared before (test_stress.py,
+        # test_an_interpreter_ends_quietly_*); the kernel closes what is open.
         if self.__dict__.get("_descriptors") and not self._is_ending():
             with suppress(OSError):
                 self.close()

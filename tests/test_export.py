@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pathlib
+import sys
 import tarfile
 import tempfile
 import uuid
@@ -38,6 +39,7 @@ from edcache.errors import (
     ArchiveLockedError,
     EdcacheError,
     ExportError,
+    MissingDependencyError,
     MissingSampleError,
     OptionError,
     StorageError,
@@ -171,6 +173,19 @@ def test_parquet_has_tensors_images_and_labels_as_columns(ds, out):
     assert frame.groupby("split").label.sum().to_dict() == {"test": 15, "train": 15}
 
 
+def test_large_arrays_of_one_shape_are_bytes_in_parquet_and_the_column_says_of_what(tmp_path, out):
+    made = [np.random.default_rng(i).normal(size=(3, 20, 20)).astype(np.float32) for i in range(5)]
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.extend({"x": x} for x in made)
+    edcache.export(tmp_path / "a.zip", out, "parquet")
+    column = pq.read_table(out).column("x")
+    meta = pq.read_schema(out / "part-00000.parquet").field("x").metadata
+    assert meta[b"dtype"] == b"float32"
+    shape = json.loads(meta[b"shape"])
+    found = [np.frombuffer(data, "<f4").reshape(shape) for data in column.to_pylist()]
+    assert np.array_equal(np.stack(found), np.stack(made))
+
+
 def test_hugging_face_datasets_load_it_from_the_disk(ds, out):
     edcache.export(ds, out, "hf", shard_size=6000)
     loaded = datasets.load_from_disk(str(out))
@@ -204,6 +219,14 @@ def test_an_npz_has_stacked_arrays_and_offsets_where_shapes_vary(ds, tmp_path):
     assert loaded["text"].tolist() == [one["text"] for one in expected]
     assert loaded["split"].tolist() == ["train", "test"] * 15
     assert os.listdir(tmp_path) == ["a.npz"]
+
+
+def test_hugging_face_is_an_extra_that_is_named_where_it_is_not_installed(ds, out, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    text = r'export\(to="hf"\) needs the package datasets; install it with: pip install edcache\[hf\]'
+    with pytest.raises(MissingDependencyError, match=text):
+        edcache.export(ds, out, "hf")
+    assert not out.exists()
 
 
 # ------------------------------------------------------------------------- which samples and fields
@@ -578,7 +601,7 @@ def test_values_beyond_a_column_end_the_export_and_leave_nothing(tmp_path, out):
         'label "b" is binary, and JSON holds no bytes; choose others: labels=[...]',
     )
     sparse = archive_of(tmp_path, {"x": 1}, {"x": 2}, in_memory_keys={"y": lambda s: s["x"] - 1 or None})
-    refused(sparse, out, "npz", 'label "y" has no value for 1 samples, and an .npz holds no None; choose')
+    refused(sparse, out, "npz", 'label "y" has no value for 1 of 2 samples, and an .npz holds no None')
     refused(labelled, out, "npz", 'label "b" is binary, which makes no array; choose others: labels=[...]')
     ended = archive_of(tmp_path, {"x": "a\0"})
     with pytest.raises(ExportError, match='field "x" has text that ends with a zero character, which'):

@@ -75,8 +75,9 @@ def export(
             text is .txt, bytes .bin, everything else .json. Names become lower case.
             "files": a folder for each sample, with image.jpg, x.npy, label.txt; one file where a sample is
             one leaf.
-            "parquet": part-00000.parquet and so on: arrays of one shape are Arrow's fixed_shape_tensor,
-            others {"values", "shape"} or plain lists, images their bytes.
+            "parquet": part-00000.parquet and so on: arrays of one shape are Arrow's fixed_shape_tensor, from
+            1025 elements on their bytes, in C order, with dtype and shape in the column's metadata; others
+            are {"values", "shape"} or plain lists, images their bytes.
             "hf": what `datasets.load_from_disk` reads: Array2D to Array5D, Sequence, Image.
             "npz": one stacked array a field; where shapes vary NAME.values, NAME.offsets and NAME.shapes.
         num_workers: processes that write, a shard each, as in a DataLoader; "auto" takes one a processor.

@@ -103,5 +103,7 @@ def _example(column: Column, value: Any) -> Any:
     if column.kind == "image":
         return {"bytes": value, "path": None}
     if column.kind == "array":
-        return value if column.is_fixed and column.ndim > 1 else value.tolist()
+        # Numbers, and arrays of several dimensions that vary, which are lists of lists there.
+        is_plain = column.ndim == 0 or (column.ndim > 1 and not column.is_fixed)
+        return value.tolist() if is_plain else value
     return value

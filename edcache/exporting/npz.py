@@ -77,8 +77,8 @@ def _labels(job: Job, columns: Mapping[str, Column]) -> dict[str, np.ndarray[Any
 def _label(name: str, values: np.ndarray[Any, Any], column: Any) -> np.ndarray[Any, Any]:
     if column.null_count:
         raise ExportError(
-            f'export(): label "{name}" has no value for {column.null_count:,} samples, and an .npz holds no '
-            "None; choose others: labels=[...]"
+            f'export(): label "{name}" has no value for {column.null_count:,} of {len(column):,} samples, '
+            "and an .npz holds no None; choose others: labels=[...]"
         )
     if values.dtype.hasobject and not all(isinstance(value, str) for value in values):
         raise ExportError(

@@ -132,24 +132,20 @@ class Tars:
         number, part = numbered
         labels = json_labels(self._job, part)
         path = os.path.join(self._folder, f"shard-{number:06}.tar")
-        with (
-            shard(path) as stream,
-            tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT) as tar,
-        ):
+        with shard(path) as stream:
             for position, leaves in self._job.samples(part):
-                files = self._naming.files(leaves, place_of(position))
-                if labels:
-                    files.append((_LABELS, labels[position - part.start]))
-                for name, data in files:
-                    _add(tar, f"{position:0{self._digits}}.{name}", data)
+                own = labels[position - part.start] if labels else None
+                for name, data in self._naming.files(leaves, place_of(position), own):
+                    stream.writelines(_entry(f"{position:0{self._digits}}.{name}", data))
+            stream.write(bytes(2 * tarfile.BLOCKSIZE))
         return len(part)
 
 
-def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
-    # No time and no owner: the same samples make the same bytes.
-    entry = tarfile.TarInfo(name)
-    entry.size = len(data)
-    tar.addfile(entry, io.BytesIO(data))
+def _entry(name: str, data: bytes) -> tuple[bytes, bytes, bytes]:
+    """A file in a tar, without a time and an owner: the same samples make the same bytes."""
+    header = tarfile.TarInfo(name)
+    header.size = len(data)
+    return header.tobuf(tarfile.GNU_FORMAT), data, bytes(-len(data) % tarfile.BLOCKSIZE)
 
 
 class Folders:

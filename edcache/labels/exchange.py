@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +14,8 @@ import pyarrow as pa
 
 from edcache.errors import ExportError
 from edcache.labels.arrays import from_numpy
+
+_MOST_LISTED: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,16 @@ class Column:
             self.kind == "array" and self.shape is not None and not self.is_nullable and 0 not in self.shape
         )
 
+    @property
+    def size(self) -> int:
+        """Elements of an array that is fixed."""
+        return math.prod(self.shape or ())
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is fixed, and so large that Parquet, which looks at each element, would take long."""
+        return self.is_fixed and self.size > _MOST_LISTED
+
 
 _TYPES = {
     "null": pa.null(),
@@ -57,9 +71,9 @@ _TYPES = {
 def arrow_type(column: Column) -> pa.DataType:
     """The Arrow type of a column.
 
-    Arrays of one shape are Arrow's `fixed_shape_tensor`, a fixed-size list where that type is not known; of
-    no dimension, their number. Other arrays are {"values": list, "shape": list of int32}, in C order, and
-    with one dimension plain lists.
+    Arrays of one shape are Arrow's `fixed_shape_tensor`, which is a fixed-size list where that is not known;
+    of over 1024 elements, their bytes in C order (`schema_of`); of no dimension, their number. Other arrays
+    are {"values": list, "shape": list of int32}, in C order, and with one dimension plain lists.
     """
     if column.kind == "list":
         return pa.list_(_TYPES[column.dtype])
@@ -68,6 +82,8 @@ def arrow_type(column: Column) -> pa.DataType:
     element = pa.from_numpy_dtype(np.dtype(column.dtype))
     if column.ndim == 0:
         return element
+    if column.is_large:
+        return pa.binary(column.size * np.dtype(column.dtype).itemsize)
     if column.is_fixed:
         return pa.fixed_shape_tensor(element, column.shape)
     if column.ndim == 1:
@@ -90,6 +106,9 @@ def arrow_column(column: Column, values: Sequence[Any], place: str) -> pa.Array:
             return pa.array(values, kind)
         if column.ndim == 0:
             return pa.array([None if value is None else value[()] for value in values], kind)
+        if column.is_large:
+            stacked = np.ascontiguousarray(np.stack(values))
+            return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(stacked)])
         if column.is_fixed:
             return _fixed(values, kind, column)
         return _lists(values, kind) if column.ndim == 1 else _structs(values, kind)
@@ -125,8 +144,16 @@ def _structs(values: Sequence[npt.NDArray[Any] | None], kind: pa.DataType) -> pa
 
 
 def schema_of(columns: Iterable[Column], labels: pa.Schema) -> pa.Schema:
-    """The schema of a table of leaves, and behind them labels."""
-    return pa.schema([*(pa.field(column.name, arrow_type(column)) for column in columns), *labels])
+    """The schema of a table of leaves, and behind them labels.
+
+    The metadata of a column of arrays that are bytes says of what: {"dtype": "uint8", "shape": "[3, 4]"}.
+    """
+    return pa.schema([*map(_field, columns), *labels])
+
+
+def _field(column: Column) -> pa.Field:
+    meta = {"dtype": column.dtype, "shape": json.dumps(column.shape)} if column.is_large else None
+    return pa.field(column.name, arrow_type(column), metadata=meta)
 
 
 class ParquetFile:
@@ -140,7 +167,11 @@ class ParquetFile:
         from pyarrow import parquet
 
         self._schema = schema
-        self._writer = parquet.ParquetWriter(stream, schema, compression="zstd")
+        # Of arrays and images no value comes again, and to look for one takes ten times as long.
+        single = [field.name for field in schema if not _is_large(field.type)]
+        self._writer = parquet.ParquetWriter(
+            stream, schema, compression="zstd", use_dictionary=single, write_statistics=single
+        )
 
     def write(self, arrays: Sequence[pa.Array], labels: pa.Table) -> None:
         """Append rows: an array for each column, and their labels."""
@@ -150,6 +181,11 @@ class ParquetFile:
     def close(self) -> None:
         """Write the footer."""
         self._writer.close()
+
+
+def _is_large(kind: pa.DataType) -> bool:
+    is_binary = pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind)
+    return is_binary or pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType)
 
 
 def renamed(table: pa.Table, taken: Iterable[str]) -> pa.Table:
