@@ -5,9 +5,10 @@
     frames     a record as the value of a key, and back
     log        the chain of what was published, without the records
     reader     RedisReader: what `Reader` is to a file
-    appender   RedisAppender: what `Appender` is to a file; claims; building anew
-    opening    a reader or an appender of a path, whatever it leads to
+    claims     who computes what: keys that expire unless they are renewed
     removing   delete a cache's keys, and no others
+    appender   RedisAppender: what `Appender` is to a file; building anew
+    opening    a reader or an appender of a path, whatever it leads to
 
 Each imports only those above it. Under a prefix there are, with <id> from the head's uuid:
 

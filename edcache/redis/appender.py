@@ -6,7 +6,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -38,6 +38,7 @@ from edcache.servers import Server
 from edcache.writer import Chunk
 
 _MOST_NBYTES: Final = 512 << 20
+_SET_NBYTES: Final = 1 << 17
 
 # Keys: head, log. Arguments: the head; the header of the entry that was seen last; an entry, or none to
 # append nothing; milliseconds that what was written lives, 0 for ever. So head and log outlive every record.
@@ -253,14 +254,12 @@ class RedisAppender:
 
     def _store(self, chunk: Chunk) -> None:
         """Set the records of a chunk: none of them counts before the log tells of it."""
-        ttl = self.path.ttl
-        px = None if ttl is None else _ms(ttl)
         commands: list[tuple[Any, ...]] = []
         nbytes = 0
         try:
-            for index, value in self._values(chunk):
-                commands.append(("set", self._keys.record(index), value, None, px))
-                nbytes += len(value)
+            for values in self._batches(chunk):
+                commands += self._setting(values)
+                nbytes += sum(map(len, values.values()))
                 if nbytes >= PIECE_NBYTES:
                     self._client.ask_all(commands)
                     commands, nbytes = [], 0
@@ -269,6 +268,25 @@ class RedisAppender:
             if error.errno == errno.ENOSPC:
                 self._take_back(chunk)
             raise
+
+    def _batches(self, chunk: Chunk) -> Iterator[dict[str, bytes]]:
+        """The values of records by their keys, a few at a time: a server evicts between commands."""
+        values: dict[str, bytes] = {}
+        nbytes = 0
+        for index, value in self._values(chunk):
+            values[self._keys.record(index)] = value
+            nbytes += len(value)
+            if nbytes >= _SET_NBYTES:
+                yield values
+                values, nbytes = {}, 0
+        if values:
+            yield values
+
+    def _setting(self, values: dict[str, bytes]) -> list[tuple[Any, ...]]:
+        ttl = self.path.ttl
+        if ttl is None:
+            return [("mset", values)]
+        return [("set", key, value, None, _ms(ttl)) for key, value in values.items()]
 
     def _values(self, chunk: Chunk) -> Iterable[tuple[int, bytes]]:
         records, numbers = chunk.records, [frames.schema_number(text) for text in chunk.schemas]

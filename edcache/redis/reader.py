@@ -25,7 +25,6 @@ from edcache.errors import (
     MissingSampleError,
     SampleFailedError,
     SampleIndexError,
-    StaleArchiveError,
 )
 from edcache.format import LATTICE, Head
 from edcache.labels.tables import Blocks, Failure, Records, spread
@@ -35,7 +34,7 @@ from edcache.reader import group
 from edcache.reader.group import Group
 from edcache.redis import frames
 from edcache.redis.client import PIECE_KEYS, PIECE_NBYTES, Client
-from edcache.redis.log import Log, no_cache, read_head
+from edcache.redis.log import Log, no_cache, read_head, stale
 from edcache.servers import Server
 
 Ints = npt.NDArray[np.int64]
@@ -469,10 +468,7 @@ class RedisReader:
             raise no_cache(self.path)
         packed, head, start = found
         if self._uuid not in (None, head.uuid):
-            raise StaleArchiveError(
-                f"{self.path}: another cache is under this prefix now than the one that was opened; open it "
-                "again"
-            )
+            raise stale(self.path)
         log = Log(self._client, packed, head, start)
         log.catch_up()
         self._uuid = head.uuid
