@@ -160,5 +160,5 @@ def refuse(path: object) -> None:
     if is_server(path):
         raise OptionError(
             f"{Server.of(str(path))}: this takes an archive that is a file; of a cache in Redis there are "
-            "CachedDataset, @cachable, and edcache info, show, ls, labels and rm"
+            "CachedDataset, @cachable, and edcache info, show, ls, labels, export and rm"
         )

@@ -709,3 +709,100 @@ def test_a_cache_that_is_being_filled_is_not_deleted_unless_forced(server):
     run("rm", "--force", server.url("digits"))
     filling.close()
     assert server.all_keys() == []
+
+
+# --- beside files, and objects behind URLs ---
+
+
+def test_several_caches_are_opened_as_one_beside_archives_in_files(server, tmp_path):
+    urls = [server.url(prefix, f":{PASSWORD}@") for prefix in ("a", "b")]
+    file = str(tmp_path / "c.zip")
+    for path, count in zip([*urls, file], (COUNT, 10, 7), strict=True):
+        CachedDataset(Source(count=count), path, in_memory_keys=["y"])
+    ds = CachedDataset.from_cache([urls[0], file, urls[1]])
+    expected = [*range(COUNT), *range(7), *range(10)]
+    assert all(same(ds[k], sample(i)) for k, i in enumerate(expected))
+    assert ds.labels["y"].tolist() == [i % 4 for i in expected]
+    assert ds.select("x").batch([1, COUNT + 2, COUNT + 9])["x"][:, 0, 0].tolist() == [1, 2, 2]
+    assert ds.paths == [server.url("a"), file, server.url("b")]
+    assert not ds.refresh()
+    server.lose("b", 3)
+    assert ds.archives[2].missing.tolist() == [3]
+    assert ds.missing.tolist() == [COUNT + 7 + 3]
+    with pytest.raises(OptionError, match="prefix=a: named twice") as caught:
+        CachedDataset.from_cache([urls[0], urls[0]])
+    assert PASSWORD not in str(caught.value)
+
+
+def test_it_is_exported(server, tmp_path):
+    from edcache.exporting import export
+
+    CachedDataset(Source(), server.url("digits"))
+    export(CachedDataset.from_cache(server.url("digits")).select("x", "y")[:], tmp_path / "a.npz", "npz")
+    with np.load(tmp_path / "a.npz") as found:
+        assert found["y"].tolist() == [i % 4 for i in range(COUNT)]
+        assert np.array_equal(found["x"][:, 0, 0], np.arange(COUNT))
+
+
+@pytest.mark.parametrize("url", ["redis://h/0?prefix=a", "rediss://h:1/0", "unix:///run/r.sock?prefix=a"])
+def test_the_url_of_a_server_is_neither_an_object_nor_a_glob(url):
+    from edcache.archives import several
+    from edcache.places import located, shown
+    from edcache.places.url import is_url
+
+    assert not is_url(url)
+    assert several(url) is None
+    assert type(located(url)) is Server
+    assert shown(url.replace("://", f"://:{PASSWORD}@")) == url
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("preload", "shm"),
+        ("local", "folder"),
+        ("max_bytes", 10),
+        ("io", "pread"),
+        ("expected_digest", "sha256:" + "0" * 64),
+    ],
+)
+def test_what_is_for_files_is_refused_by_name(server, option, value):
+    with pytest.raises(OptionError, match=f"prefix=digits: {option}= is for an archive that is a file"):
+        CachedDataset.from_cache(server.url("digits"), **{option: value})
+
+
+def test_options_of_a_storage_are_not_for_a_server(server):
+    with pytest.raises(
+        OptionError, match="prefix=a: storage_options are for URLs, and this is a URL of a Re"
+    ):
+        CachedDataset.from_cache(server.url("a", f":{PASSWORD}@"), storage_options={"key": 1})
+
+
+def test_what_takes_files_refuses_a_server_and_shows_no_password(server, tmp_path):
+    from edcache import maintain
+
+    url, file, out = server.url("a", f":{PASSWORD}@"), str(tmp_path / "f.zip"), str(tmp_path / "out")
+    CachedDataset(Source(), url)
+    CachedDataset(Source(), file)
+    calls = {
+        "open": lambda: len(edcache.Reader(url)),
+        "write": lambda: edcache.CacheWriter(url),
+        "verify": lambda: maintain.verify(url),
+        "digest": lambda: maintain.digest(url),
+        "compact": lambda: maintain.compact(url),
+        "compact to": lambda: maintain.compact(file, url),
+        "repair": lambda: maintain.repair(url, out),
+        "merge": lambda: maintain.merge([file, url], out),
+        "merge to": lambda: maintain.merge([file], url),
+        "split": lambda: maintain.split(url, out, parts=2),
+        "split to": lambda: maintain.split(file, url, parts=2),
+        "copy": lambda: edcache.copy_to_local(url, out),
+        "copy to": lambda: edcache.copy_to_local(file, url),
+        "import": lambda: edcache.import_cache(url, out),
+    }
+    for name, call in calls.items():
+        _, (kind, text) = outcome(call)
+        assert kind is OptionError, (name, text)
+        assert "this takes an archive that is a file; of a cache in Redis there are" in text, name
+        assert PASSWORD not in text, name
+    assert [path.name for path in tmp_path.iterdir()] == ["f.zip"]

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from edcache import durable
 from edcache.durable import File
+from edcache.places import local_path
 
 Identity = tuple[str, ...]
 """What changes when an origin does: of a file its size, the time of its last change and its inode."""
@@ -100,5 +101,9 @@ def as_identity(said: object) -> Identity:
 
 
 def full_path(path: str | os.PathLike[str]) -> str:
-    """The path that names an origin from everywhere on this machine."""
-    return os.path.abspath(os.fspath(path))
+    """The path that names an origin from everywhere on this machine.
+
+    Raises:
+        OptionError: it is a URL of what is no file.
+    """
+    return os.path.abspath(local_path(path))
