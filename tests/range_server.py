@@ -92,8 +92,7 @@ class Handler(BaseHTTPRequestHandler):
             if value is not None:
                 self.send_header(name, value)
         self.end_headers()
-        # Before they are sent: a client that has them looks at once.
-        with self.served.lock:
+        with self.served.lock:  # before, as who gets the last byte may look at once
             self.served.sent += len(body)
         self.wfile.write(body)
         self.wfile.flush()

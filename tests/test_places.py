@@ -550,6 +550,13 @@ def test_whatever_a_file_system_does_is_one_error(tmp_path, monkeypatch, does, m
     assert raised.value.__context__ is None
 
 
+def test_a_file_system_that_cannot_be_made_is_told():
+    with pytest.raises(StorageError, match=r"ftp://127.0.0.1:9/a.zip: ConnectionRefusedError: ") as raised:
+        CachedDataset.from_cache(f"ftp://user:{SECRET}@127.0.0.1:9/a.zip")
+    assert SECRET not in str(raised.value)
+    assert raised.value.__context__ is None
+
+
 @pytest.mark.parametrize(
     ("told", "message"),
     [({"type": "directory"}, "a folder, not a file"), ({"size": None}, "its size is unknown")],

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from edcache import durable
 from edcache.durable import File
-from edcache.places import local_path
+from edcache.places import Where, located
+from edcache.places.remote import RemotePlace
+from edcache.servers import refuse
 
 Identity = tuple[str, ...]
 """What changes when an origin does: of a file its size, the time of its last change and its inode."""
@@ -81,18 +83,53 @@ class FileOrigin:
         self._file.close()
 
 
-def open_origin(path: str) -> Origin:
-    """Open what is at a path; raises as `File.open`."""
-    return FileOrigin(path)
+class RemoteOrigin:
+    """An object behind a URL; what is read is of the state that it had when it was opened."""
+
+    def __init__(self, place: RemotePlace) -> None:
+        self.path = place.path
+        self._place = place
+
+    def size(self) -> int:
+        """Bytes of that state."""
+        return self._place.size()
+
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        """The bytes of an extent; what follows may be fetched with it."""
+        return self._place.pread(offset, nbytes)
+
+    def read_many(self, extents: Sequence[Extent]) -> list[bytes]:
+        """The bytes of many extents, fetched all at a time."""
+        return [bytes(data) for data in self._place.read_many(extents)]
+
+    def identity(self) -> tuple[int, str]:
+        """Size, and what its server tells states apart by."""
+        stamp = self._place.identity()
+        return stamp.size, stamp.tag
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._place.close()
 
 
-def identity_at(path: str) -> Identity:
-    """The identity of what is at a path, by one call of the system, without opening it.
+def open_origin(where: Where) -> Origin:
+    """Open what is at a path or behind a URL; raises as `open_place`."""
+    return FileOrigin(where) if isinstance(where, str) else RemoteOrigin(RemotePlace(where))
+
+
+def identity_at(where: Where) -> Identity:
+    """The identity of what is there: of a path by one call of the system, of a URL by one or two requests.
 
     Raises:
         ArchiveNotFoundError, StorageError.
     """
-    return as_identity(durable.stamp(path))
+    if isinstance(where, str):
+        return as_identity(durable.stamp(where))
+    origin = open_origin(where)
+    try:
+        return as_identity(origin.identity())
+    finally:
+        origin.close()
 
 
 def as_identity(said: object) -> Identity:
@@ -100,10 +137,19 @@ def as_identity(said: object) -> Identity:
     return tuple(map(str, said)) if isinstance(said, (tuple, list)) else (str(said),)
 
 
-def full_path(path: str | os.PathLike[str]) -> str:
-    """The path that names an origin from everywhere on this machine.
+def origin_at(
+    path: str | os.PathLike[str] | Where, storage_options: Mapping[str, Any] | None = None
+) -> Where:
+    """Where an origin is, as everywhere on this machine: a full path, or a URL.
 
     Raises:
-        OptionError: it is a URL of what is no file.
+        OptionError: it is a cache in Redis.
     """
-    return os.path.abspath(local_path(path))
+    where = located(path, storage_options) if isinstance(path, (str, os.PathLike)) else path
+    refuse(where)
+    return os.path.abspath(where) if isinstance(where, str) else where
+
+
+def name_of(where: Where) -> str:
+    """What an origin is called, in messages and in side files: without credentials."""
+    return where if isinstance(where, str) else where.shown

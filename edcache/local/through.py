@@ -30,7 +30,16 @@ from edcache.errors import (
 )
 from edcache.local.bringing import Plan, bring, not_sealed
 from edcache.local.keeping import limit_of, make_room
-from edcache.local.origins import Identity, Opener, Origin, as_identity, full_path, identity_at, open_origin
+from edcache.local.origins import (
+    Identity,
+    Opener,
+    Origin,
+    as_identity,
+    identity_at,
+    name_of,
+    open_origin,
+    origin_at,
+)
 from edcache.local.side import (
     LOCK_USE,
     MAP_OFFSET,
@@ -44,6 +53,7 @@ from edcache.local.side import (
     note_use,
 )
 from edcache.local.whole import THREADS, current, whole_copies_of
+from edcache.places import Where
 
 logger = logging.getLogger("edcache")
 
@@ -316,48 +326,55 @@ def _runs(blocks: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
 def open_archive(path: str) -> File:
     """Open an archive to read it; where it is a local copy, it is not cleared away as long as it is open."""
     file = File.open(path, "r")
-    if durable.exists(path + SIDE):
-        _share(file)
-        note_use(path)
+    try:
+        if durable.exists(path + SIDE):
+            file.share(LOCK_USE)
+            note_use(path)
+    except BaseException:
+        file.close()
+        raise
     return file
 
 
-def open_through(path: str, folder: str, max_bytes: int | str | None = None) -> ReadThrough:
+def open_through(where: Where, folder: str, max_bytes: int | str | None = None) -> ReadThrough:
     """Open an archive by its copy in a folder, which begins empty and fills as it is read.
 
     Args:
-        path: of the archive, sealed. folder: made where it is absent. max_bytes: as in `copy_to_local`.
+        where: the archive, sealed. folder: made where it is absent. max_bytes: as in `copy_to_local`.
     Returns:
         The copy; a whole one that `copy_to_local` made there, where there is one.
     Raises:
         ArchiveNotFoundError, StorageError: the archive is not there, and neither is a whole copy of it.
         OptionError: it is not sealed. NotAnArchiveError, FormatVersionError, CorruptArchiveError.
     """
-    source, limit = full_path(path), limit_of(max_bytes)
+    where, limit = origin_at(where), limit_of(max_bytes)
+    source = name_of(where)
+
+    def opener() -> Origin:
+        return open_origin(where)
+
     try:
-        identity = identity_at(source)
-    except StorageError as error:
-        return _without_origin(source, folder, error)
-    except ArchiveNotFoundError as error:
-        return _without_origin(source, folder, error)
+        identity = identity_at(where)
+    except (StorageError, ArchiveNotFoundError) as error:
+        return _without_origin(source, folder, opener, error)
     copied = os.path.join(folder, os.path.basename(source))
     version = current(copied, identity)
     if version is not None:
         pinned = Pinned(source, identity, copied, version.nbytes)
-        found = _attached(pinned, lambda: open_origin(source))
+        found = _attached(pinned, opener)
         if found is not None:
             note_use(copied)
             return found
-    return _open_by(source, identity, folder, limit, lambda: open_origin(source))
+    return _open_by(source, identity, folder, limit, opener)
 
 
-def reopen_through(pinned: Pinned, opener: Opener | None = None) -> ReadThrough:
+def reopen_through(pinned: Pinned, where: Where) -> ReadThrough:
     """Open in another process what `open_through` opened; the origin is not looked at.
 
     Raises:
         StaleArchiveError: the copy is not there any more.
     """
-    file = _attached(pinned, opener or (lambda: open_origin(pinned.source)))
+    file = _attached(pinned, lambda: open_origin(origin_at(where)))
     if file is None:
         raise StaleArchiveError(f"{pinned.copy}: this copy of {pinned.source} is gone; open it again")
     return file
@@ -390,20 +407,17 @@ def _attached(pinned: Pinned, opener: Opener) -> ReadThrough | None:
             data = File.open(name, "r")
         except ArchiveNotFoundError:
             continue
-        _share(data)
-        # Between opening and sharing somebody may have deleted it, or given it its name.
-        if data.is_named() and data.size() == pinned.nbytes:
+        try:
+            data.share(LOCK_USE)
+            # Between opening and sharing somebody may have deleted it, or given it its name.
+            is_there = data.is_named() and data.size() == pinned.nbytes
+        except BaseException:
+            data.close()
+            raise
+        if is_there:
             return ReadThrough(pinned, data, is_whole, opener)
         data.close()
     return None
-
-
-def _share(file: File) -> None:
-    try:
-        file.share(LOCK_USE)
-    except BaseException:
-        file.close()
-        raise
 
 
 def _create(source: str, identity: Identity, copy: str, limit: int | None, opener: Opener) -> None:
@@ -498,11 +512,11 @@ def _finish(file: ReadThrough, side: Side) -> None:
         partial.close()
 
 
-def _without_origin(source: str, folder: str, error: Exception) -> ReadThrough:
+def _without_origin(source: str, folder: str, opener: Opener, error: Exception) -> ReadThrough:
     """A whole copy of what cannot be reached; raises the error where there is none."""
     for copy, version in whole_copies_of(source, folder):
         pinned = Pinned(source, version.identity, copy, version.nbytes)
-        found = _attached(pinned, lambda: open_origin(source))
+        found = _attached(pinned, opener)
         if found is not None and found.is_whole:
             logger.warning("%s: reading its copy %s: %s", source, copy, error)
             return found

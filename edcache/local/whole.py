@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from edcache import durable, format
 from edcache.digests import check_digest, parse_digest
@@ -18,8 +18,9 @@ from edcache.errors import (
 )
 from edcache.local.bringing import OnProgress, Plan, bring
 from edcache.local.keeping import check_space, limit_of, make_room
-from edcache.local.origins import Origin, as_identity, full_path, identity_at, open_origin
+from edcache.local.origins import Origin, as_identity, identity_at, name_of, open_origin, origin_at
 from edcache.local.side import PARTIAL, SIDE, Note, Side, Version, locked_side, note_of, note_use, stamp_of
+from edcache.places import Where, shown
 from edcache.progress import ByteProgress, Show
 
 logger = logging.getLogger("edcache")
@@ -49,18 +50,21 @@ def copy_to_local(
     num_threads: int = THREADS,
     expected_digest: str | None = None,
     max_bytes: int | str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     progress: Show = None,
 ) -> str:
     """Copy a sealed archive that is far away, or a folder of them, to a disk of this machine; once.
 
     Args:
-        src: the archive; or a folder, of which all archives are copied, those in folders below it too.
+        src: the archive, or its URL; or a folder, of which all archives are copied, those in folders below it
+            too.
         target: the folder where the copies go, made where it is absent; or, with the same ending as `src`,
             the path of the copy.
         num_threads: reads at a time.
         expected_digest: "sha256:...", what `edcache.digest` said of the one archive when it was published.
         max_bytes: of all copies in the folder together, as a number or as "200GB": those that nobody has open
             go to make room, the least recently used first. Archives that are no copies never go.
+        storage_options: for the engine that reads a URL, see `edcache.Reader`.
         progress: True or False; by default a bar shows on a terminal. A function is called with (bytes that
             are here, bytes in all) instead.
     Returns:
@@ -80,9 +84,16 @@ def copy_to_local(
     what did not change from the old one, and who reads the old one keeps it.
     Cost: reads the origin once, and writes as much.
     """
-    with ByteProgress(f"copying {os.path.basename(os.fspath(src))}", progress) as tell:
-        options = {"num_threads": num_threads, "expected_digest": expected_digest, "max_bytes": max_bytes}
-        return copy_local(src, target, on_progress=tell, **options).path  # type: ignore[arg-type]
+    with ByteProgress(f"copying {os.path.basename(shown(src))}", progress) as tell:
+        return copy_local(
+            src,
+            target,
+            num_threads=num_threads,
+            expected_digest=expected_digest,
+            max_bytes=max_bytes,
+            storage_options=storage_options,
+            on_progress=tell,
+        ).path
 
 
 def copy_local(
@@ -92,18 +103,19 @@ def copy_local(
     num_threads: int = THREADS,
     expected_digest: str | None = None,
     max_bytes: int | str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Copied:
     """What `copy_to_local` does; says what was copied."""
     expected = None if expected_digest is None else parse_digest(expected_digest)
     if type(num_threads) is not int or num_threads < 1:
         raise OptionError(f"num_threads={num_threads!r}; give a number from 1 on")
-    limit, source, place = limit_of(max_bytes), full_path(src), os.fspath(target)
-    if os.path.isdir(source):
+    limit, source, place = limit_of(max_bytes), origin_at(src, storage_options), os.fspath(target)
+    if isinstance(source, str) and os.path.isdir(source):
         if expected is not None:
             raise OptionError(f"{source}: a folder; expected_digest= is that of one archive")
         return _copy_folder(source, place, num_threads, limit, on_progress)
-    copy = _place_of(source, place)
+    copy = _place_of(name_of(source), place)
     copying = Copying(copy, os.path.dirname(copy), num_threads, limit, [copy])
     nbytes, fetched = copying.copy(source, expected, on_progress)
     return Copied(copy, 1, nbytes, fetched)
@@ -178,8 +190,8 @@ class Copying:
         self._folder = folder or os.curdir
         self._threads, self._limit, self._keep = threads, limit, keep
 
-    def copy(self, source: str, expected: str | None, on_progress: OnProgress | None) -> tuple[int, int]:
-        """Copy what is at a path unless that was done; returns its bytes, and those that were fetched."""
+    def copy(self, source: Where, expected: str | None, on_progress: OnProgress | None) -> tuple[int, int]:
+        """Copy what is there unless that was done; returns its bytes, and those that were fetched."""
         # Without the lock, and so where nothing can be written too.
         found = current(self._copy, identity_at(source))
         if found is not None and found.digest == (expected or found.digest):

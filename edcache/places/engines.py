@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, Final
 
-from edcache.errors import MissingDependencyError, OptionError
+from edcache.errors import MissingDependencyError, OptionError, StorageError
 from edcache.places import process
 from edcache.places.asking import Engine, Failing, Stamp, refused
 from edcache.places.url import Url
@@ -79,6 +79,8 @@ def filesystem_of(url: Url, options: Mapping[str, Any]) -> tuple[Any, str]:
         failed = _missing(url, error)
     except (ValueError, TypeError) as error:
         failed = OptionError(f"{url.shown}: {url.scrubbed(str(error))}")
+    except Exception as error:  # noqa: BLE001 - some connect already, and raise what they like
+        failed = StorageError(f"{url.shown}: {type(error).__name__}: {url.scrubbed(str(error))}")
     else:
         # Kept, as the finaliser of one that a fork inherits would wait for the parent's event loop.
         return process.kept(filesystem, lambda: filesystem), path

@@ -182,7 +182,8 @@ class RemotePlace:
         if not runs:
             return []
         parts = [run.parts() if part_nbytes is None else run.parts(part_nbytes) for run in runs]
-        found = iter(process.run(self._fetch_parts([part for of_run in parts for part in of_run])))
+        wanted = [part for some in parts for part in some]
+        found = iter(process.run(self._fetch_parts(self._engine(), wanted)))
         return [
             self._joined([next(found) for _ in of_run], run) for of_run, run in zip(parts, runs, strict=True)
         ]
@@ -195,8 +196,8 @@ class RemotePlace:
         except MemoryError:
             raise StorageError(f"{self.path}: no memory for {run.end - run.start:,} bytes") from None
 
-    async def _fetch_parts(self, parts: list[tuple[int, int]]) -> list[bytes | bytearray]:
-        engine, turns = self._engine(), asyncio.Semaphore(_MOST_AT_A_TIME)
+    async def _fetch_parts(self, engine: Engine, parts: list[tuple[int, int]]) -> list[bytes | bytearray]:
+        turns = asyncio.Semaphore(_MOST_AT_A_TIME)
 
         async def fetch(start: int, end: int) -> bytes | bytearray:
             nbytes = end - start
@@ -216,14 +217,12 @@ class RemotePlace:
             raise
 
     def _ask(self, doing: str, nbytes: int, ask: Any) -> Any:
-        async def asked() -> Any:
-            engine = self._engine()
-            return await answered(self._url, self._patience, doing, nbytes, lambda: ask(engine))
-
-        return process.run(asked())
+        engine = self._engine()
+        return process.run(answered(self._url, self._patience, doing, nbytes, lambda: ask(engine)))
 
     def _engine(self) -> Engine:
-        # One for each process; what a fork inherits stays where it is, and is not used.
+        # One for each process; what a fork inherits stays where it is, and is not used. Made in the thread
+        # that asks: some file systems connect when they are made, and wait for the event loop.
         engine = self._engines.get(os.getpid())
         return engine or self._engines.setdefault(os.getpid(), engine_of(self._url, self._options))
 

@@ -413,7 +413,7 @@ class Reader:
             return self._opened()
         except (CorruptArchiveError, NotAnArchiveError, StaleArchiveError):
             # Over a network it may have been the way, or it was replaced just then.
-            if isinstance(self._where, str):
+            if isinstance(self._where, str) or self.local is not None:
                 raise
         return self._opened()
 
@@ -446,8 +446,8 @@ class Reader:
 
     def _copy_here(self, folder: str) -> Place:
         if self._pinned is not None:
-            return reopen_through(self._pinned)
-        return open_through(self.path, folder, self._max_bytes)
+            return reopen_through(self._pinned, self._where)
+        return open_through(self._where, folder, self._max_bytes)
 
     def _hold_on(self, file: Place) -> Hold:
         try:

@@ -14,7 +14,9 @@ def fifo(f: Forge):
     os.mkfifo(f.path)
 
 
-@attack("files", "a folder", "IsADirectoryError", "open", "StorageError", REGULAR)
+@attack(
+    "files", "a folder", "IsADirectoryError", "open", "ArchiveNotFoundError", "no .zip file in this folder"
+)
 def folder(f: Forge):
     f.path.mkdir()
 
