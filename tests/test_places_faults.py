@@ -242,7 +242,7 @@ def test_an_accident_ends_in_the_right_bytes_or_one_typed_error(archive, name, t
     """Each answer misbehaves with a chance of one in three."""
     fault, allowed = FAULTS[name]
     rng, dice = seeded(name), seeded(f"{name} dice")
-    reads = scaled(6)
+    reads = scaled(4)
     with serving(archive) as served:
         ds = CachedDataset.from_cache(served.url, storage_options=OPTIONS)
         served.faults = [lambda *asked: dice.random() < 0.3 and (fault(*asked), True)[1]]

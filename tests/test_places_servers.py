@@ -101,13 +101,13 @@ def test_what_a_signed_url_cannot_say_is_left_to_s3fs(s3, tmp_path):
         ds[8]
 
 
-@pytest.mark.parametrize(("scheme", "method"), [("s3", "fork"), ("s3", "spawn"), ("gs", "fork")])
-def test_workers_read_an_object_that_their_parent_has_read(request, tmp_path, scheme, method):
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_forked_workers_read_an_object_that_their_parent_has_read(request, tmp_path, scheme):
     place = request.getfixturevalue(scheme)
     place.put("a.zip", written(tmp_path / "a.zip"))
     ds = place.open()
     assert same(ds[7], sample(7))
     indices = list(range(0, COUNT, 30))
-    loader = DataLoader(ds, 5, sampler=indices, num_workers=2, multiprocessing_context=method)
+    loader = DataLoader(ds, 5, sampler=indices, num_workers=2, multiprocessing_context="fork")
     assert torch.cat([batch["label"] for batch in loader]).tolist() == indices
     assert same(ds[8], sample(8))
