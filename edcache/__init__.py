@@ -19,15 +19,15 @@
 The rooms, lowest floor first; imports go down only (tests/test_layers.py):
 
     0  errors, and above it bounded, once,      the exception tree; what a stranger's bytes may allocate;
-       sizes, and above them memory             properties without a lock; sizes as people write them;
-                                                archives that are in shared memory and have a name there
+       servers, sizes, and above them memory    properties without a lock; a URL of a server; sizes as
+                                                people write them; archives that are in shared memory
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
        fingerprint, progress, selection         what identifies a call; what a person sees; indices
     2  places                                   where bytes are: a file, or an object behind a URL
     3  archives, contents, digests, folders,    which archives are meant; the tables of one merged into one;
        preload                                  its SHA-256; a folder of image files; a copy in memory
     4  local                                    copies on this machine of archives that are far away
-    5  reader, writer                           they meet only in the file
+    5  reader, writer, above them redis         they meet only in the file; both of a cache in Redis
     6  fill, batch, samplers                    which samples are missing, who computes them;
                                                 many records to one collated batch; in which order
     7  loader                                   batches by threads of this process

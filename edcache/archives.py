@@ -10,7 +10,9 @@ from typing import Final, TypeAlias
 
 from edcache.errors import ArchiveNotFoundError, OptionError, StorageError
 from edcache.memory import is_memory
+from edcache.places import shown
 from edcache.places.url import is_url
+from edcache.servers import is_server
 
 Path: TypeAlias = "str | os.PathLike[str]"
 
@@ -83,7 +85,7 @@ def natural_key(path: str) -> tuple[list[list[object]], str]:
 
 def _expanded(name: str) -> list[str] | None:
     """What a glob or a folder names; None for anything else."""
-    if is_url(name) or is_memory(name):
+    if is_url(name) or is_memory(name) or is_server(name):
         return None
     if os.path.isdir(name):
         found = sorted(_below(name), key=natural_key)
@@ -117,5 +119,5 @@ def _check_once(found: list[str]) -> None:
     for path in found:
         real = os.path.realpath(path)
         if real in seen:
-            raise OptionError(f"{path}: named twice; edcache.concat() takes a dataset more than once")
+            raise OptionError(f"{shown(path)}: named twice; edcache.concat() takes a dataset more than once")
         seen.add(real)

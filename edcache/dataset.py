@@ -41,15 +41,17 @@ from edcache.fill import (
     is_stream,
     worker_count,
 )
-from edcache.fingerprint import differences, source_fingerprint
+from edcache.fingerprint import differences, source_fingerprint, stale_message
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
 from edcache.labels.view import Labels, checked_indices
 from edcache.places import Spool, Url, Where, check_writable, located
 from edcache.progress import Show
-from edcache.reader import Memory, Reader
+from edcache.reader import AnyReader, Memory
+from edcache.redis import prefix_for, reader_at
 from edcache.selection import Picks
+from edcache.servers import Server, is_server
 from edcache.views import Root, Several, Transform, View
 from edcache.writer import Sync, adopt_labels, check_options, check_writing, never_created, new_head, recover
 
@@ -81,7 +83,10 @@ class CachedDataset(Root):
             its order until it ends; None opens what is there.
         path: the archive. Without one it is `<root>/cached/<name>.zip`, from attributes of `source`.
             "shm://name" is in shared memory alone, for all processes of the user on this host, until the last
-            that has it open closes it or ends.
+            that has it open closes it or ends. Or a URL of a Redis server, which several hosts share:
+            "redis://host:6379/0?prefix=name" (rediss:// for TLS, unix:// for a socket); `ttl=` seconds after
+            which what is written expires; without `prefix=` one is made of the fingerprint. What is said of
+            files (sync, io, verify, check_space, chunks) means nothing there; see edcache/redis/.
         in_memory_keys: the label columns: a list of keys, or a mapping from name to field path
             ("target.boxes", 1) or function. Default: the source's own attribute `in_memory_keys`.
         lazy: False fills what is missing now. True computes a sample when it is first asked for.
@@ -189,7 +194,9 @@ class CachedDataset(Root):
             raise OptionError('codec="pickle" needs allow_pickle=True too, or nothing could be read back')
         self.zero_copy = zero_copy
         self._where = located(_path_of(source) if path is None else path, storage_options)
-        self._reader = Reader(
+        if isinstance(self._where, Server):
+            self._where = _prefixed(self._where, source, fingerprint, num_workers)
+        self._reader = reader_at(
             self._where,
             verify=verify,
             allow_pickle=allow_pickle,
@@ -240,6 +247,8 @@ class CachedDataset(Root):
             "max_bytes": bytes_limit(max_bytes, self.path),
             "on_full": on_full,
         }
+        if is_server(self.path):
+            _check_for_server(self.path, source, sync)
         length = None if is_stream(source) or not hasattr(source, "__len__") else len(source)
         self._reader.known_length = length or 0
         head = new_head(
@@ -273,7 +282,8 @@ class CachedDataset(Root):
     def _start(self, lazy: bool, keep_existing: bool) -> None:
         if lazy and not keep_existing:
             raise OptionError(f"{self.path}: lazy=True fills what is there; to begin anew delete the file")
-        if keep_existing and self._is_done():
+        # Of what a server has now, it may evict some at any time.
+        if keep_existing and self._is_done() and not (lazy and is_server(self.path)):
             return
         if is_stream(self._source):
             self._fill_stream(lazy, keep_existing)
@@ -435,7 +445,7 @@ class CachedDataset(Root):
         if self._source is not None:
             # Of this process: an engine's client, a bar's function.
             state["_fill_options"] = self._fill_options | {"executor": None, "progress": None}
-        if self._source is not None and self.complete:
+        if self._source is not None and self.complete and not (self._filler and is_server(self.path)):
             state |= {"_source": None, "_filler": None, "_spec": None, "_job": None}
         return state
 
@@ -445,7 +455,7 @@ class CachedDataset(Root):
         return self._reader.head
 
     @property
-    def reader(self) -> Reader:
+    def reader(self) -> AnyReader:
         """The archive underneath."""
         return self._reader
 
@@ -559,6 +569,10 @@ class CachedDataset(Root):
         return "seal" if self._source is None else self._job.sync
 
     def _check_relabelling(self) -> None:
+        if is_server(self.path):
+            raise OptionError(
+                f"{self.path}: labels of a cache in Redis stay as they are; give them as in_memory_keys="
+            )
         if self._reader.by_request:
             raise OptionError(
                 f"{self.path}: an archive behind a URL is only read; change the labels of a copy on a disk, "
@@ -615,6 +629,8 @@ class CachedDataset(Root):
             return self
         if self._filler is not None:
             self._filler.flush()
+        if is_server(self.path):
+            self._reader.missing()  # what the server has lost
         if self.complete and self._reader.sealed:
             return self
         self._fill(**options if num_workers is None else options | {"num_workers": num_workers})
@@ -639,10 +655,15 @@ class CachedDataset(Root):
         return fields.of_sample(self._stored(index))
 
     def _many(self, indices: npt.NDArray[np.int64], fields: Projection | None) -> list[Any]:
-        if fields is not None or not self.complete:
-            with self._ahead(indices, fields):
-                return [self._one(index, fields) for index in indices.tolist()]
-        return self._reader.read_many(indices, copy=not self.zero_copy)
+        if fields is None and self.complete:
+            try:
+                return self._reader.read_many(indices, copy=not self.zero_copy)
+            except MissingSampleError:
+                # A server may lose records at any time.
+                if self._filler is None:
+                    raise
+        with self._ahead(indices, fields):
+            return [self._one(index, fields) for index in indices.tolist()]
 
     def _ahead(
         self, indices: npt.NDArray[np.int64], fields: Projection | None
@@ -744,17 +765,28 @@ class CachedDataset(Root):
             raise self._reader.placed(error, position) from error
 
 
-def archive_at(where: Where) -> Reader | None:
+def needs_source(path: str, options: Mapping[str, Any]) -> bool:
+    """Whether a cache needs its source although nothing is missing: a server may lose what a lazy one has."""
+    force_cache = options.get("force_cache")
+    is_lazy = options.get("lazy", False) if force_cache is None else not force_cache
+    return bool(is_lazy) and is_server(path)
+
+
+def archive_at(where: Where) -> AnyReader | None:
     """The archive that is there, if one is and its creator lived to write its head.
 
-    Where a file does not read, what a power cut left of a seal that was never synced is cut off first.
+    Where a file does not read, what a power cut left of a seal that was never synced is cut off first. A
+    server is asked what it has lost.
     """
     try:
-        return _opened(where)
+        found = _opened(where)
+        if is_server(where):
+            found.missing()
+        return found
     except ArchiveNotFoundError:
         return None
     except (NotAnArchiveError, CorruptArchiveError) as error:
-        if not isinstance(where, str):
+        if not isinstance(where, str) or is_server(where):
             raise
         path = where
         if never_created(path):
@@ -773,16 +805,24 @@ def _recovered(path: str, error: CorruptArchiveError) -> None:
         raise error from None
 
 
-def _opened(where: Where) -> Reader:
-    reader = Reader(where)
+def _prefixed(server: Server, source: Any, fingerprint: dict[str, Any] | None, num_workers: Any) -> Server:
+    """A URL with a prefix: its own, or one that is made of what is cached."""
+    if server.prefix or source is None:
+        return server
+    return server.with_prefix(prefix_for(fingerprint or _fingerprint(source, num_workers)))
+
+
+def _check_for_server(path: str, source: Any, sync: Sync) -> None:
+    if is_stream(source):
+        raise OptionError(f"{path}: the source can only be iterated; Redis takes one with len() and [index]")
+    if sync != "seal":
+        raise OptionError(f"{path}: sync={sync!r}; what a server keeps when it ends, its configuration says")
+
+
+def _opened(where: Where) -> AnyReader:
+    reader = reader_at(where)
     reader.head  # noqa: B018
     return reader
-
-
-def stale_message(path: str, changed: Sequence[str], remedy: str) -> str:
-    """The text of a StaleCacheError: what differs, line by line, and what to do."""
-    lines = "".join(f"\n  {line}" for line in changed)
-    return f"{path}: made by another call:{lines}\n{remedy}"
 
 
 def _fingerprint(source: Any, num_workers: int | str | None) -> dict[str, Any]:

@@ -13,13 +13,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, ParamSpec, overload
 
-from edcache.dataset import NO_DIGEST_YET, READ_OPTIONS, CachedDataset, archive_at, stale_message
+from edcache.dataset import NO_DIGEST_YET, READ_OPTIONS, CachedDataset, archive_at, needs_source
 from edcache.errors import OptionError, StaleCacheError
-from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed
+from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed, stale_message
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.places import located
-from edcache.reader import Reader
+from edcache.reader import AnyReader
+from edcache.redis import prefix_for
+from edcache.servers import Server, is_server, served
 
 STALE_CHOICES: Final = ("error", "warn", "rebuild", "ignore")
 _warned: set[tuple[str, str]] = set()
@@ -49,7 +51,7 @@ class CachedFactory(Generic[P]):
             raise OptionError(NO_DIGEST_YET)
         functools.update_wrapper(self, factory)
         self.uncached = factory
-        self._path = None if path is None else os.fspath(path)
+        self._path = None if path is None else served(os.fspath(path))
         self.version = version
         self.options = options
         self._on_stale = on_stale
@@ -68,7 +70,7 @@ class CachedFactory(Generic[P]):
 
     def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Where the archive of this call is, or would be."""
-        return self._locate(self._arguments(args, kwargs))
+        return self._path_for(self._arguments(args, kwargs))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset:
         """Open the archive of this call, after filling what it lacks.
@@ -78,11 +80,11 @@ class CachedFactory(Generic[P]):
             FingerprintError: an argument has no stable description.
         """
         arguments = self._arguments(args, kwargs)
-        path = self._locate(arguments)
+        path = self._path_for(arguments)
         fingerprint = call_fingerprint(self.uncached, arguments, self.version)
         found = archive_at(located(path, self.options.get("storage_options")))
         rebuild = found is not None and self._is_stale(found, fingerprint)
-        may_grow = bool(self.options.get("grow"))
+        may_grow = bool(self.options.get("grow")) or needs_source(path, self.options)
         if found is not None and found.sealed and found.complete and not rebuild and not may_grow:
             read_only = {name: value for name, value in self.options.items() if name in READ_OPTIONS}
             return CachedDataset(None, path, **read_only)
@@ -98,11 +100,20 @@ class CachedFactory(Generic[P]):
         bound.apply_defaults()
         return dict(bound.arguments)
 
+    def _path_for(self, arguments: Mapping[str, Any]) -> str:
+        path = self._locate(arguments)
+        if not is_server(path):
+            return path
+        server = Server.of(path)
+        if server.prefix:
+            return server
+        return server.with_prefix(prefix_for(call_fingerprint(self.uncached, arguments)))
+
     def _locate(self, arguments: Mapping[str, Any]) -> str:
         if self._path is None:
             return _default_path(self.uncached, arguments)
         try:
-            return self._path.format(**{name: _slug(value) for name, value in arguments.items()})
+            formatted = self._path.format(**{name: _slug(value) for name, value in arguments.items()})
         except (KeyError, IndexError) as error:
             raise OptionError(
                 f'the path "{self._path}" names {{{error.args[0]}}}, {qualified_name(self.uncached)} has the '
@@ -113,8 +124,9 @@ class CachedFactory(Generic[P]):
                 f'the path "{self._path}" does not format: {error}; it takes the arguments as text, as in '
                 '"cache/{split}.zip"'
             ) from None
+        return self._path.like(formatted) if isinstance(self._path, Server) else formatted
 
-    def _is_stale(self, found: Reader, fingerprint: dict[str, Any]) -> bool:
+    def _is_stale(self, found: AnyReader, fingerprint: dict[str, Any]) -> bool:
         """Whether to build anew; raises or warns as on_stale says."""
         changed = differences(found.head.fingerprint, fingerprint)
         changed += label_differences(found.head, self.options.get("in_memory_keys"))
@@ -134,7 +146,7 @@ class CachedFactory(Generic[P]):
             warnings.warn(message, RuntimeWarning, stacklevel=3)
         return False
 
-    def _warn_once(self, found: Reader, fingerprint: dict[str, Any]) -> None:
+    def _warn_once(self, found: AnyReader, fingerprint: dict[str, Any]) -> None:
         key = found.path, fingerprint["source"]
         if self._on_stale == "ignore" or key in _warned:
             return

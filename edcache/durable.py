@@ -31,7 +31,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from edcache import memory
+from edcache import memory, servers
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveLockedError,
@@ -322,6 +322,7 @@ class File:
             ArchiveNotFoundError, ArchiveExistsError, StorageError.
         """
         name = os.fspath(path)
+        servers.refuse(name)
         file = cls(name, mode != "r")
         made = {"r": 0, "r+": 0, "a": os.O_CREAT, "x": os.O_CREAT | os.O_EXCL}[mode]
         flags = made | (os.O_RDWR if file.writable else os.O_RDONLY)
@@ -825,6 +826,7 @@ def exists(path: str) -> bool:
 
 def make_parent(path: str) -> None:
     """Make the folder of `path` and those above it, where they are absent."""
+    servers.refuse(path)
     parent = os.path.dirname(path)
     try:
         if parent and not memory.is_memory(path):

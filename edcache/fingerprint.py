@@ -21,7 +21,7 @@ import pathlib
 import sys
 import textwrap
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -101,6 +101,12 @@ def differences(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) ->
             before, now = (_shown(side[key]) if key in side else "absent" for side in (old, new))
             lines.append(f"argument {key}: {before} in the archive, {now} now")
     return lines
+
+
+def stale_message(path: str, changed: Sequence[str], remedy: str) -> str:
+    """The text of a StaleCacheError: what differs, line by line, and what to do."""
+    lines = "".join(f"\n  {line}" for line in changed)
+    return f"{path}: made by another call:{lines}\n{remedy}"
 
 
 def _arguments(fingerprint: Mapping[str, Any]) -> Mapping[str, Any]:

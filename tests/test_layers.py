@@ -14,13 +14,14 @@ PACKAGE = Path(edcache.__file__).parent
 
 FLOORS = [
     {"errors"},
-    {"bounded", "once", "sizes"},
+    {"bounded", "once", "servers", "sizes"},
     {"memory"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection"},
     {"places"},
     {"archives", "contents", "digests", "folders", "preload"},
     {"local"},
     {"reader", "writer"},
+    {"redis"},
     {"fill", "batch", "samplers"},
     {"loader"},
     {"views"},
@@ -38,6 +39,7 @@ OWNERS = {
     "fcntl": {"durable"},
     "msvcrt": {"durable"},
     "pickle": {"codec"},
+    "redis": {"redis"},
     "zstandard": {"codec"},
     "click": {"cli"},
     "tqdm": {"progress"},

@@ -9,8 +9,34 @@ README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
 
-def test_the_python_snippets_run_as_written(tmp_path):
+SERVER = "redis://localhost:6379/0"
+
+
+def test_what_is_said_of_a_server_runs_as_written_but_for_its_address(tmp_path):
+    from redis_server import Server
+
     snippets = [text for language, text in BLOCKS if language == "python"]
+    [there] = [text for text in snippets if SERVER in text]
+    server = Server()
+    try:
+        script = tmp_path / "readme.py"
+        script.write_text(
+            snippets[0]
+            + there.replace(SERVER, server.url())
+            + "\nassert len(shared) == 1000 and shared.complete and shared[17]['label'] == 7\n"
+        )
+        done = subprocess.run([sys.executable, "readme.py"], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert len(server.records("val")) == 1000
+        assert len(server.records("lazy")) == 3
+        line = next(line for line in README.splitlines() if "edcache rm 'redis://" in line)
+        assert line.split("`")[1] == "edcache rm 'redis://...?prefix=val'"
+    finally:
+        server.close()
+
+
+def test_the_python_snippets_run_as_written(tmp_path):
+    snippets = [text for language, text in BLOCKS if language == "python" and SERVER not in text]
     assert len(snippets) >= 3
     script = tmp_path / "readme.py"
     script.write_text(

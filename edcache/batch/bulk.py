@@ -12,13 +12,13 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from edcache.batch.collation import Special, collation, is_gathered
 from edcache.batch.projection import Projection
 from edcache.labels.view import Labels
-from edcache.reader import Memory, Reader
+from edcache.reader import AnyReader, Memory
 
 Rows = npt.NDArray[np.int64]
 
 
 def collated(
-    reader: Reader,
+    reader: AnyReader,
     labels: Labels,
     indices: Rows,
     fields: Projection | None,
@@ -33,7 +33,7 @@ def collated(
     return NotImplemented if group is None or collate is None else collate(group, memory)
 
 
-def collated_by(reader: Reader, indices: Rows, size: int, memory: Memory) -> Iterable[Any] | None:
+def collated_by(reader: AnyReader, indices: Rows, size: int, memory: Memory) -> Iterable[Any] | None:
     """The same of every `size` samples in turn, by one gather a field for all of them; they share memory.
 
     None where not every field can be gathered.

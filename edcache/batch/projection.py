@@ -16,7 +16,7 @@ from edcache.batch.paths import FieldPath, find
 from edcache.codec import Decoder, Node
 from edcache.errors import CodecError, CorruptRecordError, OptionError
 from edcache.labels.view import Labels
-from edcache.reader import Memory, Reader
+from edcache.reader import AnyReader, Memory
 
 Ints = npt.NDArray[np.int64]
 
@@ -88,7 +88,7 @@ class Projection:
         """The fields of a sample that is there as a whole."""
         return self.assembled([find(sample, path, "select") for path in self.paths])
 
-    def read(self, reader: Reader, labels: Labels, index: int) -> Any:
+    def read(self, reader: AnyReader, labels: Labels, index: int) -> Any:
         """The fields of one sample of an archive.
 
         Raises:
@@ -106,13 +106,16 @@ class Projection:
                 continue
             if record is None:
                 record = reader.record(index, plan.wanted)
+                if reader.decoder(index) is not decoder:
+                    # It was lost and made again meanwhile, with another structure.
+                    return self.read(reader, labels, index)
             try:
                 values.append(part.decode(record))
             except (CodecError, CorruptRecordError) as error:
                 raise reader.placed(error, index) from error
         return self.assembled(values)
 
-    def reading_ahead(self, reader: Reader, labels: Labels, indices: Ints) -> AbstractContextManager[None]:
+    def reading_ahead(self, reader: AnyReader, labels: Labels, indices: Ints) -> AbstractContextManager[None]:
         """What `read` of those samples takes, by one fetch; see `Reader.reading_ahead`."""
         decoder = reader.common_decoder(indices)
         plan = None if decoder is None else _plan(self._stored_in(reader), decoder)
@@ -122,7 +125,7 @@ class Projection:
             return nullcontext()
         return reader.reading_ahead(indices, plan.wanted)
 
-    def collated(self, reader: Reader, labels: Labels, indices: Ints, memory: Memory) -> Any:
+    def collated(self, reader: AnyReader, labels: Labels, indices: Ints, memory: Memory) -> Any:
         """What default_collate makes of the fields of many samples; NotImplemented where it must see them."""
         decoder = reader.common_decoder(indices)
         plan = None if decoder is None else _plan(self._stored_in(reader), decoder)
@@ -145,7 +148,7 @@ class Projection:
         # default_collate makes a list of tuples' columns.
         return values if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
-    def _stored_in(self, reader: Reader) -> Projection:
+    def _stored_in(self, reader: AnyReader) -> Projection:
         """This one, or where labels were revised one that reads samples alone."""
         if reader.unoriginal_labels.isdisjoint(self._columns.values()):
             return self

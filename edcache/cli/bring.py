@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from edcache.cli.group import main, print_lines, progress_option
+from edcache.cli.group import PATH, main, print_lines, progress_option
 from edcache.present import copied_lines
 
 
 @main.command()
-@click.argument("src")
-@click.argument("dst")
+@click.argument("src", type=PATH)
+@click.argument("dst", type=PATH)
 @click.option("--digest", metavar="DIGEST", help="The SHA-256 that the archive must have.")
 @click.option("--threads", type=click.IntRange(min=1), default=8, show_default=True, help="Reads at a time.")
 @click.option("--max-size", metavar="SIZE", help="All copies in DST together: 500MB, 1.5GB, 1TiB.")

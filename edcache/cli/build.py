@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edcache.cli.call import Call
-from edcache.cli.group import argument_option, main, pickle_option, progress_option
+from edcache.cli.group import PATH, argument_option, main, pickle_option, progress_option
 from edcache.errors import ArchiveNotFoundError, StaleCacheError
 from edcache.memory import check_outlives
 from edcache.present import plural
@@ -41,7 +41,7 @@ rebuild_option = click.option(
 
 @main.command()
 @click.argument("factory", metavar="MODULE:FACTORY")
-@click.option("-o", "--out", required=True, metavar="PATH", help="The archive to fill.")
+@click.option("-o", "--out", required=True, metavar="PATH", type=PATH, help="The archive to fill.")
 @click.option("--key", "keys", multiple=True, metavar="[NAME=]FIELD", help="A label column; repeatable.")
 @argument_option
 @click.option("--compression", metavar="TEXT", help="zstd, zstd:19 or zstd+dict; none by default.")
@@ -93,7 +93,7 @@ def build(
 
 @main.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False))
-@click.option("-o", "--out", required=True, metavar="PATH", help="The archive to fill.")
+@click.option("-o", "--out", required=True, metavar="PATH", type=PATH, help="The archive to fill.")
 @click.option(
     "--decode", type=click.Choice(FORMS), default="pil", help="What readers get unless they choose: pil."
 )
@@ -184,9 +184,9 @@ def label_keys(keys: Sequence[str]) -> list[str] | dict[str, str] | None:
 
 def _records_at(path: str) -> int:
     """How many samples an archive holds before a build; 0 where there is none to read."""
-    from edcache.reader import Reader
+    from edcache.redis import reader_at
 
-    reader = Reader(path)
+    reader = reader_at(path)
     try:
         return len(reader.records.offset)
     except (ArchiveNotFoundError, ValueError):

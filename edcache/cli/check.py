@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from edcache.cli.group import FAILED, bar, json_option, main, print_json, print_lines, progress_option
+from edcache.cli.group import FAILED, PATH, bar, json_option, main, print_json, print_lines, progress_option
 from edcache.errors import EdcacheError
 from edcache.present import (
     compact_lines,
@@ -25,7 +25,7 @@ REFUSED: Final = 2
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.option(
     "--quick", is_flag=True, help="Leave the samples' records unread, check all that leads to them."
 )
@@ -63,8 +63,8 @@ def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: 
 
 
 @main.command()
-@click.argument("path", metavar="DAMAGED")
-@click.option("-o", "target", metavar="NEW", required=True, help="Where the new archive goes.")
+@click.argument("path", metavar="DAMAGED", type=PATH)
+@click.option("-o", "target", metavar="NEW", required=True, type=PATH, help="Where the new archive goes.")
 @json_option
 @progress_option
 def repair(path: str, target: str, as_json: bool, progress: bool | None) -> None:
@@ -97,7 +97,7 @@ def repair(path: str, target: str, as_json: bool, progress: bool | None) -> None
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.option(
     "-o", "target", metavar="OUT", help="Where the compact archive goes; by default in PATH's place."
 )

@@ -16,6 +16,7 @@ import click
 from edcache import __version__
 from edcache.errors import EdcacheError
 from edcache.present import one_line
+from edcache.servers import served
 from edcache.sizes import NBYTES
 
 FAILED, INTERRUPTED = 1, 130
@@ -146,6 +147,14 @@ def bar(doing: str, path: str, progress: bool | None) -> Iterator[Callable[[int,
         yield move
 
 
+class _Path(click.types.StringParamType):
+    """The path of an archive, or a URL; what is shown of that has no password."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return served(str(value))
+
+
+PATH: Final = _Path()
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 progress_option = click.option(
     "--progress/--no-progress", default=None, help="Show a progress bar; by default on a terminal."

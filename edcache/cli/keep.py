@@ -12,6 +12,7 @@ import click
 from edcache.cli.call import Call
 from edcache.cli.group import (
     FAILED,
+    PATH,
     argument_option,
     json_option,
     main,
@@ -101,7 +102,7 @@ def _archives(directory: str | None) -> tuple[str, list[Listed]]:
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.argument("factory", metavar="[MODULE:FACTORY]", required=False)
 @argument_option
 @click.option("--version", metavar="VALUE", help="The version that the call is of.")
@@ -148,29 +149,40 @@ def _differences(head: Head, call: Call) -> Iterator[str]:
 
 
 @main.command()
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
 @_yes_option
 @click.option("--force", is_flag=True, help="Also what another process is filling.")
 def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
     """Delete archives, and what a rebuild that was killed left beside them.
 
     All are looked at first: where one is no archive, or another process is filling it, none goes.
-    Whoever has an archive open keeps reading it.
+    Whoever has an archive open keeps reading it. Of a URL of a Redis server the keys go that caches made
+    under its prefix, and no others; whoever reads them finds them gone.
 
     \b
     Example:
       edcache rm old.zip cache/digits-*.zip
+      edcache rm 'redis://localhost:6379/0?prefix=digits'
     """
     from edcache.housekeeping import check_deletable
+    from edcache.redis import removable, remove
+    from edcache.servers import is_server
 
-    for path in paths:
+    files, servers = [path for path in paths if not is_server(path)], list(filter(is_server, paths))
+    for path in files:
         check_deletable(path, force=force)
-    doomed = dict.fromkeys(file for path in paths for file in (path, *_leftover(path)))
-    _confirm(f"delete {', '.join(doomed)}?", yes)
+    for server in servers:
+        removable(server, force=force)
+    doomed = dict.fromkeys(file for path in files for file in (path, *_leftover(path)))
+    _confirm(f"delete {', '.join([*doomed, *servers])}?", yes)
     gone = 0
     for file, nbytes in _deleted(doomed, force):
         gone += 1
         click.echo(printable(f"{file}: deleted, {human_bytes(nbytes)}"))
+    for server in servers:
+        removed = remove(server)
+        told = f"{plural(removed.keys, 'key')}, {plural(removed.records, 'record')} among them"
+        click.echo(printable(f"{server}: deleted, {told}"))
     if gone < len(doomed):
         sys.exit(FAILED)
 

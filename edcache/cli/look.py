@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edcache.cli.group import json_option, main, pickle_option, print_json, print_lines
+from edcache.cli.group import PATH, json_option, main, pickle_option, print_json, print_lines
 from edcache.present import describe_fields, describe_sample, info_lines, leaf_row, table
 
 if TYPE_CHECKING:
-    from edcache.reader import Reader
+    from edcache.reader import AnyReader
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.option("--digest", is_flag=True, help="Also the file's SHA-256, which takes reading all of it.")
 @json_option
 def info(path: str, digest: bool, as_json: bool) -> None:
@@ -27,9 +27,9 @@ def info(path: str, digest: bool, as_json: bool) -> None:
     Example:
       edcache info train.zip --json
     """
-    from edcache.reader import Reader
+    from edcache.redis import reader_at
 
-    said = _said(Reader(path))
+    said = _said(reader_at(path))
     if digest:
         from edcache import maintain
 
@@ -40,7 +40,7 @@ def info(path: str, digest: bool, as_json: bool) -> None:
         print_lines(info_lines(said))
 
 
-def _said(reader: Reader) -> dict[str, Any]:
+def _said(reader: AnyReader) -> dict[str, Any]:
     """Everything that `info` tells, as JSON has it."""
     import numpy as np
 
@@ -72,7 +72,7 @@ def _said(reader: Reader) -> dict[str, Any]:
     }
 
 
-def _schemas(reader: Reader) -> list[dict[str, Any]]:
+def _schemas(reader: AnyReader) -> list[dict[str, Any]]:
     """The schemas, most used first: how many samples have each, and its fields."""
     import numpy as np
 
@@ -87,7 +87,7 @@ def _schemas(reader: Reader) -> list[dict[str, Any]]:
 
 
 @main.command(context_settings={"ignore_unknown_options": True})  # so that -1 is an index
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.argument("index", type=int)
 @json_option
 @pickle_option

@@ -8,6 +8,7 @@ import click
 
 from edcache.cli.build import workers, workers_option
 from edcache.cli.group import (
+    PATH,
     bar,
     json_option,
     main,
@@ -24,8 +25,10 @@ FORMATS = ("webdataset", "files", "parquet", "hf", "npz")
 
 
 @main.command()
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
-@click.option("-o", "out", metavar="OUT", required=True, help="The folder that is made; of an npz the file.")
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
+@click.option(
+    "-o", "out", metavar="OUT", required=True, type=PATH, help="The folder that is made; of an npz the file."
+)
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="The format.")
 @click.option("--where", metavar="EXPR", help="Only samples whose labels fulfil this.")
 @click.option("--field", "fields", multiple=True, metavar="FIELD", help="Only this field; repeatable.")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edcache.cli.group import BLOCK, json_option, main, print_lines
+from edcache.cli.group import BLOCK, PATH, json_option, main, print_lines
 from edcache.present import csv_lines, json_lines, plain, printable, table
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.option(
     "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Most records shown."
 )
@@ -89,7 +89,7 @@ def _column(labels: Labels, name: str) -> list[Any]:
 
 
 @main.command()
-@click.argument("path")
+@click.argument("path", type=PATH)
 @click.option("--where", metavar="EXPR", help="Only samples whose labels fulfil this.")
 @click.option("--count", metavar="NAME", help="How often each value of a column occurs.")
 @click.option("--columns", metavar="A,B", help="Only these columns.")

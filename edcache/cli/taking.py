@@ -18,7 +18,7 @@ from edcache.cli.build import (
     workers_option,
 )
 from edcache.cli.call import Call
-from edcache.cli.group import FAILED, argument_option, main, pickle_option, progress_option
+from edcache.cli.group import FAILED, PATH, argument_option, main, pickle_option, progress_option
 from edcache.errors import ForeignCacheError
 from edcache.present import index_ranges, one_line
 
@@ -30,7 +30,7 @@ KINDS = (
 
 @main.command("import")
 @click.argument("old")
-@click.option("-o", "--out", required=True, metavar="PATH", help="The archive to fill.")
+@click.option("-o", "--out", required=True, metavar="PATH", type=PATH, help="The archive to fill.")
 @click.option("--from", "kind", type=click.Choice(KINDS), help="What OLD is; by default it is recognised.")
 @click.option(
     "--trust-pickle", is_flag=True, help="Unpickle whatever OLD holds, which runs code that its author chose."

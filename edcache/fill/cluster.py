@@ -27,7 +27,7 @@ from edcache.fill.job import Job, placed
 from edcache.fill.part import Part, Watch
 from edcache.fill.presence import Presence
 from edcache.labels.tables import Failure
-from edcache.writer import Appender, Chunk, ChunkEncoder, adopt_labels
+from edcache.writer import AnyAppender, Chunk, ChunkEncoder, adopt_labels
 
 # Every task carries the source and looks through the archive, so there are not too many of them.
 _MOST_TASKS, _TASKS_A_WORKER = 128, 4
@@ -100,7 +100,12 @@ class Cluster:
     """
 
     def __init__(
-        self, executor: Executor, job: Job, appender: Appender, presence: Presence, tick: Callable[[], None]
+        self,
+        executor: Executor,
+        job: Job,
+        appender: AnyAppender,
+        presence: Presence,
+        tick: Callable[[], None],
     ) -> None:
         self._executor = executor
         self._job = job

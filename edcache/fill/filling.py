@@ -32,7 +32,9 @@ from edcache.fill.space import SpaceCheck
 from edcache.format import Head
 from edcache.labels.tables import Failure
 from edcache.progress import Progress, Show
-from edcache.writer import Appender, start_replacing
+from edcache.redis import replace_head
+from edcache.servers import is_server
+from edcache.writer import AnyAppender, start_replacing
 
 logger = logging.getLogger("edcache")
 
@@ -87,6 +89,10 @@ def fill(
     if if_filling not in IF_FILLING:
         raise OptionError(f"if_filling={if_filling!r}; choose one of {', '.join(map(repr, IF_FILLING))}")
     compute = _means(job, num_workers, multiprocessing_context, executor, shared_filesystem)
+    if is_server(job.path):
+        if rebuild:
+            replace_head(job.path, job.head)
+        rebuild = check_space = False
     if not rebuild:
         return _Filling(job, compute, if_filling, check_space, progress).run()
     return _rebuild(job, compute, if_filling, check_space, progress)
@@ -144,7 +150,7 @@ def worker_count(asked: int | str | None) -> int:
     return asked
 
 
-_Compute = Callable[[Job, Appender, Presence, "_Shown"], int]
+_Compute = Callable[[Job, AnyAppender, Presence, "_Shown"], int]
 
 
 def _means(job: Job, num_workers: int | str | None, context: Any, executor: Any, shared: bool) -> _Compute:
@@ -166,13 +172,13 @@ def _means(job: Job, num_workers: int | str | None, context: Any, executor: Any,
     return partial(_by_crew, workers, made)
 
 
-def _alone(job: Job, appender: Appender, presence: Presence, watch: _Shown) -> int:
+def _alone(job: Job, appender: AnyAppender, presence: Presence, watch: _Shown) -> int:
     Part(job, appender, watch).run()
     return watch.samples
 
 
 def _by_crew(
-    workers: int, context: Any, job: Job, appender: Appender, presence: Presence, watch: _Shown
+    workers: int, context: Any, job: Job, appender: AnyAppender, presence: Presence, watch: _Shown
 ) -> int:
     claims = -(-len(presence.present) // appender.head.claim_size)
     tick, record = partial(_look, appender, presence, watch), partial(_record, appender)
@@ -184,18 +190,18 @@ def _by_crew(
     return crew.computed
 
 
-def _record(appender: Appender, failure: Failure) -> None:
+def _record(appender: AnyAppender, failure: Failure) -> None:
     appender.amend(failed=[failure.to_json()])
 
 
 def _by_engine(
-    executor: Any, shared: bool, job: Job, appender: Appender, presence: Presence, watch: _Shown
+    executor: Any, shared: bool, job: Job, appender: AnyAppender, presence: Presence, watch: _Shown
 ) -> int:
     engine = Cluster(executor, job, appender, presence, partial(_look, appender, presence, watch))
     return engine.run(shared)
 
 
-def _look(appender: Appender, presence: Presence, watch: _Shown) -> None:
+def _look(appender: AnyAppender, presence: Presence, watch: _Shown) -> None:
     before = appender.end_offset
     watch.seen(presence.update(), appender.end_offset - before)
 
@@ -219,7 +225,7 @@ class _Filling:
         finally:
             appender.close()
 
-    def _fill(self, appender: Appender, presence: Presence) -> int:
+    def _fill(self, appender: AnyAppender, presence: Presence) -> int:
         total, kept = len(presence.present), presence.count
         if not presence.missing.any():
             self._seal(appender, presence)
@@ -244,7 +250,7 @@ class _Filling:
         self._seal(appender, presence)
         return computed
 
-    def _heed_others(self, appender: Appender, presence: Presence, progress: Progress) -> None:
+    def _heed_others(self, appender: AnyAppender, presence: Presence, progress: Progress) -> None:
         if self._if_filling == "fail" and appender.has_fillers:
             raise ArchiveLockedError(
                 f'{self._job.path}: another process is filling it; wait for it, or use if_filling="join"'
@@ -257,7 +263,7 @@ class _Filling:
         missing = int(np.count_nonzero(presence.missing))
         return SpaceCheck(self._job.path, missing) if self._check_space else None
 
-    def _seal(self, appender: Appender, presence: Presence) -> None:
+    def _seal(self, appender: AnyAppender, presence: Presence) -> None:
         if presence.complete:
             appender.seal()
             return
@@ -280,7 +286,7 @@ class _Filling:
 class _Shown(Watch):
     """What a fill in this process shows of itself."""
 
-    def __init__(self, progress: Progress, space: SpaceCheck | None, appender: Appender) -> None:
+    def __init__(self, progress: Progress, space: SpaceCheck | None, appender: AnyAppender) -> None:
         self._progress = progress
         self._space = space
         self._appender = appender

@@ -10,7 +10,8 @@ from edcache.errors import EdcacheError, OptionError, SourceError, StaleCacheErr
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
-from edcache.writer import Appender, ChunkWriter, Sync, adopt_labels
+from edcache.redis import appender_at
+from edcache.writer import AnyAppender, ChunkWriter, Sync, adopt_labels
 
 ON_ERROR: Final = ("raise", "skip", "skip_final")
 _MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
@@ -42,13 +43,13 @@ class Job:
     grow: bool = False
     since: int = 0
 
-    def open(self) -> Appender:
+    def open(self) -> AnyAppender:
         """The archive, made if it is not there yet.
 
         Raises:
             StaleCacheError: it has another length than the source.
         """
-        appender = Appender.open(self.path, self.head, create=False, sync=self.sync)
+        appender = appender_at(self.path, self.head, self.sync)
         try:
             length = len(self.source)
             # One that was written without a dataset is as long as what it holds, until it gets one.
@@ -61,7 +62,7 @@ class Job:
             raise
         return appender
 
-    def writer(self, appender: Appender) -> ChunkWriter:
+    def writer(self, appender: AnyAppender) -> ChunkWriter:
         """What encodes samples for the archive, with the label columns that it was begun with."""
         return ChunkWriter(appender, adopt_labels(appender.head, self.spec, self.path), self.chunk_size)
 

@@ -159,7 +159,7 @@ class _OpenArchive:
         """Whether the archive has a sample now."""
         with self._looking:
             self._seen.update()
-        return bool(self._seen.present[index])
+        return bool(self._seen.present[index]) and bool(self._looker.held([index]))
 
     def keep(self, index: int, sample: Any) -> None:
         """Encode a sample now, for the thread to publish."""
@@ -276,8 +276,8 @@ class _OpenArchive:
             self._stop_keeping(f"the archive would grow beyond max_bytes={self._max_bytes:,}")
             return
         # A sample may have been computed twice at a time; it is stored once.
-        present = self._presence.present
-        self._writer.publish_taken(builder, but={i for i in builder.indices if present[i]})
+        published = [index for index in builder.indices if self._presence.present[index]]
+        self._writer.publish_taken(builder, but=self._writer.appender.held(published))
         self._presence.update()
         if self._presence.complete:
             self._writer.appender.seal()

@@ -17,7 +17,7 @@ from edcache.errors import CodecError, LabelError, LabelTypeError, SourceError
 from edcache.fill.job import Job, placed
 from edcache.fill.presence import Presence, PublishClock
 from edcache.labels.tables import Failure
-from edcache.writer import Appender
+from edcache.writer import AnyAppender
 
 
 class Watch:
@@ -52,7 +52,9 @@ class Part:
         claims: those to look at; None for all.
     """
 
-    def __init__(self, job: Job, appender: Appender, watch: Watch, claims: list[int] | None = None) -> None:
+    def __init__(
+        self, job: Job, appender: AnyAppender, watch: Watch, claims: list[int] | None = None
+    ) -> None:
         self._job = job
         self._appender = appender
         self._watch = watch

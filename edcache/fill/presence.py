@@ -7,7 +7,7 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from edcache.writer import Appender
+from edcache.writer import AnyAppender
 
 LEAST_SECONDS, MOST_SECONDS = 0.2, 2.0
 
@@ -23,7 +23,7 @@ class Presence:
         tried: bool [length], which failed since. retried: which failed before.
     """
 
-    def __init__(self, appender: Appender, length: int, since: int = 0) -> None:
+    def __init__(self, appender: AnyAppender, length: int, since: int = 0) -> None:
         self._appender = appender
         self._since = since
         self._entries = self._chunks = self._lost = 0
@@ -35,7 +35,7 @@ class Presence:
         """Take in what was published since the last call; returns how many samples are new."""
         self._appender.catch_up()
         chain = self._appender.chain
-        if chain.cursor.seq == self._entries:
+        if chain.cursor.seq == self._entries and len(chain.lost) == self._lost:
             return 0
         self._entries = chain.cursor.seq
         self._note_failures()

@@ -10,6 +10,7 @@ import shutil
 from edcache import durable
 from edcache.errors import OptionError, StorageError
 from edcache.memory import is_memory
+from edcache.servers import is_server
 from edcache.sizes import human_bytes, parsed_bytes
 
 logger = logging.getLogger("edcache")
@@ -69,6 +70,8 @@ def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
     if asked is None:
         return None
     if isinstance(asked, float) and 0 < asked <= 1:
+        if is_server(path):
+            raise OptionError(f"max_bytes={asked!r} is a part of a disk; for a cache in Redis give bytes")
         return int(asked * _free(path))
     nbytes = parsed_bytes(asked)
     if nbytes is None:

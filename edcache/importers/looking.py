@@ -19,6 +19,7 @@ from edcache.importers.source import OldCache, read_whole
 from edcache.importers.tensordict import META, Tensordict
 from edcache.importers.torch_xla import METADATA, SAMPLE, TorchXla
 from edcache.importers.webdataset import Webdataset
+from edcache.places import local_path
 
 _HASH = re.compile(r"[0-9a-f]{32,}\.pt")
 _LOOKED_AT = 10_000
@@ -46,7 +47,7 @@ def old_cache(
 
     >>> edcache.CachedDataset(old_cache("cached/train.zip"), "train.zip")
     """
-    where = os.fspath(path)
+    where = local_path(path)
     if not os.path.exists(where):
         raise ForeignCacheError(f"{where}: No such file or directory")
     chosen = recognised(where) if kind is None else kind

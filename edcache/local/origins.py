@@ -10,6 +10,7 @@ from edcache import durable
 from edcache.durable import File
 from edcache.places import Where, located
 from edcache.places.remote import RemotePlace
+from edcache.servers import refuse
 
 Identity = tuple[str, ...]
 """What changes when an origin does: of a file its size, the time of its last change and its inode."""
@@ -139,8 +140,13 @@ def as_identity(said: object) -> Identity:
 def origin_at(
     path: str | os.PathLike[str] | Where, storage_options: Mapping[str, Any] | None = None
 ) -> Where:
-    """Where an origin is, as everywhere on this machine: a full path, or a URL."""
+    """Where an origin is, as everywhere on this machine: a full path, or a URL.
+
+    Raises:
+        OptionError: it is a cache in Redis.
+    """
     where = located(path, storage_options) if isinstance(path, (str, os.PathLike)) else path
+    refuse(where)
     return os.path.abspath(where) if isinstance(where, str) else where
 
 

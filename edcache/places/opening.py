@@ -12,6 +12,7 @@ from edcache.errors import OptionError
 from edcache.places.place import Place
 from edcache.places.remote import RemotePlace
 from edcache.places.url import Url, is_url
+from edcache.servers import is_server, refuse, served
 
 Where = str | Url
 """A path of this machine, or a URL with its options."""
@@ -21,19 +22,21 @@ def located(path: Where | os.PathLike[str], storage_options: Mapping[str, Any] |
     """Where an archive is, as `open_place` takes it; nothing is opened.
 
     Args:
-        path: of a file, or a URL: http, https, s3, gs, hf, whatever fsspec knows; "file://" is a path.
+        path: of a file, or a URL: http, https, s3, gs, hf, whatever fsspec knows; "file://" is a path. That
+            of a Redis server is returned as a `Server`.
         storage_options: for the engine that reads a URL.
     Raises:
         OptionError: 'train.zip: storage_options are for URLs, and this is a path', or no dict.
     """
     if isinstance(path, Url):
         return path
-    name = os.fspath(path)
+    name = served(os.fspath(path))
     if storage_options is not None and not isinstance(storage_options, Mapping):
         raise OptionError(f"storage_options of type {type(storage_options).__name__}; give a dict")
     if not is_url(name):
         if storage_options:
-            raise OptionError(f"{name}: storage_options are for URLs, and this is a path")
+            what = "a URL of a Redis server, which says all options itself" if is_server(name) else "a path"
+            raise OptionError(f"{name}: storage_options are for URLs, and this is {what}")
         return name
     if name.lower().startswith("file://"):
         return os.fspath(unquote(urlsplit(name).path))
@@ -53,6 +56,7 @@ def local_path(path: str | os.PathLike[str]) -> str:
         OptionError: "s3://bucket/train.zip: this takes a file; copy what is behind the URL to a disk".
     """
     where = located(path)
+    refuse(where)
     if not isinstance(where, str):
         raise OptionError(f"{where.shown}: this takes a file; copy what is behind the URL to a disk")
     return where

@@ -10,6 +10,7 @@ from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from edcache.memory import is_memory
+from edcache.servers import is_server
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+(?:://|::)")
 _USERINFO: Final = re.compile(r"(?<=://)[^/?#]*@")
@@ -23,8 +24,13 @@ _LEAST_SECRET: Final = 4
 
 
 def is_url(path: object) -> bool:
-    """Whether a path is a URL; "file://" too, but not "shm://", which is a file of this host."""
-    return isinstance(path, str) and _URL.match(path) is not None and not is_memory(path)
+    """Whether a path is a URL of an object; "file://" too, but not "shm://", which is a file of this host.
+
+    Nor that of a Redis server, which has no objects.
+    """
+    if not isinstance(path, str) or is_memory(path) or is_server(path):
+        return False
+    return _URL.match(path) is not None
 
 
 class Url:

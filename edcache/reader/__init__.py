@@ -3,6 +3,7 @@
 A local copy (edcache/local) is the exception: it is written while it fills, and shares a lock while it is
 open.
 
+    anywhere  `AnyReader`: what a reader can do, wherever the records are
     reader    `Reader`: a path, a uuid and a few options; what forks and pickles
     hold      what one process has of it: mapping, index, decoders
     checks    when a record is compared with its crc32
@@ -14,8 +15,9 @@ open.
 Each imports only those below it.
 """
 
+from edcache.reader.anywhere import AnyReader
 from edcache.reader.group import Group, Memory, Spans
 from edcache.reader.reader import VERIFY_CHOICES, Reader
 from edcache.reader.storage import IO_CHOICES
 
-__all__ = ["IO_CHOICES", "VERIFY_CHOICES", "Group", "Memory", "Reader", "Spans"]
+__all__ = ["IO_CHOICES", "VERIFY_CHOICES", "AnyReader", "Group", "Memory", "Reader", "Spans"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
@@ -114,6 +114,10 @@ class Appender:
         found = [index for index in tables if index is not None]
         return np.concatenate(found) if found else np.empty(0, np.int64)
 
+    def held(self, indices: Sequence[int]) -> set[int]:
+        """Which of some samples that were published are there still: all of them, in a file."""
+        return set(indices)
+
     def append(self, chunk: Chunk) -> None:
         """Publish a chunk: afterwards every reader that looks finds it, whatever becomes of this process.
 
@@ -148,6 +152,10 @@ class Appender:
                 table_crc=format.crc32(table),
             )
             self._label_types = self.chain.cursor.seq - 1, types
+
+    def keep(self, chunk: Chunk) -> None:
+        """`append`, for a cache whose samples others may evict: from a file nobody does."""
+        self.append(chunk)
 
     def _is_published(self, chunk: Chunk) -> bool:
         """Whether an earlier call was interrupted between writing this chunk's header and saying so."""

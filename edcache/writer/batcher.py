@@ -12,7 +12,7 @@ from edcache.errors import LabelError, OptionError
 from edcache.format import Head
 from edcache.labels.columns import LabelCollector
 from edcache.labels.spec import LabelSpec
-from edcache.writer.appender import Appender
+from edcache.writer.anywhere import AnyAppender
 from edcache.writer.chunk import CHUNK_NBYTES, Chunk, ChunkBuilder
 from edcache.writer.syncing import Sync, check_sync
 
@@ -33,7 +33,11 @@ class ChunkWriter:
     """
 
     def __init__(
-        self, appender: Appender, spec: LabelSpec, chunk_size: int | None, chunk_nbytes: int = CHUNK_NBYTES
+        self,
+        appender: AnyAppender,
+        spec: LabelSpec,
+        chunk_size: int | None,
+        chunk_nbytes: int = CHUNK_NBYTES,
     ) -> None:
         self.appender = appender
         self._most = chunk_size
@@ -108,7 +112,7 @@ class ChunkWriter:
         """
         chunk = taken.chunk(self._compress(taken), False).without(but)
         if chunk.count:
-            self.appender.append(chunk)
+            self.appender.keep(chunk)
 
     def _new_builder(self) -> ChunkBuilder:
         nbytes = min(self._most_nbytes, CHUNK_NBYTES) + (CHUNK_NBYTES >> 3)
