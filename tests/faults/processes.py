@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import struct
+import termios
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -43,10 +46,14 @@ class Child:
     def kill(self) -> None:
         os.kill(self.pid, signal.SIGKILL)
 
-    def told(self) -> list[tuple[int, int]]:
-        """The (index, version) of all that it said it published, once it has ended."""
+    def heard(self) -> int:
+        """How many bytes it has said up to now."""
+        return int(struct.unpack("i", fcntl.ioctl(self._receiver, termios.FIONREAD, bytes(4)))[0])
+
+    def told(self, nbytes: int | None = None) -> list[tuple[int, int]]:
+        """The (index, version) of all that it said it published, or of its first bytes; once it has ended."""
         with os.fdopen(self._receiver, "rb") as file:
-            lines = file.read().decode().splitlines()
+            lines = file.read()[:nbytes].decode().splitlines()
         found = []
         for line in lines:
             index, version = line.split()
