@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import threading
 import time
 from collections import deque
@@ -178,6 +179,7 @@ class Loader:
         """The collated batches in order, made by threads that end with this generator, however it ends."""
         at_work: deque[Future[_Made]] = deque()
         turn = threading.Lock()
+        is_ending = sys.is_finalizing
         pool = ThreadPoolExecutor(
             self._num_threads, "edcache-loader", _work_alone, (torch.get_num_threads(),)
         )
@@ -196,7 +198,10 @@ class Loader:
                     if error is not None:
                         raise error
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            # Where the interpreter ends its threads have ended, and what this takes may be gone
+            # (test_loader.py, test_a_process_that_holds_an_iteration_exits).
+            if not is_ending():
+                pool.shutdown(wait=True, cancel_futures=True)
 
     def _make_all(self, burst: list[Indices], ring: _Ring, turn: threading.Lock) -> _Made:
         began = time.perf_counter()

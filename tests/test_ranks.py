@@ -120,7 +120,7 @@ while archive_at(path) is None:
     time.sleep(0.01)
 ds = edcache.CachedDataset.from_cache(path)
 reads = 0
-while time.time() < until:
+while time.time() < until or not reads:
     ds.refresh()
     there = ds.available().indices
     for i in random.sample(there.tolist(), min(50, len(there))):
