@@ -410,7 +410,7 @@ def check(chain, places):
 
 @seed(SEED)
 @settings(
-    max_examples=scaled(1400),
+    max_examples=scaled(2000),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
