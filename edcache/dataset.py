@@ -230,7 +230,7 @@ class CachedDataset(Root):
             raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
         if isinstance(self._where, Url):
             check_writable(self._where)
-            if lazy if force_cache is None else not force_cache:
+            if is_lazy:
                 raise OptionError(f"{self.path}: lazy=True fills a file; for a URL all is filled at once")
             self._spool = Spool(self._where, spool)
         self._asked = {"codec": codec, "compression": compression}
@@ -383,7 +383,7 @@ class CachedDataset(Root):
             ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError: each names the
                 archive; a glob that nothing fits, a folder without .zip files.
             DigestError: the file is not the one that was published. It is hashed before anything in it is
-                parsed, at some 1.6 GB/s, by the process that opens it and through the descriptor that it
+                parsed, by the process that opens it and through the descriptor that it
                 then reads from. Workers hash nothing: they check uuid and size, see `edcache.Reader`.
 
         An archive that a killed writer left opens too: what was published is there, the rest raises

@@ -77,7 +77,7 @@ def check(cache, indices=None):
 
 
 def processes_with(name):
-    """Who has the memory open or mapped, by what the kernel says of every process of this session."""
+    """Who has the memory open or mapped, by what the kernel says of every process of this sid."""
     sign, found = f"/memfd:edcache:{name.removeprefix('shm://')} (deleted)", set()
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):

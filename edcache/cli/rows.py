@@ -76,16 +76,7 @@ def _label_rows(labels: Labels, names: Sequence[str], count: int) -> Iterator[tu
     """The values of these columns, row by row."""
     if not names:
         return iter([()] * count)
-    return zip(*(_column(labels, name) for name in names), strict=True)
-
-
-def _column(labels: Labels, name: str) -> list[Any]:
-    column = labels.column(name)
-    try:
-        values: list[Any] = column.to_pylist()
-    except ValueError:  # a time to the nanosecond, for which Python has no type
-        values = list(labels[name])
-    return values
+    return zip(*(labels.to_list(name) for name in names), strict=True)
 
 
 @main.command()

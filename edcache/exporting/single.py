@@ -16,7 +16,6 @@ from edcache.errors import ExportError
 from edcache.exporting.leaves import Leaves, Picture, refused
 from edcache.exporting.places import shard, write_small
 from edcache.exporting.plan import Job, place_of
-from edcache.labels.view import Labels
 
 _LABELS: Final = "labels.json"
 _INTEGER: Final = {"webdataset": "cls", "files": "txt"}
@@ -104,20 +103,11 @@ def check_json_labels(job: Job) -> None:
 def json_labels(job: Job, part: range) -> list[bytes]:
     """The label columns of samples that go along, as a JSON object each; times are texts."""
     labels = job.ds.labels.take(np.arange(part.start, part.stop))
-    columns = [_values(labels, name) for name in job.labels]
+    columns = [labels.to_list(name) for name in job.labels]
     return [
         json.dumps(dict(zip(job.labels, values, strict=True)), default=str).encode()
         for values in zip(*columns, strict=True)
     ]
-
-
-def _values(labels: Labels, name: str) -> list[Any]:
-    column = labels.column(name)
-    try:
-        values: list[Any] = column.to_pylist()
-    except ValueError:  # a time to the nanosecond, for which Python has no type
-        values = list(labels[name])
-    return values
 
 
 class Tars:

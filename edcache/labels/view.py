@@ -220,6 +220,14 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         rows = self.rows
         return column if rows is None else column.take(from_numpy(rows, pa.int64()))
 
+    def to_list(self, name: str) -> list[Any]:
+        """The column as values of Python; of times to the nanosecond, which Python has not, as numpy's."""
+        try:
+            values: list[Any] = self.column(name).to_pylist()
+        except ValueError:
+            values = list(self[name])
+        return values
+
     def whole_column(self, name: str) -> pa.ChunkedArray:
         """The column of the whole dataset, whatever was taken."""
         return self._whole.column(name)

@@ -25,7 +25,7 @@ def digest(
     Raises:
         DigestError: "train.zip: it is not sealed, so it may still grow and has no digest; ...".
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError (the head).
-    Cost: reads the file once, some 1.6 GB/s on one core. Writes and locks nothing; proves nothing: that the
+    Cost: reads the file once. Writes and locks nothing; proves nothing: that the
         file is sound says `verify`.
     """
     file = open_place(located(path, storage_options))
