@@ -8,7 +8,9 @@ import sys
 import textwrap
 from pathlib import Path
 
+import fsspec
 import numpy as np
+import object_servers
 import old_caches
 import pytest
 import torch
@@ -384,9 +386,14 @@ def test_what_a_torch_xla_folder_lacks_is_computed(tmp_path):
     assert computed == [1, 5]
 
 
-def test_a_url_goes_on_as_it_is(monkeypatch, tmp_path):
-    """What opens it is edcache's own; here it is a path that does not exist."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(edcache.EdcacheError, match=r"gs://bucket/folder\.zip"):
-        torch_xla.CachedDataset(None, "gs://bucket/folder/")
-    assert list(Path().iterdir()) == []
+def test_a_url_is_opened_where_the_new_archive_lies(tmp_path):
+    """An archive that was uploaded beside the old folder, under its name and the ending."""
+    samples = [(torch.full((3,), i), i) for i in range(9)]
+    edcache.CachedDataset(samples, tmp_path / "folder.zip")
+    with object_servers.gs(tmp_path) as options:
+        system = fsspec.filesystem("gs", **options)
+        system.pipe_file("bucket/folder.zip", (tmp_path / "folder.zip").read_bytes())
+        ds = torch_xla.CachedDataset(None, "gs://bucket/folder/", storage_options=options)
+        assert same(list(ds), samples)
+        with pytest.raises(ArchiveNotFoundError, match=r"gs://bucket/other\.zip"):
+            torch_xla.CachedDataset(None, "gs://bucket/other", storage_options=options)
