@@ -58,6 +58,22 @@ def remembering_merge(merge):
     return ask
 
 
+def remembering_revised(revised):
+    """Labels with their revisions applied, once for the same ones."""
+    known = {}
+
+    def ask(labels, index, written, revisions, length, where):
+        # What has an id here is kept, and its id with it.
+        said = labels, tuple(revisions)
+        key = id(labels), *((seq, id(revision)) for seq, revision in revisions), length, where
+        rows = None if index is None else index.tobytes(), written.tobytes()
+        if (key, rows) not in known:
+            known[key, rows] = said, revised(labels, index, written, revisions, length, where)
+        return known[key, rows][1]
+
+    return ask
+
+
 @pytest.fixture(autouse=True, scope="module")
 def remembered():
     """Functions of bytes alone answer from memory."""
@@ -66,6 +82,7 @@ def remembered():
         patch.setattr(format, "parse_header", lru_cache(1 << 16)(format.parse_header))
         for parse in ("parse_chunk_table", "parse_revision"):
             patch.setattr(contents, parse, remembering(getattr(contents, parse)))
+        patch.setattr(contents, "revised", remembering_revised(contents.revised))
         patch.setattr(survey, "check_chunk", remembering_chunks(survey.check_chunk))
         patch.setattr(survey, "merge", remembering_merge(survey.merge))
         for module in (hold, survey):

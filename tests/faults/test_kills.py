@@ -35,7 +35,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
 ]
 RECOMPUTED = 1_000
-AT_RANDOM = scaled(120)
+AT_RANDOM = scaled(30)
 CALLS = [name for name in vars(durable.System) if not name.startswith("_")]
 
 
@@ -432,8 +432,10 @@ def killed_at_any_moment(name: str) -> tuple[int, dict[str, str]]:
     """The same."""
     rng = seeded(f"kills, {name}")
     with on_ground(name) as ground:
-        for _ in range(AT_RANDOM):
+        for _ in range(3 * AT_RANDOM):  # some end before
             ground.kill_after(rng.uniform(0, ground.seconds))
+            if ground.kills == AT_RANDOM:
+                break
         return ground.kills, ground.problems
 
 
@@ -466,5 +468,5 @@ def test_a_process_killed_at_any_moment_loses_nothing_that_it_said_was_published
     small: Executor, name: str, tally: Any
 ) -> None:
     kills = checked(small.submit(killed_at_any_moment, name).result())
-    assert kills >= AT_RANDOM // 10
+    assert kills >= AT_RANDOM // 3
     tally("kills", kills)
