@@ -19,6 +19,8 @@ Ints = npt.NDArray[np.int64]
 # Numbers of as many things lie in the processor's second cache, where a shuffle takes a sixth of the time.
 _BLOCK = 1 << 16
 _BUCKETS = 256
+# To look for each of so many codes takes less time than to sort.
+_FEW = 12
 # What numpy's hypergeometric distribution takes.
 _MOST_DEALT = 10**9
 
@@ -53,20 +55,30 @@ def dealt(random: np.random.Generator | None, sizes: list[int]) -> npt.NDArray[A
     """
     dtype = np.min_scalar_type(max(len(sizes) - 1, 0))
     count = sum(sizes)
-    if random is None or count <= _BLOCK or count >= _MOST_DEALT:
+    if random is None or count >= _MOST_DEALT:
         hands = np.repeat(np.arange(len(sizes), dtype=dtype), sizes)
         if random is not None:
             random.shuffle(hands)
         return hands
     hands, left = np.empty(count, dtype), np.array(sizes, np.int64)
     for start in range(0, count, _BLOCK):
-        given = random.multivariate_hypergeometric(left, min(_BLOCK, count - start))
-        # numpy shuffles 8 bytes faster than one.
-        block = np.repeat(np.arange(len(sizes)), given)
-        random.shuffle(block)
-        hands[start : start + _BLOCK] = block
-        left -= given
+        block = hands[start : start + _BLOCK]
+        is_last = start + len(block) == count
+        given = left if is_last else random.multivariate_hypergeometric(left, len(block))
+        _deal(random, given, block)
+        left = left - given
     return hands
+
+
+def _deal(random: np.random.Generator, sizes: Ints, hands: npt.NDArray[Any]) -> None:
+    # Only those are drawn that do not go to the largest hand.
+    largest = int(sizes.argmax())
+    others = sizes.copy()
+    others[largest] = 0
+    hands[:] = largest
+    hands[random.choice(len(hands), int(others.sum()), replace=False)] = np.repeat(
+        np.arange(len(sizes)), others
+    )
 
 
 def dealt_by_class(
@@ -115,6 +127,12 @@ def _by_code(codes: npt.NDArray[Any], ends: Ints) -> Iterator[tuple[int, Ints, I
     for start in range(0, len(codes), _BLOCK):
         # Of so many all that is needed stays in the processor's cache.
         block = codes[start : start + _BLOCK]
+        if len(free) <= _FEW:
+            for code in range(len(free)):
+                places = np.flatnonzero(block == code)
+                yield start, places, slice(free[code], free[code] + len(places))
+                free[code] += len(places)
+            continue
         counts = np.bincount(block, minlength=len(free))
         shifts = free - (np.cumsum(counts) - counts)
         yield start, np.argsort(block, kind="stable"), np.repeat(shifts, counts) + np.arange(len(block))
