@@ -7,7 +7,9 @@
     merge.py    merge: several archives copied into one
     split.py    split: one archive copied into several
 
-    salvage.py  what a damaged file still proves: entries, rows, labels, and what hides
+    salvage.py  what the entries of a damaged file still prove: samples, labels, and what is lost
+    entries.py  which of its entries are whole, and what hides between them
+    rows.py     records with their labels: picked, and put one behind the other
     survey.py   the structure of an archive: chain, seals, directories, tables
     proof.py    the bytes of one chunk against its crc32s, read once
     assembling.py  a new archive of samples of others, by copying

@@ -1,18 +1,17 @@
-"""What a damaged archive still proves: its entries, the newest record of each sample, their labels.
+"""What a damaged archive still proves: the newest record of each sample, and their labels.
 
-An entry counts when its header fits its own crc32, stands where it says, and its number goes on from the
-entries before it. What lies between such entries hides. A table counts when it fits the crc32 in its
-header: the table of a chunk says of its samples where they are, and so does the index of a seal of all
-samples before it, so that each can stand in for the other. Whether a record is good, its crc32 tells later.
+Of the entries that are whole (entries.py) a table counts when it fits the crc32 in its header: the table of
+a chunk says of its samples where they are, and so does the index of a seal of all samples before it, so that
+each can stand in for the other. Whether a record is good, its crc32 tells later.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +26,11 @@ from edcache.errors import (
     LabelTypeError,
     NotAnArchiveError,
 )
-from edcache.format import PAGE, Cursor, Head, Header
+from edcache.format import Cursor, Head, Header
 from edcache.labels.arrays import replace_columns, take_rows
-from edcache.labels.columns import no_labels, unify
+from edcache.labels.columns import no_labels
 from edcache.labels.revisions import Placed, revised
 from edcache.labels.tables import (
-    MAX_SCHEMAS,
     ChunkTable,
     Dictionary,
     Failure,
@@ -43,12 +41,10 @@ from edcache.labels.tables import (
     parse_labels,
     spread,
 )
+from edcache.maintain.entries import ANYWHERE, Entries
+from edcache.maintain.rows import Rows, joined, rows_of, without
 from edcache.maintain.survey import ROW_NBYTES
 
-# An entry at the end of a file that was cut reaches beyond it; what is left of it is looked at.
-_ANYWHERE: Final = 1 << 62
-_END_RECORD: Final = b"PK\x05\x06"
-_END_RECORD_NBYTES: Final = 22
 _PICKLES: Final = '{"pickle":5}'
 
 Ints = npt.NDArray[np.int64]
@@ -70,20 +66,6 @@ class Doubtful:
     offset: int
     samples: int | None
     entries: int = 1
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Records with their offsets in the file and their index, their schemas, and their labels row by row."""
-
-    records: Records
-    schemas: list[str]
-    labels: Any
-
-    @property
-    def index(self) -> Ints:
-        assert self.records.index is not None
-        return self.records.index
 
 
 class Salvage:
@@ -113,7 +95,7 @@ class Salvage:
         self._size = file.size()
         self.head_lost = False
         self.head, cursor = self._read_head()
-        self._entries = _Entries(file, self.head.uuid, cursor)
+        self._entries = Entries(file, self.head.uuid, cursor)
         self._chain = self._noted()
         self._sealed = self._last_index()
         self._tables = {header.seq: self._table(header) for header in self._chain.chunks}
@@ -150,7 +132,7 @@ class Salvage:
             raise damage
         return Head(uuid), format.after(first)._replace(seq=0)
 
-    def _guessed_head(self, rows: _Rows) -> Head:
+    def _guessed_head(self, rows: Rows) -> Head:
         compression = None
         if rows.records.raw_nbytes is not None:
             compression = "zstd+dict" if self.dictionaries else "zstd"
@@ -242,7 +224,7 @@ class Salvage:
 
     # --- rows ---
 
-    def _newest_rows(self) -> _Rows:
+    def _newest_rows(self) -> Rows:
         """The newest record of each sample as far as anything tells; contradictions are lost."""
         seq, index = self._sealed.seq, self._sealed.index
         after = self._merged([header for header in self._chain.chunks if header.seq > seq])
@@ -251,15 +233,15 @@ class Salvage:
         before = self._merged([header for header in self._chain.chunks if header.seq < seq])
         base = self._reconciled(index, before)
         self.unlabelled = self.unlabelled[~np.isin(self.unlabelled, after.index)]
-        return _joined(_without(base, after.index), after, self.path)
+        return joined(without(base, after.index), after, self.path)
 
-    def _merged(self, chunks: Sequence[Header]) -> _Rows:
+    def _merged(self, chunks: Sequence[Header]) -> Rows:
         sound = [header for header in chunks if self._tables[header.seq] is not None]
         names = [name for name, _ in self.head.labels]
         contents = merge(sound, lambda header: self._tables[header.seq], [], None, names, self.path)
-        return _rows_of(contents)
+        return rows_of(contents)
 
-    def _reconciled(self, index: IndexTable, before: _Rows) -> _Rows:
+    def _reconciled(self, index: IndexTable, before: Rows) -> Rows:
         """The rows of an index, as far as no chunk before it contradicts them, with their labels."""
         records = index.records
         if records.index is None:
@@ -291,7 +273,7 @@ class Salvage:
         self._lose(forgotten, "index.arrow leaves out what a chunk holds:")
         rows = np.flatnonzero(believed)
         labels = self._labels_of(records, rows, before, np.where(same, at, -1))
-        return _Rows(records.take(rows), index.schemas, labels)
+        return Rows(records.take(rows), index.schemas, labels)
 
     def _is_in_sound_chunk(self, offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         sound = [
@@ -302,11 +284,11 @@ class Salvage:
         if not sound:
             return np.zeros(len(offsets), bool)
         start = np.array([header.offset for header in sound], np.uint64)
-        end = np.array([min(header.payload_end, _ANYWHERE) for header in sound], np.uint64)
+        end = np.array([min(header.payload_end, ANYWHERE) for header in sound], np.uint64)
         run = np.searchsorted(start, offsets, "right") - 1
         return (run >= 0) & (offsets < end[np.maximum(run, 0)])
 
-    def _labels_of(self, records: Records, rows: Ints, before: _Rows, at: Ints) -> Any:
+    def _labels_of(self, records: Records, rows: Ints, before: Rows, at: Ints) -> Any:
         """The labels that rows of an index had when they were written: its own, or those the chunks tell."""
         labels, index = self._sealed.labels, self._sealed.index
         assert index is not None
@@ -338,7 +320,7 @@ class Salvage:
             self.problems.append(f"{self.path}: {why} {len(index):,} samples, the first is {int(index[0])}")
             self.lost = np.union1d(self.lost, index)
 
-    def _contents(self, rows: _Rows) -> Contents:
+    def _contents(self, rows: Rows) -> Contents:
         """The rows that lie within the file and overlap no other, by index."""
         records = rows.records
         offset, nbytes = records.offset, records.nbytes
@@ -412,7 +394,7 @@ class Salvage:
 
     def _length(self) -> int:
         sealed = 0 if self._sealed.index is None else self._sealed.index.length
-        ends = (header.end_index for header in self._chain.chunks if header.end_index < _ANYWHERE)
+        ends = (header.end_index for header in self._chain.chunks if header.end_index < ANYWHERE)
         return max(self._chain.length or 0, sealed, *ends, 0)
 
     @property
@@ -453,164 +435,5 @@ class _Sealed:
     labels: Any
 
 
-class _Gap(NamedTuple):
-    """Entries that hide: the first's sequence number, where, how many that are no seal, and a sentence."""
-
-    seq: int
-    start: int
-    hidden: int
-    said: str
-
-
-class _Entries:
-    """The entries of a damaged archive that are whole, as runs, each linked from header to header.
-
-    Where a run ends before the file does, the pages behind are searched for the next one.
-
-    Attributes:
-        runs: by rising offset and sequence number. gaps: what hides between and behind them.
-    """
-
-    def __init__(self, file: File, uuid: bytes, cursor: Cursor | None) -> None:
-        self._file, self._pread, self._size, self._uuid = file, file.pread, file.size(), uuid
-        self._is_anchored = cursor is not None
-        # Where the first entry belongs.
-        self._first = cursor or Cursor(PAGE, 0, 0)
-        self.runs: list[list[Header]] = []
-        if cursor is not None:
-            self.runs.append(list(format.walk(self._pread, _ANYWHERE, uuid, cursor)))
-        for run in self._searched():
-            self._take(run)
-        self.gaps = [*self._gaps_between(), *self._gap_behind()]
-
-    def _searched(self) -> Iterator[list[Header]]:
-        position = self._end(self.runs[0]) if self.runs else PAGE
-        while position < self._size:
-            headers = find_headers(self._file, position, self._size, self._uuid)
-            # Two entries begin on a page at most: nobody has written a number beyond that.
-            found = next((h for h in headers if h.seq <= 2 * h.offset // PAGE), None)
-            if found is None:
-                return
-            cursor = Cursor(found.offset, found.seq, found.link)
-            run = list(format.walk(self._pread, _ANYWHERE, self._uuid, cursor))
-            if not run and found.kind in (format.KIND_INDEX, format.KIND_LABELS):
-                run = [found]  # one half of a seal
-            if run:
-                yield run
-            position = max(found.offset + PAGE, self._end(run) if run else 0)
-
-    def _end(self, run: list[Header]) -> int:
-        """Where what follows a run belongs."""
-        if not run:
-            return self._first.offset
-        last = run[-1]
-        return last.payload_end if len(run) == 1 and last.kind == format.KIND_LABELS else last.next
-
-    def _take(self, run: list[Header]) -> None:
-        """Add a run, if its numbers go on; of two that exclude each other the longer one stays."""
-        while not self._goes_on(run) and len(self.runs) > self._is_anchored:
-            if len(self.runs[-1]) >= len(run):
-                break
-            self.runs.pop()
-        if self._goes_on(run):
-            self.runs.append(run)
-
-    def _goes_on(self, run: list[Header]) -> bool:
-        # The very next number would have been found at its place, with its link: it is of a history that
-        # was cut off and written over.
-        if self.runs and self.runs[-1]:
-            return run[0].seq >= self.runs[-1][-1].seq + 2
-        return run[0].seq >= int(self._is_anchored)
-
-    def _gaps_between(self) -> Iterator[_Gap]:
-        ends: list[tuple[int, int, bool]] = [(0, self._first.offset, False)]
-        for run in self.runs:
-            if not run:
-                continue
-            seq, start, labels_hide = ends[-1]
-            if run[0].seq > seq:
-                yield self._gap(seq + labels_hide, start, run[0])
-            last = run[-1]
-            ends.append((last.seq + 1, self._end(run), last.kind == format.KIND_INDEX))
-
-    def _gap(self, seq: int, start: int, following: Header) -> _Gap:
-        hidden = following.seq - seq - (following.kind == format.KIND_LABELS)
-        tail = self._directory_in(start, following.offset)
-        if tail is not None and hidden >= 2:
-            hidden -= 2
-        found = f"{following.name} follows at offset {following.offset:,}"
-        return _Gap(seq, start, hidden, f"no entry fits here, {found}")
-
-    def _gap_behind(self) -> Iterator[_Gap]:
-        last = next((run[-1] for run in reversed(self.runs) if run), None)
-        seq = 0 if last is None else last.seq + 1
-        start = self._end(next((run for run in reversed(self.runs) if run), []))
-        if start >= self._size or (last is not None and last.kind == format.KIND_INDEX):
-            return
-        tail = self._directory_in(start, self._size)
-        if tail is not None:
-            hidden = int(tail.index_offset > start)
-            yield _Gap(seq, start, hidden, "a seal begins here or behind that is damaged")
-        elif last is None or last.kind != format.KIND_LABELS or start < self._size:
-            yield from self._begun(seq, start)
-
-    def _begun(self, seq: int, start: int) -> Iterator[_Gap]:
-        """The header of an entry goes last: where a part of one stands, it was whole once, or nearly."""
-        found = self._pread(start, format.HEADER_NBYTES)
-        name = found[30:]
-        if name.startswith(b"index.arrow"):
-            yield _Gap(seq, start, 0, "a seal begins here that is damaged")
-        elif found.startswith(b"PK\x03\x04") or name.startswith(
-            (b"chunks/", b"zstd/", b"notes/", b"labels/")
-        ):
-            yield _Gap(seq, start, 1, "an entry begins here that is damaged")
-        else:
-            nbytes = self._size - start
-            yield _Gap(seq, start, 0, f"{nbytes:,} bytes behind the last entry are no entry: a torn tail")
-
-    def _directory_in(self, start: int, end: int) -> format.Tail | None:
-        """The end of a zip directory that lies behind `start`, and but for zeros right before `end`."""
-        data = self._pread(max(start, end - 2 * PAGE), min(2 * PAGE, end - start))
-        at = data.rfind(_END_RECORD)
-        if at < 0:
-            return None
-        size = max(start, end - 2 * PAGE) + at + _END_RECORD_NBYTES
-        found = self._pread(max(0, size - format.TAIL_NBYTES), format.TAIL_NBYTES)
-        tail = format.parse_tail(found, size)
-        return tail if tail is not None and tail.index_offset >= start else None
-
-
 def _replacing(revision: Revision) -> Revision:
     return replace(revision, dropped=[*{*revision.dropped, *revision.labels.column_names}])
-
-
-def _rows_of(contents: Contents) -> _Rows:
-    records = contents.index.records
-    if records.index is None:
-        records = Records(**{**records.columns(), "index": np.arange(len(records.offset))})
-    return _Rows(records, contents.index.schemas, contents.labels)
-
-
-def _without(rows: _Rows, index: Ints) -> _Rows:
-    kept = np.flatnonzero(~np.isin(rows.index, index))
-    return _Rows(rows.records.take(kept), rows.schemas, take_rows(rows.labels, kept))
-
-
-def _joined(first: _Rows, second: _Rows, where: str) -> _Rows:
-    """Both together, one behind the other."""
-    if not len(second.index):
-        return first
-    schemas = list(dict.fromkeys([*first.schemas, *second.schemas]))
-    if len(schemas) > MAX_SCHEMAS:
-        raise CorruptArchiveError(f"{where}: {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
-    columns = []
-    for rows in (first, second):
-        numbers = np.array([*map(schemas.index, rows.schemas), 0], np.uint16)
-        found = rows.records.columns() | {"schema": numbers[rows.records.schema]}
-        columns.append(found)
-    if any("raw_nbytes" in found for found in columns):
-        for found, rows in zip(columns, (first, second), strict=True):
-            found.setdefault("raw_nbytes", np.zeros(len(rows.index), np.uint64))
-    records = Records(**{name: np.concatenate([c[name] for c in columns]) for name in columns[0]})
-    labels = unify([first.labels, second.labels], where) if len(first.index) else second.labels
-    return _Rows(records, schemas, labels)

@@ -629,8 +629,8 @@ _MAINTENANCE = [
     Bug(
         "repair prefers the seal's record",
         "maintain/salvage.py",
-        "return _joined(_without(base, after.index), after, self.path)",
-        "return _joined(base, _without(after, base.index), self.path)",
+        "return joined(without(base, after.index), after, self.path)",
+        "return joined(base, without(after, base.index), self.path)",
         ("tests/faults/test_planted_gaps.py",),
     ),
     Bug(
@@ -642,7 +642,7 @@ _MAINTENANCE = [
     ),
     Bug(
         "repair revives what was cut off",
-        "maintain/salvage.py",
+        "maintain/entries.py",
         "return run[0].seq >= self.runs[-1][-1].seq + 2",
         "return run[0].seq >= self.runs[-1][-1].seq + 1",
         ("tests/test_repair.py::test_an_entry_of_a_history_that_was_cut_off_does_not_come_back",),

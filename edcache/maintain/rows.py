@@ -1,0 +1,70 @@
+"""Records of a damaged archive with their labels: picked, and put one behind the other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.contents import Contents
+from edcache.errors import CorruptArchiveError
+from edcache.labels.arrays import take_rows
+from edcache.labels.columns import unify
+from edcache.labels.tables import MAX_SCHEMAS, Records
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Records with their offsets in the file and their index, their schemas, and their labels row by row."""
+
+    records: Records
+    schemas: list[str]
+    labels: Any
+
+    @property
+    def index(self) -> Ints:
+        """The sample of each."""
+        assert self.records.index is not None
+        return self.records.index
+
+
+def rows_of(contents: Contents) -> Rows:
+    """All that an index lists."""
+    records = contents.index.records
+    if records.index is None:
+        records = Records(**{**records.columns(), "index": np.arange(len(records.offset))})
+    return Rows(records, contents.index.schemas, contents.labels)
+
+
+def without(rows: Rows, index: Ints) -> Rows:
+    """Those of other samples than these."""
+    kept = np.flatnonzero(~np.isin(rows.index, index))
+    return Rows(rows.records.take(kept), rows.schemas, take_rows(rows.labels, kept))
+
+
+def joined(first: Rows, second: Rows, where: str) -> Rows:
+    """Both together, one behind the other.
+
+    Raises:
+        CorruptArchiveError: more schemas than an index may have.
+    """
+    if not len(second.index):
+        return first
+    schemas = list(dict.fromkeys([*first.schemas, *second.schemas]))
+    if len(schemas) > MAX_SCHEMAS:
+        raise CorruptArchiveError(f"{where}: {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
+    columns = []
+    for rows in (first, second):
+        numbers = np.array([*map(schemas.index, rows.schemas), 0], np.uint16)
+        found = rows.records.columns() | {"schema": numbers[rows.records.schema]}
+        columns.append(found)
+    if any("raw_nbytes" in found for found in columns):
+        for found, rows in zip(columns, (first, second), strict=True):
+            found.setdefault("raw_nbytes", np.zeros(len(rows.index), np.uint64))
+    records = Records(**{name: np.concatenate([c[name] for c in columns]) for name in columns[0]})
+    labels = unify([first.labels, second.labels], where) if len(first.index) else second.labels
+    return Rows(records, schemas, labels)
