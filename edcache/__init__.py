@@ -25,7 +25,8 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
        fingerprint, progress, selection         what identifies a call; what a person sees; indices
     2  places                                   where bytes are: a file, or an object behind a URL
     3  archives, contents, digests, folders,    which archives are meant; the tables of one merged into one;
-       preload                                  its SHA-256; a folder of image files; a copy in memory
+       ordering, preload                        its SHA-256; a folder of image files; shuffles, deals and
+                                                sorts; a copy in memory
     4  local                                    copies on this machine of archives that are far away
     5  reader, writer, above them redis         they meet only in the file; both of a cache in Redis
     6  fill, batch, samplers                    which samples are missing, who computes them;

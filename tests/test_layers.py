@@ -18,7 +18,7 @@ FLOORS = [
     {"memory"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection"},
     {"places"},
-    {"archives", "contents", "digests", "folders", "preload"},
+    {"archives", "contents", "digests", "folders", "ordering", "preload"},
     {"local"},
     {"reader", "writer"},
     {"redis"},

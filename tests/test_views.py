@@ -21,10 +21,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, View
+from edcache import CachedDataset, CacheWriter, Reader, View, ordering
 from edcache.errors import LengthError, OptionError, SampleIndexError, UnknownLabelError
 from edcache.format import Head
-from edcache.views import ordering
 from edcache.writer import Appender
 
 LENGTH = 24

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edcache import ordering
 from edcache.errors import OptionError
+from edcache.ordering import Ints
 
-Ints = npt.NDArray[np.int64]
 Column = str | npt.ArrayLike
 """A label's name, or one value for each sample."""
 
@@ -95,8 +96,8 @@ def grouped(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
 def _grouped(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     small = _small(values)
     if small is not None:
-        counts = np.bincount(small)
-        return np.argsort(small, kind="stable"), np.cumsum(np.concatenate(([0], counts[counts > 0])))
+        places, ends = ordering.grouped(small, int(small.max()) + 1)
+        return places, ends[np.append(True, ends[1:] > ends[:-1])]
     places = np.argsort(values, kind="stable")
     ordered = values[places]
     return places, np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1], [True])))
@@ -105,7 +106,7 @@ def _grouped(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
 def ascending(values: npt.NDArray[Any]) -> Ints:
     """The stable argsort of integers."""
     small = _small(values)
-    return np.argsort(values if small is None else small, kind="stable")
+    return np.argsort(values, kind="stable") if small is None else ordering.stable_order(small)
 
 
 def _small(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16] | None:

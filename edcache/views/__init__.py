@@ -6,7 +6,6 @@
     samples       Samples and View: every way to choose samples
     resampling    more of the rare classes, fewer of the frequent
     splitting     parts that share no sample
-    ordering      shuffled, dealt, grouped and sorted orders of numbers
     apportioning  whole numbers shared out evenly
     transforms    functions that samples pass on their way out
     wording       the steps of a view as its repr tells them

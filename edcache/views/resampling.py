@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from edcache.errors import OptionError
 from edcache.labels.classes import Classes, counted
-from edcache.views.ordering import Ints, dealt_by_class, generator
+from edcache.ordering import Ints, dealt_by_class, generator
 
 STRATEGIES = ("exact", "multiply")
 

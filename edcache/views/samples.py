@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from edcache import ordering
 from edcache.batch import Projection
 from edcache.batch.paths import FieldPath
 from edcache.errors import OptionError
@@ -17,7 +18,7 @@ from edcache.labels.classes import classes, sort_keys
 from edcache.labels.query import matching_rows
 from edcache.labels.view import Labels
 from edcache.selection import Picks, Selection, Span, repeated
-from edcache.views import ordering, resampling, splitting, wording
+from edcache.views import resampling, splitting, wording
 from edcache.views.reading import Ints, Readable, Transform
 from edcache.views.transforms import Pipeline, Selected, checked_step, extended
 

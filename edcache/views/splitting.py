@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from edcache.errors import OptionError
 from edcache.labels.classes import counted
+from edcache.ordering import Ints, dealt, dealt_by_class, generator, grouped
 from edcache.views.apportioning import apportioned
-from edcache.views.ordering import Ints, dealt, dealt_by_class, generator, grouped
 
 _LARGEST_DENOMINATOR = 10**9
 _ROUNDING = 1e-6

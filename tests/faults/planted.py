@@ -552,7 +552,7 @@ _READER = [
     ),
     Bug(
         "shuffled only between buckets",
-        "views/ordering.py",
+        "ordering.py",
         "        random.shuffle(order[start:end])",
         "        pass",
         ("tests/test_views.py::test_what_a_seed_determines_is_the_same_for_ever",),
