@@ -27,7 +27,8 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
     3  archives, contents, digests, folders,    which archives are meant; the tables of one merged into one;
        preload                                  its SHA-256; a folder of image files; a copy in memory
     4  local                                    copies on this machine of archives that are far away
-    5  reader, writer, above them redis         they meet only in the file; both of a cache in Redis
+    5  reader, writer, above them redis,        they meet only in the file; both of a cache in Redis; what is
+       and above that stores                    particular about each kind of place where a cache can be
     6  fill, batch, samplers                    which samples are missing, who computes them;
                                                 many records to one collated batch; in which order
     7  loader                                   batches by threads of this process

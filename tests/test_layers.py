@@ -22,6 +22,7 @@ FLOORS = [
     {"local"},
     {"reader", "writer"},
     {"redis"},
+    {"stores"},
     {"fill", "batch", "samplers"},
     {"loader"},
     {"views"},

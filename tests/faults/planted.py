@@ -819,7 +819,7 @@ _MEMORY = [
     ),
     Bug(
         "whoever takes a name in memory takes it along",
-        "dataset.py",
+        "dataset/cached.py",
         "            while keeper.has_lost():\n",
         "            while False:\n",
         ("tests/test_memory.py::test_what_takes_the_name_and_goes_while_a_cache_is_opened_is_not_missed",),
