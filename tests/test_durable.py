@@ -236,7 +236,7 @@ def test_where_the_start_of_the_machine_is_unknown_nothing_counts_as_written_sin
 
 
 def test_where_only_whole_files_are_locked_one_lock_stands_for_all(path, monkeypatch):
-    monkeypatch.setattr(durable, "_HAS_OFD_LOCKS", False)
+    monkeypatch.setattr(durable.calls, "_HAS_OFD_LOCKS", False)
     one, other = File.open(path, "a"), File.open(path, "a")
     with one.locked(LOCK_APPEND):
         assert not other.try_lock(LOCK_APPEND)

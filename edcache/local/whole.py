@@ -261,7 +261,7 @@ class Copying:
             proven = version._replace(stamp=partial.stamp(), digest=expected)
             side.write(Note(origin.path, (proven, *kept)))
             side.file.sync()
-            partial.move(self._copy)
+            durable.move(partial, self._copy)
         finally:
             partial.close()
             if older is not None:

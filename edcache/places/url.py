@@ -123,4 +123,4 @@ def _without_credentials(url: str) -> str:
     return "::".join(parts)
 
 
-__all__ = ["Url", "is_url"]
+__all__ = ["Url", "is_path", "is_url"]

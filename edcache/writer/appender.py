@@ -293,8 +293,8 @@ class Appender:
             self._file.close()
 
     def move(self, target: str) -> None:
-        """Give the archive another path, in the place of what is there; see `File.move`."""
-        self._file.move(target)
+        """Give the archive another path, in the place of what is there; see `durable.move`."""
+        durable.move(self._file, target)
         self.path = target
 
     # --- the chain, as far as this process has seen it ---
