@@ -29,9 +29,9 @@ from edcache.labels.tables import ChunkTable, pack_chunk_table
 from edcache.redis import frames
 from edcache.redis.claims import Claims
 from edcache.redis.client import PIECE_KEYS, PIECE_NBYTES, Client
+from edcache.redis.fetching import held
 from edcache.redis.keys import Keys, head_key
 from edcache.redis.log import Log, read_head, stale
-from edcache.redis.reader import held
 from edcache.redis.removing import remove_of
 from edcache.servers import Server
 from edcache.writer import Appending, Chunk
