@@ -19,8 +19,8 @@
 The rooms, lowest floor first; imports go down only (tests/test_layers.py):
 
     0  errors, and above it bounded, once,      the exception tree; what a stranger's bytes may allocate;
-       servers, sizes, and above them memory    properties without a lock; a URL of a server; sizes as
-                                                people write them; archives that are in shared memory
+       servers, sizes, zipdirectory, and        properties without a lock; a URL of a server; sizes as people
+       above them memory                        write them; how a zip file ends; archives in shared memory
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
        fingerprint, progress, selection         what identifies a call; what a person sees; indices
     2  places                                   where bytes are: a file, or an object behind a URL

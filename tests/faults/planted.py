@@ -328,9 +328,9 @@ _WRITER = [
     ),
     Bug(
         "a forked child appends",
-        "writer/appender.py",
-        "        if self._pid != os.getpid():\n            # A forked",
-        "        if False:\n            # A forked",
+        "writer/anywhere.py",
+        "        if self._pid != os.getpid():\n            # A child",
+        "        if False:\n            # A child",
         ("tests/test_process.py",),
         keyword="forked_child",
     ),
