@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -57,7 +58,7 @@ class Building:
         max_bytes: int | float | str | None,
         on_full: str,
         fingerprint: dict[str, Any] | None,
-        spool: Any,
+        spool: str | os.PathLike[str] | None,
         fill_options: dict[str, Any],
     ) -> None:
         keys = in_memory_keys if in_memory_keys is not None else getattr(source, "in_memory_keys", None)

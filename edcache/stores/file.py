@@ -19,7 +19,6 @@ class FileStore(Store):
     """A path of a file system."""
 
     where: str
-    called = "a file"
 
     @staticmethod
     def has(where: Where) -> bool:
@@ -78,7 +77,6 @@ class FileStore(Store):
 class MemoryStore(FileStore):
     """A name in shared memory, as `edcache.memory` has it."""
 
-    called = "a cache in memory"
     room = "memory"
     # A disk that is full says so; where memory is, the kernel ends processes.
     tolerance = 1.0

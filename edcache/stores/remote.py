@@ -12,7 +12,7 @@ from edcache.places import Spool, Url, Where, check_writable, local_path
 from edcache.progress import Show
 from edcache.reader import AnyReader, Reader
 from edcache.stores.file import FileStore
-from edcache.stores.store import Store
+from edcache.stores.store import Folder, Store
 from edcache.writer import AnyAppender, Appender, Sync
 
 
@@ -20,7 +20,6 @@ class RemoteStore(Store):
     """A URL, with the options of the engine that reads it."""
 
     where: Url
-    called = "a URL"
 
     def __init__(self, where: Where) -> None:
         super().__init__(where)
@@ -35,8 +34,8 @@ class RemoteStore(Store):
         """See the base class."""
         return Reader(self.where, **options)
 
-    def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Any = None) -> Store:
-        """See the base class; the spool file of this URL in the folder `spool`."""
+    def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
+        """See the base class: a spool file."""
         check_writable(self.where)
         if is_lazy:
             raise OptionError(f"{self.path}: lazy=True fills a file; for a URL all is filled at once")

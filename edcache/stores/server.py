@@ -11,7 +11,7 @@ from edcache.places import Where
 from edcache.reader import AnyReader
 from edcache.redis import RedisAppender, RedisReader, prefix_for, replace_head
 from edcache.servers import Server
-from edcache.stores.store import Store
+from edcache.stores.store import Folder, Store
 from edcache.writer import AnyAppender, Sync
 
 
@@ -50,7 +50,7 @@ class ServerStore(Store):
             found.missing()
         return found
 
-    def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Any = None) -> Store:
+    def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
         """See the base class."""
         if is_stream:
             raise OptionError(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 from edcache.errors import ArchiveNotFoundError, OptionError
 from edcache.format import Head
@@ -14,20 +15,22 @@ from edcache.progress import Show
 from edcache.reader import AnyReader
 from edcache.writer import AnyAppender, Sync
 
+Folder: TypeAlias = "str | os.PathLike[str] | None"
+
 
 class Store(ABC):
     """Where one cache is or will be; nothing of it is open. A subclass says what is particular to its kind.
 
     Attributes:
         where: as `located` gives it.
-        called: what messages call such a cache.
+        called: what messages call a cache that is no file.
         may_lose: whether samples may be gone again although nobody deleted them.
         room: what messages call that which holds it.
         tolerance: how many times what is free a fill may seem to take, judged by its first samples.
     Safety: pickles, without credentials unless multiprocessing is just starting a child.
     """
 
-    called: ClassVar[str]
+    called: ClassVar[str] = "a URL"
     may_lose: ClassVar[bool] = False
     room: ClassVar[str] = "disk"
     # The first samples may be larger than the others: refuse only what is far too much.
@@ -77,9 +80,11 @@ class Store(ABC):
 
     # --- filling ---
 
-    def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Any = None) -> Store:
+    def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
         """The store that a fill writes into: this one, or what stands for it until it is published.
 
+        Args:
+            spool: the folder for what stands for it.
         Raises:
             OptionError: nothing can be filled here, or not in this way.
         """
