@@ -1,6 +1,7 @@
 """CachedDataset: a map-style torch dataset over a cache, wherever that is.
 
     cached     CachedDataset: what it is opened and asked by
+    reading    its samples, as views and batches read them
     building   how a cache is made of its source, where it is not there yet
 
 Each imports only those below it.

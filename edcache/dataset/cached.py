@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, overload
 
 import numpy as np
@@ -13,28 +11,23 @@ import numpy.typing as npt
 
 from edcache import durable, relabel
 from edcache.archives import Path, digests_of, several
-from edcache.batch import Projection, bulk
-from edcache.batch.collation import Special
-from edcache.batch.paths import FieldPath
-from edcache.codec import STORED, Decode, Decoding, Node, read_through
+from edcache.codec import STORED, Decode
 from edcache.dataset.building import FILL_OPTIONS, Building, asks_lazily, described
-from edcache.errors import ImageError, MissingSampleError, OptionError
+from edcache.dataset.reading import StoredSamples
+from edcache.errors import OptionError
 from edcache.fill import LazyFiller
 from edcache.format import Head
 from edcache.labels.tables import Failure
-from edcache.labels.view import Labels, checked_indices
+from edcache.labels.view import Labels
 from edcache.progress import Show
-from edcache.reader import AnyReader, Memory
+from edcache.reader import AnyReader
 from edcache.selection import Picks
 from edcache.stores import store_at
-from edcache.views import Root, Several, Transform, View
+from edcache.views import Several, Transform, View
 from edcache.writer import Sync
 
 InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
 
-# To know the keys of all samples, each schema is looked at.
-_MOST_LOOKED_AT = 8
-Ints = npt.NDArray[np.int64]
 READ_OPTIONS = frozenset(
     {
         *("allow_pickle", "batch_transform", "decode", "io", "preload", "storage_options", "transform"),
@@ -46,7 +39,7 @@ NO_DIGEST_YET = (
 )
 
 
-class CachedDataset(Root):
+class CachedDataset(StoredSamples):
     """A dataset whose samples are computed once and read from one archive ever after.
 
     Args:
@@ -312,9 +305,6 @@ class CachedDataset(Root):
             raise
         return Several(opened)
 
-    def __len__(self) -> int:
-        return len(self._reader)
-
     def __repr__(self) -> str:
         names = ", ".join(self._reader.label_names)
         state = "" if self.complete else f", {len(self) - self._reader.present:,} missing"
@@ -379,13 +369,6 @@ class CachedDataset(Root):
     def missing(self) -> npt.NDArray[np.int64]:
         """The indices without a record: int64 [k], sorted."""
         return self._reader.missing()
-
-    @property
-    def labels(self) -> Labels:
-        """The label columns of the whole archive; see the base class."""
-        if self._labels is None:
-            self._labels = Labels(self._reader.labels, num_rows=len(self))
-        return self._labels
 
     def add_labels(
         self,
@@ -521,123 +504,8 @@ class CachedDataset(Root):
         self._labels = None  # they lie over the mapped file
         self._reader.close()
 
-    def _one(self, index: int, fields: Projection | None) -> Any:
-        if fields is None:
-            return self._stored(index)
-        position = index % len(self)
-        if self._reader.has(position):
-            return fields.read(self._reader, self.labels, position)
-        return fields.of_sample(self._stored(index))
-
-    def _many(self, indices: npt.NDArray[np.int64], fields: Projection | None) -> list[Any]:
-        if fields is None and self.complete:
-            try:
-                return self._reader.read_many(indices, copy=not self.zero_copy)
-            except MissingSampleError:
-                # A server may lose records at any time.
-                if self._filler is None:
-                    raise
-        with self._ahead(indices, fields):
-            return [self._one(index, fields) for index in indices.tolist()]
-
-    def _ahead(
-        self, indices: npt.NDArray[np.int64], fields: Projection | None
-    ) -> AbstractContextManager[None]:
-        """What those samples take is read by one fetch, where it is read by request."""
-        if not self._reader.by_request:
-            return nullcontext()
-        if fields is not None:
-            return fields.reading_ahead(self._reader, self.labels, indices)
-        return self._reader.reading_ahead(indices)
-
-    def _collated(
-        self,
-        indices: npt.NDArray[np.int64],
-        fields: Projection | None,
-        special: Special | None,
-        memory: Memory,
-    ) -> Any:
-        return bulk.collated(self._reader, self.labels, indices, fields, special, memory)
-
-    def _collated_by(self, indices: npt.NDArray[np.int64], size: int, memory: Memory) -> Iterable[Any] | None:
-        return bulk.collated_by(self._reader, indices, size, memory)
-
-    def _likeness(self, indices: npt.NDArray[np.int64], fields: Projection | None) -> object:
-        decoder = self._reader.common_decoder(indices)
-        if decoder is None or decoder.structure is None:
-            return None
-        found = decoder.text if fields is None else fields.likeness(decoder)
-        return None if found is None else (found, self._reader.decoding)
-
-    def _columns(self) -> dict[FieldPath, str]:
-        told = [(name, source) for name, source in self.head.labels if source is not None]
-        revised = self._reader.unoriginal_labels
-        return {_hashable(source): name for name, source in told if name not in revised}
-
-    def _keys(self) -> tuple[Any, ...] | None:
-        records, found = self._reader.records, set()
-        if not self._reader.present or len(self._reader.schemas) > _MOST_LOOKED_AT:
-            return None
-        for number in range(len(self._reader.schemas)):
-            row = int(np.argmax(records.schema == number)) if number else 0
-            decoder = self._reader.decoder(row if records.index is None else int(records.index[row]))
-            structure = None if decoder is None else decoder.structure
-            is_dict = structure is not None and structure.kind in ("dict", "OrderedDict")
-            found.add(structure.keys if structure is not None and is_dict else None)
-        return found.pop() if len(found) == 1 else None
-
-    def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
-        indices = checked_indices(indices, len(self))
-        rows, index = indices, self._reader.records.index
-        if index is not None:
-            absent = ~np.isin(indices, index)
-            if absent.any() and self._filler is not None:
-                return super()._structures(indices)
-            if absent.any():
-                raise MissingSampleError(
-                    f"{self.path}: {int(absent.sum()):,} of {len(indices):,} samples have no record, the "
-                    f"first is sample {indices[int(absent.argmax())]}; take available()"
-                )
-            rows = np.searchsorted(index, indices)
-        _, first, numbers = np.unique(
-            self._reader.records.schema[rows], return_index=True, return_inverse=True
-        )
-        decoders = [self._reader.decoder(int(indices[k])) for k in first.tolist()]
-        return numbers.reshape(-1), [None if d is None else d.structure for d in decoders]
-
-    def _with_image_files(self) -> CachedDataset:
-        if self._reader.decoding is not None:
-            return self
-        other = copy.copy(self)
-        other._reader = copy.copy(self._reader)
-        other._reader.decoding = Decoding.of(None)
-        return other
-
-    def _justify(self, nbytes: int, count: int) -> None:
-        self._reader.justify(nbytes, count)
-
     def _chain(self) -> str:
         return f"CachedDataset({self.path!r}, {len(self):,} samples)"
-
-    def _stored(self, index: int) -> Any:
-        """A sample as it was written, by its index in [-n, n); computed if it is missing and lazy."""
-        position = index if index >= 0 else index + len(self)
-        try:
-            return self._reader.read(position, copy=not self.zero_copy)
-        except MissingSampleError:
-            if self._filler is None:
-                raise
-        if self._filler.has_pending(position):
-            self._filler.flush()
-        if self._filler.is_published(position) and self._reader.refresh():
-            self._labels = None
-            if self._reader.has(position):
-                return self._reader.read(position, copy=not self.zero_copy)
-        sample = self._filler.get(position)
-        try:
-            return read_through(sample, self._reader.decoding)
-        except ImageError as error:
-            raise self._reader.placed(error, position) from error
 
 
 def _path_of(source: Any) -> str:
@@ -648,8 +516,3 @@ def _path_of(source: Any) -> str:
             'pass path="somewhere.zip"'
         )
     return os.path.join(os.fspath(root), "cached", f"{name}.zip")
-
-
-def _hashable(source: Any) -> FieldPath:
-    """A label's field path as select() takes it; the head keeps a tuple as a list."""
-    return tuple(source) if isinstance(source, list) else source
