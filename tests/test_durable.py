@@ -348,6 +348,8 @@ def test_the_system_is_put_back_after_an_error():
         assert durable.system is other
         raise ValueError("stop")
     assert durable.system is before
+    with pytest.raises(AttributeError, match="module 'edcache.durable' has no attribute 'nonsense'"):
+        durable.nonsense  # noqa: B018
 
 
 def test_a_refused_open_keeps_its_errno_and_file_name(path):

@@ -186,7 +186,7 @@ class File:
 
     def renamed(self, path: str) -> None:
         """Note that this file has another name now."""
-        self.path, self.absolute = path, os.path.abspath(path)
+        self.path, self.absolute = path, path if self._is_in_memory else os.path.abspath(path)
 
     def modified(self) -> float:
         """When the file was last written, in seconds since 1970."""
