@@ -19,8 +19,8 @@
 The rooms, lowest floor first; imports go down only (tests/test_layers.py):
 
     0  errors, and above it bounded, once,      the exception tree; what a stranger's bytes may allocate;
-       servers, sizes, and above them memory    properties without a lock; a URL of a server; sizes as
-                                                people write them; archives that are in shared memory
+       servers, sizes, zipdirectory, and        properties without a lock; a URL of a server; sizes as people
+       above them memory                        write them; how a zip file ends; archives in shared memory
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
        fingerprint, progress, selection         what identifies a call; what a person sees; indices
     2  places                                   where bytes are: a file, or an object behind a URL
@@ -28,7 +28,8 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
        ordering, preload                        its SHA-256; a folder of image files; shuffles, deals and
                                                 sorts; a copy in memory
     4  local                                    copies on this machine of archives that are far away
-    5  reader, writer, above them redis         they meet only in the file; both of a cache in Redis
+    5  reader, writer, above them redis,        they meet only in the file; both of a cache in Redis; what is
+       and above that stores                    particular about each kind of place where a cache can be
     6  fill, batch, samplers                    which samples are missing, who computes them;
                                                 many records to one collated batch; in which order
     7  loader                                   batches by threads of this process

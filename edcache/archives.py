@@ -9,10 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from edcache.errors import ArchiveNotFoundError, OptionError, StorageError
-from edcache.memory import is_memory
 from edcache.places import shown
-from edcache.places.url import is_url
-from edcache.servers import is_server
+from edcache.places.url import is_path
 
 Path: TypeAlias = "str | os.PathLike[str]"
 
@@ -85,7 +83,7 @@ def natural_key(path: str) -> tuple[list[list[object]], str]:
 
 def _expanded(name: str) -> list[str] | None:
     """What a glob or a folder names; None for anything else."""
-    if is_url(name) or is_memory(name) or is_server(name):
+    if not is_path(name):
         return None
     if os.path.isdir(name):
         found = sorted(_below(name), key=natural_key)

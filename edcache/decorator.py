@@ -13,15 +13,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, ParamSpec, overload
 
-from edcache.dataset import NO_DIGEST_YET, READ_OPTIONS, CachedDataset, archive_at, needs_source
+from edcache.dataset import NO_DIGEST_YET, READ_OPTIONS, CachedDataset, asks_lazily
 from edcache.errors import OptionError, StaleCacheError
 from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed, stale_message
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
-from edcache.places import located
 from edcache.reader import AnyReader
-from edcache.redis import prefix_for
-from edcache.servers import Server, is_server, served
+from edcache.servers import Server, served
+from edcache.stores import store_at
 
 STALE_CHOICES: Final = ("error", "warn", "rebuild", "ignore")
 _warned: set[tuple[str, str]] = set()
@@ -82,9 +81,11 @@ class CachedFactory(Generic[P]):
         arguments = self._arguments(args, kwargs)
         path = self._path_for(arguments)
         fingerprint = call_fingerprint(self.uncached, arguments, self.version)
-        found = archive_at(located(path, self.options.get("storage_options")))
+        store = store_at(path, self.options.get("storage_options"))
+        found = store.found()
         rebuild = found is not None and self._is_stale(found, fingerprint)
-        may_grow = bool(self.options.get("grow")) or needs_source(path, self.options)
+        # What may be lost is computed again when a lazy cache is asked for it.
+        may_grow = bool(self.options.get("grow")) or (store.may_lose and asks_lazily(self.options))
         if found is not None and found.sealed and found.complete and not rebuild and not may_grow:
             read_only = {name: value for name, value in self.options.items() if name in READ_OPTIONS}
             return CachedDataset(None, path, **read_only)
@@ -102,12 +103,9 @@ class CachedFactory(Generic[P]):
 
     def _path_for(self, arguments: Mapping[str, Any]) -> str:
         path = self._locate(arguments)
-        if not is_server(path):
-            return path
-        server = Server.of(path)
-        if server.prefix:
-            return server
-        return server.with_prefix(prefix_for(call_fingerprint(self.uncached, arguments)))
+        store = store_at(path)
+        completed = store.completed(lambda: call_fingerprint(self.uncached, arguments))
+        return path if completed is store else completed.path
 
     def _locate(self, arguments: Mapping[str, Any]) -> str:
         if self._path is None:

@@ -183,13 +183,25 @@ from typing import Any, Final, NamedTuple
 
 from edcache import bounded
 from edcache.errors import CorruptArchiveError, FormatVersionError, NotAnArchiveError, OptionError
+from edcache.zipdirectory import (
+    DATE,
+    END_NBYTES,
+    EXTRA,
+    MAX32,
+    ZIP64_ID,
+    directory_offsets,
+    long_nbytes,
+    pack_end,
+    pack_entry,
+    parse_end,
+)
 
 try:
     from isal.isal_zlib import crc32
 except ImportError:  # no wheel for this platform; the same polynomial, slower
     from zlib import crc32
 
-__all__ = ["crc32"]
+__all__ = ["END_NBYTES", "crc32", "directory_offsets"]
 
 VERSION: Final = 1
 PAGE: Final = 4096
@@ -224,23 +236,11 @@ _NAMES: Final = {
 }
 
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")  # 30 bytes
-_EXTRA = struct.Struct("<HH")
 _ZIP64_SIZES = struct.Struct("<HHQQ")  # 20 bytes
 _PRIVATE = struct.Struct("<HHI16sQQQQQQQQII")  # 96 bytes
-_CENTRAL = struct.Struct("<4sHHHHHHIIIHHHHHII")  # 46 bytes
-_END64 = struct.Struct("<4sQHHIIQQQQ")  # 56 bytes
-_LOCATOR = struct.Struct("<4sIQI")  # 20 bytes
-_END = struct.Struct("<4sHHHHIIH")  # 22 bytes
-END_NBYTES: Final = _END64.size + _LOCATOR.size + _END.size
 
 _EXTRA_ID: Final = 0x6465
 _SHORT_SEQ: Final = 10**8  # names of more digits are longer
-_ZIP64_ID: Final = 0x0001
-_DATE: Final = 0x0021
-_MADE_BY: Final = (3 << 8) | 45  # Unix, so that the mode below is honoured
-_MODE: Final = 0o100644 << 16
-_MAX16: Final = 0xFFFF
-_MAX32: Final = 0xFFFFFFFF
 
 PRead = Callable[[int, int], bytes]
 """`pread(offset, nbytes)` returns the bytes that are there: fewer at the end of the file."""
@@ -300,9 +300,9 @@ class Header:
     @property
     def nbytes(self) -> int:
         """Bytes of this header: the payload starts behind them, on a multiple of 64."""
-        if self.offset % 64 == 0 and self.payload_nbytes < _MAX32 and self.seq < _SHORT_SEQ:
+        if self.offset % 64 == 0 and self.payload_nbytes < MAX32 and self.seq < _SHORT_SEQ:
             return HEADER_NBYTES
-        least = self.offset + _LOCAL.size + len(self.name) + self._zip64_nbytes + _EXTRA.size + _PRIVATE.size
+        least = self.offset + _LOCAL.size + len(self.name) + self._zip64_nbytes + EXTRA.size + _PRIVATE.size
         return align(max(least, self.offset + HEADER_NBYTES), 64) - self.offset
 
     @property
@@ -322,7 +322,7 @@ class Header:
 
     @property
     def _zip64_nbytes(self) -> int:
-        return _ZIP64_SIZES.size if self.payload_nbytes >= _MAX32 else 0
+        return _ZIP64_SIZES.size if self.payload_nbytes >= MAX32 else 0
 
 
 def pack_header(header: Header) -> bytes:
@@ -334,7 +334,7 @@ def pack_header(header: Header) -> bytes:
 def _pack_header(header: Header, header_crc: int) -> bytes:
     name = header.name.encode("ascii")
     wide = header._zip64_nbytes > 0
-    size = _MAX32 if wide else header.payload_nbytes
+    size = MAX32 if wide else header.payload_nbytes
     nbytes = header.nbytes
     extra_nbytes = nbytes - _LOCAL.size - len(name)
     local = _LOCAL.pack(
@@ -343,14 +343,14 @@ def _pack_header(header: Header, header_crc: int) -> bytes:
         0,
         0,
         0,
-        _DATE,
+        DATE,
         header.payload_crc,
         size,
         size,
         len(name),
         extra_nbytes,
     )
-    zip64 = _ZIP64_SIZES.pack(_ZIP64_ID, 16, header.payload_nbytes, header.payload_nbytes) if wide else b""
+    zip64 = _ZIP64_SIZES.pack(ZIP64_ID, 16, header.payload_nbytes, header.payload_nbytes) if wide else b""
     private = _PRIVATE.pack(
         VERSION,
         header.kind,
@@ -367,10 +367,8 @@ def _pack_header(header: Header, header_crc: int) -> bytes:
         header.table_crc,
         header_crc,
     )
-    private_nbytes = extra_nbytes - len(zip64) - _EXTRA.size
-    return (
-        local + name + zip64 + _EXTRA.pack(_EXTRA_ID, private_nbytes) + private.ljust(private_nbytes, b"\0")
-    )
+    private_nbytes = extra_nbytes - len(zip64) - EXTRA.size
+    return local + name + zip64 + EXTRA.pack(_EXTRA_ID, private_nbytes) + private.ljust(private_nbytes, b"\0")
 
 
 def parse_header(data: bytes) -> Header | None:
@@ -417,7 +415,7 @@ def _is_packed(header: Header, header_crc: int, data: bytes) -> bool:
     """Whether the bytes are those of `pack_header`, which are packed here but once."""
     if _pack_header(header, header_crc) != data:
         return False
-    crc_end = _LOCAL.size + len(header.name) + header._zip64_nbytes + _EXTRA.size + _PRIVATE.size
+    crc_end = _LOCAL.size + len(header.name) + header._zip64_nbytes + EXTRA.size + _PRIVATE.size
     return crc32(data[crc_end:], crc32(bytes(4), crc32(data[: crc_end - 4]))) == header_crc
 
 
@@ -428,12 +426,12 @@ def _private_fields(data: bytes) -> tuple[tuple[Any, ...], int] | None:
     local = _LOCAL.unpack_from(data)
     payload_nbytes = local[7]
     position = _LOCAL.size + local[9]
-    if payload_nbytes == _MAX32:
+    if payload_nbytes == MAX32:
         if position + _ZIP64_SIZES.size > len(data):
             return None
         payload_nbytes = _ZIP64_SIZES.unpack_from(data, position)[2]
         position += _ZIP64_SIZES.size
-    position += _EXTRA.size
+    position += EXTRA.size
     if position + _PRIVATE.size > len(data):
         return None
     return _PRIVATE.unpack_from(data, position), payload_nbytes
@@ -686,63 +684,18 @@ def pack_directory(headers: list[Header], offset: int) -> bytes:
         offset: where the directory starts, in bytes from the start of the file.
     """
     central = b"".join([_pack_central(header) for header in headers])
-    return central + _pack_end(len(headers), offset, len(central))
+    return central + pack_end(len(headers), offset, len(central))
 
 
 def _pack_central(header: Header) -> bytes:
-    name = header.name.encode("ascii")
     # The seal's own entries take the long form always, so that they have a fixed place at the end.
-    long = header.kind in (KIND_INDEX, KIND_LABELS)
-    wide_size = long or header.payload_nbytes >= _MAX32
-    wide_offset = long or header.offset >= _MAX32
-    values = [header.payload_nbytes] * 2 * wide_size + [header.offset] * wide_offset
-    zip64 = (
-        _EXTRA.pack(_ZIP64_ID, 8 * len(values)) + struct.pack(f"<{len(values)}Q", *values) if values else b""
-    )
-    size = _MAX32 if wide_size else header.payload_nbytes
-    fixed = _CENTRAL.pack(
-        b"PK\x01\x02",
-        _MADE_BY,
-        45 if values else 20,
-        0,
-        0,
-        0,
-        _DATE,
-        header.payload_crc,
-        size,
-        size,
-        len(name),
-        len(zip64),
-        0,
-        0,
-        0,
-        _MODE,
-        _MAX32 if wide_offset else header.offset,
-    )
-    return fixed + name + zip64
+    is_long = header.kind in (KIND_INDEX, KIND_LABELS)
+    return pack_entry(header.name, header.payload_crc, header.payload_nbytes, header.offset, is_long=is_long)
 
 
-def directory_offsets(directory: bytes) -> Iterator[int]:
-    """Where the entries of a zip directory say that they begin: unchecked, a hint for reading ahead."""
-    at = 0
-    while at + _CENTRAL.size <= len(directory) and directory[at : at + 4] == b"PK\x01\x02":
-        fields = _CENTRAL.unpack_from(directory, at)
-        at += _CENTRAL.size + sum(fields[10:13])
-        wide = fields[16] == _MAX32
-        yield int.from_bytes(directory[at - 8 : at], "little") if wide else fields[16]
-
-
-_LONG_EXTRA: Final = _EXTRA.size + 24
-_INDEX_CENTRAL: Final = _CENTRAL.size + len(_INDEX_NAME) + _LONG_EXTRA
-_LABELS_CENTRAL: Final = _CENTRAL.size + len(_LABELS_NAME) + _LONG_EXTRA
+_INDEX_CENTRAL: Final = long_nbytes(_INDEX_NAME)
+_LABELS_CENTRAL: Final = long_nbytes(_LABELS_NAME)
 TAIL_NBYTES: Final = _INDEX_CENTRAL + _LABELS_CENTRAL + END_NBYTES
-
-
-def _pack_end(count: int, offset: int, nbytes: int) -> bytes:
-    end64 = _END64.pack(b"PK\x06\x06", 44, _MADE_BY, 45, 0, 0, count, count, nbytes, offset)
-    locator = _LOCATOR.pack(b"PK\x06\x07", 0, offset + nbytes, 1)
-    end = _END.pack(b"PK\x05\x06", 0, 0, _MAX16, _MAX16, _MAX32, _MAX32, 0)
-    return end64 + locator + end
 
 
 @dataclass(frozen=True, slots=True)
@@ -762,11 +715,8 @@ def parse_tail(tail: bytes, size: int) -> Tail | None:
     """
     if len(tail) < TAIL_NBYTES:
         return None
-    end = tail[-END_NBYTES:]
-    fields = _END64.unpack_from(end)
-    count, nbytes, offset = fields[6], fields[8], fields[9]
-    # In this order: absurd numbers in foreign bytes would not pack.
-    if offset + nbytes + END_NBYTES != size or end != _pack_end(count, offset, nbytes):
+    offset = parse_end(tail[-END_NBYTES:], size)
+    if offset is None:
         return None
     labels = tail[-END_NBYTES - _LABELS_CENTRAL : -END_NBYTES]
     index = tail[-END_NBYTES - _LABELS_CENTRAL - _INDEX_CENTRAL : -END_NBYTES - _LABELS_CENTRAL]

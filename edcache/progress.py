@@ -10,15 +10,39 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 logger = logging.getLogger("edcache")
 
 
 Show = bool | Callable[[int, int | None], object] | None
+Self = TypeVar("Self", bound="_Shown")
 
 
-class Progress:
+class _Shown:
+    """What shows a bar, or tells a function instead.
+
+    Args:
+        show: as in `Progress`. bar: tqdm's options for it.
+    """
+
+    def __init__(self, show: Show, **bar: Any) -> None:
+        self._tell = show if callable(show) else None
+        self._bar: Any = None
+        if _is_shown(show):
+            self._bar = _bar_class()(dynamic_ncols=True, **bar)
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+
+class Progress(_Shown):
     """A bar over the samples that are missing, with what was kept from before.
 
     Args:
@@ -34,22 +58,14 @@ class Progress:
 
     def __init__(self, what: str, kept: int, total: int | None, show: Show) -> None:
         self._present, self._total = kept, total
-        self._tell = show if callable(show) else None
-        visible = False if callable(show) else show
-        if kept and visible is not False and os.environ.get("EDCACHE_PROGRESS") != "0" and _is_first_rank():
+        is_silent = callable(show) or show is False
+        if kept and not is_silent and os.environ.get("EDCACHE_PROGRESS") != "0" and _is_first_rank():
             print(f"{what}: {_of(kept, total)} already cached", file=sys.stderr, flush=True)
         elif kept:
             logger.info("%s: %s already cached", what, _of(kept, total))
         self._nbytes = 0
-        self._bar: Any = None
-        if _shown(visible):
-            self._bar = _bar_class()(
-                total=None if total is None else total - kept,
-                desc=f"caching {what}",
-                unit=" samples",
-                dynamic_ncols=True,
-                smoothing=0.1,
-            )
+        absent = None if total is None else total - kept
+        super().__init__(show, total=absent, desc=f"caching {what}", unit=" samples", smoothing=0.1)
 
     def advance(self, samples: int, nbytes: int = 0) -> None:
         """Some more samples are there, of so many bytes."""
@@ -62,17 +78,8 @@ class Progress:
             rate = self._nbytes / max(self._bar.format_dict["elapsed"], 1e-6) / 1e6
             self._bar.set_postfix_str(f"{rate:,.1f} MB/s", refresh=False)
 
-    def __enter__(self) -> Progress:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
-class ByteProgress:
+class ByteProgress(_Shown):
     """A bar over bytes, fed with (bytes done, bytes in all); shown as `Progress` shows its own.
 
     Args:
@@ -80,10 +87,7 @@ class ByteProgress:
     """
 
     def __init__(self, what: str, show: Show) -> None:
-        self._tell = show if callable(show) else None
-        self._bar: Any = None
-        if _shown(False if callable(show) else show):
-            self._bar = _bar_class()(desc=what, unit="B", unit_scale=True, dynamic_ncols=True)
+        super().__init__(show, desc=what, unit="B", unit_scale=True)
 
     def __call__(self, done: int, total: int) -> None:
         """So many bytes are done, of so many."""
@@ -92,15 +96,6 @@ class ByteProgress:
         if self._bar is not None:
             self._bar.total = total
             self._bar.update(done - self._bar.n)
-
-    def __enter__(self) -> ByteProgress:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
 
 
 @cache
@@ -131,7 +126,7 @@ def uploading(what: str, nbytes: int, show: Show) -> Iterator[Callable[[int], ob
     Args:
         show: as in `Progress`; a function counts samples, and hears nothing of bytes.
     """
-    if not _shown(False if callable(show) else show):
+    if not _is_shown(show):
         yield lambda more: None
         return
     with _bar_class()(total=nbytes, desc=f"uploading {what}", unit="B", unit_scale=True) as bar:
@@ -142,7 +137,9 @@ def _of(kept: int, total: int | None) -> str:
     return f"{kept:,} samples" if total is None else f"{kept:,} of {total:,}"
 
 
-def _shown(show: bool | None) -> bool:
+def _is_shown(show: Show) -> bool:
+    if callable(show):
+        return False
     if show is not None:
         return show
     said = os.environ.get("EDCACHE_PROGRESS")

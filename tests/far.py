@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from edcache import CacheWriter, durable
+from edcache.errors import StorageError
 
 HANGS = 60
 
@@ -57,7 +58,7 @@ class Far:
         with self._lock:
             self.read.append((offset, nbytes))
             if self.fails_at is not None and len(self.read) > self.fails_at:
-                raise durable.StorageError(f"{self.path}: reading: connection lost")
+                raise StorageError(f"{self.path}: reading: connection lost")
             found = self.data[offset : offset + nbytes]
             at = next((d for d, left in self.damage.items() if left and offset <= d < offset + nbytes), None)
             if at is not None:

@@ -236,7 +236,7 @@ def test_where_the_start_of_the_machine_is_unknown_nothing_counts_as_written_sin
 
 
 def test_where_only_whole_files_are_locked_one_lock_stands_for_all(path, monkeypatch):
-    monkeypatch.setattr(durable, "_HAS_OFD_LOCKS", False)
+    monkeypatch.setattr(durable.calls, "_HAS_OFD_LOCKS", False)
     one, other = File.open(path, "a"), File.open(path, "a")
     with one.locked(LOCK_APPEND):
         assert not other.try_lock(LOCK_APPEND)
@@ -348,6 +348,8 @@ def test_the_system_is_put_back_after_an_error():
         assert durable.system is other
         raise ValueError("stop")
     assert durable.system is before
+    with pytest.raises(AttributeError, match="module 'edcache.durable' has no attribute 'nonsense'"):
+        durable.nonsense  # noqa: B018
 
 
 def test_a_refused_open_keeps_its_errno_and_file_name(path):

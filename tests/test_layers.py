@@ -14,7 +14,7 @@ PACKAGE = Path(edcache.__file__).parent
 
 FLOORS = [
     {"errors"},
-    {"bounded", "once", "servers", "sizes"},
+    {"bounded", "once", "servers", "sizes", "zipdirectory"},
     {"memory"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection"},
     {"places"},
@@ -22,6 +22,7 @@ FLOORS = [
     {"local"},
     {"reader", "writer"},
     {"redis"},
+    {"stores"},
     {"fill", "batch", "samplers"},
     {"loader"},
     {"views"},

@@ -114,9 +114,9 @@ if __name__ == "__main__":
 READER = """
 import os, random, sys, time
 import torch, edcache
-from edcache.dataset import archive_at
+from edcache.stores import store_at
 path, until = sys.argv[1], float(sys.argv[2])
-while archive_at(path) is None:
+while store_at(path).found() is None:
     time.sleep(0.01)
 ds = edcache.CachedDataset.from_cache(path)
 reads = 0

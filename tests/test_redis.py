@@ -381,7 +381,7 @@ def test_those_who_create_at_once_end_up_with_one_cache(server, log):
 def test_of_two_sources_that_create_at_once_one_is_refused(server):
     from edcache.fingerprint import source_fingerprint
     from edcache.labels.spec import LabelSpec
-    from edcache.redis import appender_at
+    from edcache.redis import RedisAppender
     from edcache.writer import new_head
 
     def head(source):
@@ -389,9 +389,9 @@ def test_of_two_sources_that_create_at_once_one_is_refused(server):
         return new_head(LabelSpec.parse(None), length=COUNT, fingerprint=fingerprint)
 
     # Both have looked, and found nothing.
-    appender_at(server.url("digits"), head(Source()), "seal").close()
+    RedisAppender.open(server.url("digits"), head(Source())).close()
     with pytest.raises(StaleCacheError, match="test_redis:Source' in the archive, '.*:Another' now"):
-        appender_at(server.url("digits"), head(Another()), "seal")
+        RedisAppender.open(server.url("digits"), head(Another()))
 
 
 def test_built_anew_the_old_samples_go_and_their_readers_say_so(server, log):
@@ -413,13 +413,13 @@ def test_built_anew_the_old_samples_go_and_their_readers_say_so(server, log):
 
 
 def test_of_those_who_build_anew_at_once_one_does_and_the_others_join_it(server):
-    from edcache.redis import appender_at, replace_head
+    from edcache.redis import RedisAppender, replace_head
 
     url = server.url("digits")
     first = CachedDataset(Source(), url).head.uuid
     head = CachedDataset(Source(), url, keep_existing=False).head
     assert head.uuid != first
-    filling = appender_at(url, head, "seal")
+    filling = RedisAppender.open(url, head)
     filling.join_fillers()
     replace_head(url, type(head)(**{**head.__dict__, "uuid": bytes(range(16))}))
     assert CachedDataset.from_cache(url).head.uuid == head.uuid
@@ -478,7 +478,14 @@ def test_a_password_is_in_nothing_that_is_shown_or_pickled(server, monkeypatch):
     )
     ds = CachedDataset(Source(), url, lazy=True)
     assert same(ds[3], sample(3))
-    shown = [repr(ds), repr(ds.reader), str(ds.info()), repr(ds[:3]), repr(ds.reader.path), str(ds._job)]
+    shown = [
+        repr(ds),
+        repr(ds.reader),
+        str(ds.info()),
+        repr(ds[:3]),
+        repr(ds.reader.path),
+        str(ds._building.job),
+    ]
     shown += [str(outcome(lambda: CachedDataset(Another(), url))[1]), str(outcome(lambda: ds[99])[1])]
     for text in shown:
         assert PASSWORD not in text
@@ -694,10 +701,10 @@ def test_the_command_line_looks_into_it_and_deletes_it(server):
 
 
 def test_a_cache_that_is_being_filled_is_not_deleted_unless_forced(server):
-    from edcache.redis import appender_at
+    from edcache.redis import RedisAppender
 
     ds = CachedDataset(Source(), server.url("digits"))
-    filling = appender_at(server.url("digits"), ds.head, "seal")
+    filling = RedisAppender.open(server.url("digits"), ds.head)
     filling.join_fillers()
     assert not filling.has_fillers
     assert "another process is filling it; wait for it to end, or pass --force" in run(

@@ -25,7 +25,7 @@ from edcache.errors import (
     MissingSampleError,
     StorageError,
 )
-from edcache.redis import appender_at
+from edcache.redis import RedisAppender
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 
@@ -127,7 +127,7 @@ def test_who_was_stopped_for_longer_than_its_claim_lives_does_no_harm(server, lo
 def test_a_claim_lives_while_its_holder_does_and_goes_with_it(server):
     url = server.url("digits", claim_seconds=0.4)
     head = CachedDataset(Source(), url).head
-    one, other = appender_at(url, head, "seal"), appender_at(url, head, "seal")
+    one, other = RedisAppender.open(url, head), RedisAppender.open(url, head)
     one.join_fillers()
     assert one.claim(3)
     assert not other.claim(3)
@@ -145,7 +145,7 @@ def test_a_claim_lives_while_its_holder_does_and_goes_with_it(server):
 def test_a_claim_that_another_has_meanwhile_is_not_released(server):
     url = server.url("digits", claim_seconds=5)
     head = CachedDataset(Source(), url).head
-    one, other = appender_at(url, head, "seal"), appender_at(url, head, "seal")
+    one, other = RedisAppender.open(url, head), RedisAppender.open(url, head)
     assert one.claim(3)
     server.raw.delete(*[key for key in server.all_keys() if ":claim:" in key])
     assert other.claim(3)
@@ -435,7 +435,7 @@ def test_a_reader_whose_server_restarted_finds_everything_missing_and_then_fille
 def test_a_log_that_was_lost_alone_is_begun_again(server):
     url = server.url("digits")
     ds = CachedDataset(Source(count=40), url, in_memory_keys=["y"], chunk_size=5)
-    filling = appender_at(url, ds.head, "seal")
+    filling = RedisAppender.open(url, ds.head)
     server.raw.delete(server.log("digits"))
     assert len(CachedDataset.from_cache(url).missing) == 40
     again = CachedDataset(Source(count=40), url, in_memory_keys=["y"], chunk_size=8)
@@ -452,7 +452,7 @@ def test_a_log_that_was_lost_alone_is_begun_again(server):
 def test_a_log_of_the_same_length_with_other_entries_is_noticed(server):
     url = server.url("digits")
     ds = CachedDataset(Source(count=40), url, in_memory_keys=["y"], chunk_size=10)
-    filling = appender_at(url, ds.head, "seal")
+    filling = RedisAppender.open(url, ds.head)
     server.raw.delete(server.log("digits"))
     CachedDataset(Source(count=40), url, in_memory_keys=["y"], chunk_size=12)
     assert server.raw.llen(server.log("digits")) == 4
@@ -515,7 +515,7 @@ def test_whatever_is_under_a_key_no_sample_is_wrong_and_no_code_runs(server, tmp
             lambda ds: [same(ds[i], sample(i)) for i in range(12)],
             lambda ds: [same(x, sample(i)["x"]) for i, x in enumerate(ds.select("x").batch(range(12))["x"])],
             lambda ds: [y in (None, i % 4) for i, y in enumerate(ds.labels["y"].tolist())],
-            lambda ds: [appender_at(url, ds.head, "seal").close() is None],
+            lambda ds: [RedisAppender.open(url, ds.head).close() is None],
         ):
             found, error = outcome(lambda ask=ask: ask(CachedDataset.from_cache(url)))
             assert error is not None or all(found), key

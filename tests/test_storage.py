@@ -542,8 +542,8 @@ def test_a_file_system_that_cannot_tell_is_taken_to_have_all(large, monkeypatch)
 
 
 def test_a_system_that_takes_no_advice_writes_and_reads_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(durable, "_CAN_TELL_CACHED", False)
-    monkeypatch.setattr(durable, "_CAN_ADVISE", False)
+    monkeypatch.setattr(durable.file, "_CAN_TELL_CACHED", False)
+    monkeypatch.setattr(durable.file, "_CAN_ADVISE", False)
     with durable.replace_system(Kernel(is_cached=False)) as kernel:
         ds = CachedDataset.from_cache(write(tmp_path / "a.zip"))
         assert same(list(ds.__getitems__([7, 40])), [sample(7), sample(40)])
@@ -576,12 +576,12 @@ def test_auto_reads_where_the_file_is_on_another_machine(large, tmp_path, monkey
         f"36 1 {numbers} / /data rw master:1 - {kind} host:/data rw",
     ]
     mounts.write_text("\n".join(lines))
-    monkeypatch.setattr(durable, "_MOUNTS", str(mounts))
+    monkeypatch.setattr(durable.file, "_MOUNTS", str(mounts))
     ds = CachedDataset.from_cache(large)
     assert (ds.info()["mapped"] > 0) is maps
     assert ds[3]["x"][0] == 3
 
 
 def test_auto_maps_where_the_system_does_not_tell(large, monkeypatch):
-    monkeypatch.setattr(durable, "_MOUNTS", "/nowhere")
+    monkeypatch.setattr(durable.file, "_MOUNTS", "/nowhere")
     assert CachedDataset.from_cache(large).info()["mapped"] == os.path.getsize(large)

@@ -14,9 +14,9 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 import edcache
 from edcache import CachedDataset, Reader
-from edcache.dataset import archive_at
 from edcache.errors import LabelError, OptionError, SourceError, StaleCacheError
 from edcache.format import Head
+from edcache.stores import store_at
 from edcache.writer import Appender, ChunkWriter
 
 
@@ -148,7 +148,7 @@ def test_a_killed_one_goes_on_and_two_at_once_store_it_once(path, tmp_path):
     first = subprocess.Popen([sys.executable, script])
     second = subprocess.Popen([sys.executable, script])
     limit = time.monotonic() + 60
-    while (found := archive_at(str(path))) is None or found.present < 5:
+    while (found := store_at(path).found()) is None or found.present < 5:
         assert time.monotonic() < limit
     first.kill()
     first.wait()

@@ -29,11 +29,9 @@ def copy(
     Example:
       edcache copy /nfs/train.zip /ssd/cache --digest sha256:9f2c...
     """
-    from edcache.local import copy_local
+    from edcache.local import CopyOptions, copy_local
     from edcache.progress import ByteProgress
 
     with ByteProgress(f"copying {src}", progress) as tell:
-        copied = copy_local(
-            src, dst, num_threads=threads, expected_digest=digest, max_bytes=max_size, on_progress=tell
-        )
+        copied = copy_local(src, dst, CopyOptions(threads, digest, max_size), tell)
     print_lines(copied_lines(copied))

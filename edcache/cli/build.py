@@ -184,9 +184,9 @@ def label_keys(keys: Sequence[str]) -> list[str] | dict[str, str] | None:
 
 def _records_at(path: str) -> int:
     """How many samples an archive holds before a build; 0 where there is none to read."""
-    from edcache.redis import reader_at
+    from edcache.stores import store_at
 
-    reader = reader_at(path)
+    reader = store_at(path).reader()
     try:
         return len(reader.records.offset)
     except (ArchiveNotFoundError, ValueError):

@@ -27,9 +27,9 @@ def info(path: str, digest: bool, as_json: bool) -> None:
     Example:
       edcache info train.zip --json
     """
-    from edcache.redis import reader_at
+    from edcache.stores import store_at
 
-    said = _said(reader_at(path))
+    said = _said(store_at(path).reader())
     if digest:
         from edcache import maintain
 

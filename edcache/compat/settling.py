@@ -6,9 +6,9 @@ import logging
 import os
 from typing import Any, Final
 
-from edcache.dataset import archive_at
 from edcache.errors import CorruptArchiveError, NotAnArchiveError
 from edcache.importers import import_cache, old_cache
+from edcache.stores import store_at
 
 _TAKING: Final = {"in_memory_keys", "codec", "compression", "allow_pickle", "num_workers", "progress"}
 logger = logging.getLogger("edcache")
@@ -37,7 +37,7 @@ def settled(path: str, old: str | None = None, *, trust_pickle: bool = False, **
         path, old = f"{path.removesuffix('.zip')}.edcache.zip", path
     if old is None or not os.path.exists(old):
         return path
-    found = archive_at(path)
+    found = store_at(path).found()
     if found is None or not found.complete:
         source = old_cache(old, trust_pickle=trust_pickle)
         ds = import_cache(source, path, **options)
@@ -57,7 +57,7 @@ def taking(dataset: Any, options: dict[str, Any]) -> dict[str, Any]:
 def _is_taken(path: str) -> bool:
     """Whether something that is no archive is at a path."""
     try:
-        return os.path.isdir(path) or (archive_at(path) is None and _has_bytes(path))
+        return os.path.isdir(path) or (store_at(path).found() is None and _has_bytes(path))
     except NotAnArchiveError:
         return True
     except CorruptArchiveError:

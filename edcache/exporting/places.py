@@ -80,7 +80,7 @@ def new_file(out: str) -> Iterator[IO[bytes]]:
                 yield stream
             session.sync()
             check_free(out)
-            session.move(out)
+            durable.move(session, out)
         except BaseException:
             durable.remove(f"{out}.new")
             raise

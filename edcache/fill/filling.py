@@ -32,8 +32,6 @@ from edcache.fill.space import SpaceCheck
 from edcache.format import Head
 from edcache.labels.tables import Failure
 from edcache.progress import Progress, Show
-from edcache.redis import replace_head
-from edcache.servers import is_server
 from edcache.writer import AnyAppender, start_replacing
 
 logger = logging.getLogger("edcache")
@@ -89,13 +87,9 @@ def fill(
     if if_filling not in IF_FILLING:
         raise OptionError(f"if_filling={if_filling!r}; choose one of {', '.join(map(repr, IF_FILLING))}")
     compute = _means(job, num_workers, multiprocessing_context, executor, shared_filesystem)
-    if is_server(job.path):
-        if rebuild:
-            replace_head(job.path, job.head)
-        rebuild = check_space = False
-    if not rebuild:
-        return _Filling(job, compute, if_filling, check_space, progress).run()
-    return _rebuild(job, compute, if_filling, check_space, progress)
+    if rebuild and not job.store.begin_anew(job.head):
+        return _rebuild(job, compute, if_filling, check_space, progress)
+    return _Filling(job, compute, if_filling, check_space, progress).run()
 
 
 def _rebuild(job: Job, compute: _Compute, if_filling: str, check_space: bool, progress: Show) -> int:

@@ -10,7 +10,7 @@ from edcache.errors import EdcacheError, OptionError, SourceError, StaleCacheErr
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
-from edcache.redis import appender_at
+from edcache.stores import Store, store_at
 from edcache.writer import AnyAppender, ChunkWriter, Sync, adopt_labels
 
 ON_ERROR: Final = ("raise", "skip", "skip_final")
@@ -43,13 +43,18 @@ class Job:
     grow: bool = False
     since: int = 0
 
+    @property
+    def store(self) -> Store:
+        """What is at the path."""
+        return store_at(self.path)
+
     def open(self) -> AnyAppender:
         """The archive, made if it is not there yet.
 
         Raises:
             StaleCacheError: it has another length than the source.
         """
-        appender = appender_at(self.path, self.head, self.sync)
+        appender = self.store.appender(self.head, self.sync)
         try:
             length = len(self.source)
             # One that was written without a dataset is as long as what it holds, until it gets one.

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
-import shutil
 
-from edcache import durable
 from edcache.errors import OptionError, StorageError
-from edcache.memory import is_memory
-from edcache.servers import is_server
 from edcache.sizes import human_bytes, parsed_bytes
+from edcache.stores import store_at
 
 logger = logging.getLogger("edcache")
 
-# The first samples may be larger than the others: refuse only what is far too much.
-_REFUSE, _WARN = 1.5, 0.95
+_WARN = 0.95
 
 
 class SpaceCheck:
@@ -27,7 +22,7 @@ class SpaceCheck:
     """
 
     def __init__(self, path: str, missing: int) -> None:
-        self._path = path
+        self._store = store_at(path)
         self._missing = missing
 
     def look(self, samples: int, nbytes: int) -> None:
@@ -39,19 +34,14 @@ class SpaceCheck:
         """
         left = self._missing - samples
         needed = nbytes / samples * left
-        try:
-            free = durable.free_nbytes(self._path)
-        except OSError:
-            return  # the first write that fails will tell
-        if needed <= free * _WARN:
+        free = self._store.free_nbytes()
+        if free is None or needed <= free * _WARN:
             return
-        where = "memory" if is_memory(self._path) else "disk"
         text = (
-            f"{self._path}: the {left:,} samples that are missing take about {human_bytes(needed)}, the "
-            f"{where} has {human_bytes(free)} left"
+            f"{self._store.path}: the {left:,} samples that are missing take about {human_bytes(needed)}, "
+            f"the {self._store.room} has {human_bytes(free)} left"
         )
-        # A disk that is full says so; where memory is, the kernel ends processes.
-        if needed <= free * (1 if is_memory(self._path) else _REFUSE):
+        if needed <= free * self._store.tolerance:
             logger.warning("%s", text)
             return
         error = StorageError(f"{text}; free some, or pass check_space=False")
@@ -70,22 +60,10 @@ def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
     if asked is None:
         return None
     if isinstance(asked, float) and 0 < asked <= 1:
-        if is_server(path):
-            raise OptionError(f"max_bytes={asked!r} is a part of a disk; for a cache in Redis give bytes")
-        return int(asked * _free(path))
+        return store_at(path).part(asked)
     nbytes = parsed_bytes(asked)
     if nbytes is None:
         raise OptionError(
             f'max_bytes={asked!r}; give bytes, text such as "20GB", or a part of the free disk such as 0.5'
         )
     return nbytes
-
-
-def _free(path: str) -> int:
-    if is_memory(path):
-        return durable.free_nbytes(path)
-    folder = os.path.dirname(os.path.abspath(path))
-    while not os.path.isdir(folder):
-        folder = os.path.dirname(folder)
-    there = os.path.getsize(path) if os.path.exists(path) else 0
-    return shutil.disk_usage(folder).free + there

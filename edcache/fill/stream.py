@@ -15,7 +15,7 @@ from edcache.fill.job import Job, placed, text_of
 from edcache.fill.presence import PublishClock
 from edcache.labels.tables import Failure
 from edcache.progress import Progress, Show
-from edcache.writer import Appender, start_replacing
+from edcache.writer import AnyAppender, start_replacing
 
 
 def is_stream(source: Any) -> bool:
@@ -57,7 +57,7 @@ def fill_stream(job: Job, num_workers: int, progress: Show = None, rebuild: bool
 
 
 def _fill(job: Job, num_workers: int, progress: Show) -> int:
-    appender = Appender.open(job.path, job.head, create=False, sync=job.sync)
+    appender = job.store.appender(job.head, job.sync)
     try:
         appender.join_fillers()
         appender.wait_claim(0)
@@ -70,7 +70,7 @@ def _fill(job: Job, num_workers: int, progress: Show) -> int:
 
 
 class _Stream:
-    def __init__(self, job: Job, appender: Appender) -> None:
+    def __init__(self, job: Job, appender: AnyAppender) -> None:
         self._job = job
         self._appender = appender
         self._writer = job.writer(appender)

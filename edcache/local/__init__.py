@@ -13,12 +13,13 @@ Each imports only those below it.
 from edcache.local.keeping import Kept, copies_in, copy_at, leftovers, why_stays
 from edcache.local.side import PARTIAL, SIDE
 from edcache.local.through import ReadThrough, finished, open_archive, open_through, reopen_through
-from edcache.local.whole import Copied, copy_local, copy_to_local
+from edcache.local.whole import Copied, CopyOptions, copy_local, copy_to_local
 
 __all__ = [
     "PARTIAL",
     "SIDE",
     "Copied",
+    "CopyOptions",
     "Kept",
     "ReadThrough",
     "copies_in",

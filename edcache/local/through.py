@@ -507,7 +507,7 @@ def _finish(file: ReadThrough, side: Side) -> None:
         side.write(note._replace(versions=(note.versions[0]._replace(stamp=partial.stamp()),)))
         side.file.pwrite(MAP_OFFSET, b"\1" * (side.file.size() - MAP_OFFSET))
         side.file.sync()
-        partial.move(pinned.copy)
+        durable.move(partial, pinned.copy)
     finally:
         partial.close()
 

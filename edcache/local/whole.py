@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from edcache import durable, format
@@ -28,6 +29,16 @@ logger = logging.getLogger("edcache")
 THREADS: Final = 8
 # What a replacement that was killed leaves is no archive to copy, and what belongs to a copy is made anew.
 _PASSED_OVER: Final = (".new", PARTIAL, SIDE)
+
+
+@dataclass(frozen=True)
+class CopyOptions:
+    """How to copy, in the words of `copy_to_local`."""
+
+    num_threads: int = THREADS
+    expected_digest: str | None = None
+    max_bytes: int | str | None = None
+    storage_options: Mapping[str, Any] | None = None
 
 
 class Copied(NamedTuple):
@@ -84,39 +95,30 @@ def copy_to_local(
     what did not change from the old one, and who reads the old one keeps it.
     Cost: reads the origin once, and writes as much.
     """
+    options = CopyOptions(num_threads, expected_digest, max_bytes, storage_options)
     with ByteProgress(f"copying {os.path.basename(shown(src))}", progress) as tell:
-        return copy_local(
-            src,
-            target,
-            num_threads=num_threads,
-            expected_digest=expected_digest,
-            max_bytes=max_bytes,
-            storage_options=storage_options,
-            on_progress=tell,
-        ).path
+        return copy_local(src, target, options, on_progress=tell).path
 
 
 def copy_local(
     src: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    *,
-    num_threads: int = THREADS,
-    expected_digest: str | None = None,
-    max_bytes: int | str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
+    options: CopyOptions = CopyOptions(),
     on_progress: OnProgress | None = None,
 ) -> Copied:
     """What `copy_to_local` does; says what was copied."""
-    expected = None if expected_digest is None else parse_digest(expected_digest)
-    if type(num_threads) is not int or num_threads < 1:
-        raise OptionError(f"num_threads={num_threads!r}; give a number from 1 on")
-    limit, source, place = limit_of(max_bytes), origin_at(src, storage_options), os.fspath(target)
+    expected = None if options.expected_digest is None else parse_digest(options.expected_digest)
+    threads = options.num_threads
+    if type(threads) is not int or threads < 1:
+        raise OptionError(f"num_threads={threads!r}; give a number from 1 on")
+    limit = limit_of(options.max_bytes)
+    source, place = origin_at(src, options.storage_options), os.fspath(target)
     if isinstance(source, str) and os.path.isdir(source):
         if expected is not None:
             raise OptionError(f"{source}: a folder; expected_digest= is that of one archive")
-        return _copy_folder(source, place, num_threads, limit, on_progress)
+        return _copy_folder(source, place, threads, limit, on_progress)
     copy = _place_of(name_of(source), place)
-    copying = Copying(copy, os.path.dirname(copy), num_threads, limit, [copy])
+    copying = Copying(copy, os.path.dirname(copy), threads, limit, [copy])
     nbytes, fetched = copying.copy(source, expected, on_progress)
     return Copied(copy, 1, nbytes, fetched)
 
@@ -261,7 +263,7 @@ class Copying:
             proven = version._replace(stamp=partial.stamp(), digest=expected)
             side.write(Note(origin.path, (proven, *kept)))
             side.file.sync()
-            partial.move(self._copy)
+            durable.move(partial, self._copy)
         finally:
             partial.close()
             if older is not None:

@@ -49,7 +49,7 @@ def shown(path: Where | os.PathLike[str]) -> str:
     return where if isinstance(where, str) else where.shown
 
 
-def local_path(path: str | os.PathLike[str]) -> str:
+def local_path(path: Where | os.PathLike[str]) -> str:
     """A path of this machine.
 
     Raises:

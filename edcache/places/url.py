@@ -28,9 +28,12 @@ def is_url(path: object) -> bool:
 
     Nor that of a Redis server, which has no objects.
     """
-    if not isinstance(path, str) or is_memory(path) or is_server(path):
-        return False
-    return _URL.match(path) is not None
+    return isinstance(path, str) and not (is_memory(path) or is_server(path)) and _URL.match(path) is not None
+
+
+def is_path(name: str) -> bool:
+    """Whether a name is a path of a file system, where folders and globs are; "file://" is none."""
+    return not (is_memory(name) or _URL.match(name))
 
 
 class Url:
@@ -120,4 +123,4 @@ def _without_credentials(url: str) -> str:
     return "::".join(parts)
 
 
-__all__ = ["Url", "is_url"]
+__all__ = ["Url", "is_path", "is_url"]

@@ -4,11 +4,12 @@
     client     one connection pool a process; the server's errors as ours
     frames     a record as the value of a key, and back
     log        the chain of what was published, without the records
+    hold       what one process knows of a cache: which samples, by which schemas
+    fetching   what a server says of many records at a time, joined into one memory
     reader     RedisReader: what `Reader` is to a file
     claims     who computes what: keys that expire unless they are renewed
     removing   delete a cache's keys, and no others
     appender   RedisAppender: what `Appender` is to a file; building anew
-    opening    a reader or an appender of a path, whatever it leads to
 
 Each imports only those above it. Under a prefix there are, with <id> from the head's uuid:
 
@@ -31,7 +32,6 @@ Head and log are touched with every batch, so that a server which evicts what wa
 
 from edcache.redis.appender import RedisAppender, replace_head
 from edcache.redis.keys import prefix_for
-from edcache.redis.opening import appender_at, reader_at
 from edcache.redis.reader import RedisReader
 from edcache.redis.removing import Removed, removable, remove
 
@@ -39,9 +39,7 @@ __all__ = [
     "RedisAppender",
     "RedisReader",
     "Removed",
-    "appender_at",
     "prefix_for",
-    "reader_at",
     "removable",
     "remove",
     "replace_head",

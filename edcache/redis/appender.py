@@ -17,7 +17,6 @@ import numpy.typing as npt
 from edcache import format
 from edcache.contents import Chain
 from edcache.errors import (
-    ArchiveClosedError,
     LabelError,
     OptionError,
     StaleCacheError,
@@ -30,12 +29,12 @@ from edcache.labels.tables import ChunkTable, pack_chunk_table
 from edcache.redis import frames
 from edcache.redis.claims import Claims
 from edcache.redis.client import PIECE_KEYS, PIECE_NBYTES, Client
+from edcache.redis.fetching import held
 from edcache.redis.keys import Keys, head_key
 from edcache.redis.log import Log, read_head, stale
-from edcache.redis.reader import held
 from edcache.redis.removing import remove_of
 from edcache.servers import Server
-from edcache.writer import Chunk
+from edcache.writer import Appending, Chunk
 
 _MOST_NBYTES: Final = 512 << 20
 _SET_NBYTES: Final = 1 << 17
@@ -72,7 +71,7 @@ return 1
 """
 
 
-class RedisAppender:
+class RedisAppender(Appending):
     """A cache in Redis, open for appending by this process; see `Appender`, whose words these are.
 
     Attributes:
@@ -82,13 +81,13 @@ class RedisAppender:
     can_lock = True
 
     def __init__(self, log: Log) -> None:
-        self.path = log.server
+        super().__init__()
+        self.path: Server = log.server
         self.head = log.head
         self._log = log
         self._client = log.client
         self._keys = Keys(log.server, log.head.uuid)
         self._claims = Claims(log.client, self._keys)
-        self._pid = os.getpid()
         self._closed = False
         self._logged = _Logged()
         self._opened_at = log.chain.cursor.seq
@@ -130,21 +129,6 @@ class RedisAppender:
     def chain(self) -> Chain:
         """The entries of the log, as far as seen; another one after the server lost it."""
         return self._log.chain
-
-    @property
-    def end_index(self) -> int:
-        """One more than the largest sample index published so far."""
-        return self.chain.end_index
-
-    @property
-    def length(self) -> int | None:
-        """Samples of the dataset."""
-        return self.chain.length
-
-    @property
-    def end_offset(self) -> int:
-        """Bytes that the cache has, as far as seen: as many as a file would."""
-        return self.chain.cursor.offset
 
     def catch_up(self) -> None:
         """Take in what others published since."""
@@ -350,20 +334,8 @@ class RedisAppender:
         """Let go of a claim."""
         self._claims.release(number)
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return self._pid == os.getpid() and self._closed
-
-    def check_usable(self) -> None:
-        """Raise ArchiveClosedError after close() or in a forked child."""
-        if self._pid != os.getpid():
-            raise ArchiveClosedError(
-                f"{self.path}: opened for appending by process {self._pid}, used in its child "
-                f"{os.getpid()}; open it again in the child"
-            )
-        if self._closed:
-            raise ArchiveClosedError(f"{self.path}: closed; open it again to append")
+    def _is_closed(self) -> bool:
+        return self._closed
 
     def close(self) -> None:
         """Let go of claims and connections; idempotent, and nothing in a process that inherited it."""

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from edcache import bounded
-from edcache.codec import PICKLE_SCHEMA, STORED, Decode, Decoder, Decoders, Decoding
-from edcache.codec.compression import decompress, decompress_into, most_content
-from edcache.contents import Contents
+from edcache.codec import STORED, Decode, Decoder, Decoding
+from edcache.codec.compression import decompress
 from edcache.errors import (
     ArchiveClosedError,
     CodecError,
@@ -26,14 +22,14 @@ from edcache.errors import (
     SampleFailedError,
     SampleIndexError,
 )
-from edcache.format import LATTICE, Head
-from edcache.labels.tables import Blocks, Failure, Records, spread
+from edcache.format import Head
+from edcache.labels.tables import Blocks, Failure, Records
 from edcache.labels.view import checked_indices
-from edcache.once import once
-from edcache.reader import group
 from edcache.reader.group import Group
 from edcache.redis import frames
-from edcache.redis.client import PIECE_KEYS, PIECE_NBYTES, Client
+from edcache.redis.client import Client
+from edcache.redis.fetching import Fetched, gathered_from, held, pieces_of
+from edcache.redis.hold import Hold
 from edcache.redis.log import Log, no_cache, read_head, stale
 from edcache.servers import Server
 
@@ -71,14 +67,14 @@ class RedisReader:
         self.known_length = 0
         self._client = Client(self.path)
         self._uuid: bytes | None = None
-        self._hold: _Hold | None = None
+        self._hold: Hold | None = None
         self._closed = False
         # Of a batch that cannot be gathered: its samples are read one by one next, by the same thread.
-        self._fetched = _Fetched()
+        self._fetched = Fetched()
 
     def __getstate__(self) -> dict[str, Any]:
         uuid = self.head.uuid
-        return self.__dict__ | {"_hold": None, "_uuid": uuid, "_fetched": _Fetched()}
+        return self.__dict__ | {"_hold": None, "_uuid": uuid, "_fetched": Fetched()}
 
     def __repr__(self) -> str:
         return f"RedisReader({self.path!r})"
@@ -165,7 +161,7 @@ class RedisReader:
         absent[index[held]] = False
         return np.flatnonzero(absent)
 
-    def _held(self, here: _Hold, index: Ints) -> npt.NDArray[np.bool_]:
+    def _held(self, here: Hold, index: Ints) -> npt.NDArray[np.bool_]:
         return held(self._client, [here.log.keys.record(i) for i in index.tolist()])
 
     @property
@@ -206,7 +202,9 @@ class RedisReader:
         frame = self._frame(index)
         try:
             place = self._place_of(frame.schema)
-            return self._here.decoder(place, self).decode(self._raw(frame), copy=copy)
+            return self._here.decoder(place, self.allow_pickle, self.decoding).decode(
+                self._raw(frame), copy=copy
+            )
         except (CodecError, CorruptRecordError, LengthError) as error:
             raise self.placed(error, index) from error
 
@@ -223,7 +221,7 @@ class RedisReader:
         """How the record of a sample is decoded; None where it has no record."""
         here = self._here
         place = here.schema_of(index) if self.has(index) else None
-        return None if place is None else here.decoder(place, self)
+        return None if place is None else here.decoder(place, self.allow_pickle, self.decoding)
 
     def read_many(self, indices: Ints, copy: bool = True) -> list[Any]:
         """Decode the samples at indices in [-len(self), len(self)); returns and raises as `read`."""
@@ -283,12 +281,14 @@ class RedisReader:
         rows, decoder = found
         places = checked_indices(indices, len(self))
         values = self._values(here, places, rows)
-        gathered = self._gathered(here, decoder, places.tolist(), values)
+        gathered = gathered_from(
+            values, places.tolist(), decoder, is_compressed=here.log.head.compression is not None
+        )
         if gathered is None:
             self._fetched.keep(here, places, values)
         return gathered
 
-    def _alike(self, here: _Hold, indices: Ints) -> tuple[Ints, Decoder] | None:
+    def _alike(self, here: Hold, indices: Ints) -> tuple[Ints, Decoder] | None:
         """The rows and the decoder of samples that were published with one schema."""
         rows = here.rows_of(checked_indices(indices, len(self)))
         if not len(rows) or rows.min() < 0:
@@ -296,46 +296,14 @@ class RedisReader:
         numbers = here.contents.index.records.schema[rows]
         if np.any(numbers != numbers[0]):
             return None
-        decoder = here.decoder(int(numbers[0]), self, allow_pickle=False)
+        decoder = here.decoder(int(numbers[0]), False, self.decoding)
         return None if decoder.structure is None else (rows, decoder)
 
-    def _gathered(
-        self, here: _Hold, decoder: Decoder, indices: Iterable[int], values: list[Any]
-    ) -> Group | None:
-        """A group over memory of its own; None where the records must be looked at one by one."""
-        if None in values:
-            return None
-        number, least = frames.schema_number(decoder.text), decoder.fixed_nbytes
-        try:
-            found = [frames.unpacked(value, index) for index, value in zip(indices, values, strict=True)]
-        except CorruptRecordError:
-            return None
-        sizes = {frame.raw_nbytes for frame in found}
-        if any(frame.schema != number for frame in found) or min(sizes) < least:
-            return None
-        if decoder.nbytes is not None and sizes != {least}:
-            return None
-        lengths = np.array([frame.raw_nbytes for frame in found], np.int64)
-        if here.log.head.compression is None:
-            # Values are multiples of 8 long, so that joined they are what a gather goes over.
-            ends = list(accumulate(map(len, values)))
-            starts = np.array([0, *ends[:-1]], np.int64) + frames.NBYTES
-            memory = np.frombuffer(bytearray().join(values), np.uint8)
-            if any(frame.raw_nbytes != len(frame.data) for frame in found):
-                return None
-        else:
-            decompressed = _decompressed(found, lengths)
-            if decompressed is None:
-                return None
-            starts, memory = decompressed
-        records = group.Records(decoder, memory.data, torch.from_numpy(memory), lengths)
-        return Group(records, starts, np.arange(len(found)))
-
-    def _values(self, here: _Hold, indices: Ints, rows: Ints) -> list[Any]:
+    def _values(self, here: Hold, indices: Ints, rows: Ints) -> list[Any]:
         """What the server has under the keys of records, by one round trip; None where it has nothing."""
         keys = [here.log.keys.record(index) for index in indices.tolist()]
         commands: list[tuple[Any, ...]] = [
-            ("mget", keys[part]) for part in _pieces(here.contents.index.records.nbytes[rows])
+            ("mget", keys[part]) for part in pieces_of(here.contents.index.records.nbytes[rows])
         ]
         # A server that evicts what was used least would take the head first, which nobody else reads.
         answers = self._client.ask_all([*commands, ("touch", here.log.keys.head, here.log.keys.log)])
@@ -344,7 +312,7 @@ class RedisReader:
             self._note_gone(here, indices, values)
         return values
 
-    def _note_gone(self, here: _Hold, indices: Ints, values: list[Any]) -> None:
+    def _note_gone(self, here: Hold, indices: Ints, values: list[Any]) -> None:
         here.log.check_head()
         here.gone.update(i for i, value in zip(indices.tolist(), values, strict=True) if value is None)
 
@@ -369,7 +337,7 @@ class RedisReader:
         except CorruptRecordError as error:
             raise self.placed(error, index) from error
 
-    def _no_record(self, here: _Hold, index: int) -> MissingSampleError:
+    def _no_record(self, here: Hold, index: int) -> MissingSampleError:
         failure = next((failure for failure in self.failures if failure.index == index), None)
         if failure is not None:
             again = "it counts as absent for good" if failure.final else "a later fill tries again"
@@ -440,7 +408,7 @@ class RedisReader:
         here.log.check_head()
         log = here.log.copy()  # another thread may look too
         if log.catch_up():
-            self._hold = _Hold(log)
+            self._hold = Hold(log)
             return True
         forgotten, here.gone = here.gone, set()
         return bool(forgotten)
@@ -452,7 +420,7 @@ class RedisReader:
         self._client.close()
 
     @property
-    def _here(self) -> _Hold:
+    def _here(self) -> Hold:
         # Two threads may both attach; either result serves, so no lock that a fork could freeze.
         hold = self._hold
         if hold is None or self._closed:
@@ -460,7 +428,7 @@ class RedisReader:
             self._hold = hold
         return hold
 
-    def _attach(self) -> _Hold:
+    def _attach(self) -> Hold:
         if self._closed:
             raise ArchiveClosedError(f"{self.path}: closed; open it again to read")
         found = read_head(self._client)
@@ -472,149 +440,4 @@ class RedisReader:
         log = Log(self._client, packed, head, start)
         log.catch_up()
         self._uuid = head.uuid
-        return _Hold(log)
-
-
-class _Hold:
-    """What one process knows of a cache, as of one look at its log.
-
-    Attributes:
-        contents: the samples that were published. gone: those of them that the server was found to have lost.
-        remade: places of schemas, of samples whose record was found to have another than the log says.
-    """
-
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        self.contents: Contents = log.contents()
-        self.gone: set[int] = set()
-        self.remade: dict[int, int] = {}
-        self._index = self.contents.index.records.index
-        self._decoders = Decoders()
-        self._labels: Any = None
-
-    def find(self, index: int) -> int | None:
-        """The row of a sample, None where it was not published."""
-        if self._index is None:
-            return index
-        row = int(np.searchsorted(self._index, index))
-        return row if row < len(self._index) and self._index[row] == index else None
-
-    def schema_of(self, index: int) -> int | None:
-        """The place of a sample's schema, None where it was not published."""
-        row = self.find(index)
-        if row is None or index in self.remade:
-            return self.remade.get(index)
-        return int(self.contents.index.records.schema[row])
-
-    def rows_of(self, indices: Ints) -> Ints:
-        """The rows of samples, -1 where they were not published: int64 [n]."""
-        if self._index is None:
-            return indices
-        rows = np.searchsorted(self._index, indices)
-        found = rows < len(self._index)
-        found[found] = self._index[rows[found]] == indices[found]
-        return np.where(found, rows, -1)
-
-    @once
-    def indices(self) -> Ints:
-        """The samples that were published."""
-        return np.arange(self.contents.index.length) if self._index is None else self._index
-
-    @property
-    def records(self) -> Records:
-        """Those that are not known to be gone."""
-        records = self.contents.index.records
-        if not self.gone:
-            return records
-        rows = np.flatnonzero(~np.isin(self.indices, np.fromiter(self.gone, np.int64, len(self.gone))))
-        return Records(**{**records.take(rows).columns(), "index": self.indices[rows]})
-
-    @once
-    def schema_places(self) -> dict[int, int]:
-        """The place of each schema in `schemas`, by its number in frames."""
-        texts = self.contents.index.schemas
-        return {frames.schema_number(text): place for place, text in enumerate(texts)}
-
-    def decoder(self, place: int, reader: RedisReader, allow_pickle: bool | None = None) -> Decoder:
-        """The decoder of a schema; raises CorruptRecordError where it is none that the head allows."""
-        allowed = reader.allow_pickle if allow_pickle is None else allow_pickle
-        decoder = self._decoders.get((place, allowed))
-        if decoder is None:
-            text = self.contents.index.schemas[place]
-            if (text == PICKLE_SCHEMA) != (self.log.head.codec == "pickle"):
-                raise CorruptRecordError(
-                    f"its schema {text[:40]} is not of the codec {self.log.head.codec!r} that the head names"
-                )
-            made = Decoder(text, allow_pickle=allowed, decoding=reader.decoding)
-            decoder = self._decoders.keep((place, allowed), made)
-        return decoder
-
-    def labels(self) -> Any:
-        """The label table with one row per sample."""
-        if self._labels is None:
-            self._labels = spread(self.contents.labels, self._index, self.contents.index.length)
-        return self._labels
-
-    @property
-    def label_nbytes(self) -> int:
-        """Of the label table, where it was made."""
-        return 0 if self._labels is None else int(self._labels.nbytes)
-
-
-class _Fetched(threading.local):
-    """Values that a thread has fetched for a batch, and will read one by one."""
-
-    def __init__(self) -> None:
-        self._uuid = b""
-        self._values: dict[int, Any] = {}
-
-    def keep(self, hold: _Hold, indices: Ints, values: list[Any]) -> None:
-        """Keep these, and no others."""
-        self._uuid = hold.log.head.uuid
-        self._values = dict(zip(indices.tolist(), values, strict=True))
-
-    def take(self, hold: _Hold, index: int) -> Any:
-        """A value, once; None where it must be asked for."""
-        return self._values.pop(index, None) if self._uuid == hold.log.head.uuid else None
-
-    def __reduce__(self) -> Any:
-        return _Fetched, ()
-
-
-def _pieces(nbytes: npt.NDArray[np.uint64]) -> list[slice]:
-    """Parts of many records of some thousand keys and few megabytes each, or of one record."""
-    if not len(nbytes):
-        return []
-    # Whatever a log says: no more than the server stores in one value.
-    total = np.cumsum(np.minimum(nbytes, 1 << 29).astype(np.int64) + frames.NBYTES)
-    piece = np.maximum(total // PIECE_NBYTES, np.arange(len(nbytes)) // PIECE_KEYS)
-    starts = [0, *(np.flatnonzero(piece[1:] != piece[:-1]) + 1).tolist()]
-    return [slice(low, high) for low, high in zip(starts, [*starts[1:], len(nbytes)], strict=True)]
-
-
-def _decompressed(found: list[frames.Frame], lengths: Ints) -> tuple[Ints, npt.NDArray[np.uint8]] | None:
-    """Memory with the content of all frames, and where each begins; None where one is to be looked at."""
-    if any(frame.raw_nbytes > most_content(len(frame.data)) for frame in found):
-        return None
-    ends = np.cumsum((lengths + LATTICE - 1) & -LATTICE)
-    starts = np.concatenate(([0], ends[:-1]))
-    try:
-        memory = np.empty(int(ends[-1]), np.uint8)
-        data = [frame.data for frame in found]
-        threads = torch.get_num_threads()
-        decompress_into(memory.data, starts.tolist(), lengths.tolist(), data, (), threads)
-    except (MemoryError, CorruptRecordError, LengthError):
-        return None
-    return starts, memory
-
-
-def held(client: Client, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which keys the server has: bool [n]."""
-    pieces = [keys[start : start + PIECE_KEYS] for start in range(0, len(keys), PIECE_KEYS)]
-    found: list[npt.NDArray[np.bool_]] = [np.ones(0, bool)]
-    for piece in pieces:
-        if client.ask("exists", *piece) == len(piece):
-            found.append(np.ones(len(piece), bool))
-        else:
-            found.append(np.array(client.ask_all([("exists", key) for key in piece]), bool))
-    return np.concatenate(found)
+        return Hold(log)

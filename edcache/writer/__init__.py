@@ -2,15 +2,15 @@
 
     chunk.py     ChunkBuilder: samples -> one chunk in memory; takes no lock
     syncing.py   when what was published goes to the disk, and what that survives
+    anywhere.py  AnyAppender: what a fill needs of an appender, a file's or a server's; what these share
     appender.py  Appender: the archive open for appending: lock, catch up, publish, seal
-    anywhere.py  AnyAppender: what a fill needs of an appender, a file's or a server's
     batcher.py   ChunkWriter: the two together, with compression and the size of a chunk
     cache.py     CacheWriter: for anyone who has samples
 
 Imports run upwards in this list only.
 """
 
-from edcache.writer.anywhere import AnyAppender
+from edcache.writer.anywhere import AnyAppender, Appending
 from edcache.writer.appender import Appender, never_created, recover
 from edcache.writer.batcher import ChunkEncoder, ChunkWriter, check_writing
 from edcache.writer.cache import CacheWriter, adopt_labels, check_options, new_head, start_replacing
@@ -20,6 +20,7 @@ from edcache.writer.syncing import Sync
 __all__ = [
     "AnyAppender",
     "Appender",
+    "Appending",
     "CacheWriter",
     "Chunk",
     "ChunkBuilder",

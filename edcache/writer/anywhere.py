@@ -1,7 +1,9 @@
-"""What a fill needs of where it publishes: a file (`Appender`), or a server."""
+"""What a fill needs of where it publishes, a file (`Appender`) or a server, and what all of these share."""
 
 from __future__ import annotations
 
+import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -9,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.contents import Chain
+from edcache.errors import ArchiveClosedError
 from edcache.format import Head, Header
 from edcache.labels.columns import LabelTypes
 from edcache.writer.chunk import Chunk
@@ -54,3 +57,52 @@ class AnyAppender(Protocol):
     def wait_claim(self, number: int) -> None: ...
     def release(self, number: int) -> None: ...
     def close(self) -> None: ...
+
+
+class Appending(ABC):
+    """What every appender says by its chain, and by the process that opened it."""
+
+    path: str
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    @abstractmethod
+    def chain(self) -> Chain:
+        """The entries, as far as seen."""
+
+    @property
+    def end_index(self) -> int:
+        """One more than the largest sample index published so far."""
+        return self.chain.end_index
+
+    @property
+    def length(self) -> int | None:
+        """Samples of the dataset, where the head or an amendment says it."""
+        return self.chain.length
+
+    @property
+    def end_offset(self) -> int:
+        """Where the chain ends, as far as seen: bytes from the start of the file, or of what would be one."""
+        return self.chain.cursor.offset
+
+    @abstractmethod
+    def _is_closed(self) -> bool: ...
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        # In a forked child, which lost what it inherited, another error says why.
+        return self._pid == os.getpid() and self._is_closed()
+
+    def check_usable(self) -> None:
+        """Raise ArchiveClosedError after close() or in a forked child."""
+        if self._pid != os.getpid():
+            # A child does not keep a file: every lock on it would be the parent's too.
+            raise ArchiveClosedError(
+                f"{self.path}: opened for appending by process {self._pid}, used in its child "
+                f"{os.getpid()}; open it again in the child"
+            )
+        if self.closed:
+            raise ArchiveClosedError(f"{self.path}: closed; open it again to append")

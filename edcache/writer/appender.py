@@ -16,7 +16,7 @@ import numpy.typing as npt
 from edcache import durable, format
 from edcache.contents import Chain, Contents, find_headers, read_revision, read_table
 from edcache.durable import File
-from edcache.errors import ArchiveClosedError, CorruptArchiveError, StaleArchiveError, StorageError
+from edcache.errors import CorruptArchiveError, StaleArchiveError, StorageError
 from edcache.format import PAGE, Cursor, Head, Header
 from edcache.labels.columns import LabelTypes
 from edcache.labels.revisions import RevisionTypes, check_types, settled
@@ -28,11 +28,12 @@ from edcache.labels.tables import (
     pack_labels,
     pack_revision,
 )
+from edcache.writer.anywhere import Appending
 from edcache.writer.chunk import Chunk
 from edcache.writer.syncing import Sync, TimedSync
 
 
-class Appender:
+class Appender(Appending):
     """An archive open for appending by this process.
 
     Any number of processes may hold one on the same file; each publication takes the file's append
@@ -44,11 +45,11 @@ class Appender:
     """
 
     def __init__(self, file: File, head: Head, cursor: Cursor, sync: Sync) -> None:
+        super().__init__()
         self.path = file.path
         self.head = head
-        self.chain = Chain(head, cursor, file.path)
+        self._chain = Chain(head, cursor, file.path)
         self._file = file
-        self._pid = os.getpid()
         self._sync = sync
         self._timed = TimedSync(sync, self._sync_file) if isinstance(sync, int | float) else None
         self._failed: str | None = None
@@ -89,19 +90,9 @@ class Appender:
         return appender
 
     @property
-    def end_index(self) -> int:
-        """One more than the largest sample index published so far."""
-        return self.chain.end_index
-
-    @property
-    def length(self) -> int | None:
-        """Samples of the dataset, where the head or an amendment says it."""
-        return self.chain.length
-
-    @property
-    def end_offset(self) -> int:
-        """Where the chain ends, as far as seen: bytes from the start of the file."""
-        return self.chain.cursor.offset
+    def chain(self) -> Chain:
+        """Its entries, as far as seen."""
+        return self._chain
 
     def catch_up(self) -> None:
         """Take in what others published since; reads headers only and takes no lock."""
@@ -274,11 +265,8 @@ class Appender:
         """Let go of a claim."""
         self._file.unlock(format.LOCK_CLAIM + number)
 
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        # In a forked child, which lost its file, another error says why.
-        return self._pid == os.getpid() and self._file.closed
+    def _is_closed(self) -> bool:
+        return self._file.closed
 
     def close(self) -> None:
         """Close the file without sealing; idempotent.
@@ -293,8 +281,8 @@ class Appender:
             self._file.close()
 
     def move(self, target: str) -> None:
-        """Give the archive another path, in the place of what is there; see `File.move`."""
-        self._file.move(target)
+        """Give the archive another path, in the place of what is there; see `durable.move`."""
+        durable.move(self._file, target)
         self.path = target
 
     # --- the chain, as far as this process has seen it ---
@@ -377,14 +365,7 @@ class Appender:
 
     def check_usable(self) -> None:
         """Raise ArchiveClosedError after close() or in a forked child, StorageError after a failed sync."""
-        if self._pid != os.getpid():
-            # A forked child does not keep the file: every lock on it would be the parent's too.
-            raise ArchiveClosedError(
-                f"{self.path}: opened for appending by process {self._pid}, used in its child "
-                f"{os.getpid()}; open it again in the child"
-            )
-        if self.closed:
-            raise ArchiveClosedError(f"{self.path}: closed; open it again to append")
+        super().check_usable()
         if self._failed:
             raise StorageError(f"{self.path}: {self._failed}; open it again, which checks what is there")
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from fuzz_draw import Draw
 
-from edcache import format
+from edcache import format, zipdirectory
 from edcache.errors import EdcacheError
 from edcache.format import Cursor, Header
 
@@ -123,7 +123,7 @@ def _seal(draw: Draw) -> None:
 
 def _tail(draw: Draw) -> None:
     size, offset, nbytes = draw.number(), draw.number(), draw.number()
-    end = format._pack_end(draw.number(), offset, nbytes) if offset + nbytes < 1 << 64 else b""
+    end = zipdirectory.pack_end(draw.number(), offset, nbytes) if offset + nbytes < 1 << 64 else b""
     tail = draw.changed(end) if draw.flag() else end
     found = format.parse_tail(
         tail.rjust(format.TAIL_NBYTES, b"\0"), offset + nbytes + 98 if draw.flag() else size

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -13,57 +11,23 @@ import numpy.typing as npt
 
 from edcache import durable, relabel
 from edcache.archives import Path, digests_of, several
-from edcache.batch import Projection, bulk
-from edcache.batch.collation import Special
-from edcache.batch.paths import FieldPath
-from edcache.codec import STORED, Decode, Decoding, Node, read_through
-from edcache.errors import (
-    ArchiveExistsError,
-    ArchiveNotFoundError,
-    CorruptArchiveError,
-    ImageError,
-    MissingSampleError,
-    NotAnArchiveError,
-    OptionError,
-    StaleCacheError,
-    StorageError,
-)
-from edcache.fill import (
-    Job,
-    LazyFiller,
-    bytes_limit,
-    check_job,
-    check_length,
-    check_source,
-    claim_size,
-    fill,
-    fill_stream,
-    is_stream,
-    worker_count,
-)
-from edcache.fingerprint import differences, source_fingerprint, stale_message
+from edcache.codec import STORED, Decode
+from edcache.dataset.building import FILL_OPTIONS, Building, asks_lazily, described
+from edcache.dataset.reading import StoredSamples
+from edcache.errors import OptionError
+from edcache.fill import LazyFiller
 from edcache.format import Head
-from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
-from edcache.labels.view import Labels, checked_indices
-from edcache.places import Spool, Url, Where, check_writable, located
+from edcache.labels.view import Labels
 from edcache.progress import Show
-from edcache.reader import AnyReader, Memory
-from edcache.redis import prefix_for, reader_at
+from edcache.reader import AnyReader
 from edcache.selection import Picks
-from edcache.servers import Server, is_server
-from edcache.views import Root, Several, Transform, View
-from edcache.writer import Sync, adopt_labels, check_options, check_writing, never_created, new_head, recover
+from edcache.stores import store_at
+from edcache.views import Several, Transform, View
+from edcache.writer import Sync
 
 InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
 
-FILL_OPTIONS = (
-    *("num_workers", "multiprocessing_context", "executor", "shared_filesystem"),
-    *("if_filling", "check_space", "progress"),
-)
-# To know the keys of all samples, each schema is looked at.
-_MOST_LOOKED_AT = 8
-Ints = npt.NDArray[np.int64]
 READ_OPTIONS = frozenset(
     {
         *("allow_pickle", "batch_transform", "decode", "io", "preload", "storage_options", "transform"),
@@ -75,7 +39,7 @@ NO_DIGEST_YET = (
 )
 
 
-class CachedDataset(Root):
+class CachedDataset(StoredSamples):
     """A dataset whose samples are computed once and read from one archive ever after.
 
     Args:
@@ -193,11 +157,10 @@ class CachedDataset(Root):
         if codec == "pickle" and not allow_pickle:
             raise OptionError('codec="pickle" needs allow_pickle=True too, or nothing could be read back')
         self.zero_copy = zero_copy
-        self._where = located(_path_of(source) if path is None else path, storage_options)
-        if isinstance(self._where, Server):
-            self._where = _prefixed(self._where, source, fingerprint, num_workers)
-        self._reader = reader_at(
-            self._where,
+        self._store = store_at(_path_of(source) if path is None else path, storage_options)
+        if source is not None:
+            self._store = self._store.completed(lambda: fingerprint or described(source, num_workers))
+        self._reader = self._store.reader(
             verify=verify,
             allow_pickle=allow_pickle,
             io=io,
@@ -205,150 +168,61 @@ class CachedDataset(Root):
             expected_digest=expected_digest,
             preload=preload,
             local=local,
-            max_bytes=max_bytes if source is None else None,  # type: ignore[arg-type]
+            max_bytes=max_bytes if source is None else None,
         )
         self.path = self._reader.path
         for name, function in (("transform", transform), ("batch_transform", batch_transform)):
             if function is not None and not callable(function):
                 raise OptionError(f"{name}={function!r}; give a function, or None")
         self._transform, self._batch_transform = transform, batch_transform
-        self._source = source
+        self._building: Building | None = None
         self._filler: LazyFiller | None = None
-        self._spool: Spool | None = None
         self._labels: Labels | None = None
         if source is None:
             self._pin()
             return
-        keys = in_memory_keys if in_memory_keys is not None else getattr(source, "in_memory_keys", None)
-        self._spec = LabelSpec.parse(keys)
-        check_writing(sync, chunk_size)
-        check_job(on_error, retries, timeout)
-        is_lazy = lazy if force_cache is None else not force_cache
+        is_lazy = asks_lazily({"lazy": lazy, "force_cache": force_cache})
         if preload and is_lazy:
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
-        if max_bytes is not None and not is_lazy:
-            raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
-        if isinstance(self._where, Url):
-            check_writable(self._where)
-            if is_lazy:
-                raise OptionError(f"{self.path}: lazy=True fills a file; for a URL all is filled at once")
-            self._spool = Spool(self._where, spool)
-        self._asked = {"codec": codec, "compression": compression}
-        self._fill_options: dict[str, Any] = {
-            "num_workers": num_workers,
-            "multiprocessing_context": multiprocessing_context,
-            "executor": executor,
-            "shared_filesystem": shared_filesystem,
-            "if_filling": if_filling,
-            "check_space": check_space,
-            "progress": progress,
-        }
-        self._lazy_options: dict[str, Any] = {
-            "max_bytes": bytes_limit(max_bytes, self.path),
-            "on_full": on_full,
-        }
-        if is_server(self.path):
-            _check_for_server(self.path, source, sync)
-        length = None if is_stream(source) or not hasattr(source, "__len__") else len(source)
-        self._reader.known_length = length or 0
-        head = new_head(
-            self._spec,
-            length=length,
-            claim_size=claim_size(length or 0),
-            codec=codec or "native",
+        self._building = Building(
+            self._store,
+            source,
+            in_memory_keys=in_memory_keys,
+            is_lazy=is_lazy,
+            chunk_size=chunk_size,
+            codec=codec,
             compression=compression,
-            fingerprint=fingerprint or _fingerprint(source, num_workers),
-        )
-        local = self.path if self._spool is None else self._spool.path
-        self._job = Job(
-            *(source, local, head, self._spec, chunk_size, sync),
+            sync=sync,
+            grow=grow,
             on_error=on_error,
             retries=retries,
             timeout=timeout,
-            grow=grow,
+            max_bytes=max_bytes,
+            on_full=on_full,
+            fingerprint=fingerprint,
+            spool=spool,
+            fill_options={
+                "num_workers": num_workers,
+                "multiprocessing_context": multiprocessing_context,
+                "executor": executor,
+                "shared_filesystem": shared_filesystem,
+                "if_filling": if_filling,
+                "check_space": check_space,
+                "progress": progress,
+            },
         )
+        self._reader.known_length = self._building.length or 0
         # In memory it is there while somebody has it open: from here on this dataset's reader.
         with durable.kept(self.path) as keeper:
-            self._start(is_lazy, keep_existing)
+            self._filler = self._building.start(keep_existing)
             # Who had made it meanwhile may have gone since, and the archive with him.
             while keeper.has_lost():
-                self._start(is_lazy, keep_existing=True)
+                self._filler = self._building.start(keep_existing=True) or self._filler
             self._pin()
 
     def _pin(self) -> None:
         """Open the archive now: a wrong path fails here, and one that replaces it later is another one."""
         self._reader.head  # noqa: B018
-
-    def _start(self, lazy: bool, keep_existing: bool) -> None:
-        if lazy and not keep_existing:
-            raise OptionError(f"{self.path}: lazy=True fills what is there; to begin anew delete the file")
-        # Of what a server has now, it may evict some at any time.
-        if keep_existing and self._is_done() and not (lazy and is_server(self.path)):
-            return
-        if is_stream(self._source):
-            self._fill_stream(lazy, keep_existing)
-            return
-        check_source(self._source, self.path)
-        if lazy:
-            self._filler = LazyFiller(self._job, **self._lazy_options)
-            self._filler.create()
-        else:
-            self._fill(rebuild=not keep_existing)
-
-    def _is_done(self) -> bool:
-        """Whether a sealed archive with every sample is there: it opens even where nothing can be written.
-
-        Raises StaleCacheError where the archive was made from something else.
-        """
-        found = archive_at(self._where)
-        if found is None:
-            return False
-        asked = self._job.head
-        assert asked.fingerprint is not None
-        changed = differences(found.head.fingerprint, asked.fingerprint) if found.head.fingerprint else []
-        if changed:
-            remedy = "use another path, or pass keep_existing=False to build it anew"
-            raise StaleCacheError(stale_message(self.path, changed, remedy))
-        length = asked.length or 0
-        if not is_stream(self._source) and not (self._job.grow and len(found) < length):
-            longer = len(found) if len(found) > length else None
-            check_length(self.path, found.declared_length or longer, length)
-        adopt_labels(found.head, self._spec, self.path)
-        check_options(found.head, self.path, **self._asked)
-        return found.sealed and found.complete and len(found) >= length
-
-    def _fill(self, rebuild: bool = False, **options: Any) -> None:
-        told = self._fill_options | options
-        with self._uploaded(told["progress"], rebuild):
-            fill(self._job, rebuild=rebuild, **told)
-
-    @contextmanager
-    def _uploaded(self, show: Show, rebuild: bool) -> Iterator[None]:
-        """What is filled in the block is a spool file, and goes to its URL, where the archive has one."""
-        if self._spool is None:
-            yield
-            return
-        if not rebuild:
-            before = self._spool.prepare()
-        yield
-        try:
-            self._spool.publish(None if rebuild else before, show, replaces=rebuild)
-        except ArchiveExistsError:
-            # Another machine may have made the same call.
-            if not self._is_done():
-                raise
-            self._spool.discard()
-
-    def _fill_stream(self, lazy: bool, keep_existing: bool) -> None:
-        if lazy or self._fill_options["executor"] is not None:
-            raise OptionError(
-                f"{self.path}: the source can only be iterated; lazy=True and executor= take one with len() "
-                "and [index]"
-            )
-        workers = worker_count(self._fill_options["num_workers"])
-        show = self._fill_options["progress"]
-        with self._uploaded(show, not keep_existing):
-            fill_stream(self._job, workers, show, rebuild=not keep_existing)
 
     @classmethod
     @overload
@@ -431,9 +305,6 @@ class CachedDataset(Root):
             raise
         return Several(opened)
 
-    def __len__(self) -> int:
-        return len(self._reader)
-
     def __repr__(self) -> str:
         names = ", ".join(self._reader.label_names)
         state = "" if self.complete else f", {len(self) - self._reader.present:,} missing"
@@ -442,11 +313,8 @@ class CachedDataset(Root):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_labels": None}
-        if self._source is not None:
-            # Of this process: an engine's client, a bar's function.
-            state["_fill_options"] = self._fill_options | {"executor": None, "progress": None}
-        if self._source is not None and self.complete and not (self._filler and is_server(self.path)):
-            state |= {"_source": None, "_filler": None, "_spec": None, "_job": None}
+        if self._building is not None and self.complete and not (self._filler and self._store.may_lose):
+            state |= {"_building": None, "_filler": None}
         return state
 
     @property
@@ -501,13 +369,6 @@ class CachedDataset(Root):
     def missing(self) -> npt.NDArray[np.int64]:
         """The indices without a record: int64 [k], sorted."""
         return self._reader.missing()
-
-    @property
-    def labels(self) -> Labels:
-        """The label columns of the whole archive; see the base class."""
-        if self._labels is None:
-            self._labels = Labels(self._reader.labels, num_rows=len(self))
-        return self._labels
 
     def add_labels(
         self,
@@ -566,13 +427,10 @@ class CachedDataset(Root):
 
     @property
     def _relabelling_sync(self) -> Sync:
-        return "seal" if self._source is None else self._job.sync
+        return "seal" if self._building is None else self._building.job.sync
 
     def _check_relabelling(self) -> None:
-        if is_server(self.path):
-            raise OptionError(
-                f"{self.path}: labels of a cache in Redis stay as they are; give them as in_memory_keys="
-            )
+        self._store.check_relabelling()
         if self._reader.by_request:
             raise OptionError(
                 f"{self.path}: an archive behind a URL is only read; change the labels of a copy on a disk, "
@@ -620,7 +478,7 @@ class CachedDataset(Root):
         unknown = set(options) - set(FILL_OPTIONS)
         if unknown:
             raise OptionError(f"warmup() takes {', '.join(FILL_OPTIONS)}, not {', '.join(sorted(unknown))}")
-        if self._source is None:
+        if self._building is None:
             if not self.complete:
                 raise OptionError(
                     f"{self.path}: {len(self) - self._reader.present:,} samples are missing and the source "
@@ -629,11 +487,11 @@ class CachedDataset(Root):
             return self
         if self._filler is not None:
             self._filler.flush()
-        if is_server(self.path):
+        if self._store.may_lose:
             self._reader.missing()  # what the server has lost
         if self.complete and self._reader.sealed:
             return self
-        self._fill(**options if num_workers is None else options | {"num_workers": num_workers})
+        self._building.fill(**options if num_workers is None else options | {"num_workers": num_workers})
         self.refresh()
         return self
 
@@ -646,191 +504,8 @@ class CachedDataset(Root):
         self._labels = None  # they lie over the mapped file
         self._reader.close()
 
-    def _one(self, index: int, fields: Projection | None) -> Any:
-        if fields is None:
-            return self._stored(index)
-        position = index % len(self)
-        if self._reader.has(position):
-            return fields.read(self._reader, self.labels, position)
-        return fields.of_sample(self._stored(index))
-
-    def _many(self, indices: npt.NDArray[np.int64], fields: Projection | None) -> list[Any]:
-        if fields is None and self.complete:
-            try:
-                return self._reader.read_many(indices, copy=not self.zero_copy)
-            except MissingSampleError:
-                # A server may lose records at any time.
-                if self._filler is None:
-                    raise
-        with self._ahead(indices, fields):
-            return [self._one(index, fields) for index in indices.tolist()]
-
-    def _ahead(
-        self, indices: npt.NDArray[np.int64], fields: Projection | None
-    ) -> AbstractContextManager[None]:
-        """What those samples take is read by one fetch, where it is read by request."""
-        if not self._reader.by_request:
-            return nullcontext()
-        if fields is not None:
-            return fields.reading_ahead(self._reader, self.labels, indices)
-        return self._reader.reading_ahead(indices)
-
-    def _collated(
-        self,
-        indices: npt.NDArray[np.int64],
-        fields: Projection | None,
-        special: Special | None,
-        memory: Memory,
-    ) -> Any:
-        return bulk.collated(self._reader, self.labels, indices, fields, special, memory)
-
-    def _collated_by(self, indices: npt.NDArray[np.int64], size: int, memory: Memory) -> Iterable[Any] | None:
-        return bulk.collated_by(self._reader, indices, size, memory)
-
-    def _likeness(self, indices: npt.NDArray[np.int64], fields: Projection | None) -> object:
-        decoder = self._reader.common_decoder(indices)
-        if decoder is None or decoder.structure is None:
-            return None
-        found = decoder.text if fields is None else fields.likeness(decoder)
-        return None if found is None else (found, self._reader.decoding)
-
-    def _columns(self) -> dict[FieldPath, str]:
-        told = [(name, source) for name, source in self.head.labels if source is not None]
-        revised = self._reader.unoriginal_labels
-        return {_hashable(source): name for name, source in told if name not in revised}
-
-    def _keys(self) -> tuple[Any, ...] | None:
-        records, found = self._reader.records, set()
-        if not self._reader.present or len(self._reader.schemas) > _MOST_LOOKED_AT:
-            return None
-        for number in range(len(self._reader.schemas)):
-            row = int(np.argmax(records.schema == number)) if number else 0
-            decoder = self._reader.decoder(row if records.index is None else int(records.index[row]))
-            structure = None if decoder is None else decoder.structure
-            is_dict = structure is not None and structure.kind in ("dict", "OrderedDict")
-            found.add(structure.keys if structure is not None and is_dict else None)
-        return found.pop() if len(found) == 1 else None
-
-    def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
-        indices = checked_indices(indices, len(self))
-        rows, index = indices, self._reader.records.index
-        if index is not None:
-            absent = ~np.isin(indices, index)
-            if absent.any() and self._filler is not None:
-                return super()._structures(indices)
-            if absent.any():
-                raise MissingSampleError(
-                    f"{self.path}: {int(absent.sum()):,} of {len(indices):,} samples have no record, the "
-                    f"first is sample {indices[int(absent.argmax())]}; take available()"
-                )
-            rows = np.searchsorted(index, indices)
-        _, first, numbers = np.unique(
-            self._reader.records.schema[rows], return_index=True, return_inverse=True
-        )
-        decoders = [self._reader.decoder(int(indices[k])) for k in first.tolist()]
-        return numbers.reshape(-1), [None if d is None else d.structure for d in decoders]
-
-    def _with_image_files(self) -> CachedDataset:
-        if self._reader.decoding is not None:
-            return self
-        other = copy.copy(self)
-        other._reader = copy.copy(self._reader)
-        other._reader.decoding = Decoding.of(None)
-        return other
-
-    def _justify(self, nbytes: int, count: int) -> None:
-        self._reader.justify(nbytes, count)
-
     def _chain(self) -> str:
         return f"CachedDataset({self.path!r}, {len(self):,} samples)"
-
-    def _stored(self, index: int) -> Any:
-        """A sample as it was written, by its index in [-n, n); computed if it is missing and lazy."""
-        position = index if index >= 0 else index + len(self)
-        try:
-            return self._reader.read(position, copy=not self.zero_copy)
-        except MissingSampleError:
-            if self._filler is None:
-                raise
-        if self._filler.has_pending(position):
-            self._filler.flush()
-        if self._filler.is_published(position) and self._reader.refresh():
-            self._labels = None
-            if self._reader.has(position):
-                return self._reader.read(position, copy=not self.zero_copy)
-        sample = self._filler.get(position)
-        try:
-            return read_through(sample, self._reader.decoding)
-        except ImageError as error:
-            raise self._reader.placed(error, position) from error
-
-
-def needs_source(path: str, options: Mapping[str, Any]) -> bool:
-    """Whether a cache needs its source although nothing is missing: a server may lose what a lazy one has."""
-    force_cache = options.get("force_cache")
-    is_lazy = options.get("lazy", False) if force_cache is None else not force_cache
-    return bool(is_lazy) and is_server(path)
-
-
-def archive_at(where: Where) -> AnyReader | None:
-    """The archive that is there, if one is and its creator lived to write its head.
-
-    Where a file does not read, what a power cut left of a seal that was never synced is cut off first. A
-    server is asked what it has lost.
-    """
-    try:
-        found = _opened(where)
-        if is_server(where):
-            found.missing()
-        return found
-    except ArchiveNotFoundError:
-        return None
-    except (NotAnArchiveError, CorruptArchiveError) as error:
-        if not isinstance(where, str) or is_server(where):
-            raise
-        path = where
-        if never_created(path):
-            return None
-        if isinstance(error, CorruptArchiveError):
-            _recovered(path, error)
-    # Where its creator wrote the head meanwhile, it opens now (test_stream.py, test_a_killed_one_*).
-    return _opened(path)
-
-
-def _recovered(path: str, error: CorruptArchiveError) -> None:
-    try:
-        recover(path)
-    except StorageError:
-        # Nothing can be written here: what does not read is what there is to say.
-        raise error from None
-
-
-def _prefixed(server: Server, source: Any, fingerprint: dict[str, Any] | None, num_workers: Any) -> Server:
-    """A URL with a prefix: its own, or one that is made of what is cached."""
-    if server.prefix or source is None:
-        return server
-    return server.with_prefix(prefix_for(fingerprint or _fingerprint(source, num_workers)))
-
-
-def _check_for_server(path: str, source: Any, sync: Sync) -> None:
-    if is_stream(source):
-        raise OptionError(f"{path}: the source can only be iterated; Redis takes one with len() and [index]")
-    if sync != "seal":
-        raise OptionError(f"{path}: sync={sync!r}; what a server keeps when it ends, its configuration says")
-
-
-def _opened(where: Where) -> AnyReader:
-    reader = reader_at(where)
-    reader.head  # noqa: B018
-    return reader
-
-
-def _fingerprint(source: Any, num_workers: int | str | None) -> dict[str, Any]:
-    """Of a bare source; and of an iterable, by how many it is iterated, which makes its order."""
-    found = source_fingerprint(source)
-    if not is_stream(source) or num_workers == 0:
-        return found
-    return {**found, "arguments": {"num_workers": worker_count(num_workers)}}
 
 
 def _path_of(source: Any) -> str:
@@ -841,8 +516,3 @@ def _path_of(source: Any) -> str:
             'pass path="somewhere.zip"'
         )
     return os.path.join(os.fspath(root), "cached", f"{name}.zip")
-
-
-def _hashable(source: Any) -> FieldPath:
-    """A label's field path as select() takes it; the head keeps a tuple as a list."""
-    return tuple(source) if isinstance(source, list) else source

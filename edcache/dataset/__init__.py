@@ -1,0 +1,13 @@
+"""CachedDataset: a map-style torch dataset over a cache, wherever that is.
+
+    cached     CachedDataset: what it is opened and asked by
+    reading    its samples, as views and batches read them
+    building   how a cache is made of its source, where it is not there yet
+
+Each imports only those below it.
+"""
+
+from edcache.dataset.building import asks_lazily
+from edcache.dataset.cached import NO_DIGEST_YET, READ_OPTIONS, CachedDataset
+
+__all__ = ["NO_DIGEST_YET", "READ_OPTIONS", "CachedDataset", "asks_lazily"]

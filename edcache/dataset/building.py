@@ -1,0 +1,178 @@
+"""How a cache is made of its source, where it is not there yet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, Final
+
+from edcache.errors import OptionError, StaleCacheError
+from edcache.fill import (
+    Job,
+    LazyFiller,
+    bytes_limit,
+    check_job,
+    check_length,
+    check_source,
+    claim_size,
+    fill,
+    fill_stream,
+    is_stream,
+    worker_count,
+)
+from edcache.fingerprint import differences, source_fingerprint, stale_message
+from edcache.labels.spec import LabelSpec
+from edcache.stores import Store
+from edcache.writer import Sync, adopt_labels, check_options, check_writing, new_head
+
+FILL_OPTIONS: Final = (
+    *("num_workers", "multiprocessing_context", "executor", "shared_filesystem"),
+    *("if_filling", "check_space", "progress"),
+)
+
+
+class Building:
+    """Makes one cache: what `CachedDataset` was given for that, whose words these are, and the making.
+
+    Args:
+        fill_options: of `FILL_OPTIONS`, for every fill that is not told otherwise.
+    Attributes:
+        job: what is filled, from which source. length: samples of the source, where it has len().
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        source: Any,
+        *,
+        in_memory_keys: Any,
+        is_lazy: bool,
+        chunk_size: int | None,
+        codec: str | None,
+        compression: str | None,
+        sync: Sync,
+        grow: bool,
+        on_error: str,
+        retries: int,
+        timeout: float | None,
+        max_bytes: int | float | str | None,
+        on_full: str,
+        fingerprint: dict[str, Any] | None,
+        spool: str | os.PathLike[str] | None,
+        fill_options: dict[str, Any],
+    ) -> None:
+        keys = in_memory_keys if in_memory_keys is not None else getattr(source, "in_memory_keys", None)
+        spec = LabelSpec.parse(keys)
+        check_writing(sync, chunk_size)
+        check_job(on_error, retries, timeout)
+        if max_bytes is not None and not is_lazy:
+            raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
+        self._store = store
+        self._is_stream = is_stream(source)
+        filled = store.filled_in(is_stream=self._is_stream, is_lazy=is_lazy, sync=sync, spool=spool)
+        self._is_lazy = is_lazy
+        self._lazy_options: dict[str, Any] = {
+            "max_bytes": bytes_limit(max_bytes, store.path),
+            "on_full": on_full,
+        }
+        self._fill_options = fill_options
+        self._asked = {"codec": codec, "compression": compression}
+        self.length = None if self._is_stream or not hasattr(source, "__len__") else len(source)
+        head = new_head(
+            spec,
+            length=self.length,
+            claim_size=claim_size(self.length or 0),
+            codec=codec or "native",
+            compression=compression,
+            fingerprint=fingerprint or described(source, fill_options["num_workers"]),
+        )
+        self.job = Job(
+            *(source, filled.path, head, spec, chunk_size, sync),
+            on_error=on_error,
+            retries=retries,
+            timeout=timeout,
+            grow=grow,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Of this process: an engine's client, a bar's function.
+        return self.__dict__ | {"_fill_options": self._fill_options | {"executor": None, "progress": None}}
+
+    def start(self, keep_existing: bool) -> LazyFiller | None:
+        """Make what is missing; or where that is lazy, what makes it when it is asked for.
+
+        Returns:
+            None where nothing is missing any more.
+        """
+        path = self._store.path
+        if self._is_lazy and not keep_existing:
+            raise OptionError(f"{path}: lazy=True fills what is there; to begin anew delete the file")
+        if keep_existing and self._is_done() and not (self._is_lazy and self._store.may_lose):
+            return None
+        if self._is_stream:
+            self._fill_stream(keep_existing)
+            return None
+        check_source(self.job.source, path)
+        if not self._is_lazy:
+            self.fill(rebuild=not keep_existing)
+            return None
+        filler = LazyFiller(self.job, **self._lazy_options)
+        filler.create()
+        return filler
+
+    def _is_done(self) -> bool:
+        """Whether a sealed archive with every sample is there: it opens even where nothing can be written.
+
+        Raises StaleCacheError where the archive was made from something else.
+        """
+        found, path = self._store.found(), self._store.path
+        if found is None:
+            return False
+        asked = self.job.head
+        assert asked.fingerprint is not None
+        changed = differences(found.head.fingerprint, asked.fingerprint) if found.head.fingerprint else []
+        if changed:
+            remedy = "use another path, or pass keep_existing=False to build it anew"
+            raise StaleCacheError(stale_message(path, changed, remedy))
+        length = asked.length or 0
+        if not self._is_stream and not (self.job.grow and len(found) < length):
+            longer = len(found) if len(found) > length else None
+            check_length(path, found.declared_length or longer, length)
+        adopt_labels(found.head, self.job.spec, path)
+        check_options(found.head, path, **self._asked)
+        return found.sealed and found.complete and len(found) >= length
+
+    def fill(self, *, rebuild: bool = False, **options: Any) -> None:
+        """Compute what is missing now.
+
+        Args:
+            options: of `FILL_OPTIONS`, before those that were given first.
+        """
+        told = self._fill_options | options
+        with self._store.published(told["progress"], self._is_done, replaces=rebuild):
+            fill(self.job, rebuild=rebuild, **told)
+
+    def _fill_stream(self, keep_existing: bool) -> None:
+        if self._is_lazy or self._fill_options["executor"] is not None:
+            raise OptionError(
+                f"{self._store.path}: the source can only be iterated; lazy=True and executor= take one with "
+                "len() and [index]"
+            )
+        workers = worker_count(self._fill_options["num_workers"])
+        show = self._fill_options["progress"]
+        with self._store.published(show, self._is_done, replaces=not keep_existing):
+            fill_stream(self.job, workers, show, rebuild=not keep_existing)
+
+
+def asks_lazily(options: Mapping[str, Any]) -> bool:
+    """Whether options of `CachedDataset` ask for a lazy cache; `force_cache`, the older word, decides."""
+    force_cache = options.get("force_cache")
+    return bool(options.get("lazy", False) if force_cache is None else not force_cache)
+
+
+def described(source: Any, num_workers: int | str | None) -> dict[str, Any]:
+    """The fingerprint of a bare source; of an iterable, by how many it is iterated, which makes its order."""
+    found = source_fingerprint(source)
+    if not is_stream(source) or num_workers == 0:
+        return found
+    return {**found, "arguments": {"num_workers": worker_count(num_workers)}}

@@ -1,0 +1,411 @@
+"""`File`: one open file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+import warnings
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from edcache import memory, servers
+from edcache.durable import calls
+from edcache.durable.refusals import refused, with_errno
+from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, StorageError
+
+_MAX_OFFSET: Final = 1 << 62
+_CAN_TELL_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
+_CAN_ADVISE = hasattr(os, "posix_fadvise")
+_MOUNTS = "/proc/self/mountinfo"
+_REMOTE: Final = (
+    *("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "ceph", "9p", "afs", "beegfs", "gluster", "pvfs"),
+)
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_ABSENT: Final = "no such file; check the path, or build the cache first"
+_MAX_WRITE: Final = 1 << 30  # Linux moves at most 0x7ffff000 bytes a call
+
+Stamp = tuple[int, int, int]
+"""Bytes of a file, when it was last written (in ns since 1970), its inode: equal while it is the same."""
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    """The stamp in what the system says of a file."""
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+_lockable: weakref.WeakSet[File] = weakref.WeakSet()
+_in_memory: weakref.WeakSet[File] = weakref.WeakSet()
+
+
+def _settle_inherited() -> None:
+    """Let go of the parent's locks in a forked child, which would outlive the parent with it.
+
+    What the parent reads in memory, the child holds too, by a lock of its own.
+    """
+    for file in list(_lockable):
+        file._close()
+    for file in list(_in_memory):
+        memory.inherit(calls.system, file._descriptors)
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
+    os.register_at_fork(after_in_child=_settle_inherited)
+
+
+class File:
+    """One open regular file, read and written at offsets.
+
+    path: as given. absolute: the same, whichever folder the process works in. writable: whether writes and
+    locks are allowed. can_lock: False once its file system has refused all locks.
+
+    Raises StorageError, with the errno kept, wherever the operating system refuses; a full disk
+    reads "train.zip: writing 4,096 bytes at offset 8,192: No space left on device".
+    Safety: positions are never shared, so reads are safe from any thread and after a fork. A lock
+    belongs to the open description: only the process that took it may release it.
+    """
+
+    # Read by calls of the system, not by requests (see places/place.py).
+    by_request = False
+    _is_ending = staticmethod(sys.is_finalizing)
+
+    def __init__(self, path: str, writable: bool) -> None:
+        self.path = path
+        self.writable = writable
+        self.can_lock = True
+        self._descriptors: list[int] = []
+        self._is_in_memory = memory.is_memory(path)
+        # The process may change its folder.
+        self.absolute = path if self._is_in_memory else os.path.abspath(path)
+        if writable:
+            _lockable.add(self)
+        if self._is_in_memory:
+            _in_memory.add(self)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], mode: str, more_flags: int = 0) -> File:
+        """Open a file.
+
+        Args:
+            mode: "r" existing, read only; "r+" existing, read and write; "a" read and write, made if
+                absent; "x" read and write, must not exist.
+            more_flags: for open(2), such as O_NOATIME.
+        Raises:
+            ArchiveNotFoundError, ArchiveExistsError, StorageError.
+        """
+        name = os.fspath(path)
+        servers.refuse(name)
+        file = cls(name, mode != "r")
+        made = {"r": 0, "r+": 0, "a": os.O_CREAT, "x": os.O_CREAT | os.O_EXCL}[mode]
+        flags = made | (os.O_RDWR if file.writable else os.O_RDONLY)
+        # O_NONBLOCK: opening a FIFO must not wait for its other end.
+        flags |= more_flags | getattr(os, "O_NONBLOCK", 0)
+        try:
+            calls.system.open(name, flags, file._descriptors)
+        except FileNotFoundError as error:
+            absent = memory.ABSENT if file._is_in_memory else _ABSENT
+            raise with_errno(ArchiveNotFoundError(f"{name}: {absent}"), error) from None
+        except FileExistsError as error:
+            raise with_errno(
+                ArchiveExistsError(
+                    f'{name}: exists already; use mode="a" to continue or grow it, mode="w" to replace it'
+                ),
+                error,
+            ) from None
+        except OSError as error:
+            refused(name, "opening it", error)
+        try:
+            if not stat.S_ISREG(file._stat().st_mode):
+                raise StorageError(f"{name}: not a regular file; an archive is an ordinary file")
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def __del__(self) -> None:
+        # A cache that is dropped without close() must not keep its descriptor.
+        # An interrupted __init__ may not have come so far.
+        # Where the interpreter ends, this module may have been cleared before (test_stress.py,
+        # test_an_interpreter_ends_quietly_*); the kernel closes what is open.
+        if self.__dict__.get("_descriptors") and not self._is_ending():
+            with suppress(OSError):
+                if self._is_in_memory:
+                    self.close()
+                else:
+                    # At once: an interrupt that falls into what a finaliser calls is lost, and with it the
+                    # descriptor (tests/faults/test_interrupts.py).
+                    calls.system.close(self._descriptors)
+
+    @property
+    def _fd(self) -> int:
+        """The descriptor; -1, which no call takes, once closed."""
+        # In memory it is behind that of its entry.
+        return self._descriptors[-1] if self._descriptors else -1
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return not self._descriptors
+
+    def size(self) -> int:
+        """Bytes of the file now."""
+        return self._stat().st_size
+
+    def identity(self) -> tuple[int, int]:
+        """(device, inode): equal for two names of one file."""
+        found = self._stat()
+        return found.st_dev, found.st_ino
+
+    def stamp(self) -> Stamp:
+        """Which state of a file it is, also where its disk was mounted anew; see `Stamp`."""
+        return stamp_of(self._stat())
+
+    def tag(self) -> tuple[int, ...]:
+        """Which state of which file: its identity, bytes and time of the last write."""
+        return *self.identity(), *self.stamp()[:2]
+
+    def reopened(self) -> File:
+        """What the path leads to now, opened for reading."""
+        return File.open(self.path, "r")
+
+    def check_unchanged(self) -> None:
+        """Nothing: an open file stays the one that was opened."""
+
+    def is_named(self) -> bool:
+        """Whether the path still leads to this file: not where another took its place, or it was deleted."""
+        try:
+            named = calls.system.stat_path(self.absolute)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return False
+            refused(self.path, "looking for its name", error)
+        return (named.st_dev, named.st_ino) == self.identity()
+
+    def renamed(self, path: str) -> None:
+        """Note that this file has another name now."""
+        self.path, self.absolute = path, path if self._is_in_memory else os.path.abspath(path)
+
+    def modified(self) -> float:
+        """When the file was last written, in seconds since 1970."""
+        return self._stat().st_mtime
+
+    def _stat(self) -> os.stat_result:
+        try:
+            return calls.system.stat(self._fd)
+        except OSError as error:
+            refused(self.path, "asking for its size", error)
+
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        """Read `nbytes` at `offset`; fewer only at the end of the file."""
+        if offset > _MAX_OFFSET:
+            return b""  # damaged or hostile numbers: no file reaches there
+        parts: list[bytes] = []
+        missing = nbytes
+        try:
+            while missing > 0:
+                part = calls.system.pread(self._fd, min(missing, _MAX_WRITE), offset + nbytes - missing)
+                if not part:
+                    break
+                parts.append(part)
+                missing -= len(part)
+        except OSError as error:
+            refused(self.path, f"reading {nbytes:,} bytes at offset {offset:,}", error)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Read extents (offset, nbytes), one after the other; shorter only at the end of the file."""
+        return [memoryview(self.pread(offset, nbytes)) for offset, nbytes in extents]
+
+    def next_data(self, offset: int) -> int:
+        """The next offset, from this one on, that is in no hole of the file; its size where none is."""
+        try:
+            return calls.system.next_data(self._fd, offset)
+        except OSError as error:
+            return self.size() if error.errno == errno.ENXIO else offset
+
+    def map(self, nbytes: int) -> memoryview:
+        """The first bytes of the file as read-only memory; it outlives `close`.
+
+        A file that another program cuts meanwhile gives zeros or a SIGBUS: nothing here can tell.
+        """
+        try:
+            return calls.system.map(self._fd, nbytes)
+        except (OverflowError, MemoryError, ValueError) as error:  # the last where it was cut meanwhile
+            raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: {error}") from error
+        except OSError as error:
+            refused(self.path, f"mapping {nbytes:,} bytes", error)
+
+    def is_cached(self, offset: int) -> bool:
+        """Whether the page of an offset is in memory; True where the system cannot tell."""
+        if not _CAN_TELL_CACHED:
+            return True
+        try:
+            return calls.system.pread_cached(self._fd, offset)
+        except OSError:  # EOPNOTSUPP: the file system cannot tell
+            return True
+
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Say that a range will be read soon; nothing where the system cannot be told."""
+        if _CAN_ADVISE:
+            # Advice that is refused costs time and nothing else.
+            with suppress(OSError):
+                calls.system.will_need(self._fd, offset, nbytes)
+
+    def write_back(self, offset: int, nbytes: int) -> None:
+        """Say that a range will be synced, so that the sync need not wait for all of it; a hint."""
+        if _CAN_ADVISE:
+            with suppress(OSError):
+                calls.system.write_back(self._fd, offset, nbytes)
+
+    def is_remote(self) -> bool:
+        """Whether the file system is known to be on another machine."""
+        return _filesystem(self._stat().st_dev).startswith(_REMOTE)
+
+    def pwrite(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write all of `data` at `offset`, however many calls it takes."""
+        view = memoryview(data).cast("B")
+        done = 0
+        try:
+            if self._is_in_memory:
+                memory.reserve(self._fd, offset, len(view))
+            while done < len(view):
+                done += calls.system.pwrite(self._fd, view[done : done + _MAX_WRITE], offset + done)
+        except OSError as error:
+            refused(self.path, f"writing {len(view):,} bytes at offset {offset:,}", error)
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes."""
+        try:
+            calls.system.truncate(self._fd, size)
+        except OSError as error:
+            refused(self.path, f"cutting it to {size:,} bytes", error)
+
+    def sync(self) -> None:
+        """Bring everything written so far to the disk; a failure is final for this file."""
+        try:
+            calls.system.sync(self._fd)
+        except OSError as error:
+            refused(self.path, "syncing it; what was written since the last sync is in doubt", error)
+
+    @contextmanager
+    def locked(self, start: int) -> Iterator[None]:
+        """Hold the lock on byte `start` for the block, waiting for it as long as it takes."""
+        # Twice over: an interrupt may come within the first way out (tests/faults/test_interrupts.py).
+        try:
+            try:
+                self.lock(start)
+                yield
+            finally:
+                self.unlock(start)
+        except BaseException:
+            self.unlock(start)
+            raise
+
+    def lock(self, start: int, length: int = 1) -> None:
+        """Lock bytes for this open file, waiting for whoever holds them (signals interrupt)."""
+        try:
+            calls.system.lock(self._fd, start, length, True)
+        except OSError as error:
+            self._do_without_lock(error)
+
+    def try_lock(self, start: int, length: int = 1) -> bool:
+        """Lock bytes if nobody else holds them; says whether it did."""
+        try:
+            calls.system.lock(self._fd, start, length, False)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            self._do_without_lock(error)
+        return True
+
+    def share(self, start: int) -> None:
+        """Lock byte `start` together with others who share it: who asks for it alone is refused meanwhile.
+
+        A file that was opened to be read can share, and so can a forked child, which ends it with its last
+        copy of the descriptor. Nothing on macOS and Windows.
+        """
+        try:
+            calls.system.share(self._fd, start)
+        except OSError as error:
+            self._do_without_lock(error)
+
+    def _do_without_lock(self, error: OSError) -> None:
+        """Go on where the file system has no locks, and say what that takes; else raise."""
+        if error.errno not in _NO_LOCKS:
+            refused(self.path, "locking it", error)
+        if self.can_lock:
+            self.can_lock = False
+            warnings.warn(
+                f"{self.path}: its file system has no byte locks, so that processes cannot share the work; "
+                "see that only one writes at a time, or build it on a local disk and copy it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def freeze(self) -> None:
+        """Let nobody write into a file in memory any more, for as long as it is there."""
+        try:
+            calls.system.freeze(self._fd)
+        except OSError as error:
+            refused(self.path, "protecting it from writing", error)
+
+    def is_frozen(self) -> bool:
+        """Whether `freeze` was called for a file in memory, by whichever process."""
+        try:
+            return calls.system.is_frozen(self._fd)
+        except OSError as error:
+            refused(self.path, "asking whether it is protected", error)
+
+    def is_locked(self, start: int, length: int) -> bool:
+        """Whether another open file has locked one of the bytes; False where the system cannot tell."""
+        try:
+            return calls.system.is_locked(self._fd, start, length)
+        except OSError as error:
+            refused(self.path, "asking for its locks", error)
+
+    def unlock(self, start: int, length: int = 1) -> None:
+        """Release bytes that this open file locked; nothing once it is closed."""
+        if self._fd < 0:
+            return
+        try:
+            calls.system.unlock(self._fd, start, length)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return
+            refused(self.path, "releasing a lock", error)
+
+    def close(self) -> None:
+        """Close the descriptor, and with it every lock that only it held; idempotent."""
+        if not self._descriptors:
+            return
+        if self._is_in_memory:
+            memory.forget(calls.system, self._descriptors)
+        try:
+            self._close()
+        except OSError as error:
+            refused(self.path, "closing it", error)
+
+    def _close(self) -> None:
+        while self._descriptors:
+            calls.system.close(self._descriptors)
+
+
+def _filesystem(device: int) -> str:
+    """The type of the file system of a device number, "" where the system does not tell."""
+    name = f"{os.major(device)}:{os.minor(device)}" if hasattr(os, "major") else ""
+    try:
+        with open(_MOUNTS, encoding="utf-8", errors="replace") as mounts:
+            lines = [line.split(" - ") for line in mounts]
+    except OSError:
+        return ""
+    found = [after.split()[0] for before, *rest in lines for after in rest[:1] if before.split()[2] == name]
+    return found[-1] if found else ""
+
+
+def written_since_boot(file: File) -> bool:
+    """Whether the last write happened under the running kernel, so that no power cut came after it."""
+    boot_time = calls.system.boot_time()
+    return boot_time is not None and file.modified() > boot_time + 1

@@ -1,0 +1,23 @@
+"""What the operating system refuses, as errors of ours that keep its errno."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any, NoReturn
+
+from edcache.errors import ArchiveLockedError, StorageError
+
+
+def refused(path: str, doing: str, error: OSError) -> NoReturn:
+    """Raise what an error of the system means that fell while `doing` something to a path."""
+    if error.errno in (errno.EDEADLK, errno.ETIMEDOUT):
+        raise with_errno(ArchiveLockedError(f"{path}: {doing}: {error.strerror}"), error) from error
+    reason = error.strerror or str(error)
+    raise with_errno(StorageError(f"{path}: {doing}: {reason}"), error) from error
+
+
+def with_errno(raised: Any, cause: OSError) -> Any:
+    """The same error, with the errno and file name of its cause."""
+    raised.errno = cause.errno
+    raised.filename = cause.filename
+    return raised

@@ -1,0 +1,127 @@
+"""What is asked of the place where a cache is."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, TypeAlias
+
+from edcache.errors import ArchiveNotFoundError, OptionError
+from edcache.format import Head
+from edcache.places import Where, shown
+from edcache.progress import Show
+from edcache.reader import AnyReader
+from edcache.writer import AnyAppender, Sync
+
+Folder: TypeAlias = "str | os.PathLike[str] | None"
+
+
+class Store(ABC):
+    """Where one cache is or will be; nothing of it is open. A subclass says what is particular to its kind.
+
+    Attributes:
+        where: as `located` gives it.
+        called: what messages call a cache that is no file.
+        may_lose: whether samples may be gone again although nobody deleted them.
+        room: what messages call that which holds it.
+        tolerance: how many times what is free a fill may seem to take, judged by its first samples.
+    Safety: pickles, without credentials unless multiprocessing is just starting a child.
+    """
+
+    called: ClassVar[str] = "a URL"
+    may_lose: ClassVar[bool] = False
+    room: ClassVar[str] = "disk"
+    # The first samples may be larger than the others: refuse only what is far too much.
+    tolerance: ClassVar[float] = 1.5
+
+    def __init__(self, where: Where) -> None:
+        self.where = where
+
+    @staticmethod
+    @abstractmethod
+    def has(where: Where) -> bool:
+        """Whether what is there is of this kind."""
+
+    @property
+    def path(self) -> str:
+        """The path or URL as messages name it, without credentials."""
+        return shown(self.where)
+
+    def completed(self, described: Callable[[], Mapping[str, Any]]) -> Store:
+        """The same, where its name says all; else with a name made of the fingerprint of what is cached."""
+        return self
+
+    # --- reading ---
+
+    @abstractmethod
+    def reader(self, **options: Any) -> AnyReader:
+        """What reads its samples; arguments and errors as of `edcache.Reader`, but storage_options.
+
+        Raises:
+            OptionError: what is said of files, of another kind.
+        """
+
+    def found(self) -> AnyReader | None:
+        """The archive that is there, if one is and its creator lived to write its head.
+
+        What it may have lost is asked for.
+        """
+        try:
+            return self._opened()
+        except ArchiveNotFoundError:
+            return None
+
+    def _opened(self) -> AnyReader:
+        reader = self.reader()
+        reader.head  # noqa: B018
+        return reader
+
+    # --- filling ---
+
+    def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
+        """The store that a fill writes into: this one, or what stands for it until it is published.
+
+        Args:
+            spool: the folder for what stands for it.
+        Raises:
+            OptionError: nothing can be filled here, or not in this way.
+        """
+        return self
+
+    def published(
+        self, show: Show, is_done: Callable[[], bool], *, replaces: bool
+    ) -> AbstractContextManager[None]:
+        """Bring what is filled in the block, where `filled_in` said, to where it belongs.
+
+        Args:
+            is_done: whether what is there now, put there by another, is what was to be made.
+            replaces: whether it takes the place of what is there.
+        """
+        return nullcontext()
+
+    @abstractmethod
+    def appender(self, head: Head, sync: Sync) -> AnyAppender:
+        """Open it for appending, made with `head` where nothing is there yet; as `Appender.open`."""
+
+    def begin_anew(self, head: Head) -> bool:
+        """Let the cache go at once; False where a new one is built beside it and takes its place then."""
+        return False
+
+    # --- space ---
+
+    def free_nbytes(self) -> int | None:
+        """Bytes that may still be written there; None where nobody can tell."""
+        return None
+
+    def part(self, fraction: float) -> int:
+        """So much of what the cache has and may still take, in bytes.
+
+        Raises:
+            OptionError: nobody can tell what it may take.
+        """
+        raise OptionError(f"max_bytes={fraction!r} is a part of a disk; for {self.called} give bytes")
+
+    def check_relabelling(self) -> None:  # noqa: B027 - most kinds have nothing against it
+        """Raise OptionError where label columns cannot be added or dropped once samples are written."""
