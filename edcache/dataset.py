@@ -25,6 +25,7 @@ from edcache.errors import (
     MissingSampleError,
     NotAnArchiveError,
     OptionError,
+    StaleArchiveError,
     StaleCacheError,
     StorageError,
 )
@@ -319,8 +320,17 @@ class CachedDataset(Root):
 
     def _fill(self, rebuild: bool = False, **options: Any) -> None:
         told = self._fill_options | options
-        with self._uploaded(told["progress"], rebuild):
-            fill(self._job, rebuild=rebuild, **told)
+        while True:
+            try:
+                with self._uploaded(told["progress"], rebuild):
+                    fill(self._job, rebuild=rebuild, **told)
+                return
+            except StaleArchiveError:
+                # Who filled the spool file together with this one has uploaded and deleted it.
+                if self._spool is None or rebuild:
+                    raise
+            if self._is_done():
+                return
 
     @contextmanager
     def _uploaded(self, show: Show, rebuild: bool) -> Iterator[None]:

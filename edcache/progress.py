@@ -152,4 +152,5 @@ def _shown(show: bool | None) -> bool:
 
 
 def _is_first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    # The second is what torch_xla.launch() sets.
+    return (os.environ.get("RANK") or os.environ.get("PJRT_LOCAL_PROCESS_RANK") or "0") == "0"
