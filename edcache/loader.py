@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_map
 
+from edcache import xla
 from edcache.batch import Batch
 from edcache.batch.memory import fresh
 from edcache.errors import OptionError
@@ -36,8 +37,6 @@ _Made = tuple[list[tuple[Any, "_Slot"]], BaseException | None]
 
 # The caller owns a batch until it asks for the next but one.
 _HELD = 2
-# What queues batches before it uploads them.
-_QUEUES = "torch_xla.distributed.parallel_loader"
 # Tasks are of as many batches as take a millisecond.
 _WORTH_A_TASK, _MAX_BURST = 1e-3, 32
 
@@ -81,6 +80,7 @@ class Loader:
         self._num_threads, self._prefetch = num_threads, prefetch
         self._reuse, self._pin_memory = reuse, pin_memory
         self._asked_device = None if device is None else torch.device(device)
+        self._is_xla = xla.is_xla(self._asked_device)
         self._device: torch.device | None = None
         self._epoch = 0
         self._taken = 0
@@ -136,7 +136,7 @@ class Loader:
             self._epoch, self._taken = epoch, 0
         self._resumed = False
         self._device = _of_this_thread(self._asked_device)
-        if sys._getframe(1).f_globals.get("__name__") == _QUEUES:
+        if xla.is_queue(sys._getframe(1)):
             ring = _Ring(self._pin_memory, reuse=False)
         else:
             ring, self._ring = self._ring or _Ring(self._pin_memory, self._reuse), None
@@ -263,6 +263,8 @@ class Loader:
     def _on_device(self, batch: Any) -> Any:
         if self._device is None:
             return batch
+        if self._is_xla:
+            return _uploaded(batch, self._device)
         if self._device.type != "cuda":
             return _moved(batch, self._device)
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -314,6 +316,13 @@ def _moved(batch: Any, device: torch.device) -> Any:
     return tree_map(
         lambda leaf: _each(leaf, lambda tensor: tensor.to(device, non_blocking=is_waited_for)), batch
     )
+
+
+def _uploaded(batch: Any, device: torch.device) -> Any:
+    tensors: list[torch.Tensor] = []
+    tree_map(lambda leaf: _each(leaf, tensors.append), batch)
+    there = iter(xla.upload(tensors, device))
+    return tree_map(lambda leaf: _each(leaf, lambda tensor: next(there)), batch)
 
 
 def _each(leaf: Any, do: Callable[[torch.Tensor], Any]) -> Any:

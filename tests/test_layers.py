@@ -22,7 +22,7 @@ FLOORS = [
     {"local"},
     {"reader", "writer"},
     {"redis"},
-    {"fill", "batch", "samplers"},
+    {"fill", "batch", "samplers", "xla"},
     {"loader"},
     {"views"},
     {"relabel"},
@@ -46,6 +46,7 @@ OWNERS = {
     "aiohttp": {"places"},
     "asyncio": {"places"},
     "fsspec": {"places"},
+    "torch_xla": {"xla"},
     "datasets": {"exporting", "importers"},
     "tarfile": {"exporting", "importers"},
 }

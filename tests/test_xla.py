@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 import torch
 from filled import computed
+from scale import scaled
 from torch.utils.data import DataLoader
 from xla_ranks import BATCH, COUNT, RANKS
 
 import edcache
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset, CacheWriter, xla
 from edcache.errors import CorruptRecordError
 
 pytestmark = [
@@ -161,6 +162,35 @@ def test_our_loader_brings_batches_to_the_device(ds, device, asked, tally):
     for place, batch in enumerate(held):
         check(batch, range(4 * place, 4 * place + 4), device)
     tally("batches on an XLA device", len(held))
+
+
+def test_our_loader_uploads_while_the_training_runs_its_graphs(tmp_path, device, tally):
+    import torch_xla
+
+    with CacheWriter(tmp_path / "small.zip") as w:
+        w.extend({"x": torch.full((3,), i), "label": i} for i in range(2000))
+    loader = CachedDataset.from_cache(tmp_path / "small.zip").loader(
+        10, shuffle=True, device=device, num_threads=3
+    )
+    for _ in range(scaled(5)):
+        seen = []
+        for batch in loader:
+            torch_xla.sync()
+            x, labels = batch["x"].cpu(), batch["label"].cpu()
+            assert torch.equal(x, labels[:, None].expand(-1, 3))
+            seen += labels.tolist()
+        assert sorted(seen) == list(range(2000))
+        tally("batches on an XLA device", len(loader))
+
+
+def test_what_is_uploaded_may_be_written_again_at_once(device):
+    for count in (1, 1000, 1 << 16, 1 << 20, 1 << 23):
+        for dtype in (torch.float32, torch.bfloat16, torch.uint8):
+            memory = torch.ones(count, dtype=dtype)
+            [there] = xla.upload([memory], device)
+            memory.zero_()
+            assert there.device == device
+            assert bool((there.cpu() == 1).all())
 
 
 def test_our_loader_raises_what_theirs_keeps_to_itself(tmp_path, device):
