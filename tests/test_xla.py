@@ -6,6 +6,7 @@ scripts/test-xla installs torch_xla and runs these; elsewhere they are skipped.
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -193,7 +194,8 @@ def test_what_is_uploaded_may_be_written_again_at_once(device):
             assert bool((there.cpu() == 1).all())
 
 
-def test_our_loader_raises_what_theirs_keeps_to_itself(tmp_path, device):
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_our_loader_raises_what_theirs_keeps_to_itself(tmp_path, device, on_device):
     path = tmp_path / "bad.zip"
     with CacheWriter(path) as w:
         w.extend(torch.full((1000,), float(i)) for i in range(40))
@@ -201,7 +203,10 @@ def test_our_loader_raises_what_theirs_keeps_to_itself(tmp_path, device):
     with open(path, "r+b") as file:
         file.seek(at + 100)
         file.write(b"\xff")
-    loader = CachedDataset.from_cache(path).loader(4, device=device)
+    ds = CachedDataset.from_cache(path)
+    theirs = on_device(DataLoader(ds, 4))
+    assert len(list(theirs)) == 7 < len(theirs) == 10
+    loader = ds.loader(4, device=device)
     seen = 0
     with pytest.raises(CorruptRecordError, match="record 30"):
         for seen, _ in enumerate(loader, 1):  # noqa: B007
@@ -281,3 +286,25 @@ def test_the_loss_falls_alike_by_their_loader_and_ours(ranks):
         assert one["losses"] == one["own_losses"]
         assert len(one["losses"]) == COUNT // len(told) // BATCH
         assert sum(one["losses"][-3:]) < sum(one["losses"][:3]) / 5
+
+
+# --- the README -------------------------------------------------------------------------------------
+
+
+def test_the_readmes_snippet_runs_as_written(tmp_path):
+    text = (HERE.parent / "README.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```(?:py|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    [snippet] = [block for block in blocks if "torch_xla.launch" in block]
+    defined = blocks[0].split("ds = slow(")[0]
+    script = tmp_path / "readme.py"
+    script.write_text(f"{defined}\n{snippet}")
+    environment = os.environ | {
+        "PJRT_DEVICE": "CPU",
+        "CPU_NUM_DEVICES": "2",
+        "PYTHONPATH": str(HERE.parent),
+    }
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert CachedDataset.from_cache(tmp_path / "cache" / "slow-train.zip").complete
