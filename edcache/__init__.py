@@ -30,8 +30,8 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
     4  local                                    copies on this machine of archives that are far away
     5  reader, writer, above them redis,        they meet only in the file; both of a cache in Redis; what is
        and above that stores                    particular about each kind of place where a cache can be
-    6  fill, batch, samplers                    which samples are missing, who computes them;
-                                                many records to one collated batch; in which order
+    6  fill, batch, samplers, xla               which samples are missing, who computes them; many records
+                                                to one collated batch; in which order; what XLA asks for
     7  loader                                   batches by threads of this process
     8  views                                    selections of samples and fields, several datasets as one
     9  dataset                                  CachedDataset

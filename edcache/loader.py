@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_map
 
+from edcache import xla
 from edcache.batch import Batch
 from edcache.batch.memory import fresh
 from edcache.errors import OptionError
@@ -78,7 +79,9 @@ class Loader:
         self._seed = int(torch.randint(1 << 62, ())) if seed is None else seed
         self._num_threads, self._prefetch = num_threads, prefetch
         self._reuse, self._pin_memory = reuse, pin_memory
-        self._device = None if device is None else torch.device(device)
+        self._asked_device = None if device is None else torch.device(device)
+        self._is_xla = xla.is_xla(self._asked_device)
+        self._device: torch.device | None = None
         self._epoch = 0
         self._taken = 0
         self._steps: int | None = None
@@ -132,14 +135,19 @@ class Loader:
         if not self._resumed or epoch != self._epoch:
             self._epoch, self._taken = epoch, 0
         self._resumed = False
-        ring, self._ring = self._ring or _Ring(self._pin_memory, self._reuse), None
+        self._device = _of_this_thread(self._asked_device)
+        if xla.is_queue(sys._getframe(1)):
+            ring = _Ring(self._pin_memory, reuse=False)
+        else:
+            ring, self._ring = self._ring or _Ring(self._pin_memory, self._reuse), None
         try:
             for batch in self._made(self._batches(self._taken), ring):
                 self._taken += 1
                 yield batch
         finally:
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
-            self._ring = ring
+            if ring.reuse == self._reuse:
+                self._ring = ring
         self._end_epoch()
 
     def _end_epoch(self) -> None:
@@ -225,7 +233,7 @@ class Loader:
 
     def _at_once(self, burst: list[Indices], ring: _Ring) -> _Filled | None:
         """The batches of a burst as parts of a large one; None where they are to be made one by one."""
-        if len(burst) == 1 or not self._reuse or self.batch_size is None:
+        if len(burst) == 1 or not ring.reuse or self.batch_size is None:
             return None
         slot = ring.slot()
         try:
@@ -255,6 +263,8 @@ class Loader:
     def _on_device(self, batch: Any) -> Any:
         if self._device is None:
             return batch
+        if self._is_xla:
+            return _uploaded(batch, self._device)
         if self._device.type != "cuda":
             return _moved(batch, self._device)
         stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
@@ -295,8 +305,24 @@ def _work_alone(before: int) -> None:
     other.join()
 
 
+def _of_this_thread(device: torch.device | None) -> torch.device | None:
+    """With its number: which device "cuda" or "xla" means, each thread says for itself."""
+    return None if device is None else torch.empty(0, device=device).device
+
+
 def _moved(batch: Any, device: torch.device) -> Any:
-    return tree_map(lambda leaf: _each(leaf, lambda tensor: tensor.to(device, non_blocking=True)), batch)
+    # Where nothing waits for the copy, it is done when this returns: the memory is used again.
+    is_waited_for = device.type == "cuda"
+    return tree_map(
+        lambda leaf: _each(leaf, lambda tensor: tensor.to(device, non_blocking=is_waited_for)), batch
+    )
+
+
+def _uploaded(batch: Any, device: torch.device) -> Any:
+    tensors: list[torch.Tensor] = []
+    tree_map(lambda leaf: _each(leaf, tensors.append), batch)
+    there = iter(xla.upload(tensors, device))
+    return tree_map(lambda leaf: _each(leaf, lambda tensor: next(there)), batch)
 
 
 def _each(leaf: Any, do: Callable[[torch.Tensor], Any]) -> Any:
@@ -310,6 +336,7 @@ class _Ring:
     """Slots: free, being filled, waiting, or with the caller, who has the last two that were handed out."""
 
     def __init__(self, pinned: bool, reuse: bool) -> None:
+        self.reuse = reuse
         self._make = functools.partial(_Slot, pinned, reuse)
         self._free: deque[_Slot] = deque()
         self._held: deque[_Slot] = deque()

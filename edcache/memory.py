@@ -146,10 +146,26 @@ def open_memory(system: Locks, path: str, flags: int, into: list[int]) -> None:
                     os.unlink(where)
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
                 _make(system, path, into)
-            system.lock(into[0], Holder(os.getpid(), into[1]).byte, 1, False)
+            _hold(system, into)
     except BaseException:
         _close(into)
         raise
+
+
+def _hold(system: Locks, into: list[int]) -> None:
+    """Lock the byte of a number under which the memory is open.
+
+    The byte of one that this process had before may still be locked by a child that another thread has just
+    forked, and that has not let go of it yet.
+    """
+    while True:
+        try:
+            system.lock(into[0], Holder(os.getpid(), into[-1]).byte, 1, False)
+            break
+        except BlockingIOError:
+            into.extend(map(os.dup, into[-1:]))
+    while len(into) > 2:
+        list(map(os.close, map(into.pop, (1,))))
 
 
 def forget(system: Locks, descriptors: list[int]) -> None:

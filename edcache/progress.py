@@ -149,4 +149,5 @@ def _is_shown(show: Show) -> bool:
 
 
 def _is_first_rank() -> bool:
-    return os.environ.get("RANK", "0") == "0"
+    # The second is what torch_xla.launch() sets.
+    return (os.environ.get("RANK") or os.environ.get("PJRT_LOCAL_PROCESS_RANK") or "0") == "0"

@@ -23,7 +23,7 @@ FLOORS = [
     {"reader", "writer"},
     {"redis"},
     {"stores"},
-    {"fill", "batch", "samplers"},
+    {"fill", "batch", "samplers", "xla"},
     {"loader"},
     {"views"},
     {"relabel"},
@@ -47,6 +47,7 @@ OWNERS = {
     "aiohttp": {"places"},
     "asyncio": {"places"},
     "fsspec": {"places"},
+    "torch_xla": {"xla"},
     "datasets": {"exporting", "importers"},
     "tarfile": {"exporting", "importers"},
 }

@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 
 from edcache import CachedDataset, CacheWriter
-from edcache.errors import CorruptRecordError, OptionError, SampleIndexError
+from edcache.errors import CorruptRecordError, MissingDependencyError, OptionError, SampleIndexError
 
 COUNT = 103
 
@@ -344,6 +344,15 @@ def test_a_state_with_a_sampler_continues_in_its_order(ds):
     other = ds.loader(4, sampler=fresh)
     other.load_state_dict(state)
     assert labels(other) == whole[20:]
+
+
+def test_an_xla_device_takes_torch_xla(ds, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_xla", None)
+    with pytest.raises(
+        MissingDependencyError,
+        match=r'device="xla:1" needs torch_xla; install it with: pip install edcache\[xla\]',
+    ):
+        ds.loader(4, device="xla:1")
 
 
 # --- memory -----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from edcache.progress import Progress
 
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch):
-    for name in ("EDCACHE_PROGRESS", "RANK"):
+    for name in ("EDCACHE_PROGRESS", "RANK", "PJRT_LOCAL_PROCESS_RANK"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -75,13 +75,20 @@ def test_edcache_progress_1_shows_a_bar_without_a_terminal(shown):
     assert "caching a.zip: 100%" in shown(environment={"EDCACHE_PROGRESS": "1"}).err
 
 
-@pytest.mark.parametrize("environment", [{"EDCACHE_PROGRESS": "0"}, {"RANK": "1"}], ids=str)
+@pytest.mark.parametrize(
+    "environment",
+    [{"EDCACHE_PROGRESS": "0"}, {"RANK": "1"}, {"PJRT_LOCAL_PROCESS_RANK": "1"}],
+    ids=str,
+)
 def test_the_environment_silences_even_on_a_terminal(shown, environment):
     assert shown(kept=2, environment=environment, terminal=True).err == ""
 
 
-def test_rank_0_is_as_no_rank(shown):
-    assert "caching a.zip: 100%" in shown(terminal=True, environment={"RANK": "0"}).err
+@pytest.mark.parametrize(
+    "more", [{}, {"PJRT_LOCAL_PROCESS_RANK": "0"}, {"PJRT_LOCAL_PROCESS_RANK": "1"}], ids=str
+)
+def test_rank_0_is_as_no_rank(shown, more):
+    assert "caching a.zip: 100%" in shown(terminal=True, environment={"RANK": "0"} | more).err
 
 
 def test_false_silences_even_on_a_terminal(shown):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
-from edcache.errors import OptionError, StaleCacheError
+from edcache.errors import OptionError, StaleArchiveError, StaleCacheError
 from edcache.fill import (
     Job,
     LazyFiller,
@@ -70,6 +70,7 @@ class Building:
         self._store = store
         self._is_stream = is_stream(source)
         filled = store.filled_in(is_stream=self._is_stream, is_lazy=is_lazy, sync=sync, spool=spool)
+        self._stands_in = filled is not store
         self._is_lazy = is_lazy
         self._lazy_options: dict[str, Any] = {
             "max_bytes": bytes_limit(max_bytes, store.path),
@@ -149,8 +150,17 @@ class Building:
             options: of `FILL_OPTIONS`, before those that were given first.
         """
         told = self._fill_options | options
-        with self._store.published(told["progress"], self._is_done, replaces=rebuild):
-            fill(self.job, rebuild=rebuild, **told)
+        while True:
+            try:
+                with self._store.published(told["progress"], self._is_done, replaces=rebuild):
+                    fill(self.job, rebuild=rebuild, **told)
+                return
+            except StaleArchiveError:
+                # Who filled what stands for it together with this one has published and deleted it.
+                if not self._stands_in or rebuild:
+                    raise
+            if self._is_done():
+                return
 
     def _fill_stream(self, keep_existing: bool) -> None:
         if self._is_lazy or self._fill_options["executor"] is not None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -60,13 +62,31 @@ class Spool:
         except ArchiveNotFoundError:
             return None
         if not durable.exists(self.path):
-            self._download(place)
+            with self._turn():
+                # Whoever had the turn before may have it, and fill it already.
+                if not durable.exists(self.path):
+                    self._download(place)
         return place.identity()
 
+    @contextmanager
+    def _turn(self) -> Iterator[File]:
+        """Let nobody else copy or publish the file for the block; gives what is known of its upload."""
+        while True:
+            state = File.open(self.path + ".upload", "a")
+            try:
+                with state.locked(0):
+                    # Who published has removed it.
+                    if state.is_named():
+                        yield state
+                        return
+            finally:
+                state.close()
+
     def _download(self, place: RemotePlace) -> None:
-        work = f"{self.path}.copy-{os.getpid()}"
+        work = f"{self.path}.copy"
         file = File.open(work, "a")
         try:
+            file.truncate(0)  # what a process left that was killed
             position = 0
             while data := place.read_many([(position, _PIECE_NBYTES)])[0]:
                 file.pwrite(position, data)
@@ -89,14 +109,10 @@ class Spool:
             ArchiveExistsError: another one is there now; the file stays.
             StorageError: the server refuses; the file stays, and so do the parts of it that a server keeps.
         """
-        state = File.open(self.path + ".upload", "a")
-        try:
-            with state.locked(0):
-                # Another process may have published it meanwhile.
-                if durable.exists(self.path):
-                    self._publish(state, before, show, replaces)
-        finally:
-            state.close()
+        with self._turn() as state:
+            # Another process may have published it meanwhile.
+            if durable.exists(self.path):
+                self._publish(state, before, show, replaces)
 
     def _publish(self, state: File, before: Stamp | None, show: Show, replaces: bool) -> None:
         if not replaces and self.state() != before:

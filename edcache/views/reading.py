@@ -128,12 +128,15 @@ class Readable(Dataset[Any]):
             drop_last: leave an incomplete last batch out.
             seed: None draws one from torch's generator.
             num_threads: how many batches are made at a time. prefetch: how many may wait besides.
-            pin_memory: page-locked memory, for copies to a GPU. device: copy batches there.
-            reuse: the batch is yours until you ask for the next but one; False gives fresh memory.
+            pin_memory: page-locked memory, for copies to a GPU. device: copy batches there; "cuda" and
+                "xla" are what they are in the thread that iterates.
+            reuse: the batch is yours until you ask for the next but one; False gives fresh memory, as does
+                an iteration by torch_xla's MpDeviceLoader, which queues batches.
         Returns:
             An iterable with a length, `set_epoch`, `state_dict` and `load_state_dict`.
         Raises:
             OptionError: a number below 1, or shuffle and sampler at once. While iterating: as `batch`.
+            MissingDependencyError: the device is one of torch_xla, which is not installed.
 
         Samples that must pass a `transform`, text and what is no tensor are made under the interpreter's
         lock: for those a DataLoader with workers is faster.

@@ -1,0 +1,217 @@
+"""Ranks that are threads of one process, as torch_xla runs them on a CPU: one path, a dataset each."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from filled import computed, note
+from scale import scaled
+
+import edcache
+from edcache import CachedDataset, CacheWriter
+from edcache.places.spool import Spool
+from edcache.places.url import Url
+
+COUNT, RANKS = 150, 4
+
+
+class Source:
+    in_memory_keys = ("y",)
+
+    def __init__(self, log, count=COUNT):
+        self.log, self.count = str(log), count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        note(self.log, i)
+        time.sleep(0.0005)
+        return {"x": torch.full((40,), i, dtype=torch.bfloat16), "y": i % 7}
+
+
+class Stream(torch.utils.data.IterableDataset):
+    in_memory_keys = ("y",)
+
+    def __init__(self, log):
+        self.source = Source(log)
+
+    def __iter__(self):
+        return (self.source[i] for i in range(COUNT))
+
+
+@pytest.fixture(autouse=True)
+def spool(tmp_path, monkeypatch):
+    monkeypatch.setenv("EDCACHE_SPOOL", str(tmp_path / "spool"))
+    yield tmp_path / "spool"
+    fsspec.filesystem("memory").store.clear()
+
+
+def run_ranks(rank, number=RANKS):
+    """What each rank returned; all begin at once."""
+    start = threading.Barrier(number)
+
+    def run(place):
+        start.wait(60)
+        return rank(place)
+
+    with ThreadPoolExecutor(number) as pool:
+        futures = [pool.submit(run, place) for place in range(number)]
+        return [future.result() for future in futures]
+
+
+def lazily(source, path):
+    ds = CachedDataset(source, path, lazy=True)
+    for i in np.random.default_rng(threading.get_ident()).permutation(COUNT).tolist():
+        assert ds[i]["y"] == i % 7
+    return ds.warmup()
+
+
+def decorated(source, path):
+    return edcache.cachable(path)(make)(source.log)
+
+
+def make(log):
+    return Source(log)
+
+
+WAYS = {
+    "a file": CachedDataset,
+    "by workers": lambda source, path: CachedDataset(
+        source, path, num_workers=2, multiprocessing_context="fork"
+    ),
+    "anew": lambda source, path: CachedDataset(source, path, keep_existing=False),
+    "in turn": lambda source, path: CachedDataset(source, path, if_filling="wait"),
+    "synced": lambda source, path: CachedDataset(source, path, sync=0.05),
+    "an iterable": lambda source, path: CachedDataset(Stream(source.log), path),
+    "a preloaded file": lambda source, path: CachedDataset(source, path, preload="shm"),
+    "memory": lambda source, path: CachedDataset(source, f"shm://ranks{str(path).replace('/', '-')}"),
+    "memory by workers": lambda source, path: CachedDataset(
+        source, f"shm://rankw{str(path).replace('/', '-')}", num_workers=2, multiprocessing_context="fork"
+    ),
+    "lazily": lazily,
+    "a decorated factory": decorated,
+    "a URL": lambda source, path: CachedDataset(source, f"memory://bucket{path}"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_threads_that_make_the_same_call_share_its_work(tmp_path, way, tally):
+    expected = torch.arange(COUNT).to(torch.bfloat16)[:, None].expand(COUNT, 40)
+    for turn in range(scaled(2)):
+        log, path = tmp_path / f"log-{turn}", tmp_path / f"{turn}.zip"
+        found = run_ranks(lambda rank, log=log, path=path: WAYS[way](Source(log), path))
+        for ds in found:
+            assert ds.complete
+            assert torch.equal(ds.batch(range(COUNT))["x"], expected)
+            assert ds.labels["y"].tolist() == [i % 7 for i in range(COUNT)]
+        if way != "lazily":  # who asks gets the sample at once, though another computes it already
+            assert computed(log) == list(range(COUNT))
+        for ds in found:
+            ds.close()
+        if path.exists():
+            assert edcache.verify(path).sound
+        tally("fills by threads", RANKS)
+
+
+def test_a_rank_that_comes_to_its_end_after_another_uploaded_takes_what_is_there(log):
+    url = "memory://bucket/late.zip"
+    in_first, second_done, uploaded = threading.Event(), threading.Event(), threading.Event()
+
+    class Meeting(Source):
+        """The first sample is the early rank's, the second the late one's."""
+
+        def __getitem__(self, i):
+            if i == 0:
+                in_first.set()
+                assert second_done.wait(60)
+            return super().__getitem__(i)
+
+    Meeting.__qualname__, Meeting.__module__ = Source.__qualname__, Source.__module__
+    held = []
+
+    def late_progress(present, total):
+        second_done.set()
+        if present == total:
+            held.append(uploaded.wait(60))
+
+    def rank(place):
+        if place == 0:
+            ds = CachedDataset(Meeting(log, 2), url)
+            uploaded.set()
+            return ds
+        assert in_first.wait(60)
+        return CachedDataset(Meeting(log, 2), url, progress=late_progress)
+
+    found = run_ranks(rank, 2)
+    assert held == [True]
+    assert [[ds[i]["y"] for i in range(2)] for ds in found] == [[0, 1], [0, 1]]
+    assert computed(log) == [0, 1]
+
+
+def test_threads_that_copy_what_is_behind_a_url_copy_it_once(spool):
+    url = "memory://bucket/large.zip"
+    with CacheWriter(url) as w:
+        w.extend(np.full(1 << 20, i, np.uint8) for i in range(20))
+    whole = fsspec.filesystem("memory").cat_file("/bucket/large.zip")
+
+    def rank(place):
+        spooled = Spool(Url(url, {}))
+        spooled.prepare()
+        return os.stat(spooled.path).st_ino, spooled.path
+
+    [(_, path)] = set(run_ranks(rank, 8))
+    with open(path, "rb") as file:
+        assert file.read() == whole
+    assert not os.path.exists(f"{path}.copy")
+
+
+def test_what_a_killed_process_left_of_a_copy_is_not_in_the_next(spool):
+    url = "memory://bucket/small.zip"
+    with CacheWriter(url) as w:
+        w.append(1)
+    spooled = Spool(Url(url, {}))
+    spool.mkdir(exist_ok=True)
+    with open(f"{spooled.path}.copy", "wb") as file:
+        file.write(b"left" * 100_000)
+    spooled.prepare()
+    with open(spooled.path, "rb") as file:
+        assert file.read() == fsspec.filesystem("memory").cat_file("/bucket/small.zip")
+
+
+SLOW_CHILD = """
+    import os, time
+    os.register_at_fork(after_in_child=lambda: time.sleep(2))     # before the package comes to let go
+    from edcache.durable import File
+
+    first = File.open("shm://slow-child", "a")
+    first.pwrite(0, b"kept")
+    keeper = File.open("shm://slow-child", "r")
+    place = first._descriptors[-1]
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    first.close()
+    # The child has the lock of that number still, and the next to open it gets the number.
+    again = File.open("shm://slow-child", "r")
+    assert again.pread(0, 4) == b"kept"
+    assert len(again._descriptors) == 2 and again._descriptors[-1] != place
+    os.waitpid(child, 0)
+    others = [File.open("shm://slow-child", "r") for _ in range(3)]
+    assert all(other.pread(0, 4) == b"kept" for other in others)
+"""
+
+
+def test_a_child_that_another_thread_forked_keeps_nobody_from_memory():
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(SLOW_CHILD)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
