@@ -33,6 +33,7 @@ def spool(tmp_path, monkeypatch):
 @pytest.fixture
 def memory():
     system = fsspec.filesystem("memory")
+    system.store.clear()
     yield system
     system.store.clear()
 
