@@ -163,6 +163,7 @@ def _hold(system: Locks, into: list[int]) -> None:
             system.lock(into[0], Holder(os.getpid(), into[-1]).byte, 1, False)
             break
         except BlockingIOError:
+            # In one call, as is the closing below: an interrupt between two would leak a descriptor.
             into.extend(map(os.dup, into[-1:]))
     while len(into) > 2:
         list(map(os.close, map(into.pop, (1,))))
