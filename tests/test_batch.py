@@ -21,7 +21,8 @@ Pair = namedtuple("Pair", ["left", "right"])
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16),
-    *(torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.uint16),
+    *(torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(getattr(torch, name) for name in ("uint16",) if hasattr(torch, name)),  # not in torch 2.2
 ]
 ARRAYS = ["?", "u1", "i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "<c8", ">f4", "<u2", "U3", "M8[s]"]
 

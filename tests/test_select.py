@@ -20,7 +20,8 @@ Pair = namedtuple("Pair", ["left", "right"])
 COUNT = 8
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32),
-    *(torch.complex64, torch.uint16),
+    torch.complex64,
+    *(getattr(torch, name) for name in ("uint16",) if hasattr(torch, name)),  # not in torch 2.2
 ]
 ARRAYS = ["?", "u1", "<i4", "<f2", "<f8", ">f4", "<u2", "U3", "M8[s]"]
 

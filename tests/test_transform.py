@@ -370,7 +370,7 @@ def odd_tensors(batch):
         "parameter": torch.nn.Parameter(torch.ones(2)),
         "bfloat16": torch.ones(3, dtype=torch.bfloat16),
         "bool": torch.tensor([True, False]),
-        "uint16": torch.tensor([1, 65535], dtype=torch.uint16),
+        "uint16": torch.tensor([1, 65535], dtype=getattr(torch, "uint16", torch.int32)),  # not in torch 2.2
         "large": torch.arange(200_000).reshape(2, -1),
         "array": np.arange(3),
         "point": Point(torch.ones(1), {"a": [torch.zeros(2)]}),

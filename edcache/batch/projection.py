@@ -217,4 +217,8 @@ def _collated_column(values: npt.NDArray[Any], kind: str, as_tuple: bool) -> Any
     if kind == "str":
         return tuple(values.tolist()) if as_tuple else values.tolist()
     dtype = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}[kind]
+    if values.dtype.kind == "u":
+        # torch 2.2 takes no array of unsigned integers; what int64 does not hold is an error.
+        fits = int(values.max(initial=0)) < 1 << 63
+        return torch.tensor(values.astype(np.int64) if fits else values.tolist(), dtype=dtype)
     return torch.tensor(values, dtype=dtype)
