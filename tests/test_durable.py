@@ -452,6 +452,19 @@ def test_a_file_system_without_locks_shares_without_one(path):
     assert not file.can_lock
 
 
+def test_where_there_are_no_byte_locks_sharing_one_does_nothing(path, monkeypatch):
+    owner, reader = File.open(path, "x"), File.open(path, "r")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(durable.calls, "_HAS_OFD_LOCKS", False)
+        reader.share(7)
+    assert not owner.is_locked(7, 1)
+
+
+def test_a_tree_that_cannot_be_deleted_is_named(tmp_path):
+    with pytest.raises(StorageError, match="there/no: deleting it: No such file or directory"):
+        durable.remove_tree(str(tmp_path / "there" / "no"))
+
+
 def test_a_stamp_is_that_of_the_file_until_it_changes(path):
     file = File.open(path, "x")
     file.pwrite(0, b"hello")

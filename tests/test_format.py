@@ -290,6 +290,17 @@ def test_an_entry_whose_sizes_do_not_go_together_is_no_entry(changes):
     assert walked(data[:page] + forged + data[page + 192 :]) == headers[:1]
 
 
+def test_an_entry_that_reaches_over_pages_that_its_content_does_not_take_is_no_entry():
+    data, headers = chain(3)
+    page, first = headers[0].offset, headers[0]
+    as_amendment = {"kind": format.KIND_AMENDMENT, "samples": 0, "end_index": 0, "table_nbytes": 30}
+    forged = format.pack_header(replace(first, **as_amendment))
+    assert walked(data[:page] + forged + data[page + 192 :])[0].kind == format.KIND_AMENDMENT
+    larger = {"payload_nbytes": first.payload_nbytes + 4096, "next": first.next + 4096}
+    forged = format.pack_header(replace(first, **as_amendment, **larger))
+    assert walked(data[:page] + forged + data[page + 192 :]) == []
+
+
 def sealed():
     """A chain of two chunks and a seal of it; returns bytes and the seal's headers."""
     data, headers = chain(2)

@@ -468,7 +468,7 @@ def test_random_kills_leave_nothing_wrong_and_nothing_behind(name, log, tally):
                 time.sleep(0.001)
                 cache.close()
 
-    rounds = scaled(200)
+    rounds = max(50, scaled(200))
     with children() as none:
         alive = none
         for _ in range(rounds):
@@ -895,6 +895,13 @@ def test_what_takes_another_name_is_not_kept(name, tmp_path):
         [holder] = memory.holders(durable.system, name)
         assert holder.pid == os.getpid()
     assert (tmp_path / "b").read_bytes() == b"a"
+    assert memory.holders(durable.system, name) == []
+
+
+def test_what_lost_its_name_is_not_kept_after_an_interrupt(name):
+    with pytest.raises(KeyboardInterrupt), durable.kept(name):
+        os.unlink(memory.entry(name))
+        raise KeyboardInterrupt
     assert memory.holders(durable.system, name) == []
 
 

@@ -20,6 +20,13 @@ PROGRAM = """
 import os, sys, time
 import torch, edcache
 
+def begin_together():
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    names = [f"{log}.{{rank}} of {{size}}" for rank in range(size)]
+    open(names[int(os.environ.get("RANK", 0))], "w").close()
+    while not all(map(os.path.exists, names)):
+        time.sleep(0.01)
+
 class Source:
     def __len__(self): return {count}
     def __getitem__(self, i):
@@ -33,6 +40,7 @@ def make(version=1):
     return Source()
 
 if __name__ == "__main__":
+    begin_together()
     ds = make(*map(int, sys.argv[1:]))
     assert [int(s["x"][0]) for s in ds] == list(range({count}))
     print(len(ds), ds.labels["y"].sum(), ds.head.uuid.hex())

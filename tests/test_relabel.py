@@ -21,7 +21,7 @@ import reference
 from scale import scaled, seeded
 
 import edcache
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset, CacheWriter, durable
 from edcache.errors import (
     CorruptArchiveError,
     LabelError,
@@ -782,3 +782,20 @@ def test_another_process_sees_labels_after_refresh(path):
     ds.refresh()
     assert ds.labels["new"].tolist() == list(range(10))
     assert json.loads(json.dumps(ds.info()["labels"])) == ["y", "kind", "new"]
+
+
+@pytest.mark.parametrize("sync", ["never", "seal"])
+def test_labels_that_are_added_before_a_seal_are_synced_as_the_fill_asks(tmp_path, sync):
+    class Counting(durable.System):
+        syncs = 0
+
+        def sync(self, fd):
+            self.syncs += 1
+            super().sync(fd)
+
+    cache = CachedDataset([{"x": i} for i in range(5)], tmp_path / "a.zip", lazy=True, sync=sync)
+    with durable.replace_system(Counting()) as system:
+        cache.add_labels("z", {0: 7})
+    assert not cache.reader.sealed
+    assert (system.syncs > 0) == (sync == "seal")
+    assert CachedDataset.from_cache(tmp_path / "a.zip").labels["z"][0] == 7

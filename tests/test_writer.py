@@ -663,6 +663,30 @@ def test_neighbours_that_a_power_cut_took_are_given_up_together(path):
     assert json.loads(amendment)["lost"] == [[2, 4], [6, 6]]
 
 
+def test_what_was_given_up_is_no_damage_to_who_goes_on_after_a_kill(path):
+    """The writer that gives it up is killed before it cuts off what lies behind."""
+    w = CacheWriter(path, chunk_size=1, sync="never", publish_seconds=None)
+    w.extend(range(5))
+    w.abort()
+    data = bytearray(path.read_bytes())
+    data[Reader(path).records.offset[0]] ^= 1
+    start = 3 * 4096
+    data[start : start + 192] = bytes(192)
+    path.write_bytes(data)
+
+    class Killed(Rebooted):
+        def truncate(self, fd, size):
+            raise KeyboardInterrupt
+
+    with durable.replace_system(Killed()), pytest.raises(KeyboardInterrupt):
+        CacheWriter(path, "a", sync="never")
+    assert len(path.read_bytes()) == len(data)
+    with CacheWriter(path, "a", sync="never") as w:
+        for index in (0, 2, 3, 4):
+            w.write(index, index)
+    assert contents(path) == {k: k for k in range(5)}
+
+
 def test_what_a_power_cut_took_is_missing_and_is_written_again(path):
     """Here of many chunks, more than an amendment has room for one by one: some others go along."""
     w = CacheWriter(path, chunk_size=1, sync="never", publish_seconds=None)
