@@ -32,7 +32,7 @@ setup(
         "images": ["Pillow>=9"],
         "dask": ["distributed>=2023.5"],
         "duckdb": ["duckdb>=1.0"],
-        "hf": ["datasets>=2.14"],
+        "hf": ["datasets>=2.14", "huggingface_hub>=0.23", "fsspec>=2024.2", "aiohttp>=3.9"],
         "pandas": ["pandas>=1.5"],
         "polars": ["polars>=0.20"],
         "ray": ["ray>=2.9"],

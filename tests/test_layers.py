@@ -48,6 +48,7 @@ OWNERS = {
     "asyncio": {"places"},
     "fsspec": {"places"},
     "torch_xla": {"xla"},
+    "huggingface_hub": {"places"},
     "datasets": {"exporting", "importers"},
     "tarfile": {"exporting", "importers"},
 }

@@ -5,6 +5,7 @@
     opening    a path or a URL to an open `Place`
     remote     `RemotePlace`: an object behind a URL: one state of it, many extents by one concurrent fetch
     engines    which library reads a scheme: fsspec, and our own client where the scheme speaks HTTP
+    hub        a file of a Hugging Face repository, at one commit
     web        one object over HTTP, every answer checked against what was asked
     process    what fetching keeps in a process: loop, clients; nothing of it survives a fork
     asking     asking again: time limits, back-off, what an engine says when an answer does not serve

@@ -13,13 +13,15 @@ from typing import Any, Final
 from edcache.errors import MissingDependencyError, OptionError, StorageError
 from edcache.places import process
 from edcache.places.asking import Engine, Failing, Stamp, refused
+from edcache.places.hub import HubEngine
 from edcache.places.url import Url
 from edcache.places.web import Plain, WebEngine, check_installed
 
 _WEB: Final = ("http", "https")
 _S3: Final = ("s3", "s3a")
 _GS: Final = ("gs", "gcs")
-_EXTRAS: Final = dict.fromkeys(_S3, "edcache[s3]") | dict.fromkeys(_GS, "edcache[gs]")
+_HUB: Final = "hf"
+_EXTRAS: Final = dict.fromkeys(_S3, "edcache[s3]") | dict.fromkeys(_GS, "edcache[gs]") | {_HUB: "edcache[hf]"}
 # Options that a signed URL cannot carry.
 _UNSIGNED: Final = ("requester_pays", "s3_additional_kwargs", "version_aware")
 _SIGNED_SECONDS: Final = 3600
@@ -51,6 +53,8 @@ def engine_of(url: Url, options: Mapping[str, Any]) -> Engine:
         return _Preferring(WebEngine(_Signed(filesystem, path)), inner)
     if scheme in _GS:
         return _Preferring(_GoogleEngine(filesystem, path), inner)
+    if scheme == _HUB:
+        return HubEngine(filesystem, path)
     return inner
 
 
