@@ -69,34 +69,47 @@ class Large(Source):
 # --- processes that die ---
 
 
-def fill_and_report(url, log, k):
-    try:
-        CachedDataset(Slow(log), url, in_memory_keys=["y"], chunk_size=4)
-    except BaseException:
-        os._exit(1)
-    os._exit(0)
-
-
 class Slow(Source):
     def __getitem__(self, i):
         time.sleep(0.01)
         return super().__getitem__(i)
 
 
+SLOW = {"type": "slow"}  # whichever class it is
+
+
+def fill_and_report(url, source):
+    try:
+        CachedDataset(source, url, in_memory_keys=["y"], chunk_size=4, fingerprint=SLOW)
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
+
+
+class Doomed(Slow):
+    """Ends its process in the middle of its second sample."""
+
+    asked = 0
+
+    def __getitem__(self, i):
+        found = super().__getitem__(i)
+        self.asked += 1
+        if self.asked == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
+
+
 def test_of_eight_processes_that_fill_one_is_killed_and_the_others_do_its_work(server, log, tally):
-    url = server.url("digits", claim_seconds=1)
+    # Long enough that who waits for a processor loses no claim.
+    url = server.url("digits", claim_seconds=4)
     children = []
     for k in range(8):
         pid = os.fork()
         if not pid:
-            fill_and_report(url, log, k)
+            fill_and_report(url, Slow(log) if k else Doomed(log))
         children.append(pid)
-    while len(filled.computed(log)) < COUNT // 3:
-        time.sleep(0.005)
-    killed = filled.last_process(log)
-    os.kill(killed, signal.SIGKILL)
     codes = [os.waitpid(pid, 0)[1] for pid in children]
-    assert sorted(codes) == [0] * 7 + [signal.SIGKILL]
+    assert codes == [signal.SIGKILL] + [0] * 7
     ds = CachedDataset.from_cache(url)
     assert is_whole(ds)
     assert ds.labels["y"].tolist() == [i % 4 for i in range(COUNT)]
@@ -111,12 +124,12 @@ def test_who_was_stopped_for_longer_than_its_claim_lives_does_no_harm(server, lo
     url = server.url("digits", claim_seconds=0.5)
     pid = os.fork()
     if not pid:
-        fill_and_report(url, log, 0)
+        fill_and_report(url, Slow(log))
     while len(filled.computed(log)) < 5:
         time.sleep(0.005)
     os.kill(pid, signal.SIGSTOP)
     try:
-        ds = CachedDataset(Slow(log), url, in_memory_keys=["y"])
+        ds = CachedDataset(Slow(log), url, in_memory_keys=["y"], fingerprint=SLOW)
     finally:
         os.kill(pid, signal.SIGCONT)
     assert os.waitpid(pid, 0)[1] == 0

@@ -24,7 +24,7 @@ CALLS = (
     *("replace", "remove", "boot_time", "lock", "is_locked", "unlock"),
 )
 # One in so many.
-DOUBTED = 200
+DOUBTED = 400
 
 Children = dict[Any, "_Node | _Leaf"]
 

@@ -13,11 +13,11 @@ from scale import SEED, scaled
 
 pytestmark = pytest.mark.spread
 
-# Ten microseconds to two milliseconds each: together some 90 seconds of one core. Each group is one process.
+# Ten microseconds to two milliseconds each: together some 70 seconds of one core. Each group is one process.
 RUNS = {
-    "bytes": {"frames": 350_000, "json": 60_000, "where": 40_000, "header": 20_000},
+    "bytes": {"frames": 352_000, "json": 60_000, "where": 40_000, "header": 20_000},
     "values": {"codec": 10_000, "index": 8_000},
-    "files": {"open": 20_000},
+    "files": {"open": 12_000},
 }
 
 
