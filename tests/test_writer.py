@@ -663,6 +663,41 @@ def test_neighbours_that_a_power_cut_took_are_given_up_together(path):
     assert json.loads(amendment)["lost"] == [[2, 4], [6, 6]]
 
 
+class KilledBeforeCutting(Rebooted):
+    """A recovery that is killed once it has written down what is lost."""
+
+    def truncate(self, fd, size):
+        raise KeyboardInterrupt
+
+
+def test_what_followed_a_recovery_that_lost_its_power_does_not_follow_the_next(path):
+    """Both write the same amendment at the same place; behind it lies what the first one appended."""
+    w = CacheWriter(path, chunk_size=1, sync="never", publish_seconds=None)
+    w.extend(range(3))
+    w.abort()
+    data = bytearray(path.read_bytes())
+    amendment, chunk = len(data), len(data) + 4096
+    data[Reader(path).records.offset[1]] ^= 1
+    path.write_bytes(data)
+    with durable.replace_system(Rebooted()):
+        w = CacheWriter(path, "a", sync="never", publish_seconds=None)
+        w.write(1, 1)
+        w.abort()
+    data = bytearray(path.read_bytes())
+    # Of what it wrote the header of its chunk alone reached the disk.
+    assert data[chunk : chunk + 4] == b"PK\3\4"
+    data[amendment:chunk] = bytes(4096)
+    data[chunk + 192 :] = bytes(len(data) - chunk - 192)
+    path.write_bytes(data)
+    with durable.replace_system(KilledBeforeCutting()), pytest.raises(KeyboardInterrupt):
+        CacheWriter(path, "a", sync="never")
+    with CacheWriter(path, "a", sync="never") as w:
+        assert w.next_index == 3
+        w.write(1, 1)
+    assert contents(path) == {0: 0, 1: 1, 2: 2}
+    assert edcache.verify(path).sound
+
+
 def test_what_was_given_up_is_no_damage_to_who_goes_on_after_a_kill(path):
     """The writer that gives it up is killed before it cuts off what lies behind."""
     w = CacheWriter(path, chunk_size=1, sync="never", publish_seconds=None)
@@ -674,11 +709,7 @@ def test_what_was_given_up_is_no_damage_to_who_goes_on_after_a_kill(path):
     data[start : start + 192] = bytes(192)
     path.write_bytes(data)
 
-    class Killed(Rebooted):
-        def truncate(self, fd, size):
-            raise KeyboardInterrupt
-
-    with durable.replace_system(Killed()), pytest.raises(KeyboardInterrupt):
+    with durable.replace_system(KilledBeforeCutting()), pytest.raises(KeyboardInterrupt):
         CacheWriter(path, "a", sync="never")
     assert len(path.read_bytes()) == len(data)
     with CacheWriter(path, "a", sync="never") as w:

@@ -277,9 +277,7 @@ _WRITER = [
         "writer/appender.py",
         '            said = {"lost": lost, "behind": f"{format.link_after(behind):016x}"}\n',
         '            said = {"lost": lost}\n',
-        (RECOVERY,),
-        seconds=20,
-        scale=0.4,
+        ("tests/test_writer.py::test_what_followed_a_recovery_that_lost_its_power_does_not_follow_the_next",),
     ),
     Bug(
         "losses not written at once",
