@@ -174,6 +174,9 @@ def test_what_is_not_there_and_who_is_not_let_in_are_told_without_the_token(hub)
     with pytest.raises(StorageError, match=r"a\.zip: .*503 Service Unavailable; asked 2 times"):
         ds.refresh()
     hub.status = 403
-    with pytest.raises(StorageError, match="403 Forbidden; give credentials") as raised:
-        ds.refresh()
-    assert TOKEN not in repr(raised.value)
+    for read in (ds.refresh, lambda: opened(hub, URL.replace("user", "another"))):
+        hub.asked.clear()
+        with pytest.raises(StorageError, match="403 Forbidden; give credentials") as raised:
+            read()
+        assert TOKEN not in repr(raised.value)
+        assert len(hub.asked) == 1

@@ -56,18 +56,18 @@ class HubEngine:
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
         from huggingface_hub.utils import HfHubHTTPError, build_hf_headers
 
+        failing: Exception
         filesystem = self._filesystem
         try:
             found = filesystem.resolve_path(self._path)
-        except FileNotFoundError:
-            # The hub does not tell which; and there has to be one before anything is uploaded.
-            raise Forbidden("no such repository, or none that you may read") from None
-        file = {"repo_type": found.repo_type, "endpoint": filesystem.endpoint}
-        names = found.repo_id, found.path_in_repo
-        try:
+            file = {"repo_type": found.repo_type, "endpoint": filesystem.endpoint}
+            names = found.repo_id, found.path_in_repo
             told = get_hf_file_metadata(
                 hf_hub_url(*names, revision=found.revision, **file), token=filesystem.token
             )
+        except FileNotFoundError:
+            # The hub does not tell which; and there has to be one before anything is uploaded.
+            failing = Forbidden("no such repository, or none that you may read")
         except HfHubHTTPError as error:
             failing = _failing(error)
         else:
