@@ -14,6 +14,9 @@ _CENTRAL: Final = struct.Struct("<4sHHHHHHIIIHHHHHII")  # 46 bytes
 _END64: Final = struct.Struct("<4sQHHIIQQQQ")  # 56 bytes
 _LOCATOR: Final = struct.Struct("<4sIQI")  # 20 bytes
 _END: Final = struct.Struct("<4sHHHHIIH")  # 22 bytes
+# The very last record of a zip file.
+END_SIGNATURE: Final = b"PK\x05\x06"
+END_RECORD_NBYTES: Final = _END.size
 END_NBYTES: Final = _END64.size + _LOCATOR.size + _END.size
 
 ZIP64_ID: Final = 0x0001
@@ -69,7 +72,7 @@ def pack_end(count: int, offset: int, nbytes: int) -> bytes:
     """The end records behind a directory of so many entries: where it begins, how long it is."""
     end64 = _END64.pack(b"PK\x06\x06", 44, _MADE_BY, 45, 0, 0, count, count, nbytes, offset)
     locator = _LOCATOR.pack(b"PK\x06\x07", 0, offset + nbytes, 1)
-    end = _END.pack(b"PK\x05\x06", 0, 0, _MAX16, _MAX16, MAX32, MAX32, 0)
+    end = _END.pack(END_SIGNATURE, 0, 0, _MAX16, _MAX16, MAX32, MAX32, 0)
     return end64 + locator + end
 
 

@@ -13,11 +13,10 @@ from edcache import format
 from edcache.contents import find_headers
 from edcache.durable import File
 from edcache.format import PAGE, Cursor, Header
+from edcache.zipdirectory import END_RECORD_NBYTES, END_SIGNATURE
 
 # An entry at the end of a file that was cut reaches beyond it; what is left of it is looked at.
 ANYWHERE: Final = 1 << 62
-_END_RECORD: Final = b"PK\x05\x06"
-_END_RECORD_NBYTES: Final = 22
 
 
 class Gap(NamedTuple):
@@ -138,10 +137,10 @@ class Entries:
     def _directory_in(self, start: int, end: int) -> format.Tail | None:
         """The end of a zip directory that lies behind `start`, and but for zeros right before `end`."""
         data = self._pread(max(start, end - 2 * PAGE), min(2 * PAGE, end - start))
-        at = data.rfind(_END_RECORD)
+        at = data.rfind(END_SIGNATURE)
         if at < 0:
             return None
-        size = max(start, end - 2 * PAGE) + at + _END_RECORD_NBYTES
+        size = max(start, end - 2 * PAGE) + at + END_RECORD_NBYTES
         found = self._pread(max(0, size - format.TAIL_NBYTES), format.TAIL_NBYTES)
         tail = format.parse_tail(found, size)
         return tail if tail is not None and tail.index_offset >= start else None

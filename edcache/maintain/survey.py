@@ -31,6 +31,7 @@ from edcache.labels.revisions import Revised
 from edcache.labels.tables import ChunkTable, IndexTable, Revision, parse_index, parse_labels
 from edcache.maintain.proof import check_chunk, check_layout
 from edcache.places import Place
+from edcache.zipdirectory import END_SIGNATURE
 
 # index, offset, nbytes, crc32 and schema of a record, as Arrow writes them.
 ROW_NBYTES: Final = 30
@@ -304,7 +305,7 @@ class Survey:
         return had_crc and (named or self._ends_like_a_zip())
 
     def _ends_like_a_zip(self) -> bool:
-        return b"PK\x05\x06" in self._pread(max(0, self.size - 1024), 1024)
+        return END_SIGNATURE in self._pread(max(0, self.size - 1024), 1024)
 
     # --- what nobody needs ---
 
