@@ -9,7 +9,7 @@
     copy_to_local   copy an archive that is far away to a disk of this machine, once for all its processes
     import_cache    an archive from another system's cache; compat has the old names of some
     ray_executor    an Executor whose tasks run in Ray, to fill by
-    register        let the codec store an enum or a dataclass
+    register        let the codec store a class of yours: an enum, a dataclass, any other
     samplers        Balanced, Weighted, ByLength, ChunkShuffle: orders that know labels and chunks
     verify          check every byte of an archive; repair(), compact() and digest() mend, shrink, identify it
     merge           several archives copied into one; split() makes several of one

@@ -26,7 +26,7 @@
     ├── CodecError
     │   ├── UnsupportedTypeError (TypeError)   a leaf that the native codec does not store
     │   ├── ImageError (ValueError)            an image file that cannot be read or decoded
-    │   ├── UnregisteredTypeError (TypeError)  an enum or dataclass that this process has not registered
+    │   ├── UnregisteredTypeError (TypeError)  a class that this process has not registered
     │   └── PickleRefusedError (ValueError)    a pickle that nobody has allowed
     ├── LabelError
     │   ├── UnknownLabelError (KeyError)       a column that the archive does not hold
@@ -34,6 +34,8 @@
     │   └── WhereError (ValueError)            a where-expression that does not parse
     ├── FingerprintError (TypeError)           an argument that has no stable description
     └── StaleCacheError (RuntimeError)         the archive was made by another call
+
+    StandInWarning (UserWarning)               a namedtuple comes back as another class than it had
 
 Each class is constructed from one message, so that an exception survives the trip out of a
 DataLoader worker (torch rebuilds it as `type(message)`).
@@ -62,6 +64,10 @@ def _rebuilt(kind: type[Any], args: tuple[Any, ...], errno: int | None, filename
     error = kind(*args)
     error.errno, error.filename = errno, filename
     return error
+
+
+class StandInWarning(UserWarning):
+    """Records hold a namedtuple whose class is not imported; a stand-in has its fields, not its methods."""
 
 
 class OptionError(EdcacheError, ValueError):
@@ -168,7 +174,7 @@ class ImageError(CodecError, ValueError):
 
 
 class UnregisteredTypeError(CodecError, TypeError):
-    """A record names an enum or dataclass that this process has not registered."""
+    """A record names a class that this process has not registered."""
 
 
 class PickleRefusedError(CodecError, ValueError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -104,10 +103,9 @@ def _compiled(decoder: Decoder, node: Node, special: Special | None, column: typ
 
 
 def _mapping(decoder: Decoder, node: Node, special: Special | None) -> Collate:
-    keys = node.keys
     collate = _all(decoder, node, [_compiled(decoder, child, special) for child in node.children])
-    make = dict if node.kind == "dict" else OrderedDict
-    return lambda group, memory: make(zip(keys, collate(group, memory), strict=True))
+    assemble = assembler(node)
+    return lambda group, memory: assemble(collate(group, memory))
 
 
 def _all(decoder: Decoder, node: Node, children: list[Collate]) -> Callable[[Group, Memory], list[Any]]:

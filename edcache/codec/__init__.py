@@ -1,10 +1,11 @@
 """The codec: a sample to a record and back, for a closed list of types.
 
-    errors <- dtypes, registry, images, imaging, pickled, compression      each alone
+    errors <- dtypes, packages, images, imaging, pickled, compression      each alone
+    registry      the classes that a record may name; packages has those of other libraries
     imagefile     an image as the bytes of its file; imaging decodes them
     schema        text <-> tree of nodes; where leaves lie in a record. Its docstring is the byte layout
     leaves        one value <-> its schema node and wire value
-    containers    dict, list, tuple, namedtuple, dataclass, image: taken apart, put together
+    containers    dict, list, tuple, namedtuple, dataclass, image, object: taken apart, put together
     matchers      the fast way of encoding, compiled from a schema
     encode        Encoder: the general way, and which schemas to make
     decode        Decoder: a schema compiled into closures

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import enum
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from edcache.codec.images import is_image, put_together, take_apart
 from edcache.codec.leaves import Refusal, type_name
+from edcache.codec.packages import Form
 from edcache.codec.registry import (
+    EnumKey,
     class_name,
     dataclass_fields,
+    fields_differ,
     find_namedtuple,
+    form_named,
+    form_of,
     is_namedtuple,
     is_registered,
+    namedtuple_name,
     registered,
 )
 from edcache.codec.schema import Node, dump_key
-from edcache.errors import UnregisteredTypeError
+from edcache.errors import CorruptRecordError, EdcacheError
 
 Assemble = Callable[[list[Any]], Any]
 
@@ -51,6 +58,9 @@ def take(value: Any) -> Parts:
     make = _TAKE.get(type(value))
     if make is not None:
         return make(value)
+    form = form_of(type(value))
+    if form is not None:
+        return _take_object(value, form)
     if is_namedtuple(value):
         return _take_namedtuple(value)
     if dataclasses.is_dataclass(type(value)) and is_registered(type(value)):
@@ -65,20 +75,26 @@ def _remedy(value: Any) -> str:
     if dataclasses.is_dataclass(cls):
         return f"register it with edcache.register({cls.__name__})"
     # Looked up by name, so that the text names a call that the reader's own type has.
-    for base, advice in _ADVICE.items():
-        if any(base == f"{kin.__module__}.{kin.__qualname__}" for kin in cls.__mro__):
-            return advice
-    return 'convert it to tensors, arrays or plain Python values, or choose codec="pickle"'
+    known = next((kin for kin in cls.__mro__ if _name(kin) in _ADVICE), None)
+    ways = [_ADVICE[_name(known)] if known else "convert it to tensors, arrays or plain Python values"]
+    if known is not cls:
+        ways[0] += ", which drops its class and attributes" if known else ""
+        ways.append(f"register its class with edcache.register({cls.__name__}, encode=..., decode=...)")
+    return ", ".join([*ways, 'or choose codec="pickle"'])
+
+
+def _name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 _ADVICE = {
     "torch.nn.parameter.Parameter": "call .detach() on it",
     "torch.Tensor": "call .as_subclass(torch.Tensor) on it",
-    "numpy.ma.MaskedArray": "store its .data and its .mask",
-    "numpy.ma.core.MaskedArray": "store its .data and its .mask",
+    "numpy.ma.MaskedArray": "store its .data, its .mask and its .fill_value",
+    "numpy.ma.core.MaskedArray": "store its .data, its .mask and its .fill_value",
     "numpy.ndarray": "call numpy.asarray() on it",
     **{
-        f"builtins.{name}": f'convert it to a {target}, or choose codec="pickle"'
+        f"builtins.{name}": f"convert it to a {target}"
         for name, target in {
             "set": "list",
             "frozenset": "list",
@@ -110,17 +126,21 @@ def _key(key: Any) -> Any:
     tree = dump_key(key)
     if tree is None:
         raise Refusal(
-            f"a dict key of type {type_name(key)}; "
+            f"a dict key of type {type_name(key)}; {_key_remedy(key)}"
             'use str, int (64 bits), bool, float, None or bytes keys, or choose codec="pickle"'
         )
     return tree
+
+
+def _key_remedy(key: Any) -> str:
+    return f"edcache.register({type(key).__name__}), or " if isinstance(key, enum.Enum) else ""
 
 
 def _take_namedtuple(value: Any) -> Parts:
     if getattr(value, "__dict__", None):
         raise Refusal(f"{type_name(value)} with attributes beside its fields; convert it to a dict")
     fields = type(value)._fields
-    header = ["namedtuple", *class_name(type(value)), list(fields)]
+    header = ["namedtuple", *namedtuple_name(type(value)), list(fields)]
     return Parts(header, fields, tuple(value), attributes=True)
 
 
@@ -137,6 +157,14 @@ def _take_dataclass(value: Any) -> Parts:
                 f"{type_name(value)} with the attribute {name!r}, which is no field; make it a field"
             )
     return Parts(["dataclass", *class_name(cls), list(fields)], fields, values, attributes=True)
+
+
+def _take_object(value: Any, form: Form) -> Parts:
+    try:
+        tree = form.encode(value)
+    except Exception as error:
+        raise Refusal(f"{type_name(value)}; its encode= raised {error!r:.200}; mend it") from error
+    return Parts(["object", *form.name], ["encode()"], [tree], attributes=True)
 
 
 def _take_image(value: Any) -> Parts:
@@ -163,19 +191,25 @@ _TAKE: dict[type, Callable[[Any], Parts]] = {
 def assembler(node: Node) -> Assemble:
     """Return the function that makes a container of a list of its children.
 
-    It runs no __init__ of a user's class.
+    It runs no __init__ of a user's class but in a `decode` that the user registered.
     """
     return _ASSEMBLE[node.kind](node)
 
 
 def _assemble_dict(node: Node) -> Assemble:
     keys = node.keys
+    if any(type(key) is EnumKey for key in keys):
+        return lambda values: dict(zip(_found(keys), values, strict=True))
     return lambda values: dict(zip(keys, values))  # noqa: B905 - equal by the schema's check; strict costs time
 
 
 def _assemble_ordered(node: Node) -> Assemble:
     keys = node.keys
-    return lambda values: collections.OrderedDict(zip(keys, values, strict=True))
+    return lambda values: collections.OrderedDict(zip(_found(keys), values, strict=True))
+
+
+def _found(keys: Sequence[Any]) -> list[Any]:
+    return [key.found() if type(key) is EnumKey else key for key in keys]
 
 
 def _assemble_namedtuple(node: Node) -> Assemble:
@@ -190,14 +224,26 @@ def _assemble_dataclass(node: Node) -> Assemble:
         cls = registered(node.const)
         fields = dataclass_fields(cls) if dataclasses.is_dataclass(cls) else ()
         if fields != node.keys:
-            raise UnregisteredTypeError(
-                f"the record holds a {'.'.join(node.const)} with fields {', '.join(node.keys)}; the class "
-                f"registered now has {', '.join(fields) or 'none'}; register one with the stored fields"
-            )
+            raise fields_differ(node.const, node.keys, fields)
         made: object = object.__new__(cls)
         for name, value in zip(fields, values, strict=True):
             object.__setattr__(made, name, value)
         return made
+
+    return assemble
+
+
+def _assemble_object(node: Node) -> Assemble:
+    def assemble(values: list[Any]) -> Any:
+        form = form_named(node.const)
+        try:
+            return form.decode(values[0])
+        except EdcacheError:
+            raise
+        except Exception as error:
+            raise CorruptRecordError(
+                f"{'.'.join(node.const)}: its decode= raised {error!r:.200} over what its record holds"
+            ) from error
 
     return assemble
 
@@ -215,4 +261,5 @@ _ASSEMBLE: dict[str, Callable[[Node], Assemble]] = {
     "namedtuple": _assemble_namedtuple,
     "dataclass": _assemble_dataclass,
     "image": _assemble_image,
+    "object": _assemble_object,
 }

@@ -20,7 +20,7 @@ from edcache.codec.dtypes import TORCH_BY_DTYPE, Array, Dtype
 from edcache.codec.imaging import Decoding
 from edcache.codec.leaves import reviver
 from edcache.codec.pickled import PICKLE_SCHEMA, load
-from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, Node, Path, Span, align, parse
+from edcache.codec.schema import MAX_TEXT, OPAQUE, SELF_SCHEMA, Layout, Node, Path, Span, align, parse
 from edcache.errors import CorruptRecordError, EdcacheError, PickleRefusedError
 from edcache.once import once
 
@@ -36,7 +36,7 @@ class Field(NamedTuple):
 
     Attributes:
         path: keys, indices and names that lead to it.
-        kind: as in schema.py's table; "image" stands for a whole image.
+        kind: as in schema.py's table; "image" and "object" stand for the whole of one.
         dtype: torch.dtype of a tensor; numpy dtype of an array, numpy scalar, bool, int, float or complex.
         shape: of an array or tensor; () for another leaf of fixed size; None if it varies.
         offset: of its bytes in the record, None if it varies.
@@ -112,7 +112,7 @@ class Decoder:
         Raises:
             CorruptRecordError: the bytes are no record of this schema.
             PickleRefusedError: records are pickles, and allow_pickle is not True.
-            UnregisteredTypeError: the record holds an enum or a dataclass that is not registered.
+            UnregisteredTypeError: the record holds a class that is not registered.
             ImageError: an image file in it does not decode.
         Cost: about 3 us for a small tensor and an int.
         """
@@ -124,7 +124,7 @@ class Decoder:
             raise CorruptRecordError(f"record does not decode: {error}") from error
 
     def decode_field(self, path: Path, record: memoryview) -> object:
-        """Decode one leaf of a record, one of `fields` and no image; the caller owns it.
+        """Decode one leaf of a record, one of `fields` and no image or object; the caller owns it.
 
         Raises: as `decode`.
         """
@@ -247,10 +247,10 @@ def _self_decoder(text: str, decoding: Decoding | None) -> Decoder:
 
 
 def _fields(node: Node, offsets: Iterator[int | None]) -> Iterator[Field]:
-    if node.kind == "image":
+    if node.kind in OPAQUE:
         for _ in node.leaves():
             next(offsets)
-        yield Field(node.path, "image", None, None, None, None)
+        yield Field(node.path, node.kind, None, None, None, None)
     elif node.is_container:
         for child in node.children:
             yield from _fields(child, offsets)

@@ -24,7 +24,7 @@ import torch
 from edcache.codec import dtypes
 from edcache.codec.imagefile import ImageFile, file_bytes, revived
 from edcache.codec.imaging import format_of
-from edcache.codec.registry import class_name, is_registered, registered
+from edcache.codec.registry import class_name, is_registered, member_named, registered
 from edcache.codec.schema import Node
 from edcache.errors import (
     CodecError,
@@ -376,11 +376,7 @@ def _revive_path(node: Node) -> Revive:
 
 def _revive_enum(node: Node) -> Revive:
     def revive(data: Any) -> Any:
-        cls: Any = registered(node.const)
-        member = cls.__members__.get(_text(data))
-        if member is None:
-            raise CorruptRecordError(f"{'.'.join(node.const)} has no member {_text(data)[:80]!r}")
-        return member
+        return member_named(registered(node.const), _text(data))
 
     return revive
 

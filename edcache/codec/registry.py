@@ -1,8 +1,9 @@
-"""The classes that a record may name: registered enums and dataclasses, and namedtuples found by looking.
+"""The classes that a record may name: registered ones, a fixed list's, and namedtuples found by looking.
 
-Nothing here imports a module that a record names. An enum or a dataclass is built only where this process
-registered it; a namedtuple is looked up among modules already imported, and is otherwise made anew from its
-name and fields, which are checked to be identifiers.
+Nothing here imports a module that a record names: whoever wrote the record would choose code to run. An enum,
+a dataclass or an object is built only where this process registered its class, or where `packages` lists it.
+A namedtuple is looked up among the registered classes and the modules already imported. Otherwise a stand-in
+is made from its name and fields, which are checked to be identifiers, and a warning says so.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ import enum
 import keyword
 import sys
 import types
+import warnings
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from unicodedata import normalize
 
-from edcache.errors import CorruptRecordError, OptionError, UnregisteredTypeError
+from edcache.codec import packages
+from edcache.codec.packages import ClassName, Form
+from edcache.errors import CorruptRecordError, OptionError, StandInWarning, UnregisteredTypeError
 
 _Class = TypeVar("_Class", bound=type)
-ClassName = tuple[str, str]
 
 MAX_FIELDS = 1024
 
 _registered: dict[ClassName, type] = {}
+_forms: dict[ClassName, Form] = {}
 
 
 def class_name(cls: type) -> ClassName:
@@ -32,32 +37,59 @@ def class_name(cls: type) -> ClassName:
     return cls.__module__, cls.__qualname__
 
 
-def register(cls: _Class) -> _Class:
-    """Allow an enum or a dataclass in samples of this process; usable as a decorator.
+def register(
+    cls: _Class,
+    *,
+    encode: Callable[[Any], Any] | None = None,
+    decode: Callable[[Any], Any] | None = None,
+) -> _Class:
+    """Allow a class in samples of this process; usable as a decorator for enums, dataclasses and namedtuples.
 
-    A dataclass comes back without running its __init__ or __post_init__: its fields are set directly.
-    A later class of the same module and qualified name replaces an earlier one.
+    A dataclass or a namedtuple comes back without running its __init__, __new__ or __post_init__: its fields
+    are set directly. Any other class needs `encode` and `decode`, which undo each other. A later class of the
+    same module and qualified name replaces an earlier one.
 
     Args:
-        cls: a subclass of enum.Enum, or a dataclass whose whole state is its fields.
+        cls: a subclass of enum.Enum, a dataclass whose whole state is its fields, a namedtuple; with encode
+            and decode any class. Objects of its subclasses are not included.
+        encode: an object to a tree of values that the codec stores: dicts, lists, tensors, other registered
+            classes, ...
+        decode: such a tree to an object. It is given what an archive holds: an archive from a stranger may
+            hold any tree.
     Returns:
         cls itself.
     Raises:
-        OptionError: cls is neither.
+        OptionError: cls is none of these, or encode comes without decode.
     Safety: the table belongs to the process; register in a module that every worker imports.
+
+    >>> edcache.register(Mesh, encode=lambda mesh: [mesh.points, mesh.faces], decode=lambda t: Mesh(*t))
     """
     if not isinstance(cls, type):
         raise OptionError(f"register: {cls!r} is not a class; pass an Enum subclass or a dataclass")
-    if not issubclass(cls, enum.Enum):
+    name = class_name(cls)
+    if encode is not None and decode is not None:
+        _forms[name] = Form(name, cls, encode, decode)
+        return cls
+    if encode is not None or decode is not None:
+        raise OptionError(f"register: {'.'.join(name)} comes with one of encode= and decode=; pass both")
+    if not issubclass(cls, enum.Enum) and not _is_namedtuple_class(cls):
         _check_dataclass(cls)
-    _registered[class_name(cls)] = cls
+    _forms.pop(name, None)
+    _registered[name] = cls
     return cls
+
+
+def _is_namedtuple_class(cls: type) -> bool:
+    return issubclass(cls, tuple) and valid_fields(getattr(cls, "_fields", None))
 
 
 def _check_dataclass(cls: type) -> None:
     shown = ".".join(class_name(cls))
     if not dataclasses.is_dataclass(cls):
-        raise OptionError(f"register: {shown} is neither an Enum subclass nor a dataclass")
+        raise OptionError(
+            f"register: {shown} is neither an Enum subclass, nor a dataclass, nor a namedtuple; pass encode= "
+            "and decode=, which make a tree of it and it of the tree"
+        )
     try:
         object.__new__(cls)
     except TypeError as error:
@@ -65,24 +97,96 @@ def _check_dataclass(cls: type) -> None:
 
 
 def is_registered(cls: type) -> bool:
-    """Tell whether this very class is registered."""
-    return _registered.get(class_name(cls)) is cls
+    """Tell whether this very class, an enum or a dataclass, may be stored."""
+    name = class_name(cls)
+    return _registered.get(name) is cls or packages.enum_named(name, may_import=False) is cls
 
 
-def registered(name: ClassName) -> type:
-    """Return the registered class of that name.
+def registered(name: ClassName, *, may_import: bool = True) -> type:
+    """Return the enum, dataclass or namedtuple of that name.
 
+    Args:
+        may_import: import the module of an enum that `packages` lists.
     Raises:
         UnregisteredTypeError: with the call that would register it.
+        MissingDependencyError: `packages` lists it, and its package is not installed.
     """
-    cls = _registered.get(name)
+    cls = _registered.get(name) or packages.enum_named(name, may_import=may_import)
     if cls is None:
-        module, qualname = name
-        raise UnregisteredTypeError(
-            f"the record holds a {module}.{qualname}, which this process has not registered; "
-            f"import it and call edcache.register({qualname.rpartition('.')[2]})"
-        )
+        raise _unregistered(name, "")
     return cls
+
+
+def _unregistered(name: ClassName, arguments: str) -> UnregisteredTypeError:
+    module, qualname = name
+    return UnregisteredTypeError(
+        f"the record holds a {module}.{qualname}, which this process has not registered; "
+        f"import it and call edcache.register({qualname.rpartition('.')[2]}{arguments})"
+    )
+
+
+def form_of(cls: type) -> Form | None:
+    """Return how objects of a class are stored, None if nobody said so."""
+    form = _forms.get(class_name(cls))
+    return form if form is not None and form.cls is cls else packages.form_of(cls)
+
+
+def form_named(name: ClassName) -> Form:
+    """Return how objects are stored that records call so.
+
+    Raises: as `registered`.
+    """
+    form = _forms.get(name) or packages.form_named(name)
+    if form is None:
+        raise _unregistered(name, ", encode=..., decode=...")
+    return form
+
+
+class EnumKey(NamedTuple):
+    """A dict key that is a member of an enum whose class is not at hand.
+
+    Attributes:
+        name: of the class. member: its name in the class.
+    """
+
+    name: ClassName
+    member: str
+
+    def __str__(self) -> str:
+        return f"{self.name[1]}.{self.member}"
+
+    def found(self) -> Any:
+        """Return the member; raises as `registered` and `member_named`."""
+        return member_named(registered(self.name), self.member)
+
+
+def enum_key(name: ClassName, member: str) -> Any:
+    """Return the member of an enum, or an EnumKey where that takes an import or a call of `register`."""
+    try:
+        cls = registered(name, may_import=False)
+    except UnregisteredTypeError:
+        return EnumKey(name, member)
+    return member_named(cls, member)
+
+
+def member_named(cls: Any, member: str) -> Any:
+    """Return the member of an enum.
+
+    Raises:
+        CorruptRecordError: it has none of that name.
+    """
+    value = cls.__members__.get(member)
+    if value is None:
+        raise CorruptRecordError(f"{cls.__module__}.{cls.__qualname__} has no member {member[:80]!r}")
+    return value
+
+
+def fields_differ(name: ClassName, stored: tuple[str, ...], here: tuple[str, ...]) -> UnregisteredTypeError:
+    """The error for a registered class that has other fields than a record."""
+    return UnregisteredTypeError(
+        f"the record holds a {'.'.join(name)} with fields {', '.join(stored)}; the class "
+        f"registered now has {', '.join(here) or 'none'}; register one with the stored fields"
+    )
 
 
 def dataclass_fields(cls: Any) -> tuple[str, ...]:
@@ -113,18 +217,56 @@ def _valid_field(name: str, place: int) -> bool:
 
 
 def find_namedtuple(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """Return the imported namedtuple class of that name and those fields, or one made for them."""
-    found: Any = sys.modules.get(name[0])
-    if isinstance(found, types.ModuleType):
+    """Return the registered namedtuple class of that name, or the imported one, or a stand-in made for it.
+
+    Raises:
+        UnregisteredTypeError: the registered class has other fields.
+    """
+    cls: Any = _registered.get(name)
+    if cls is not None:
+        if not _is_namedtuple_class(cls) or cls._fields != fields:
+            raise fields_differ(name, fields, getattr(cls, "_fields", ()))
+        return cls  # type: ignore[no-any-return]
+    cls = sys.modules.get(name[0])
+    if isinstance(cls, types.ModuleType):
         for part in name[1].split("."):
-            found = vars(found).get(part) if isinstance(found, (types.ModuleType, type)) else None
-        if isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == fields:
-            return found
-    return _make_namedtuple(name[1].rpartition(".")[2], fields)
+            cls = vars(cls).get(part) if isinstance(cls, (types.ModuleType, type)) else None
+        if isinstance(cls, type) and issubclass(cls, tuple) and getattr(cls, "_fields", None) == fields:
+            return cls
+    return _stand_in(name, fields)
 
 
 @lru_cache(maxsize=128)
-def _make_namedtuple(name: str, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    if not name.isidentifier() or keyword.iskeyword(name):
-        raise CorruptRecordError(f"schema: {name[:80]!r} does not name a namedtuple")
-    return collections.namedtuple(name, fields, rename=True)
+def _stand_in(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
+    module, qualname = name
+    short = qualname.rpartition(".")[2]
+    if not short.isidentifier() or keyword.iskeyword(short):
+        raise CorruptRecordError(f"schema: {short[:80]!r} does not name a namedtuple")
+    # Cached, so that a class is warned of once.
+    warnings.warn(
+        f"records hold the namedtuple {module[:200]}.{qualname[:200]}, whose class with the fields "
+        f"{', '.join(fields)[:200]} is not imported in this process: they come as a stand-in with that name "
+        f"and those fields, without the class's methods; import {module[:200]}, or call "
+        f"edcache.register({short[:200]}), before the first read",
+        StandInWarning,
+        stacklevel=2,
+    )
+
+    def reduce(self: tuple[Any, ...]) -> Any:
+        # Pickled by its own name, it would make a worker import a module that the record names.
+        return _stand_in_of, (name, fields, tuple(self))
+
+    cls: type[tuple[Any, ...]] = collections.namedtuple(short, fields, rename=True)  # type: ignore[misc]
+    for attribute, value in (("__stands_for__", name), ("__reduce__", reduce)):
+        setattr(cls, attribute, value)
+    return cls
+
+
+def _stand_in_of(name: ClassName, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return tuple.__new__(find_namedtuple(name, fields), values)
+
+
+def namedtuple_name(cls: type) -> ClassName:
+    """Return what a record calls a namedtuple class; a stand-in is called what it stands for."""
+    name: ClassName = vars(cls).get("__stands_for__") or class_name(cls)
+    return name

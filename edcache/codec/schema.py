@@ -36,12 +36,13 @@ Text: compact ASCII JSON. A node is a string (a leaf without parameters) or a li
     ["dict" | "OrderedDict", KEYS, NODES]              its values
     ["namedtuple" | "dataclass", MODULE, QUALNAME, FIELDS, NODES]   its fields
     ["image", MODE, PALETTE MODE | null, NODES]        width, height, pixels, palette if any, info
+    ["object", MODULE, QUALNAME, NODES]                the tree that stands for it
 
-    KEYS: text, or ["none"], ["bool", b], ["int", n], ["float", hex of its 8 bytes], ["bytes", hex], and
-    ["str", hex of its UTF-8] for a key with surrogates. TZ: null, [microseconds, name | null], or the key
-    of a zone. FORM: what a reader makes of the bytes unless told otherwise, "pil", "numpy", "tensor" or null;
-    MODE: "L", "RGB", "RGBA" or null; TURN: whether it is turned by its EXIF orientation. The slot of a leaf
-    that is not an array is the length of its data in bytes.
+    KEYS: text, or ["none"], ["bool", b], ["int", n], ["float", hex of its 8 bytes], ["bytes", hex],
+    ["str", hex of its UTF-8] for a key with surrogates, ["enum", MODULE, QUALNAME, name of the member].
+    TZ: null, [microseconds, name | null], or the key of a zone. FORM: what a reader makes of the bytes unless
+    told otherwise, "pil", "numpy", "tensor" or null; MODE: "L", "RGB", "RGBA" or null; TURN: whether it is
+    turned by its EXIF orientation. The slot of a leaf that is no array is the length of its data in bytes.
 
 Two texts are objects. {"pickle":5}: the record is a pickle. {"self":1}: the record carries its own schema,
 
@@ -64,6 +65,7 @@ A record ends where its last leaf ends. Padding is zero. Hosts are little-endian
 
 from __future__ import annotations
 
+import enum
 import json
 import re
 import struct
@@ -78,7 +80,7 @@ from edcache import bounded
 from edcache.codec import dtypes
 from edcache.codec.images import MODES, PALETTE_MODES, image_keys
 from edcache.codec.imaging import FORMS, IMAGE_MODES, Decoding
-from edcache.codec.registry import valid_fields
+from edcache.codec.registry import class_name, enum_key, is_registered, valid_fields
 from edcache.errors import CorruptRecordError
 
 SELF_SCHEMA = '{"self":1}'
@@ -173,7 +175,7 @@ class Node:
         return node
 
     def _child(self, part: Any) -> Node | None:
-        if not self.is_container or self.kind == "image":
+        if not self.is_container or self.kind in OPAQUE:
             return None
         places = {key: place for place, key in enumerate(self.keys)}
         if self.kind in ("namedtuple", "list", "tuple"):
@@ -398,6 +400,10 @@ def _image(header: list[Any], count: int) -> _Parts:
     return image_keys(palette_mode), (mode, palette_mode)
 
 
+def _object(header: list[Any], count: int) -> _Parts:
+    return ("encode()",), _class(header)
+
+
 def _check_image(nodes: tuple[Node, ...]) -> None:
     kinds = [node.kind for node in nodes]
     if kinds not in (["int", "int", "bytes", "dict"], ["int", "int", "bytes", "bytes", "dict"]):
@@ -412,7 +418,10 @@ CONTAINERS: dict[str, Callable[[list[Any], int], _Parts]] = {
     "namedtuple": _namedtuple,
     "dataclass": _dataclass,
     "image": _image,
+    "object": _object,
 }
+OPAQUE = frozenset({"image", "object"})
+"""Containers that are one value to whoever reads them: what lies in them has no name of its own."""
 
 
 def dump_key(key: Any) -> Any:
@@ -428,6 +437,9 @@ def dump_key(key: Any) -> Any:
         return ["float", struct.pack("<d", key).hex()]
     if kind is bytes:
         return ["bytes", key.hex()]
+    if isinstance(key, enum.Enum):
+        is_member = is_registered(kind) and kind.__members__.get(key.name) is key
+        return ["enum", *class_name(kind), key.name] if is_member else None
     return ["none"] if key is None else None
 
 
@@ -445,6 +457,12 @@ def parse_key(tree: Any) -> Hashable:
         return tree
     if tree == ["none"]:
         return None
+    if type(tree) is list and tree[:1] == ["enum"]:
+        _, *name, member = tree
+        if type(member) is not str:
+            raise ValueError("malformed key")
+        key: Hashable = enum_key(_class(name), member)
+        return key
     kind, value = tree
     if (kind == "int" and type(value) is int) or (kind == "bool" and type(value) is bool):
         return bool(value) if kind == "bool" else int(value)

@@ -20,6 +20,8 @@ from edcache.codec import Decoder, Encoder
 from edcache.codec.schema import MAX_NODES, MAX_TEXT, Layout, parse
 from edcache.errors import CorruptRecordError, EdcacheError
 
+pytestmark = pytest.mark.filterwarnings("ignore::edcache.errors.StandInWarning")
+
 RICH = {
     "t": torch.arange(6).reshape(2, 3),
     "h": torch.ones(3, dtype=torch.bfloat16),

@@ -74,6 +74,10 @@ def nested_dtype(levels):
     return dtype
 
 
+class Located(torch.Tensor):
+    pass
+
+
 class Cell(np.void):
     pass
 
@@ -99,12 +103,13 @@ CASES = {
     "sparse": (torch.ones(2, 2).to_sparse(), "cannot store a tensor of layout torch.sparse_coo; call .to_dense() on it"),
     "function": (len, "cannot store builtin_function_or_method; convert it to tensors"),
     "object": (np.array([None]), "cannot store an array of dtype object; convert it to a dtype of fixed size"),
-    "masked": (np.ma.masked_array([1], [True]), "store its .data and its .mask"),
-    "recarray": (np.rec.array([(1,)], dtype=[("a", "i4")]), "call numpy.asarray() on it"),
-    "size": (torch.Size([1]), "cannot store torch.Size; convert it to a tuple"),
-    "subclass": (Sub(), "Sub; convert it to a dict"),
-    "counter": (collections.Counter(), "cannot store collections.Counter; convert it to a dict"),
-    "text": (Text("a"), "Text; convert it to a str"),
+    "masked": (np.ma.masked_array([1], [True]), "store its .data, its .mask and its .fill_value, or choose"),
+    "recarray": (np.rec.array([(1,)], dtype=[("a", "i4")]), "call numpy.asarray() on it, which drops its class and attributes, register its class with edcache.register(recarray, encode=..., decode=...), or choose"),
+    "tensor subclass": (torch.ones(1).as_subclass(Located), "Located; call .as_subclass(torch.Tensor) on it, which drops its class and attributes, register its class with edcache.register(Located, encode"),
+    "enum key": ({Hue.BLUE: 1}, "cannot store a dict key of type test_codec_refusals.Hue; edcache.register(Hue), or use str"),
+    "subclass": (Sub(), "Sub; convert it to a dict, which drops its class and attributes, register its class with edcache.register(Sub"),
+    "counter": (collections.Counter(), "cannot store collections.Counter; convert it to a dict, which drops its class"),
+    "text": (Text("a"), "Text; convert it to a str, which drops"),
     "enum": (Hue.BLUE, "Hue; register it with edcache.register(Hue)"),
     "dataclass": ({"a": Loose()}, "Loose; register it with edcache.register(Loose)"),
     "class": (Loose, "cannot store type; convert it to tensors, arrays or plain Python values"),

@@ -1,0 +1,203 @@
+"""Objects of other libraries as trees of ordinary values: a fixed list, which no file can add to.
+
+A form says how an object becomes a tree and how a tree becomes the object again. A record names its form by
+the class's public name. The names of this list are ours, so importing the module behind one runs no code that
+a record chose; it is imported when the first such record is decoded, and only then. Classes of others get a
+form by `edcache.register(cls, encode=..., decode=...)`.
+"""
+
+from __future__ import annotations
+
+import enum
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache, lru_cache
+from importlib import import_module
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from edcache.errors import MissingDependencyError
+
+ClassName = tuple[str, str]
+
+
+class Form(NamedTuple):
+    """How the objects of a class are stored.
+
+    Attributes:
+        name: what a record calls the class.
+        cls: the class itself; objects of its subclasses have another form, or none.
+        encode: an object to a tree of values that the codec stores.
+        decode: such a tree to an object.
+    """
+
+    name: ClassName
+    cls: type
+    encode: Callable[[Any], Any]
+    decode: Callable[[Any], Any]
+
+
+@lru_cache(maxsize=256)
+def form_of(cls: type) -> Form | None:
+    """Return the form of a class, None if it is not on the list."""
+    package = cls.__module__.partition(".")[0]
+    for name in _FORMS:
+        if name[1] == cls.__qualname__ and name[0].partition(".")[0] == package:
+            form = form_named(name)
+            if form is not None and form.cls is cls:
+                return form
+    return None
+
+
+def form_named(name: ClassName) -> Form | None:
+    """Return the form of that name, None if it is not on the list.
+
+    Raises:
+        MissingDependencyError: its package is not installed, or does not import.
+    """
+    return _form(name) if name in _FORMS else None
+
+
+@cache
+def _form(name: ClassName) -> Form:
+    cls = _imported(name)
+    if not isinstance(cls, type):
+        raise MissingDependencyError(
+            f"a record holds a {'.'.join(name)}, which the {name[0]} installed here does not have"
+        )
+    return Form(name, cls, *_FORMS[name](cls))
+
+
+def enum_named(name: ClassName, *, may_import: bool = True) -> type[enum.Enum] | None:
+    """Return the enum of that name, None if its module is not on the list or has no such enum.
+
+    Args:
+        may_import: import the module if need be.
+    Raises:
+        MissingDependencyError: the package is not installed, or does not import.
+    """
+    if name[0] not in _ENUM_MODULES or not (may_import or name[0] in sys.modules):
+        return None
+    cls = _imported(name)
+    return cls if isinstance(cls, type) and issubclass(cls, enum.Enum) else None
+
+
+def _imported(name: ClassName) -> Any:
+    package = name[0].partition(".")[0]
+    try:
+        return getattr(import_module(name[0]), name[1], None)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise MissingDependencyError(_broken(name, package, error)) from error
+        raise MissingDependencyError(f"a record holds a {'.'.join(name)}; pip install {package}") from error
+    except Exception as error:  # whatever a broken installation raises
+        raise MissingDependencyError(_broken(name, package, error)) from error
+
+
+def _broken(name: ClassName, package: str, error: Exception) -> str:
+    return (
+        f"a record holds a {'.'.join(name)}, and {package} does not import here: "
+        f"{type(error).__name__}: {error!s:.200}; reinstall it"
+    )
+
+
+_Ways = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+
+
+def _tensor(cls: Any) -> _Ways:
+    """A subclass of torch.Tensor: its values, and its attributes as they are."""
+
+    def encode(value: Any) -> Any:
+        # A subclass may override what any function of torch does.
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = value.as_subclass(torch.Tensor)
+        return plain, _attributes(vars(value), cls)
+
+    def decode(tree: Any) -> Any:
+        plain, attributes = tree
+        value = plain.as_subclass(cls)
+        vars(value).update(_attributes(attributes, cls))
+        return value
+
+    return encode, decode
+
+
+def _object(cls: Any) -> _Ways:
+    """A class whose state is its attributes."""
+
+    def decode(tree: Any) -> Any:
+        value = object.__new__(cls)
+        vars(value).update(_attributes(tree, cls))
+        return value
+
+    return lambda value: _attributes(vars(value), cls), decode
+
+
+def _attributes(attributes: Mapping[str, Any], cls: type) -> dict[str, Any]:
+    """Attributes that hide no method of the class."""
+    for name in attributes:
+        if not isinstance(name, str) or hasattr(cls, name):
+            raise ValueError(f"attribute {name!r} hides one of the class")
+    return dict(attributes)
+
+
+def _encoding(cls: Any) -> _Ways:
+    """tokenizers.Encoding, which makes JSON of itself and reads it with a parser in Rust."""
+
+    def decode(data: bytes) -> Any:
+        value = cls()
+        value.__setstate__(data)
+        return value
+
+    return lambda value: value.__getstate__(), decode
+
+
+def _tensordict(cls: Any) -> _Ways:
+    def encode(value: Any) -> Any:
+        names = list(value.names) if value._has_names() else None
+        device = None if value.device is None else str(value.device)
+        items = {key: value._get_str(key, None) for key in value.keys()}  # noqa: SIM118 - iterating splits the batch
+        return items, list(value.batch_size), names, device, value.is_locked
+
+    def decode(tree: Any) -> Any:
+        items, batch_size, names, device, is_locked = tree
+        value = cls(items, batch_size=batch_size, names=names, device=device)
+        return value.lock_() if is_locked else value
+
+    return encode, decode
+
+
+def _non_tensor(cls: Any) -> _Ways:
+    return (
+        lambda value: (value.data, list(value.batch_size)),
+        lambda tree: cls(data=tree[0], batch_size=tree[1]),
+    )
+
+
+def _size(cls: Any) -> _Ways:
+    return tuple, cls
+
+
+_FORMS: Final[dict[ClassName, Callable[[Any], _Ways]]] = {
+    ("torch", "Size"): _size,
+    ("monai.data", "MetaTensor"): _tensor,
+    **{
+        ("torchvision.tv_tensors", name): _tensor
+        for name in ("Image", "Video", "Mask", "BoundingBoxes", "KeyPoints")
+    },
+    ("transformers", "BatchEncoding"): _object,
+    ("transformers", "BatchFeature"): _object,
+    ("tokenizers", "Encoding"): _encoding,
+    ("tensordict", "TensorDict"): _tensordict,
+    ("tensordict", "NonTensorData"): _non_tensor,
+}
+
+_ENUM_MODULES: Final = frozenset(
+    {
+        "monai.utils.enums",
+        "torchvision.tv_tensors._bounding_boxes",
+        "torchvision.transforms.functional",
+        *("transformers.utils.generic", "transformers.tokenization_utils_base", "transformers.image_utils"),
+    }
+)

@@ -1,0 +1,211 @@
+"""Samples of other libraries come back as they were: MONAI, torchvision, transformers, tensordict."""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, default_collate
+
+from edcache import CachedDataset
+from edcache.errors import UnsupportedTypeError
+
+# What these libraries deprecate is theirs.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture(scope="module")
+def transforms():
+    return pytest.importorskip("monai.transforms")
+
+
+@pytest.fixture(scope="module")
+def metatensor():
+    return pytest.importorskip("monai.data").MetaTensor
+
+
+@pytest.fixture(scope="module")
+def tv_tensors():
+    if importlib.util.find_spec("torchvision") is None:
+        pytest.skip("torchvision is not installed")
+    try:
+        from torchvision import tv_tensors
+    except RuntimeError:
+        # Its operators are compiled for another build of torch. Declared, they let its Python be imported.
+        for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        from torchvision import tv_tensors
+
+        tv_tensors.declared = library  # they live as long as this object
+    return tv_tensors
+
+
+def stored(tmp_path, samples):
+    return CachedDataset(samples, tmp_path / "a.zip", progress=False)
+
+
+def likeness(value):
+    """What two values must share: types, values and attributes. It knows nothing of the cache."""
+    if isinstance(value, torch.Tensor):
+        with torch._C.DisableTorchFunctionSubclass():
+            plain = value.as_subclass(torch.Tensor)
+            return type(value), plain.dtype, plain.shape, plain.numpy().tobytes(), likeness(vars(value))
+    if isinstance(value, np.ndarray):
+        return np.ndarray, value.dtype.str, value.shape, value.tobytes()
+    if isinstance(value, enum.Enum):
+        return type(value), value.name
+    if isinstance(value, dict):
+        return type(value), [(likeness(key), likeness(item)) for key, item in value.items()]
+    if isinstance(value, (list, tuple)):
+        return type(value), [likeness(item) for item in value]
+    return type(value), repr(value)
+
+
+@pytest.fixture
+def pipeline(transforms):
+    return transforms.Compose(
+        [
+            transforms.Spacingd(["image", "label"], pixdim=(1, 1, 1), mode=("bilinear", "nearest")),
+            transforms.RandFlipd(["image", "label"], prob=1.0),
+            transforms.RandRotate90d("image", prob=1.0),
+            transforms.ResizeWithPadOrCropd(["image", "label"], (6, 6, 6)),
+        ]
+    )
+
+
+@pytest.fixture
+def volumes(metatensor, pipeline):
+    """Samples of a pipeline of MONAI's, with a history of what was done to them."""
+    torch.manual_seed(0)
+    affine = torch.eye(4, dtype=torch.float64) * 2
+    meta = {"filename_or_obj": "a.nii", "spatial_shape": np.int16([4, 5, 3]), "nan": np.float32("nan")}
+    return [
+        pipeline(
+            {
+                "image": metatensor(torch.randn(1, 4, 5, 3), affine=affine + n, meta=dict(meta)),
+                "label": metatensor(torch.randint(0, 3, (1, 4, 5, 3)).float(), affine=affine + n),
+                "n": n,
+            }
+        )
+        for n in range(4)
+    ]
+
+
+def test_metatensors_come_back_with_affine_meta_and_history(tmp_path, metatensor, volumes, pipeline):
+    ds = stored(tmp_path, volumes)
+    for index, sample in enumerate(volumes):
+        image = ds[index]["image"]
+        assert type(image) is metatensor
+        assert torch.equal(image.affine, sample["image"].affine)
+        assert len(image.applied_operations) == 4
+        assert likeness(ds[index]) == likeness(sample)
+    assert likeness(pipeline.inverse(ds[0])) == likeness(pipeline.inverse(volumes[0]))
+
+
+def test_metatensors_are_collated_as_without_a_cache(tmp_path, metatensor, volumes):
+    from monai.data import decollate_batch, list_data_collate
+
+    ds = stored(tmp_path, volumes)
+    for collate in (None, default_collate, list_data_collate):
+        expected = list(DataLoader(volumes, batch_size=2, collate_fn=collate))
+        batches = list(DataLoader(ds, batch_size=2, collate_fn=collate))
+        assert likeness(batches) == likeness(expected)
+        assert type(batches[0]["image"]) is metatensor
+    assert likeness(decollate_batch(batches[1])) == likeness(decollate_batch(expected[1]))
+
+
+def test_what_a_metatensor_carries_is_refused_where_it_cannot_be_stored(tmp_path, metatensor):
+    bad = metatensor(torch.ones(1, 2, 2), meta={"reader": object()})
+    match = r'sample\["image"\].encode\(\)\[1\]\["_meta"\]\["reader"\]: cannot store object'
+    with pytest.raises(UnsupportedTypeError, match=match):
+        stored(tmp_path, [{"image": bad}]).warmup()
+
+
+def test_a_reader_imports_a_library_when_it_decodes_such_a_sample(tmp_path):
+    tensordict = pytest.importorskip("tensordict").TensorDict
+    stored(tmp_path, [{"y": 1, "td": tensordict({"a": torch.ones(2)})}]).warmup()
+    script = (
+        "import sys, warnings; warnings.simplefilter('ignore')\nimport edcache\n"
+        f"ds = edcache.CachedDataset.from_cache({str(tmp_path / 'a.zip')!r})\n"
+        "print(len(ds), ds.select('y')[0], 'tensordict' in sys.modules)\n"
+        "print(type(ds[0]['td']).__name__, 'tensordict' in sys.modules)\n"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert out.splitlines() == ["1 {'y': 1} False", "TensorDict True"]
+
+
+def test_tv_tensors_come_back(tmp_path, tv_tensors):
+    torch.manual_seed(0)
+    boxes = torch.rand(2, 4)
+    sample = {
+        "image": tv_tensors.Image(torch.randint(0, 255, (3, 4, 5), dtype=torch.uint8)),
+        "mask": tv_tensors.Mask(torch.ones(4, 5, dtype=torch.bool)),
+        "video": tv_tensors.Video(torch.rand(2, 3, 4, 5)),
+        "boxes": tv_tensors.BoundingBoxes(boxes, format="CXCYWH", canvas_size=(4, 5), clamping_mode="hard"),
+        "points": tv_tensors.KeyPoints(torch.rand(3, 2), canvas_size=(4, 5)),
+        "format": tv_tensors.BoundingBoxFormat.XYWH,
+    }
+    ds = stored(tmp_path, [sample, sample])
+    out = ds[1]
+    assert likeness(out) == likeness(sample)
+    assert type(out["boxes"]) is tv_tensors.BoundingBoxes
+    assert out["boxes"].format is tv_tensors.BoundingBoxFormat.CXCYWH
+    assert out["boxes"].canvas_size == (4, 5)
+    assert out["boxes"].clamping_mode == "hard"
+    tensors = {name: value for name, value in sample.items() if name != "format"}
+    batches = list(DataLoader(ds.select(*tensors), batch_size=2))
+    assert likeness(batches) == likeness([default_collate([tensors, tensors])])
+
+
+def test_encodings_of_tokenizers_come_back(tmp_path):
+    pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import BatchEncoding, BatchFeature
+    from transformers.utils import PaddingStrategy
+
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    encoding = tokenizer.encode("a bü c")
+    fast = BatchEncoding({"input_ids": torch.tensor(encoding.ids)}, encoding=encoding, n_sequences=1)
+    plain = BatchEncoding({"input_ids": [1, 2], "attention_mask": np.ones(2)})
+    sample = {"x": fast, "y": plain, "z": BatchFeature({"pixels": torch.ones(2)}), PaddingStrategy.LONGEST: 1}
+    out = stored(tmp_path, [sample])[0]
+    assert type(out["x"]) is type(out["y"]) is BatchEncoding
+    assert likeness(out["x"].data) == likeness(fast.data)
+    assert out["x"].n_sequences == 1
+    assert out["x"].tokens() == ["a", "?", "?"]
+    assert out["x"].word_to_chars(1) == fast.word_to_chars(1)
+    assert out["x"].encodings[0].offsets == encoding.offsets
+    assert likeness(vars(out["y"])) == likeness(vars(plain))
+    assert type(out["z"]) is BatchFeature
+    assert likeness(vars(out["z"])) == likeness(vars(sample["z"]))
+    assert list(map(type, out)) == [str, str, str, PaddingStrategy]
+
+
+def test_tensordicts_come_back(tmp_path):
+    tensordict = pytest.importorskip("tensordict").TensorDict
+    inner = {"c": torch.arange(6, dtype=torch.int8).view(3, 2)}
+    sample = tensordict({"a": torch.rand(3, 2), "b": inner, "text": "büro"}, batch_size=[3], names=["time"])
+    locked = tensordict({"a": torch.rand(2, 2)}, batch_size=[2, 2], device="cpu").lock_()
+    out, still = stored(tmp_path, [{"td": sample, "locked": locked}])[0].values()
+    assert type(out) is tensordict
+    assert out.batch_size == torch.Size([3])
+    assert out.names == ["time"]
+    assert list(out.keys()) == ["a", "b", "text"]
+    assert torch.equal(out["a"], sample["a"])
+    assert type(out["b"]) is tensordict
+    assert out["b"].batch_size == sample["b"].batch_size
+    assert out["b", "c"].dtype is torch.int8
+    assert torch.equal(out["b", "c"], inner["c"])
+    assert out["text"] == "büro"
+    assert (out.device, out.is_locked) == (sample.device, False)
+    assert (still.device, still.is_locked) == (torch.device("cpu"), True)
+    assert torch.equal(still["a"], locked["a"])
