@@ -548,7 +548,11 @@ def test_what_litdata_would_unpickle_is_refused_unless_it_is_trusted(copied):
 def test_what_datasets_saved_is_read_by_datasets(path):
     source = old_cache(FOREIGN / "huggingface")
     assert source.kind == "huggingface"
-    rows = {"a": [0, 1, 2, 3], "t": ["w", "x", "y", None], "l": [[1.0], [2.0, 3.0], [], [4.5]]}
+    rows = {
+        "a": [0, 1, 2, 3],
+        "t": ["w", "x", "y", None],
+        "l": [np.array(row) for row in ([1.0], [2.0, 3.0], [], [4.5])],
+    }
     expected = [{key: values[i] for key, values in rows.items()} for i in range(4)]
     imported(source, path, expected, "im")
     assert isinstance(pickle.loads(pickle.dumps(source))[2]["im"], ImageFile)

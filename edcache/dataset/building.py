@@ -15,6 +15,7 @@ from edcache.fill import (
     check_length,
     check_source,
     claim_size,
+    declared,
     fill,
     fill_stream,
     is_stream,
@@ -88,7 +89,7 @@ class Building:
             fingerprint=fingerprint or described(source, fill_options["num_workers"]),
         )
         self.job = Job(
-            *(source, filled.path, head, spec, chunk_size, sync),
+            *(declared(source), filled.path, head, spec, chunk_size, sync),
             on_error=on_error,
             retries=retries,
             timeout=timeout,

@@ -1,5 +1,6 @@
 """Fill an archive: which samples are missing, who computes them, what happens when one fails.
 
+    features   samples of a Hugging Face dataset with the dtypes that it declares
     job        Job: what is asked for; computing one sample
     presence   which samples are there; when to publish
     part       one process's part: claims, what is computed, what is published
@@ -16,6 +17,7 @@ Each imports only those above it.
 """
 
 from edcache.fill.cluster import ray_executor
+from edcache.fill.features import declared
 from edcache.fill.filling import fill, worker_count
 from edcache.fill.job import Job, check_job, check_length, check_source, claim_size
 from edcache.fill.lazy import LazyFiller
@@ -30,6 +32,7 @@ __all__ = [
     "check_length",
     "check_source",
     "claim_size",
+    "declared",
     "fill",
     "fill_stream",
     "is_stream",

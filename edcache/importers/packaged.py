@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 
 from edcache.codec import ImageFile
 from edcache.errors import ForeignCacheError, MissingDependencyError, PickleRefusedError
+from edcache.fill import declared
 from edcache.importers.source import OldCache, read_whole
 
 STATE: Final = "state.json"
@@ -124,7 +125,10 @@ _SAFE = frozenset(
 
 
 class HuggingFace(Packaged):
-    """A folder that `Dataset.save_to_disk` wrote, read by datasets; images become `edcache.ImageFile`."""
+    """A folder that `Dataset.save_to_disk` wrote, read by datasets; images become `edcache.ImageFile`.
+
+    Sequences of numbers and ArrayXD come as arrays of the dtype that its features declare.
+    """
 
     kind = "huggingface"
     package = "datasets"
@@ -141,7 +145,7 @@ class HuggingFace(Packaged):
         self._images = [name for name, kind in columns if isinstance(kind, opener.Image)]
         for name in self._images:
             found = found.cast_column(name, opener.Image(decode=False))
-        return found
+        return declared(found)
 
     def _read(self, index: int) -> Any:
         sample = dict(super()._read(index))
