@@ -81,24 +81,29 @@ def restored(data: bytes, where: str, *, trust: bool = False, most_nbytes: int =
 
     Tensors come back without requires_grad and on the CPU.
     """
-    with Told(where):
+    with Told(where, trust=trust):
         if trust:
             return pickle.loads(data)  # noqa: S301 - the caller said so
         return resolved(Loading(io.BytesIO(data)).load(), Budget(most_nbytes, len(data)))
 
 
 class Told:
-    """Puts what a pickle does wrong into an error that says where."""
+    """Puts what a pickle does wrong into an error that says where.
 
-    def __init__(self, where: str) -> None:
+    Args:
+        trust: the code that a pickle names runs, and may raise anything.
+    """
+
+    def __init__(self, where: str, *, trust: bool = False) -> None:
         self._where = where
+        self._damaged = Exception if trust else _DAMAGED
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if isinstance(error, _Refused):
             raise PickleRefusedError(f"{self._where} needs {error}{_TRUST}") from None
-        if isinstance(error, _DAMAGED):
+        if isinstance(error, self._damaged):
             what = "nested too deep" if isinstance(error, RecursionError) else str(error)[:300]
             name = type(error).__name__
             raise ForeignCacheError(f"{self._where} does not unpickle: {name}: {what}") from error

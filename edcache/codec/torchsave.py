@@ -23,7 +23,7 @@ def torch_loaded(data: bytes, where: str, *, trust: bool = False, most_nbytes: i
     """
     if not data.startswith((LEGACY, ZIP)):
         raise ForeignCacheError(f"{where} begins with {data[:8]!r}, as no file of torch.save does")
-    with Told(where):
+    with Told(where, trust=trust):
         if trust:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
         found = legacy(data) if data.startswith(LEGACY) else _zipped(data)
