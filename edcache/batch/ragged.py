@@ -159,7 +159,7 @@ class RaggedCollate:
         way = found[0]
         field = decoder.fields.get(node.path)
         dtype = None if field is None else bulk_dtype(field)
-        if field is None or field.kind == "image":
+        if field is None or node.is_container:
             raise NotInBulk
 
         def run(group: Group, memory: Memory) -> Any:

@@ -17,9 +17,9 @@ import torch
 from codec_samples import encode, round_trip, run_script, same
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
-from edcache import CachedDataset
+from edcache import CachedDataset, collate
 from edcache.codec import Decoder, Encoder, encoded_bytes, packages, register
 from edcache.errors import (
     CorruptRecordError,
@@ -222,6 +222,16 @@ def test_objects_are_batched_as_default_collate_would(tmp_path):
     assert type(batch["t"]) is Tagged
     assert batch["t"]["a"].tolist() == [[4, 4], [1, 1]]
     assert batch["y"].tolist() == [4, 1]
+
+
+def test_objects_are_selected_and_listed(tmp_path):
+    samples = [{"mesh": Mesh(torch.full((n,), n), [n]), "y": n} for n in range(6)]
+    ds = CachedDataset(samples, tmp_path / "a.zip", in_memory_keys=["y"], progress=False)
+    assert ds.select("mesh")[3]["mesh"].faces == [3]
+    for view in (ds, ds.select("mesh"), ds.filter(y=[1, 5])):
+        (batch,) = DataLoader(view, batch_size=6, collate_fn=collate(as_list=["mesh"]))
+        assert [mesh.faces for mesh in batch["mesh"]] == [view[k]["mesh"].faces for k in range(len(view))]
+        assert all(type(mesh) is Mesh for mesh in batch["mesh"])
 
 
 # --- enums as keys
