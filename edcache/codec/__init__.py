@@ -12,6 +12,10 @@
     compression   bytes <-> fewer bytes, after the codec and apart from it
     foreign       pickles of other programs, read by a closed list of names; torchsave: files of torch.save
 
+Values, dtypes, shapes and types come back; strides do not. Tensors and arrays are stored in C order, and
+come back so (`memory_format`, Fortran order and other strides are dropped). default_collate makes a C-ordered
+batch whatever the strides of its samples are, and of records in C order one gather makes it.
+
 Imports go down the list's other way: encode and decode never meet, they share the schema's text. The room
 opens no file but the image files that a sample names when it is encoded.
 """
