@@ -332,6 +332,34 @@ def test_a_package_on_the_list_that_is_not_there_is_named(monkeypatch):
     packages._form.cache_clear()
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        (
+            "raise RuntimeError('operator nms does not exist')",
+            "does not import here: RuntimeError: operator nms",
+        ),
+        ("import no_such_part", "does not import here: ModuleNotFoundError: No module named 'no_such_part'"),
+        ("", "which the torchvision.tv_tensors installed here does not have"),
+    ],
+)
+def test_a_package_that_is_broken_or_older_is_named(tmp_path, monkeypatch, code, message):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(code)
+    (tmp_path / "torchvision" / "tv_tensors.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    packages._form.cache_clear()
+    with pytest.raises(
+        MissingDependencyError, match=f"record holds a torchvision.tv_tensors.Image.*{message}"
+    ):
+        as_of(json.dumps(["object", "torchvision.tv_tensors", "Image", ["none"]]), b"")
+    for name in ("torchvision", "torchvision.tv_tensors"):
+        sys.modules.pop(name, None)
+    packages._form.cache_clear()
+
+
 def test_a_shape_of_torch_comes_back():
     out = round_trip({"shape": torch.Size([3, 4])})
     assert type(out["shape"]) is torch.Size
