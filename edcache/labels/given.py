@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edcache.errors import ArchiveNotFoundError, LabelError, LabelTypeError, OptionError
-from edcache.labels.arrays import from_numpy, numpy_dtype
+from edcache.labels.arrays import detached, from_numpy, numpy_dtype
 from edcache.labels.columns import collected, unify_column
 from edcache.labels.comparable import comparable
 from edcache.labels.values import is_label_type, is_list, is_number, merged
-from edcache.labels.wording import article
+from edcache.labels.wording import article, shown
 
 _TYPES = "bool, integers, floats, text, bytes, dates, times, durations, and lists of one of these"
 FORMATS = (".csv", ".parquet", ".npy")
@@ -35,8 +35,7 @@ def given_column(name: str, values: Any) -> pa.Array:
             several types.
         OptionError: they are no sequence of values.
     """
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
+    values = detached(values)
     if isinstance(values, np.ndarray):
         return _of_numpy(name, values)
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
@@ -67,9 +66,11 @@ def given_rows(name: str, values: Mapping[Any, Any], length: int) -> tuple[npt.N
     """
     for index in values:
         if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
-            raise OptionError(f'label "{name}": {index!r} is {article(index)}; the keys are sample indices')
+            raise OptionError(
+                f'label "{name}": {shown(index)} is {article(index)}; the keys are sample indices'
+            )
         if not -length <= index < length:
-            raise OptionError(f'label "{name}": index {index} not in [{-length}, {length})')
+            raise OptionError(f'label "{name}": index {shown(index)} not in [{-length}, {length})')
     wanted = {int(index) % length: value for index, value in values.items()}
     if len(wanted) != len(values):
         raise OptionError(f'label "{name}": an index comes twice, once counted from the end')

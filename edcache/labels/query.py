@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edcache.errors import LabelTypeError, OptionError
+from edcache.labels.arrays import detached
 from edcache.labels.view import Labels, Rows, checked_indices
 from edcache.labels.wording import described, unknown_label
 
@@ -141,7 +142,7 @@ def _expression(column: Column, value: object) -> pc.Expression:
         )
     if isinstance(value, range):
         return column.between(value[0], value[-1]) if value else column.one_of(())
-    value = _detached(value)
+    value = detached(value)
     if isinstance(value, np.ndarray) and value.ndim > 0:
         return column.one_of(value)
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -246,7 +247,7 @@ _WHERE_FORMS = (
 
 
 def _as_array(value: Any) -> npt.NDArray[Any]:
-    value = _detached(value)
+    value = detached(value)
     if isinstance(value, (pa.Array, pa.ChunkedArray)):
         if pa.types.is_boolean(value.type) and value.null_count:
             value = value.fill_null(False)
@@ -254,14 +255,6 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
             value.to_numpy() if isinstance(value, pa.ChunkedArray) else value.to_numpy(zero_copy_only=False)
         )
     return np.ma.filled(value, False) if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
-
-
-def _detached(value: Any) -> Any:
-    if not hasattr(value, "detach"):
-        return value
-    value = value.detach().cpu()
-    # numpy has no bfloat16.
-    return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
 
 
 # -------------------------------------------------------------------------------------- expressions

@@ -59,6 +59,8 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         Raises:
             UnknownLabelError: `no label "lable"; this archive has: label, split`.
         """
+        if not isinstance(name, str):
+            raise unknown_label(name, list(self))
         if name not in self._columns:
             self._columns[name] = self._column(name)
         return self._columns[name]
@@ -271,8 +273,9 @@ class _Whole:
         return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
 
     def comparable(self, name: str) -> pa.ChunkedArray:
+        column = self.column(name)
         if name not in self._comparable:
-            self._comparable[name] = comparable(self.column(name))
+            self._comparable[name] = comparable(column)
         return self._comparable[name]
 
     def array(self, name: str) -> npt.NDArray[Any]:
