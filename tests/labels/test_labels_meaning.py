@@ -4,6 +4,7 @@ The model compares Python's values, whose integers and floats compare exactly; i
 """
 
 import datetime as dt
+import json
 import math
 import operator
 import struct
@@ -14,10 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 import torch
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import edcache
 from edcache import CachedDataset, CacheWriter
+from edcache.cli import main
 from edcache.errors import EdcacheError, LabelError, LabelTypeError, OptionError, WhereError
 from edcache.labels.classes import classes, sort_keys
 from edcache.labels.given import joined
@@ -92,7 +96,7 @@ COLUMNS = {
     "d": (pa.float64(), floats("d")),
     "d2": (pa.float64(), floats("d")),
     "b": (pa.bool_(), [True, False]),
-    "s": (pa.string(), ["", "a", "b", "ab", "é"]),
+    "s": (pa.string(), ["", "a", "b", "ab", "é", "it's", 'q"\\']),
     "x": (pa.binary(), [b"", b"a", b"b"]),
     "coded": (pa.dictionary(pa.int8(), pa.float64()), floats("d")),
     "ts": (pa.timestamp("s"), times("s")),
@@ -191,7 +195,7 @@ LITERALS = {
         for name in NUMBERS
     },
     "b": st.booleans(),
-    "s": st.sampled_from(["", "a", "ab", "c", "é"]),
+    "s": st.sampled_from(["", "a", "ab", "c", "é", "it's", 'q"\\']),
 }
 
 
@@ -382,7 +386,8 @@ def test_what_is_given_back_is_bit_for_bit_what_was_written(rows):
 @settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_joins_find_equal_keys_of_every_two_types(data):
-    kinds = data.draw(st.sampled_from([[name for name in NUMBERS if name != "coded"], ["s"], ["tns"], ["x"]]))
+    alone = [[name] for name in COLUMNS if name not in ("null", "coded")]
+    kinds = data.draw(st.sampled_from([[name for name in NUMBERS if name != "coded"]] * 9 + alone))
     known_name, key_name = data.draw(st.sampled_from(kinds)), data.draw(st.sampled_from(kinds))
     known = data.draw(st.lists(st.sampled_from([None, *COLUMNS[known_name][1]]), max_size=8, unique_by=key))
     keys = data.draw(st.lists(st.sampled_from([None, *COLUMNS[key_name][1]]), max_size=8))
@@ -474,7 +479,22 @@ def test_zeros_are_one_value_in_every_way_to_ask(archive, name):
     assert ds.labels.counts(name)[0.0] == len(expected)
 
 
-def test_labels_join_by_values_not_by_bits(archive, tmp_path):
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_archives_and_command_line_have_the_same_classes(archive, tmp_path, name):
+    ds, columns = archive
+    groups = numbered(columns[name])
+    pieces = edcache.split(ds.path, tmp_path / "parts", by=name)
+    assert [CachedDataset.from_cache(piece.path).labels["id"].tolist() for piece in pieces] == groups
+    printed = CliRunner().invoke(main, ["labels", str(ds.path), "--count", name, "--format", "json"])
+    assert sorted(row["count"] for row in json.loads(printed.output)) == sorted(map(len, groups))
+    zeros = CliRunner().invoke(
+        main, ["labels", str(ds.path), "--where", f"{name} in (0)", "--format", "json"]
+    )
+    expected = [k for k, value in enumerate(columns[name]) if value == 0]
+    assert [row["index"] for row in json.loads(zeros.output)] == expected
+
+
+def test_labels_join_by_values_not_by_bits(archive):
     ds, columns = archive
     known = [*sorted({value for value in columns["x"] if value == value}), -math.nan]
     ds.add_labels({"x": np.array(known), "place": np.arange(len(known))}, on="x")
