@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from edcache.errors import OptionError
 from edcache.labels.classes import counted
+from edcache.labels.wording import shown
 
 Ints = npt.NDArray[np.int64]
 
@@ -32,7 +33,7 @@ def generator(seed: int) -> np.random.Generator:
         OptionError: "seed=-1; give an integer of 0 or more".
     """
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise OptionError(f"seed={seed!r}; give an integer of 0 or more")
+        raise OptionError(f"seed={shown(seed)}; give an integer of 0 or more")
     return np.random.Generator(np.random.PCG64(int(seed)))
 
 

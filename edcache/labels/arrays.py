@@ -26,6 +26,14 @@ NUMBERS = tuple(_DTYPES)
 """The Arrow types of bools, integers and floats."""
 
 
+def detached(value: Any) -> Any:
+    """A tensor as numpy, of bfloat16, which numpy has not, as float32; anything else as it is."""
+    if not hasattr(value, "detach"):
+        return value
+    value = value.detach().cpu().resolve_conj().resolve_neg()
+    return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+
+
 def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
     """The numpy dtype of an Arrow bool, integer or float type."""
     return _DTYPES[kind]  # kind.to_pandas_dtype() needs pandas before pyarrow 15

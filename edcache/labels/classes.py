@@ -9,7 +9,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edcache.errors import LabelTypeError
-from edcache.labels.values import widened_float16
 from edcache.labels.view import Labels, is_text, one_chunk, to_numpy
 
 # Integers of so small a range are looked up in a table instead of being hashed.
@@ -29,7 +28,7 @@ class Classes(NamedTuple):
 
 
 def classes(labels: Labels, name: str, asked_by: str) -> Classes:
-    """The distinct values of a column, a missing one among them; all nans are one value.
+    """The distinct values of a column, a missing one among them.
 
     Raises:
         UnknownLabelError: no such column.
@@ -39,7 +38,7 @@ def classes(labels: Labels, name: str, asked_by: str) -> Classes:
     if not labels.num_rows:
         return Classes(np.empty(0, np.uint8), [])
     offsets = _offsets(labels, name, kind)
-    return _encoded(labels.column(name)) if offsets is None else _by_appearance(*offsets)
+    return _encoded(labels.comparable(name)) if offsets is None else _by_appearance(*offsets)
 
 
 def sort_keys(labels: Labels, name: str, descending: bool) -> npt.NDArray[Any]:
@@ -69,7 +68,7 @@ def sort_keys(labels: Labels, name: str, descending: bool) -> npt.NDArray[Any]:
 
 def _single(labels: Labels, name: str, asked_by: str) -> pa.DataType:
     """The type of a column of single values."""
-    kind = labels.whole_column(name).type
+    kind = labels.whole.column(name).type
     if pa.types.is_nested(kind):
         raise LabelTypeError(f'label "{name}" is {kind}; {asked_by}() needs a column of single values')
     return kind
@@ -132,7 +131,7 @@ def _encoded(column: pa.ChunkedArray) -> Classes:
     """The classes of any column, as Arrow finds them, which numbers them by their first rows too."""
     if pa.types.is_null(column.type):
         return Classes(np.zeros(len(column), np.uint8), [None])
-    encoded = _hashable(one_chunk(column)).dictionary_encode()
+    encoded = one_chunk(column).dictionary_encode()
     found = to_numpy(encoded.dictionary, nullable=False)
     # Of times, numpy keeps what Python's types would round.
     values = list(found) if found.dtype.kind in "mM" else found.tolist()
@@ -149,16 +148,6 @@ def _encoded(column: pa.ChunkedArray) -> Classes:
     return Classes(numbers, values)
 
 
-def _hashable(array: pa.Array) -> pa.Array:
-    """An array in which equal values have equal bits."""
-    if not pa.types.is_floating(array.type):
-        return array
-    import pyarrow.compute as pc
-
-    wide = widened_float16(array) if pa.types.is_float16(array.type) else array
-    return pc.add(wide, pa.scalar(0.0, wide.type))  # -0.0 becomes 0.0
-
-
 # ------------------------------------------------------------------------------------------ order
 
 
@@ -166,13 +155,14 @@ def _ordered(
     labels: Labels, name: str, kind: pa.DataType
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_] | None]:
     """Unsigned ints in the values' order, of memory of their own, and which values are missing."""
+    column = labels.comparable(name)
     if is_text(kind) or pa.types.is_null(kind):
-        return _ranked(labels.column(name))
-    if labels.whole_column(name).null_count and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        array = one_chunk(labels.column(name))
+        return _ranked(column)
+    array = one_chunk(column)
+    if array.null_count and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
         filled = to_numpy(array.fill_null(pa.scalar(0).cast(kind)), nullable=False)
         return _unsigned(filled, array.is_null().to_numpy(zero_copy_only=False))
-    return _unsigned(labels[name], None)
+    return _unsigned(to_numpy(array, nullable=array.null_count > 0), None)
 
 
 def _ranked(column: pa.ChunkedArray) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
@@ -198,8 +188,8 @@ def _unsigned(
         keys = _from_signed(values.astype(f"{values.dtype.kind}8[{_unit(values)}]").view(np.int64))
     else:
         missing = np.isnan(values)
-        # -0.0 becomes 0.0; of what is below it more bits are less.
-        bits = (values.astype(np.float64) + 0.0).view(np.int64)
+        # Of what is below zero more bits are less.
+        bits = values.astype(np.float64).view(np.int64)
         keys = _from_signed(np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits))
     if missing is not None and missing.any():
         # So that what is not there does not count for the largest or the smallest.

@@ -1,8 +1,8 @@
-"""Comparisons of a label column with plain values, as pyarrow expressions.
+"""Comparisons of a label column with plain values and with another column, as pyarrow expressions.
 
-A value is compared exactly with an integer column (2.5 lies between 2 and 3, 10**30 above all), with a time
-column too; with a float column it is first rounded to the column's own precision, so that 0.1 finds 0.1
-in a float32 column.
+They are over `comparable` columns, and exact, whatever the types: 2.5 lies between 2 and 3, 10**30 above all
+integers, 2**53 + 1 between two values of a float64 column. Only a float is first rounded to the precision of
+a float column, so that 0.1 finds 0.1 in a float32 column.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import datetime as dt
 import math
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from fractions import Fraction
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,8 @@ import pyarrow.compute as pc
 
 from edcache.errors import LabelTypeError
 from edcache.labels.arrays import numpy_dtype
-from edcache.labels.wording import unknown_label
+from edcache.labels.comparable import comparable_type
+from edcache.labels.wording import described, unknown_label
 
 _OPERATIONS: dict[str, Callable[[pc.Expression, pc.Expression], pc.Expression]] = {
     "==": lambda left, right: left == right,
@@ -55,19 +57,9 @@ class Column:
         if name not in schema.names:
             raise unknown_label(name, schema.names)
         self.name = name
-        self.type: pa.DataType = schema.field(name).type
+        kind = schema.field(name).type
+        self.type: pa.DataType = kind.value_type if pa.types.is_dictionary(kind) else kind
         self._field: pc.Expression = pc.field(name)
-        if pa.types.is_dictionary(self.type):
-            self.type = self.type.value_type
-            self._field = self._field.cast(self.type)
-        if pa.types.is_float16(self.type):
-            self.type = pa.float32()  # exact, and Arrow compares no float16
-            self._field = self._field.cast(self.type)
-
-    @property
-    def expression(self) -> pc.Expression:
-        """The column itself."""
-        return self._field
 
     def is_null(self) -> pc.Expression:
         """True where the value is missing."""
@@ -77,8 +69,7 @@ class Column:
         """`column <operation> value`, unknown where the column has no value."""
         if value is None and operation in ("==", "!="):
             return self.is_null() if operation == "==" else self._field.is_valid()
-        if operation not in ("==", "!=") and pa.types.is_boolean(self.type):
-            raise LabelTypeError(f'label "{self.name}" is bool, which has no order; compare it with == or !=')
+        self._check_order(operation)
         point = self._point(value)
         if point is None:
             return self._constant(operation == "!=")
@@ -110,8 +101,13 @@ class Column:
 
     def matches(self, function: str, pattern: str) -> pc.Expression:
         """`startswith(column, pattern)` or `contains(column, pattern)`."""
-        if not _is_string(self.type):
-            raise LabelTypeError(f'label "{self.name}" is {self.type}; {function}() needs a string column')
+        if pa.types.is_null(self.type):
+            return _UNKNOWN
+        family = _family(self.type)
+        if family != "string":
+            raise LabelTypeError(
+                f'label "{self.name}" is {self.type}; {function}() looks into text; {_REMEDIES[family]}'
+            )
         if function == "startswith":
             return pc.starts_with(self._field, pattern=pattern)
         return pc.match_substring(self._field, pattern=pattern)
@@ -123,19 +119,55 @@ class Column:
         return self._field
 
     def compare_column(self, operation: str, other: Column) -> pc.Expression:
-        """`column <operation> other column`."""
-        if _family(self.type) != _family(other.type) or _family(self.type) in ("other", "null"):
+        """`column <operation> other column`, unknown where one of them has no value."""
+        families = {_family(self.type), _family(other.type)}
+        if "null" in families:
+            return _UNKNOWN
+        if len(families) > 1 or "other" in families:
             raise LabelTypeError(
-                f'label "{self.name}" is {self.type} and "{other.name}" is {other.type}; '
-                f"only columns of one kind compare"
+                f'label "{self.name}" is {self.type} and "{other.name}" is {other.type}; only columns of one '
+                f"kind compare; give a function: filter(lambda table: ...)"
             )
-        return _OPERATIONS[operation](self._field, other._field)
+        self._check_order(operation)
+        compare = _OPERATIONS[operation]
+        (coarse, fine), (other_coarse, other_fine) = self._steps(other.type), other._steps(self.type)
+        if fine is None or other_fine is None:
+            return compare(coarse, other_coarse)
+        return pc.if_else(coarse == other_coarse, compare(fine, other_fine), compare(coarse, other_coarse))
+
+    def _steps(self, other: pa.DataType) -> tuple[pc.Expression, pc.Expression | None]:
+        """What compares exactly with a column of another type: if equal, then the second; None for no second.
+
+        Arrow would round one of the columns, or refuse it, where no type holds the values of both.
+        """
+        field, kind = self._field, self.type
+        if _family(kind) in _TIMES and _unit(kind) != _unit(other):
+            ticks = field.cast(pa.int32()) if pa.types.is_date32(kind) else field
+            ticks = ticks.cast(pa.int64())
+            ratio = _TICKS_PER_DAY[_unit(kind)] // _TICKS_PER_DAY[_unit(other)]
+            whole = pc.divide(ticks, pc.scalar(max(ratio, 1)))
+            return whole, ticks - whole * pc.scalar(max(ratio, 1))
+        if pa.types.is_integer(kind) and pa.types.is_floating(other):
+            # So that of an integer it is not rounded to what is beyond all integers of its type.
+            most = pc.scalar(float(np.nextafter(2.0 ** (64 - pa.types.is_signed_integer(kind)), 0)))
+            rounded = field.cast(pa.float64(), safe=False)
+            return pc.if_else(rounded > most, most, rounded), field
+        if pa.types.is_floating(kind) and pa.types.is_integer(other):
+            wide = pa.int64() if pa.types.is_signed_integer(other) else pa.uint64()
+            return field.cast(pa.float64()), field.cast(wide, safe=False)
+        if pa.types.is_integer(kind) and kind != other and pa.uint64() in (kind, other):
+            return field.cast(pa.float64(), safe=False), field.cast(pa.uint64(), safe=False)
+        return field, None
+
+    def _check_order(self, operation: str) -> None:
+        if operation not in ("==", "!=") and pa.types.is_boolean(self.type):
+            raise LabelTypeError(f'label "{self.name}" is bool, which has no order; compare it with == or !=')
 
     def _constant(self, truth: bool) -> pc.Expression:
         return self._unless_null(pc.scalar(truth))
 
     def _unless_null(self, expression: pc.Expression) -> pc.Expression:
-        return pc.if_else(self._field.is_valid(), expression, pc.scalar(pa.scalar(None, pa.bool_())))
+        return pc.if_else(self._field.is_valid(), expression, _UNKNOWN)
 
     def _value_set(self, values: Iterable[object]) -> tuple[bool, pa.Array]:
         if isinstance(values, np.ndarray):
@@ -150,7 +182,7 @@ class Column:
             point = self._point(value)
             if point is not None and point.exact and point.scalar is not None:
                 scalars.append(point.scalar)
-        return with_null, pa.array(scalars, type=self.type)
+        return with_null, pa.array(scalars, type=comparable_type(self.type))
 
     def _point(self, value: object) -> _Point | None:
         """Where `value` lies among the column's values; None if nothing compares with it."""
@@ -160,30 +192,32 @@ class Column:
             return None
         if family == "number" and isinstance(value, (int, float)) and not isinstance(value, bool):
             return _number_point(value, self.type)
-        if family == "time":
-            ticks = _ticks_of(value, self.type)
-            if ticks is not None:
-                return None if np.isnat(ticks) else _time_point(ticks, self.type)
+        if family in _TIMES:
+            days = _days_of(value, self.type)
+            if days is not None:
+                return _time_point(days, self.type) if isinstance(days, Fraction) else None
         if family in _EXPECTED and isinstance(value, _EXPECTED[family]):
             return _Point(pa.scalar(value, self.type), exact=True) if _encodable(value) else None
         raise self._mismatch(value, family)
 
     def _mismatch(self, value: object, family: str) -> LabelTypeError:
-        name = type(value).__name__
-        article = "an" if name[0].lower() in "aeiou" else "a"
-        shown = f"{value!r:.60}" if isinstance(value, (str, bytes, int, float)) else f"the {name}"
         return LabelTypeError(
-            f'label "{self.name}" is {self.type}; {shown} is {article} {name}; {_REMEDIES[family]}'
+            f'label "{self.name}" is {self.type}; {described(value)} does not compare with it; '
+            f"{_REMEDIES[family]}"
         )
 
 
+_UNKNOWN = pc.scalar(pa.scalar(None, pa.bool_()))
 _EXPECTED: dict[str, type] = {"bool": bool, "string": str, "bytes": bytes}
+_TIMES = ("time", "UTC time", "duration")
 _REMEDIES = {
     "bool": "compare it with True or False",
     "number": "compare it with a number",
     "string": "compare it with a str",
     "bytes": "compare it with bytes",
-    "time": "compare it with a date or time of its kind, an ISO string or a timedelta",
+    "time": "compare it with a date, a time without a zone or an ISO string",
+    "UTC time": "compare it with a date, a time or an ISO string",
+    "duration": "compare it with a timedelta",
     "null": "",
     "other": "such a column compares with None alone; give a callable that gets the numpy column",
 }
@@ -198,8 +232,10 @@ def _family(kind: pa.DataType) -> str:
         return "string"
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return "bytes"
-    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind) or pa.types.is_duration(kind):
-        return "time"
+    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+        return "time" if pa.types.is_date32(kind) or kind.tz is None else "UTC time"
+    if pa.types.is_duration(kind):
+        return "duration"
     return "null" if pa.types.is_null(kind) else "other"
 
 
@@ -230,7 +266,7 @@ def _number_point(value: float, kind: pa.DataType) -> _Point | None:
     if isinstance(value, float) and math.isnan(value):
         return None
     if pa.types.is_floating(kind):
-        return _Point(pa.scalar(_rounded(value, kind), kind), exact=True)
+        return _float_point(value, kind)
     limits = np.iinfo(numpy_dtype(kind))
     low, high = int(limits.min), int(limits.max)
     if value < low:
@@ -241,13 +277,21 @@ def _number_point(value: float, kind: pa.DataType) -> _Point | None:
     return _Point(pa.scalar(floor, kind), exact=floor == value)
 
 
-def _rounded(value: float, kind: pa.DataType) -> float:
+def _float_point(value: float, kind: pa.DataType) -> _Point:
+    dtype = numpy_dtype(kind)
     try:
         wide = float(value)
     except OverflowError:
         wide = math.inf if value > 0 else -math.inf
     with np.errstate(over="ignore"):
-        return float(numpy_dtype(kind).type(wide))
+        nearest = dtype.type(wide)
+        below = nearest if float(nearest) <= value else np.nextafter(nearest, dtype.type(-np.inf))
+    if isinstance(value, float) and np.isfinite(nearest):
+        below = nearest
+        exact = True
+    else:
+        exact = float(below) == value
+    return _Point(pa.scalar(float(below) + 0.0, comparable_type(kind)), exact)  # -0.0 becomes 0.0
 
 
 def _representable(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
@@ -257,60 +301,9 @@ def _representable(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     return pa.array(values[fits].astype(dtype), type=kind)
 
 
-# ---- times: a value as datetime64 or timedelta64, then down to the column's unit
+# ---- times: a value as an exact number of days, since 1970 or as a duration; nan for NaT
 
-
-def _ticks_of(value: object, kind: pa.DataType) -> Any:
-    """The value as datetime64 or timedelta64; None if it is no time of the column's kind."""
-    if pa.types.is_duration(kind):
-        return _duration_of(value)
-    return _instant_of(value, aware_column=pa.types.is_timestamp(kind) and kind.tz is not None)
-
-
-def _time_point(ticks: Any, kind: pa.DataType) -> _Point:
-    unit = "D" if pa.types.is_date32(kind) else kind.unit
-    floor, exact = _floor_ticks(ticks, unit)
-    return _tick_point(floor, exact, kind)
-
-
-def _duration_of(value: object) -> Any:
-    if isinstance(value, np.timedelta64):
-        return value
-    if isinstance(value, dt.timedelta):
-        return np.timedelta64(value // dt.timedelta(microseconds=1), "us")
-    return None
-
-
-def _instant_of(value: object, aware_column: bool) -> Any:
-    if isinstance(value, np.datetime64):
-        return value
-    if isinstance(value, str):
-        return _parsed_instant(value, aware_column)
-    if isinstance(value, dt.datetime):
-        return _datetime_instant(value, aware_column)
-    return np.datetime64(value, "D") if isinstance(value, dt.date) else None
-
-
-def _parsed_instant(text: str, aware_column: bool) -> Any:
-    if not re.match(r"\d{4}-\d\d", text):
-        return None  # numpy also reads "now" and "today"
-    try:
-        if re.search(r"(Z|[+-]\d\d:?\d\d)$", text[10:]):
-            return _datetime_instant(dt.datetime.fromisoformat(text.replace("Z", "+00:00")), aware_column)
-        return np.datetime64(text)
-    except ValueError:
-        return None
-
-
-def _datetime_instant(value: dt.datetime, aware_column: bool) -> Any:
-    if hasattr(value, "to_datetime64"):
-        return value.to_datetime64()
-    if value.tzinfo is None:
-        return np.datetime64(value, "us")
-    if not aware_column:
-        return None  # a column without a zone has no instant to compare with
-    return np.datetime64(value.astimezone(dt.timezone.utc).replace(tzinfo=None), "us")
-
+_Days: TypeAlias = "Fraction | float"
 
 _TICKS_PER_DAY = {
     "D": 1,
@@ -318,23 +311,90 @@ _TICKS_PER_DAY = {
     "m": 24 * 60,
     **{unit: 86_400 * 1000**i for i, unit in enumerate(("s", "ms", "us", "ns", "ps", "fs", "as"))},
 }
+_MICROSECOND = dt.timedelta(microseconds=1)
+_ISO = re.compile(
+    r"\d{4}-\d\d(-\d\d)?"
+    r"([T ]\d\d(:\d\d(:\d\d(?P<fraction>\.\d{1,18})?)?)?(?P<zone>Z|[+-]([01]\d|2[0-3]):?[0-5]\d)?)?",
+    re.ASCII,
+)
+# Years and months beyond all that a column has, which numpy still counts in days.
+_FAR = 10**15
 
 
-def _floor_ticks(value: Any, unit: str) -> tuple[int, bool]:
-    """The value in whole units, rounded down, and whether nothing was lost; in unbounded integers."""
-    if np.datetime_data(value.dtype)[0] in ("Y", "M", "W"):
-        value = value.astype(f"{value.dtype.kind}8[D]")
-    own, step = np.datetime_data(value.dtype)
-    scaled = int(value.astype("i8")) * step * _TICKS_PER_DAY[unit]
-    floor, rest = divmod(scaled, _TICKS_PER_DAY[own])
-    return floor, rest == 0
+def _days_of(value: object, kind: pa.DataType) -> _Days | None:
+    """A value as days; None if it is no time of the column's kind."""
+    if pa.types.is_duration(kind):
+        return _duration_of(value)
+    return _instant_of(value, has_zone=pa.types.is_timestamp(kind) and kind.tz is not None)
 
 
-def _tick_point(floor: int, exact: bool, kind: pa.DataType) -> _Point:
+def _duration_of(value: Any) -> _Days | None:
+    if hasattr(value, "to_timedelta64"):  # a pandas.Timedelta, which has nanoseconds
+        value = value.to_timedelta64()
+    if isinstance(value, np.timedelta64):
+        return _ticks(value)
+    return _elapsed(value) if isinstance(value, dt.timedelta) else None
+
+
+def _elapsed(value: dt.timedelta) -> Fraction:
+    return Fraction(value // _MICROSECOND, _TICKS_PER_DAY["us"])
+
+
+def _instant_of(value: Any, has_zone: bool) -> _Days | None:
+    if isinstance(value, np.datetime64):
+        return _ticks(value)
+    if isinstance(value, str):
+        return _parsed_instant(value, has_zone)
+    if isinstance(value, dt.datetime):
+        if value.tzinfo is not None and not has_zone:
+            return None  # a column without a zone has no instant to compare with
+        if hasattr(value, "to_datetime64"):  # a pandas.Timestamp, which has nanoseconds
+            return _ticks(value.to_datetime64())
+        since = value.replace(tzinfo=None) - dt.datetime(1970, 1, 1)
+        return _elapsed(since - (value.utcoffset() or dt.timedelta()))
+    return _ticks(np.datetime64(value, "D")) if isinstance(value, dt.date) else None
+
+
+def _parsed_instant(text: str, has_zone: bool) -> Fraction | None:
+    # Not by numpy or Python alone, which lose or wrap what has more digits than their types.
+    parts = _ISO.fullmatch(text)
+    if parts is None or (parts["zone"] and not has_zone):
+        return None
+    fraction, zone = parts["fraction"] or "", parts["zone"] or "Z"
+    seconds = text.removesuffix(parts["zone"] or "").removesuffix(fraction)
+    minutes = 0 if zone == "Z" else int(zone[0] + "1") * (int(zone[1:3]) * 60 + int(zone[-2:]))
+    try:
+        whole = Fraction(_ticks(np.datetime64(seconds)) or 0)
+    except ValueError:
+        return None
+    return whole + Fraction(f"0{fraction}") / 86_400 - Fraction(minutes, _TICKS_PER_DAY["m"])
+
+
+def _ticks(value: Any) -> _Days | None:
+    """A numpy time as days; None if its unit has no fixed length."""
+    if np.isnat(value):
+        return math.nan
+    unit, step = np.datetime_data(value.dtype)
+    count = int(value.astype("i8")) * step
+    if unit == "W":
+        return Fraction(count * 7)
+    if unit in ("Y", "M") and value.dtype.kind == "M":
+        near = np.int64(max(-_FAR, min(count, _FAR))).astype(f"M8[{unit}]")
+        return Fraction(int(near.astype("M8[D]").astype("i8")))
+    return Fraction(count, _TICKS_PER_DAY[unit]) if unit in _TICKS_PER_DAY else None
+
+
+def _time_point(days: Fraction, kind: pa.DataType) -> _Point:
+    ticks = days * _TICKS_PER_DAY[_unit(kind)]
+    floor = math.floor(ticks)
     storage = pa.int32() if pa.types.is_date32(kind) else pa.int64()
     limits = np.iinfo(numpy_dtype(storage))
-    if floor <= int(limits.min):
+    if floor < int(limits.min):
         return _Point(None, exact=False)
-    exact = exact and floor <= int(limits.max)
-    ticks = pa.array([min(floor, int(limits.max))], type=storage)
-    return _Point(ticks.view(kind)[0], exact)
+    exact = floor == ticks and floor <= int(limits.max)
+    nearest = pa.array([min(floor, int(limits.max))], type=storage)
+    return _Point(nearest.view(kind)[0], exact)
+
+
+def _unit(kind: pa.DataType) -> str:
+    return "D" if pa.types.is_date32(kind) else str(kind.unit)

@@ -17,10 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edcache.errors import ArchiveNotFoundError, LabelError, LabelTypeError, OptionError
-from edcache.labels.arrays import from_numpy
+from edcache.labels.arrays import detached, from_numpy, numpy_dtype
 from edcache.labels.columns import collected, unify_column
-from edcache.labels.values import is_label_type, is_list, merged
-from edcache.labels.wording import article
+from edcache.labels.comparable import comparable
+from edcache.labels.values import is_label_type, is_list, is_number, merged
+from edcache.labels.wording import article, shown
 
 _TYPES = "bool, integers, floats, text, bytes, dates, times, durations, and lists of one of these"
 FORMATS = (".csv", ".parquet", ".npy")
@@ -34,8 +35,7 @@ def given_column(name: str, values: Any) -> pa.Array:
             several types.
         OptionError: they are no sequence of values.
     """
-    if hasattr(values, "detach"):
-        values = values.detach().cpu().numpy()
+    values = detached(values)
     if isinstance(values, np.ndarray):
         return _of_numpy(name, values)
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
@@ -66,9 +66,11 @@ def given_rows(name: str, values: Mapping[Any, Any], length: int) -> tuple[npt.N
     """
     for index in values:
         if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
-            raise OptionError(f'label "{name}": {index!r} is {article(index)}; the keys are sample indices')
+            raise OptionError(
+                f'label "{name}": {shown(index)} is {article(index)}; the keys are sample indices'
+            )
         if not -length <= index < length:
-            raise OptionError(f'label "{name}": index {index} not in [{-length}, {length})')
+            raise OptionError(f'label "{name}": index {shown(index)} not in [{-length}, {length})')
     wanted = {int(index) % length: value for index, value in values.items()}
     if len(wanted) != len(values):
         raise OptionError(f'label "{name}": an index comes twice, once counted from the end')
@@ -185,13 +187,12 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
     if on not in table.column_names:
         found = ", ".join(map(str, table.column_names))
         raise OptionError(f'the table has no column "{on}" to join on; its columns are {found}')
-    known = table.column(on)
+    known, keys = comparable(table.column(on)), comparable(keys)
     kind = merged(known.type, keys.type)
     if kind is None or is_list(kind):
         raise LabelTypeError(
             f'label "{on}" is {keys.type} in the archive and {known.type} in the table; make them one type'
         )
-    known, keys = known.cast(kind), keys.cast(kind)
     present = known.drop_null()
     if len(pc.unique(present)) != len(present):
         counted = pc.value_counts(present.combine_chunks())
@@ -200,9 +201,32 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
             f'the table has "{on}" = {twice.as_py()!r} more than once, so which row is meant is open; '
             "drop the duplicates"
         )
+    if pa.types.is_floating(kind):
+        # Of an integer and a float column only whole numbers can be equal, and no float type has all of them.
+        kind = next((one for one in (known.type, keys.type) if pa.types.is_integer(one)), kind)
+    known, keys = _exactly(known, kind), _exactly(keys, kind)
     rows = pc.if_else(keys.is_valid(), pc.index_in(keys, value_set=known.combine_chunks()), None)
     rest = [name for name in table.column_names if name != on]
     return table.select(rest).take(rows)
+
+
+def _exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """The column in another type; null for numbers that an integer type does not hold."""
+    if not (pa.types.is_integer(kind) and is_number(column.type)):
+        return column.cast(kind)
+    import pyarrow.compute as pc
+
+    limits, own = np.iinfo(numpy_dtype(kind)), column.type
+    if pa.types.is_floating(own):
+        # The limits are powers of two, which a float has.
+        above = pc.greater_equal(column, pa.scalar(float(limits.min), own))
+        below = pc.less(column, pa.scalar(float(int(limits.max) + 1), own))
+        fits = pc.and_(pc.and_(above, below), pc.equal(pc.trunc(column), column))
+    else:
+        bounds = np.iinfo(numpy_dtype(own))
+        above = pc.greater_equal(column, pa.scalar(max(int(limits.min), int(bounds.min)), own))
+        fits = pc.and_(above, pc.less_equal(column, pa.scalar(min(int(limits.max), int(bounds.max)), own)))
+    return pc.if_else(fits, column, pa.scalar(None, own)).cast(kind)
 
 
 def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import and_, or_
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from edcache.errors import LabelTypeError, OptionError
-from edcache.labels.values import widened_float16
+from edcache.labels.arrays import detached
 from edcache.labels.view import Labels, Rows, checked_indices
-from edcache.labels.wording import unknown_label
+from edcache.labels.wording import described, unknown_label
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
@@ -37,7 +37,7 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
             bool mask.
         where: a where-string (see `parse_where`); a pyarrow expression; a bool mask over the rows; an
             array of rows, negative ones counted from the end; or a callable that gets the pyarrow Table and
-            returns a bool mask.
+            returns a bool mask. Table and expression see `comparable` columns.
     Returns:
         int64 positions in [0, labels.num_rows), ascending; for an array of rows in its order, with its
         repeats. A missing value fulfils no condition but None.
@@ -60,21 +60,25 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
     from edcache.labels.compare import Column
     from edcache.labels.where import parse_where
 
-    schema = labels.whole_table.schema
+    schema = labels.whole.table.schema
     columns = {name: Column(name, schema) for name in conditions}
     masks = _array_masks(labels, columns, conditions)
     expressions = _expressions(columns, conditions)
+    names = list(columns)
     chosen: Rows | None = None
     if isinstance(where, str):
-        expressions.append(parse_where(where, schema))
+        parsed = parse_where(where, schema)
+        expressions.append(parsed.expression)
+        names += parsed.names
     elif isinstance(where, pc.Expression):
         expressions.append(where)
+        names = schema.names
     elif callable(where):
-        masks.append(_as_mask(where(labels.table), "where", labels.num_rows))
+        masks.append(_called(where, _table(labels, schema.names), "where", _TABLE_FORM, labels.num_rows))
     elif where is not None:
         chosen = _mask_or_rows(where, labels, masks)
     if expressions:
-        masks.append(_evaluate(labels, reduce(and_, expressions)))
+        masks.append(_evaluate(labels, reduce(and_, expressions), names))
     return _rows(masks, chosen, labels.num_rows)
 
 
@@ -138,7 +142,7 @@ def _expression(column: Column, value: object) -> pc.Expression:
         )
     if isinstance(value, range):
         return column.between(value[0], value[-1]) if value else column.one_of(())
-    value = _detached(value)
+    value = detached(value)
     if isinstance(value, np.ndarray) and value.ndim > 0:
         return column.one_of(value)
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -170,14 +174,15 @@ def _array_masks(
         if isinstance(value, range):
             masks.append(_in_stepped_range(labels, column, value))
         elif callable(value):
-            masks.append(_as_mask(value(labels[name]), f'the condition on label "{name}"', labels.num_rows))
+            what = f'the condition on label "{name}"'
+            masks.append(_called(value, labels[name], what, _COLUMN_FORM, labels.num_rows))
     return masks
 
 
 def _in_stepped_range(labels: Labels, column: Column, wanted: range) -> Mask:
     if wanted.step < 0:
         wanted = wanted[::-1]
-    mask = _evaluate(labels, column.between(wanted[0], wanted[-1]))
+    mask = _evaluate(labels, column.between(wanted[0], wanted[-1]), [column.name])
     rows = np.flatnonzero(mask)
     mask[rows] = _on_step(labels[column.name][rows], wanted)
     return mask
@@ -197,58 +202,75 @@ def _on_step(values: npt.NDArray[Any], wanted: range) -> npt.NDArray[Any]:
 
 def _mask_or_rows(where: object, labels: Labels, masks: list[Mask]) -> Rows | None:
     """Append the mask that `where` is, or return the rows that it lists."""
-    array = _as_array(where)
+    try:
+        array = _as_array(where)
+    except (TypeError, ValueError) as error:
+        raise OptionError(f"where is {described(where)}: {error}; give {_WHERE_FORMS}") from error
     if array.ndim == 1 and array.dtype.kind in "iu":
         return checked_indices(array, labels.num_rows)
     if array.ndim == 1 and not array.size and array.dtype.kind == "f":
         return array.astype(np.int64)  # numpy's dtype for an empty list
-    masks.append(_as_mask(where, "where", labels.num_rows))
+    masks.append(_as_mask(where, array, f"where is {described(where)}; give {_WHERE_FORMS}", labels.num_rows))
     return None
 
 
-def _as_mask(value: object, what: str, num_rows: int) -> Mask:
-    mask = _as_array(value)
+def _called(function: Any, argument: object, what: str, form: str, num_rows: int) -> Mask:
+    """The mask that a user's function makes of a column or a table."""
+    try:
+        value = function(argument)
+        array = _as_array(value)
+    except Exception as error:
+        raise OptionError(f"{what} raised {type(error).__name__}: {error}; {form}") from error
+    return _as_mask(value, array, f"{what} gave {described(value)}; {form}", num_rows)
+
+
+def _as_mask(value: object, mask: npt.NDArray[Any], refusal: str, num_rows: int) -> Mask:
     if mask.dtype.kind != "b" or mask.ndim != 1:
-        raise OptionError(
-            f"{what} gave a {type(value).__name__} of {mask.dtype} with {mask.ndim} dimensions; it takes or "
-            f"returns a 1-dim bool mask with one entry per sample" + _WHERE_FORMS * (what == "where")
-        )
+        raise OptionError(refusal)
     if len(mask) != num_rows:
         raise OptionError(f"mask has {len(mask)} entries, the dataset {num_rows}")
     return mask
 
 
-_WHERE_FORMS = ", an array of indices, a where-string, a pyarrow expression or a callable over the Table"
+_COLUMN_FORM = (
+    "a function gets the whole column as a numpy array and returns a bool mask with one entry per sample, as "
+    "lambda column: column == 3"
+)
+_TABLE_FORM = (
+    "a function gets the label table, a pyarrow Table, and returns a bool mask with one entry per sample, as "
+    'lambda table: numpy.equal(table["label"], 3)'
+)
+_WHERE_FORMS = (
+    "a 1-dim bool mask with one entry per sample, an array of indices, a where-string, a pyarrow expression "
+    "or a function of the label table"
+)
 
 
 def _as_array(value: Any) -> npt.NDArray[Any]:
-    value = _detached(value)
+    value = detached(value)
     if isinstance(value, (pa.Array, pa.ChunkedArray)):
         if pa.types.is_boolean(value.type) and value.null_count:
             value = value.fill_null(False)
         return np.asarray(
             value.to_numpy() if isinstance(value, pa.ChunkedArray) else value.to_numpy(zero_copy_only=False)
         )
-    return np.asarray(value)
-
-
-def _detached(value: Any) -> Any:
-    return value.detach().cpu().numpy() if hasattr(value, "detach") else value
+    return np.ma.filled(value, False) if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
 
 
 # -------------------------------------------------------------------------------------- expressions
 
 
-def _evaluate(labels: Labels, expression: pc.Expression) -> Mask:
+def _evaluate(labels: Labels, expression: pc.Expression, names: Iterable[str]) -> Mask:
     """The rows of `labels` for which the expression is true, as a mask of its own memory."""
     rows = labels.rows
-    whole = labels.whole_table
-    if rows is None:
-        return _evaluate_table(whole, expression)
-    # To take the rows of every column costs more than to compare all rows of one.
-    if 4 * len(rows) >= whole.num_rows:
-        return _evaluate_table(whole, expression)[rows]
-    return _evaluate_table(labels.table, expression)
+    # To take the rows of a column costs more than to compare all rows of it.
+    if rows is not None and 4 * len(rows) >= labels.whole.num_rows:
+        return _evaluate_table(_table(labels.whole, names), expression)[rows]
+    return _evaluate_table(_table(labels, names), expression)
+
+
+def _table(labels: Labels, names: Iterable[str]) -> pa.Table:
+    return pa.table({name: labels.comparable(name) for name in names})
 
 
 def _evaluate_table(table: pa.Table, expression: pc.Expression) -> Mask:
@@ -257,31 +279,21 @@ def _evaluate_table(table: pa.Table, expression: pc.Expression) -> Mask:
 
     plan = acero.Declaration.from_sequence(
         [
-            acero.Declaration("table_source", acero.TableSourceNodeOptions(_widened(table))),
+            acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
             acero.Declaration("project", acero.ProjectNodeOptions([expression], ["mask"])),
         ]
     )
     try:
         # One thread: several would return the rows in another order.
         mask = plan.to_table(use_threads=False).column("mask")
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         raise _refused(error, table) from error
-    except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise LabelTypeError(f"pyarrow cannot evaluate this expression over the labels: {error}") from error
     if not pa.types.is_boolean(mask.type):
         raise LabelTypeError(f"the expression gives {mask.type}, not true or false; compare it with a value")
     return np.array(mask.fill_null(False).to_numpy(), dtype=bool)
 
 
-def _widened(table: pa.Table) -> pa.Table:
-    for i, field in enumerate(table.schema):
-        if pa.types.is_float16(field.type):
-            wide = [widened_float16(chunk) for chunk in table.column(i).chunks]
-            table = table.set_column(i, field.name, pa.chunked_array(wide, pa.float32()))
-    return table
-
-
-def _refused(error: pa.ArrowInvalid, table: pa.Table) -> Exception:
+def _refused(error: pa.ArrowException, table: pa.Table) -> Exception:
     found = str(error).partition("No match for FieldRef.Name(")[2]
     if found:
         return unknown_label(found.partition(")")[0], table.column_names)

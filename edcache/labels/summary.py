@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 import pyarrow as pa
 
-from edcache.labels.values import widened_float16
+from edcache.labels.comparable import comparable
 from edcache.labels.wording import shown
 
 _HEADER = ("label", "type", "nulls", "distinct", "min", "max", "most frequent", "times")
@@ -98,13 +98,6 @@ def _summary(name: str, column: pa.ChunkedArray) -> ColumnSummary:
     return ColumnSummary(name, str(kind), nulls, len(found), least, most, frequent, times)
 
 
-def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column, float16 as float32, which Arrow orders and counts."""
-    if not pa.types.is_float16(column.type):
-        return column
-    return pa.chunked_array([widened_float16(chunk) for chunk in column.chunks], pa.float32())
-
-
 def _ends(values: pa.Array) -> tuple[Any, Any]:
     """The least and the greatest value, nan aside."""
     import pyarrow.compute as pc
@@ -124,9 +117,12 @@ def ascending(values: pa.Array) -> pa.Array:
 
 
 def as_python(value: pa.Scalar) -> Any:
-    """A value as Python has it, of times to the nanosecond as numpy does."""
+    """A value as Python has it; as numpy does of times to the nanosecond, or beyond Python's calendar."""
     kind = value.type
-    if (pa.types.is_timestamp(kind) or pa.types.is_duration(kind)) and kind.unit == "ns":
-        code = "M8" if pa.types.is_timestamp(kind) else "m8"
-        return np.int64(value.value).view(f"{code}[ns]")
-    return value.as_py()
+    unit = "D" if pa.types.is_date32(kind) else getattr(kind, "unit", "")
+    if unit != "ns":
+        try:
+            return value.as_py()
+        except (OverflowError, ValueError):
+            pass
+    return np.int64(value.value).view(f"{'m8' if pa.types.is_duration(kind) else 'M8'}[{unit}]")

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from edcache.labels.arrays import NUMBERS, numpy_dtype
+from edcache.labels.arrays import NUMBERS, detached, numpy_dtype
 from edcache.labels.wording import shown
 
 EXACT = 2**53  # every integer up to here is a float64
@@ -79,10 +79,8 @@ def _from_tensor(value: Any) -> Any:
         return value
     if value.ndim > 1:
         raise NotALabel
-    if value.dtype == torch.bfloat16:
-        value = value.float()
     try:
-        return value.detach().cpu().resolve_conj().resolve_neg().numpy()
+        return detached(value)
     except (TypeError, RuntimeError):
         raise NotALabel from None
 

@@ -16,6 +16,7 @@ from edcache.errors import (
     SampleIndexError,
 )
 from edcache.labels.arrays import from_numpy, number_values, take_rows
+from edcache.labels.comparable import comparable
 from edcache.labels.values import is_number
 from edcache.labels.wording import unknown_label
 
@@ -58,6 +59,8 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         Raises:
             UnknownLabelError: `no label "lable"; this archive has: label, split`.
         """
+        if not isinstance(name, str):
+            raise unknown_label(name, list(self))
         if name not in self._columns:
             self._columns[name] = self._column(name)
         return self._columns[name]
@@ -96,13 +99,13 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         return self._table
 
     @property
-    def whole_table(self) -> pa.Table:
-        """The table of the whole dataset, whatever was taken."""
-        return self._whole.table
+    def whole(self) -> Labels:
+        """The labels of the whole dataset, whatever was taken."""
+        return Labels(self._whole)
 
     @property
     def rows(self) -> Rows | None:
-        """int64 [num_rows]: the row of `whole_table` for each row of this view; None if it is all of them.
+        """int64 [num_rows]: the row of `whole` for each row of this view; None if it is all of them.
 
         Raises:
             SampleIndexError: an index outside [-n, n), found at the first use of a lazy `take`.
@@ -190,19 +193,19 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         Raises:
             UnknownLabelError: no such column. LabelTypeError: a column of lists.
         """
-        from edcache.labels.summary import ascending, comparable
+        from edcache.labels.summary import ascending
 
-        column = self.column(name)
+        column = self.comparable(name)
         if pa.types.is_nested(column.type):
             raise LabelTypeError(f'label "{name}" is {column.type}; unique() needs a column of single values')
         if pa.types.is_null(column.type):
             return np.empty(0, object)
-        values = comparable(column).unique().drop_null()
+        values = column.unique().drop_null()
         return np.array(to_numpy(ascending(values), nullable=False))
 
     def counts(self, name: str) -> dict[Any, int]:
         """How often each value of the column occurs, most frequent first; None counts missing values."""
-        column = self.column(name)
+        column = self.comparable(name)
         if pa.types.is_nested(column.type):
             raise LabelTypeError(f'label "{name}" is {column.type}; counts() needs a column of single values')
         counted = column.value_counts()
@@ -216,21 +219,23 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     def column(self, name: str) -> pa.ChunkedArray:
         """The column as Arrow has it."""
-        column = self._whole.column(name)
+        return self._taken(self._whole.column(name))
+
+    def comparable(self, name: str) -> pa.ChunkedArray:
+        """The column as every comparison sees it (see comparable.py), made once for all views."""
+        return self._taken(self._whole.comparable(name))
+
+    def _taken(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
         rows = self.rows
         return column if rows is None else column.take(from_numpy(rows, pa.int64()))
 
     def to_list(self, name: str) -> list[Any]:
-        """The column as values of Python; of times to the nanosecond, which Python has not, as numpy's."""
+        """The column as values of Python; of times that Python does not have, as numpy's."""
         try:
             values: list[Any] = self.column(name).to_pylist()
-        except ValueError:
+        except (ValueError, OverflowError):
             values = list(self[name])
         return values
-
-    def whole_column(self, name: str) -> pa.ChunkedArray:
-        """The column of the whole dataset, whatever was taken."""
-        return self._whole.column(name)
 
     def _column(self, name: str) -> npt.NDArray[Any]:
         rows = self.rows
@@ -249,6 +254,7 @@ class _Whole:
         self._source = table
         self._num_rows = num_rows
         self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._comparable: dict[str, pa.ChunkedArray] = {}
 
     @property
     def table(self) -> pa.Table:
@@ -265,6 +271,12 @@ class _Whole:
             raise unknown_label(name, self.table.column_names)
         column = self.table.column(name)
         return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+
+    def comparable(self, name: str) -> pa.ChunkedArray:
+        column = self.column(name)
+        if name not in self._comparable:
+            self._comparable[name] = comparable(column)
+        return self._comparable[name]
 
     def array(self, name: str) -> npt.NDArray[Any]:
         if name not in self._arrays:

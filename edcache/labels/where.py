@@ -1,6 +1,6 @@
 """The where-string: comparisons of label columns, written as text.
 
-    parse_where('label in (0, 1) and split == "train"', schema)   a pyarrow expression
+    parse_where('label in (0, 1) and split == "train"', schema)   a pyarrow expression, and its columns
 
 A where-string is parsed by the grammar below and never evaluated as Python:
 
@@ -19,7 +19,7 @@ Keywords may be upper case. A bool column alone is a condition. Dates and times 
 
 Truth has three values, as in SQL: a comparison with a missing value is unknown, `not` keeps it unknown,
 and a row is chosen only if the whole is true. `is None`, `== None` and a None among the values of `in`
-ask for missing values. nan equals nothing.
+ask for missing values. nan equals nothing, not even nan; -0.0 is 0.0.
 """
 
 from __future__ import annotations
@@ -43,14 +43,19 @@ _ALLOWED = (
 )
 
 
-def parse_where(text: str, schema: pa.Schema) -> pc.Expression:
+class Where(NamedTuple):
+    """A where-string, read: true for the rows that are meant, over `comparable` columns of these names."""
+
+    expression: pc.Expression
+    names: list[str]
+
+
+def parse_where(text: str, schema: pa.Schema) -> Where:
     """Read a where-string; nothing in it is ever run as Python.
 
     Args:
         text: at most 10,000 characters, nested at most 50 deep; the grammar is in this module's docstring.
         schema: of the label table, for the names and types of its columns.
-    Returns:
-        A pyarrow expression over that table, true for the rows that are asked for.
     Raises:
         WhereError: `where "label = = 3": column 9: found "=", expected a column or a literal; allowed ...`.
         UnknownLabelError: a name that is no column.
@@ -59,7 +64,8 @@ def parse_where(text: str, schema: pa.Schema) -> pc.Expression:
     if len(text) > _MAX_TEXT:
         raise WhereError(f"where-string of {len(text)} characters; at most {_MAX_TEXT} are read")
     parser = _Parser(text, schema)
-    return parser.whole()
+    expression = parser.whole()
+    return Where(expression, list(parser.columns))
 
 
 class _Token(NamedTuple):
@@ -81,6 +87,7 @@ _KEYWORDS = frozenset({"and", "or", "not", "in", "is"})
 _CONSTANTS = {"True": True, "False": False, "None": None}
 _COMPARISONS = frozenset({"==", "=", "!=", "<", "<=", ">", ">="})
 _FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_SEARCHES = frozenset({"like", "ilike", "contains", "startswith", "endswith", "regexp", "match"})
 _ESCAPES = {"\\": "\\", '"': '"', "'": "'", "n": "\n", "t": "\t", "r": "\r"}
 
 
@@ -98,6 +105,7 @@ class _Parser:
     def __init__(self, text: str, schema: pa.Schema) -> None:
         self._text = text
         self._schema = schema
+        self.columns: dict[str, Column] = {}
         self._tokens = list(self._tokenize())
         self._at = 0
         self._depth = 0
@@ -230,7 +238,10 @@ class _Parser:
         first = token.text.split(".")[0]
         if token.text not in self._schema.names and first != token.text and first in self._schema.names:
             raise self._error(f'"{token.text}" is no column, and columns have no attributes', token.start)
-        return Column(token.text, self._schema)
+        return self._column_of(token.text)
+
+    def _column_of(self, name: str) -> Column:
+        return self.columns.setdefault(name, Column(name, self._schema))
 
     def _call(self, function: _Token) -> _Operand:
         if function.text not in ("col", "startswith", "contains"):
@@ -239,9 +250,12 @@ class _Parser:
         if function.text == "col":
             name = self._string()
             self._expect(")")
-            return Column(name, self._schema)
-        start = self._next.start
-        column = self._column_only(self._operand(), function.text, start)
+            return self._column_of(name)
+        column = self._operand()
+        if not isinstance(column, Column):
+            raise self._error(
+                f'{function.text}() takes a column and a string, {function.text}(name, "x")', function.start
+            )
         self._expect(",")
         pattern = self._string()
         self._expect(")")
@@ -344,6 +358,8 @@ class _Parser:
         return self._error(f"found {found}, expected {expected}", token.start)
 
     def _error(self, problem: str, start: int) -> WhereError:
+        if (word := re.match(r"\w+", self._text[start:])) and word[0].lower() in _SEARCHES:
+            problem = f'{problem}; text is searched by contains(name, "x") and startswith(name, "x")'
         text = self._text if len(self._text) <= 200 else f"{self._text[:200]}..."
         return WhereError(f'where "{text}": column {start + 1}: {problem}; {_ALLOWED}')
 

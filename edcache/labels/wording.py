@@ -13,10 +13,11 @@ from edcache.errors import UnknownLabelError
 
 def unknown_label(name: object, known: Sequence[str]) -> UnknownLabelError:
     """The error for a column that is not there, with those that are."""
+    text = name if isinstance(name, str) else shown(name)
     if known:
-        return UnknownLabelError(f'no label "{name}"; this archive has: {", ".join(known)}')
+        return UnknownLabelError(f'no label "{text}"; this archive has: {", ".join(known)}')
     return UnknownLabelError(
-        f'no label "{name}"; this archive has no labels; build it with in_memory_keys=["{name}"]'
+        f'no label "{text}"; this archive has no labels; build it with in_memory_keys=["{text}"]'
     )
 
 

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from edcache import ordering
 from edcache.errors import OptionError
+from edcache.labels.arrays import detached
+from edcache.labels.wording import described
 from edcache.ordering import Ints
 
 Column = str | npt.ArrayLike
@@ -26,7 +28,10 @@ def column_of(ds: Any, column: Column) -> npt.NDArray[Any]:
     """
     if isinstance(column, str) and not hasattr(ds, "labels"):
         raise OptionError(f"{type(ds).__name__} has no labels; give an array, one value for each sample")
-    values = ds.labels[column] if isinstance(column, str) else np.asarray(column)
+    try:
+        values = ds.labels[column] if isinstance(column, str) else np.asarray(detached(column))
+    except ValueError as error:
+        raise OptionError(f"{described(column)}: {error}; give one value for each sample") from error
     if values.ndim != 1:
         raise OptionError(f"{_named(column)} of shape {list(values.shape)}; give one value for each sample")
     if len(values) != len(ds):
@@ -74,6 +79,14 @@ def is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     return missing
 
 
+def _is_nothing(value: Any) -> bool:
+    """Whether an object is None, a nan, a NaT, or pandas' NA, which does not say whether it is itself."""
+    if value is None or type(value).__name__ == "NAType":
+        return True
+    is_other = value != value
+    return is_other is True or is_other is np.True_
+
+
 def grouped(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     """Places of equal values, group by group; missing values are left out.
 
@@ -119,15 +132,19 @@ def _small(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16] | None:
 
 
 def _numbered(values: npt.NDArray[Any]) -> Ints:
-    """Equal values get equal numbers, in order of appearance, None gets -1.
+    """Equal values get equal numbers, in order of appearance, missing ones get -1.
 
     Sorting ten million objects takes ten times longer.
     """
-    numbers: defaultdict[Any, int] = defaultdict(count().__next__, {None: -1})
+    numbers: defaultdict[Any, int] = defaultdict(count().__next__)
     try:
-        return np.fromiter(map(numbers.__getitem__, values.tolist()), np.int64, len(values))
+        codes = np.fromiter(map(numbers.__getitem__, values.tolist()), np.int64, len(values))
     except TypeError:
         raise OptionError(f"classes of {type(values[0]).__name__}; give single values") from None
+    missing = [number for value, number in numbers.items() if _is_nothing(value)]
+    if missing:
+        codes[np.isin(codes, missing)] = -1
+    return codes
 
 
 def _named(column: Column) -> str:

@@ -11,6 +11,7 @@ import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
 
 from edcache.errors import OptionError
+from edcache.labels.wording import shown
 
 Ints = npt.NDArray[np.int64]
 
@@ -167,7 +168,7 @@ class EpochSampler(DistributedSampler[Any]):
 def check_count(name: str, value: Any) -> None:
     """Raise OptionError for what is no integer of 1 or more."""
     if not isinstance(value, (int, np.integer)) or value < 1:
-        raise OptionError(f"{name}={value!r}; give 1 or more")
+        raise OptionError(f"{name}={shown(value)}; give 1 or more")
 
 
 def _items(order: Any, start: int) -> Iterator[Any]:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from edcache.errors import OptionError
 from edcache.labels.classes import Classes, counted
+from edcache.labels.wording import shown
 from edcache.ordering import Ints, dealt_by_class, generator
 
 STRATEGIES = ("exact", "multiply")
@@ -21,7 +22,7 @@ def oversampled(found: Classes, strategy: str, seed: int) -> Ints:
         OptionError: an unknown strategy.
     """
     if strategy not in STRATEGIES:
-        raise OptionError(f"strategy={strategy!r}; choose one of {', '.join(map(repr, STRATEGIES))}")
+        raise OptionError(f"strategy={shown(strategy)}; choose one of {', '.join(map(repr, STRATEGIES))}")
     random = generator(seed)
     counts = counted(found.codes, len(found.values))
     most = int(counts.max(initial=0))
@@ -40,9 +41,9 @@ def undersampled(found: Classes, count: int | None, seed: int) -> Ints:
     random = generator(seed)
     is_count = isinstance(count, (int, np.integer)) and not isinstance(count, bool) and count >= 0
     if count is not None and not is_count:
-        raise OptionError(f"count={count!r}; give how many samples of each class to keep, or None")
+        raise OptionError(f"count={shown(count)}; give how many samples of each class to keep, or None")
     counts = counted(found.codes, len(found.values))
-    kept = int(counts.min(initial=len(found.codes))) if count is None else int(count)
+    kept = int(counts.min(initial=len(found.codes))) if count is None else min(int(count), len(found.codes))
     return np.flatnonzero(_is_drawn(random, found, counts, np.minimum(counts, kept)))
 
 

@@ -48,7 +48,7 @@ class Samples(Readable):
             conditions: column name = a value, a list of values, None, a range, or a function from
                 the column to a mask.
         Raises:
-            UnknownLabelError, LabelTypeError, WhereError.
+            UnknownLabelError, LabelTypeError, WhereError; OptionError, also for a function that raises.
 
         >>> train.filter(split="train", label=[0, 1])
         """

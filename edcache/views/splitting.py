@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from edcache.errors import OptionError
 from edcache.labels.classes import counted
+from edcache.labels.wording import shown
 from edcache.ordering import Ints, dealt, dealt_by_class, generator, grouped
 from edcache.views.apportioning import apportioned
 
@@ -31,8 +33,10 @@ def weights_of(parts: Sequence[Any], count: int) -> list[int]:
         raise OptionError("split() takes the parts' sizes: split(0.8, 0.2), or counts of samples")
     if not all(isinstance(part, (int, float, np.integer, np.floating)) for part in parts):
         raise OptionError(f"split() takes fractions or counts, not {_told(parts)}")
-    if any(not 0 <= float(part) < math.inf for part in parts):
-        raise OptionError(f"split({_told(parts)}): a part is not negative; give fractions or counts")
+    if any(not 0 <= part <= sys.float_info.max for part in parts):
+        raise OptionError(
+            f"split({_told(parts)}): a part is neither negative nor infinite; give fractions or counts"
+        )
     if all(isinstance(part, (int, np.integer)) for part in parts):
         if sum(parts) != count:
             raise OptionError(
@@ -88,12 +92,12 @@ def check_folds(folds: int, count: int, group: str | None, groups: npt.NDArray[A
         OptionError: "kfold(5): there are 3 samples; give at most as many folds".
     """
     if isinstance(folds, bool) or not isinstance(folds, (int, np.integer)) or folds < 2:
-        raise OptionError(f"kfold({folds!r}): give a number of folds, 2 or more")
+        raise OptionError(f"kfold({shown(folds)}): give a number of folds, 2 or more")
     found, what = count, "samples"
     if groups is not None:
         found, what = int(groups.max(initial=0)) + 1 if len(groups) else 0, f'groups of "{group}"'
     if folds > found:
-        raise OptionError(f"kfold({folds}): there are {found:,} {what}; give at most as many folds")
+        raise OptionError(f"kfold({shown(folds)}): there are {found:,} {what}; give at most as many folds")
 
 
 def _dealt_in_groups(
@@ -151,4 +155,4 @@ def _even(members: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) ->
 
 
 def _told(parts: Sequence[object]) -> str:
-    return ", ".join(map(repr, parts))
+    return ", ".join(map(shown, parts))

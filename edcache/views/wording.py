@@ -36,7 +36,7 @@ def conditions(name: str, where: object, given: Mapping[str, object]) -> str:
 
 def argument(value: Any) -> str:
     """One argument, or a key of a dict of views."""
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) and not isinstance(value.item(), np.generic):
         return argument(value.item())
     if getattr(value, "ndim", 0) and hasattr(value, "dtype"):
         return f"<{len(value):,} {'bools' if 'bool' in str(value.dtype) else 'values'}>"

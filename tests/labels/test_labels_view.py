@@ -195,7 +195,7 @@ def test_take_composes(table):
     assert Labels(table, indices=[2])["box"].tolist() == [[5, 6]]
     assert taken.take([]).num_rows == 0
     assert taken.take([])["split"].tolist() == []
-    assert taken.whole_table is table
+    assert taken.whole.table is table
 
 
 def test_take_refuses_what_is_no_index(table):

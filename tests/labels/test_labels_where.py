@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import operator
 import re
 
 import numpy as np
@@ -259,20 +258,24 @@ def test_where_error_texts(text, message):
         ("lable == 1", UnknownLabelError, 'no label "lable"; this archive has: label, small'),
         ("col('x y') == 1", UnknownLabelError, 'no label "x y"'),
         ("target.boxes == 1", UnknownLabelError, 'no label "target.boxes"'),
-        ("split == 1", LabelTypeError, 'label "split" is string; 1 is an int; compare it with a str'),
-        ("label == 'a'", LabelTypeError, "'a' is a str; compare it with a number"),
-        ("label in (1, 'a')", LabelTypeError, "'a' is a str"),
-        ("label == True", LabelTypeError, "True is a bool"),
+        (
+            "split == 1",
+            LabelTypeError,
+            r'label "split" is string; an int \(1\) does not compare with it; compare it with a str',
+        ),
+        ("label == 'a'", LabelTypeError, r"a str \('a'\) does not compare with it; compare it with a number"),
+        ("label in (1, 'a')", LabelTypeError, r"a str \('a'\) does not"),
+        ("label == True", LabelTypeError, r"a bool \(True\) does not"),
         ("flag < True", LabelTypeError, 'label "flag" is bool, which has no order'),
         ("box == 1", LabelTypeError, 'label "box" is list'),
-        ("day == 1", LabelTypeError, "1 is an int; compare it with a date"),
-        ("day == 'yesterday'", LabelTypeError, "'yesterday' is a str"),
+        ("day == 1", LabelTypeError, r"an int \(1\) does not compare with it; compare it with a date"),
+        ("day == 'yesterday'", LabelTypeError, r"a str \('yesterday'\) does not"),
         (
             "label == split",
             LabelTypeError,
             '"label" is int64 and "split" is string; only columns of one kind',
         ),
-        ("contains(label, 'a')", LabelTypeError, r"needs a string column"),
+        ("contains(label, 'a')", LabelTypeError, r"contains\(\) looks into text; compare it with a number"),
         ("not label", LabelTypeError, 'label "label" is int64, no condition; compare it'),
     ],
 )
@@ -293,84 +296,6 @@ def test_long_chains_do_not_nest():
 def test_any_text_parses_or_raises_our_errors(text):
     with contextlib.suppress(WhereError, UnknownLabelError, LabelTypeError):
         parse_where(text, TABLE.schema)
-
-
-# ---- against plain Python with SQL's three truth values
-
-OPS = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-DATA = {"i": pa.int8(), "f": pa.float64(), "s": pa.string()}
-RECORD = st.fixed_dictionaries(
-    {
-        "i": st.none() | st.integers(-3, 3) | st.sampled_from([-128, 127]),
-        "f": st.none() | st.sampled_from([-1.0, 0.0, 0.5, 2.0]),
-        "s": st.none() | st.sampled_from(["a", "b", "it's", 'q"\\']),
-    }
-)
-NUMBER = st.integers(-4, 4) | st.sampled_from([0.5, -1.5, 2.0, 127, 128, -128, -129, 128.5, 1e300, -1e300])
-VALUE = {"i": NUMBER, "f": NUMBER, "s": st.sampled_from(["a", "b", "c", "it's", 'q"\\'])}
-
-
-@st.composite
-def leaf(draw):
-    name = draw(st.sampled_from(list(DATA)))
-    form = draw(st.sampled_from(["compare", "flipped", "in", "not in", "is"]))
-    if form == "is":
-        negate = draw(st.booleans())
-        return f"{name} is {'not ' * negate}None", lambda r: (r[name] is None) != negate
-    if form in ("in", "not in"):
-        values = draw(st.lists(st.none() | VALUE[name], max_size=3))
-        text = f"{name} {form} ({', '.join(map(repr, values))})"
-        return text, lambda r: _member(r[name], values, form == "not in")
-    op, value = draw(st.sampled_from(list(OPS))), draw(VALUE[name])
-    if form == "flipped":
-        return f"{value!r} {op} {name}", lambda r: None if r[name] is None else OPS[op](value, r[name])
-    return f"{name} {op} {value!r}", lambda r: None if r[name] is None else OPS[op](r[name], value)
-
-
-def _member(value, values, negate):
-    if value is None and None not in values:
-        return None
-    return (value in values) != negate
-
-
-def _and(left, right):
-    if left is False or right is False:
-        return False
-    return None if left is None or right is None else True
-
-
-def _not(value):
-    return None if value is None else not value
-
-
-def _combined(children):
-    both = st.tuples(children, children)
-    return st.one_of(
-        both.map(lambda p: (f"({p[0][0]}) and ({p[1][0]})", lambda r: _and(p[0][1](r), p[1][1](r)))),
-        both.map(
-            lambda p: (
-                f"({p[0][0]}) or ({p[1][0]})",
-                lambda r: _not(_and(_not(p[0][1](r)), _not(p[1][1](r)))),
-            )
-        ),
-        children.map(lambda c: (f"not ({c[0]})", lambda r: _not(c[1](r)))),
-    )
-
-
-@settings(max_examples=250, deadline=None)
-@given(st.lists(RECORD, max_size=10), st.recursive(leaf(), _combined, max_leaves=5))
-def test_where_equals_plain_python(records, condition):
-    text, oracle = condition
-    table = pa.table({name: pa.array([r[name] for r in records], kind) for name, kind in DATA.items()})
-    expected = [i for i, r in enumerate(records) if oracle(r) is True]
-    assert matching_rows(Labels(table), {}, text).tolist() == expected
 
 
 def test_integers_beyond_float_precision_compare_exactly():
