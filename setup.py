@@ -82,6 +82,7 @@ setup(
             "matplotlib>=3.7",
             "nbclient>=0.10",
             "ipykernel>=6.29",
+            "ipywidgets>=8",
             "redis[hiredis]>=5",
             ATHERIS,
         ],

@@ -78,7 +78,7 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
     Environment:
       EDCACHE_DIR=DIR     where caches without a path live (~/.cache/edcache)
       EDCACHE_DEBUG=1     show the traceback of an error
-      EDCACHE_PROGRESS=0  no progress bars (1: always)
+      EDCACHE_PROGRESS=0  no progress (1: bars always)
 
     \b
     Completion of commands and options, in ~/.bashrc (zsh_source and fish_source work too):
