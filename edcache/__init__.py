@@ -19,8 +19,9 @@
 The rooms, lowest floor first; imports go down only (tests/test_layers.py):
 
     0  errors, and above it bounded, once,      the exception tree; what a stranger's bytes may allocate;
-       servers, sizes, zipdirectory, and        properties without a lock; a URL of a server; sizes as people
-       above them memory                        write them; how a zip file ends; archives in shared memory
+       servers, sizes, suggestion,              properties without a lock; a URL of a server; sizes as people
+       zipdirectory, and above them             write them; names that were meant; how a zip file ends;
+       memory                                   archives in shared memory
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
        fingerprint, progress, selection         what identifies a call; what a person sees; indices
     2  places                                   where bytes are: a file, or an object behind a URL

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 
 from edcache.errors import UnknownLabelError
+from edcache.suggestion import suggestion
 
 
 def unknown_label(name: object, known: Sequence[str]) -> UnknownLabelError:
     """The error for a column that is not there, with those that are."""
     if known:
-        return UnknownLabelError(f'no label "{name}"; this archive has: {", ".join(known)}')
+        return UnknownLabelError(
+            f'no label "{name}"; this archive has: {", ".join(known)}{suggestion(str(name), known)}'
+        )
     return UnknownLabelError(
         f'no label "{name}"; this archive has no labels; build it with in_memory_keys=["{name}"]'
     )
