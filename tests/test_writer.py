@@ -515,6 +515,14 @@ def test_fillers_see_each_other_until_they_close(path):
     other.close()
 
 
+def test_more_fillers_than_there_are_places_fill_all_the_same(path, monkeypatch):
+    monkeypatch.setattr(format, "FILLERS", 2)
+    appenders = [Appender.open(path, format.Head(bytes(16)), create=False) for _ in range(4)]
+    assert [appender.join_fillers() for appender in appenders] == [True, False, False, False]
+    for appender in appenders:
+        appender.close()
+
+
 def test_of_fillers_that_begin_at_once_one_is_the_first(path):
     head = format.Head(bytes(16))
     appenders = [Appender.open(path, head, create=False) for _ in range(8)]
