@@ -533,7 +533,7 @@ def test_of_fillers_that_begin_at_once_one_is_the_first(path):
         return appender.join_fillers()
 
     with ThreadPoolExecutor(len(appenders)) as pool:
-        assert sum(pool.map(join, appenders)) <= 1
+        assert sum(pool.map(join, appenders)) == 1
     for appender in appenders:
         appender.close()
 
