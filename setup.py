@@ -8,6 +8,17 @@ ATHERIS = (
     'and python_version >= "3.11" and python_version < "3.14"'
 )
 
+# What the suite cannot start without, and its most used libraries. The tests of torch_xla have a venv with
+# these alone.
+SUITE = [
+    "pytest>=8",
+    "pytest-xdist>=3.5",
+    "hypothesis>=6.100",
+    "Pillow>=9",
+    "simplejpeg>=1.7",
+    "pandas>=1.5",
+]
+
 setup(
     name="edcache",
     version="0.1.0",
@@ -45,17 +56,14 @@ setup(
         "datasets": ["datasets>=2.14"],
         "fuzz": [ATHERIS, "hypothesis>=6.100"],
         "train": ["pytorch-lightning>=2.2", "scikit-learn>=1.3"],
+        "bench": ["matplotlib>=3.7", "scikit-learn>=1.3"],
         "quickstart": ["scikit-learn>=1.3", "Pillow>=9"],
+        "suite": SUITE,
         "test": [
-            "pytest>=8",
-            "pytest-xdist>=3.5",
+            *SUITE,
             "coverage[toml]>=7.10",
-            "hypothesis>=6.100",
             "ruff>=0.6",
             "mypy>=1.11",
-            "Pillow>=9",
-            "simplejpeg>=1.7",
-            "pandas>=1.5",
             "duckdb>=1.0",
             "polars>=0.20",
             "scikit-learn>=1.3",
@@ -71,6 +79,10 @@ setup(
             "torchdata>=0.8",
             "datasets>=2.14",
             "webdataset>=0.2.86",
+            "matplotlib>=3.7",
+            "nbclient>=0.10",
+            "ipykernel>=6.29",
+            "ipywidgets>=8",
             "redis[hiredis]>=5",
             ATHERIS,
         ],

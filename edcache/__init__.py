@@ -14,13 +14,14 @@
     verify          check every byte of an archive; repair(), compact() and digest() mend, shrink, identify it
     merge           several archives copied into one; split() makes several of one
     export          samples as tar shards, folders, Parquet, a Hugging Face dataset or an .npz
-    errors          every exception, one tree under EdcacheError
+    EdcacheError    above every exception; edcache.errors shows the tree, each is edcache.NAME
 
 The rooms, lowest floor first; imports go down only (tests/test_layers.py):
 
     0  errors, and above it bounded, once,      the exception tree; what a stranger's bytes may allocate;
-       servers, sizes, zipdirectory, and        properties without a lock; a URL of a server; sizes as people
-       above them memory                        write them; how a zip file ends; archives in shared memory
+       servers, sizes, suggestion,              properties without a lock; a URL of a server; sizes as people
+       zipdirectory, and above them             write them; names that were meant; how a zip file ends;
+       memory                                   archives in shared memory
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
        fingerprint, progress, selection         what identifies a call; what a person sees; indices
     2  places                                   where bytes are: a file, or an object behind a URL
@@ -46,66 +47,42 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from edcache import errors as errors
+from edcache.errors import *  # noqa: F403 - each of them is edcache.NAME too
+
+# Type checkers read this, a process reads _HOMES. `X as X` is what makes a name public for them.
 if TYPE_CHECKING:
-    from edcache import errors, samplers
-    from edcache.batch import collate
-    from edcache.codec import Decoding, ImageFile, register
-    from edcache.dataset import CachedDataset
-    from edcache.decorator import cachable
-    from edcache.errors import EdcacheError
-    from edcache.exporting.export import export
-    from edcache.fill import ray_executor
-    from edcache.folders import image_folder
-    from edcache.importers import import_cache
-    from edcache.labels.view import Labels
-    from edcache.local import copy_to_local
-    from edcache.maintain.compact import compact
-    from edcache.maintain.digest import digest
-    from edcache.maintain.merge import merge
-    from edcache.maintain.repair import repair
-    from edcache.maintain.split import split
-    from edcache.maintain.verify import verify
-    from edcache.reader import Reader
-    from edcache.views import View, concat, zip_fields
-    from edcache.writer import CacheWriter
+    from edcache import samplers as samplers
+    from edcache.batch import collate as collate
+    from edcache.codec import Decoding as Decoding
+    from edcache.codec import ImageFile as ImageFile
+    from edcache.codec import register as register
+    from edcache.dataset import CachedDataset as CachedDataset
+    from edcache.decorator import cachable as cachable
+    from edcache.exporting.export import export as export
+    from edcache.fill import ray_executor as ray_executor
+    from edcache.folders import image_folder as image_folder
+    from edcache.importers import import_cache as import_cache
+    from edcache.labels.view import Labels as Labels
+    from edcache.local import copy_to_local as copy_to_local
+    from edcache.maintain.compact import compact as compact
+    from edcache.maintain.digest import digest as digest
+    from edcache.maintain.merge import merge as merge
+    from edcache.maintain.repair import repair as repair
+    from edcache.maintain.split import split as split
+    from edcache.maintain.verify import verify as verify
+    from edcache.reader import Reader as Reader
+    from edcache.views import View as View
+    from edcache.views import concat as concat
+    from edcache.views import zip_fields as zip_fields
+    from edcache.writer import CacheWriter as CacheWriter
 
 __version__ = "0.1.0"
-
-__all__ = [
-    "CacheWriter",
-    "CachedDataset",
-    "Decoding",
-    "EdcacheError",
-    "ImageFile",
-    "Labels",
-    "Reader",
-    "View",
-    "__version__",
-    "cachable",
-    "collate",
-    "compact",
-    "concat",
-    "copy_to_local",
-    "digest",
-    "errors",
-    "export",
-    "image_folder",
-    "import_cache",
-    "merge",
-    "ray_executor",
-    "register",
-    "repair",
-    "samplers",
-    "split",
-    "verify",
-    "zip_fields",
-]
 
 _HOMES = {
     "CacheWriter": "edcache.writer",
     "CachedDataset": "edcache.dataset",
     "Decoding": "edcache.codec",
-    "EdcacheError": "edcache.errors",
     "ImageFile": "edcache.codec",
     "Labels": "edcache.labels.view",
     "Reader": "edcache.reader",
@@ -128,12 +105,21 @@ _HOMES = {
     "zip_fields": "edcache.views",
 }
 
+__all__ = sorted(
+    ["__version__", "errors", "samplers", *_HOMES]
+    + [
+        name
+        for name, value in vars(errors).items()
+        if isinstance(value, type) and value.__module__ == errors.__name__
+    ]
+)
+
 
 def __getattr__(name: str) -> Any:
     # Names load their rooms on first use, so that `edcache --help` need not wait for torch.
+    if name == "samplers":
+        return import_module("edcache.samplers")
     home = _HOMES.get(name)
-    if name in ("errors", "samplers"):
-        return import_module(f"edcache.{name}")
     if home is None:
         raise AttributeError(f"module 'edcache' has no attribute {name!r}")
     value = getattr(import_module(home), name)
@@ -142,4 +128,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return __all__

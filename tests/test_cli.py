@@ -313,7 +313,7 @@ def test_a_factory_that_fails_is_one_line(here, factory, expected):
     [
         (["digits.make"], "write it as package.module:factory"),
         (["digits:make"], "missing a required argument: 'split'"),
-        (["digits:make", "--arg", "split=a", "--arg", "k=1"], "got an unexpected keyword argument 'k'"),
+        (["digits:make", "--arg", "split=a", "--arg", "k=1"], 'digits:make: no argument "k"'),
         (["digits:make", "--arg", "split"], "write it as name=value"),
         (["digits:make", "--codec", "pickle"], "--codec pickle needs --allow-pickle"),
         (["digits:make", "--chunk-size", "0"], "--chunk-size"),
@@ -389,7 +389,7 @@ def test_info_of_an_archive_without_a_sample(tmp_path):
     assert run("ls", path, "--json").stdout == "[]\n"
     assert run("labels", path).stdout == "index\n"
     assert "OK: 0 samples" in run("verify", path).stdout
-    assert "not in" in error_of("show", path, 0)
+    assert "no sample 0; there are 0" in error_of("show", path, 0)
 
 
 def test_ls_lists_records_with_their_labels(archive):
@@ -546,7 +546,7 @@ def test_labels_leave_out_samples_without_a_record(partial):
 
 def test_labels_errors(archive):
     assert error_of("labels", archive, "--where", "lable == 1") == (
-        'no label "lable"; this archive has: label, split, score, when'
+        'no label "lable"; this archive has: label, split, score, when; did you mean label?'
     )
     assert error_of("labels", archive, "--count", "x").startswith('no label "x"')
     assert error_of("labels", archive, "--columns", "label,y").startswith('no label "y"')
@@ -938,3 +938,68 @@ def test_a_folder_of_images_is_cached_from_the_command_line(here):
     shown = run("show", "a.zip", "0").stdout
     assert "3 x 17 x 23" in shown
     assert "imagefile" in run("info", "a.zip").stdout
+
+
+# ------------------------------------------------------------------------------------- wrong usage
+
+WRONG = {
+    "a path": ("info here/ten.zp", "here/ten.zp: no such file; .*; did you mean here/ten.zip?", 1),
+    "a folder of a path": (
+        "show hree/ten.zp 0",
+        "hree/ten.zp: no such file; .*; did you mean here/ten.zip?",
+        1,
+    ),
+    "nothing like it": ("info qqq.zip", "qqq.zip: no such file; check the path, or build the cache first", 1),
+    "a folder": (
+        "info here",
+        "here: not a regular file; .*; edcache caches here lists the archives in this folder",
+        1,
+    ),
+    "no archive": ("info digits.py", "digits.py: not an edcache archive: .*", 1),
+    "a command": ("inf here/ten.zip", 'no command "inf"; did you mean info? (see edcache --help)', 2),
+    "no command": ("qqq here/ten.zip", 'no command "qqq" (see edcache --help)', 2),
+    "an option": ("info --jsn here/ten.zip", ".*--jsn.*--json.* (see edcache info --help)", 2),
+    "an option of all": ("--versoin", ".*--versoin.*--version.* (see edcache --help)", 2),
+    "no path": ("info", "Missing argument 'PATH' (see edcache info --help)", 2),
+    "an index": (
+        "show here/ten.zip 10",
+        "here/ten.zip: no sample 10; there are 10, from 0 on or from -1 back",
+        1,
+    ),
+    "no index": ("show here/ten.zip x", "Invalid value for 'INDEX': .* (see edcache show --help)", 2),
+    "a label": (
+        "labels here/ten.zip --count lable",
+        'no label "lable"; this archive has: label, split, score, when; did you mean label?',
+        1,
+    ),
+    "a condition": ("labels here/ten.zip --where spilt=='a'", 'no label "spilt"; .*; did you mean split?', 1),
+    "a column": ("split here/ten.zip -o new --by scroe", 'no label "scroe"; .*; did you mean score?', 1),
+    "a format": (
+        "export here/ten.zip -o new --to hff",
+        "Invalid value for '--to': 'hff' is not one of .*",
+        2,
+    ),
+    "a factory": (
+        "build digits:mak -o new.zip",
+        "cannot load \"digits:mak\": .* has no attribute 'mak'; did you mean make?; .*",
+        1,
+    ),
+    "an argument": (
+        "build digits:make -o new.zip --arg spilt=train",
+        'digits:make: no argument "spilt"; did you mean split? (see edcache build --help)',
+        2,
+    ),
+    "images": ("images her -o new.zip", "her: No such file or directory; .*; did you mean here?", 1),
+    "an old cache": ("import here/tne.zip -o new.zip", "here/tne.zip: .*; did you mean here/ten.zip?", 1),
+    "a glob": ("merge here/*.zp -o new.zip", "here/*.zp: no file fits this glob; is its folder right?", 1),
+}
+
+
+@pytest.mark.parametrize("use", WRONG)
+def test_a_wrong_use_is_told_in_one_line_with_what_may_have_been_meant(here, archive, use):
+    (here / "here").mkdir()
+    (here / "here" / "ten.zip").symlink_to(archive)
+    arguments, expected, code = WRONG[use]
+    pattern = ".*".join(map(re.escape, expected.split(".*")))
+    assert re.fullmatch(pattern, error_of(*arguments.split(), code=code))
+    assert not (here / "new.zip").exists()

@@ -398,6 +398,9 @@ class NoLocks(durable.System):
     def unlock(self, fd, start, length):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
+    def is_locked(self, fd, start, length):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
 
 def test_where_nothing_can_be_locked_one_process_fills_and_says_so(tmp_path):
     path = tmp_path / "a.zip"

@@ -2,6 +2,7 @@
 
 import ast
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,12 +10,13 @@ from pathlib import Path
 import pytest
 
 import edcache
+from edcache import errors
 
 PACKAGE = Path(edcache.__file__).parent
 
 FLOORS = [
     {"errors"},
-    {"bounded", "once", "servers", "sizes", "zipdirectory"},
+    {"bounded", "once", "servers", "sizes", "suggestion", "zipdirectory"},
     {"memory"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection"},
     {"places"},
@@ -121,6 +123,36 @@ def test_the_public_names_are_these():
         edcache.nonsense  # noqa: B018
 
 
+def test_every_error_is_a_name_of_the_package():
+    classes = {
+        c.__name__: c
+        for c in vars(errors).values()
+        if isinstance(c, type) and c.__module__ == errors.__name__
+    }
+    assert {"EdcacheError", "StaleCacheError", "CorruptRecordError"} <= classes.keys() <= set(edcache.__all__)
+    assert all(getattr(edcache, name) is kind for name, kind in classes.items())
+    assert set(edcache.__all__) <= set(dir(edcache))
+    assert not {"Any", "annotations"} & {*edcache.__all__, *dir(edcache)}
+
+
+def test_type_checkers_are_told_of_every_public_name(tmp_path):
+    """Strict mypy takes a name from a package only where the package makes it public."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    [block] = [n for n in tree.body if isinstance(n, ast.If)]
+    told = [alias for line in block.body for alias in line.names]
+    assert all(alias.asname == alias.name for alias in told)
+    raised = [name for name in edcache.__all__ if name in vars(errors)]
+    assert sorted([*(a.name for a in told), *raised, "__version__", "errors"]) == edcache.__all__
+    script = tmp_path / "user.py"
+    script.write_text(
+        f"from edcache import {', '.join(raised)}\n" + "".join(f"reveal_type({n})\n" for n in raised)
+    )
+    files = [script, PACKAGE / "__init__.py", PACKAGE / "errors.py"]
+    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=skip", *files]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert re.findall(r"-> edcache\.errors\.(\w+)", done.stdout) == raised, done.stdout
+
+
 def test_importing_the_package_does_not_import_torch():
     code = "import sys, edcache, edcache.cli; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
@@ -138,8 +170,6 @@ def test_an_error_of_the_system_keeps_its_errno_out_of_another_process():
 
 
 def test_every_error_is_drawn_in_the_tree_and_survives_being_rebuilt_from_its_message():
-    from edcache import errors
-
     classes = [c for c in vars(errors).values() if isinstance(c, type) and issubclass(c, errors.EdcacheError)]
     drawn = errors.__doc__
     for kind in classes:

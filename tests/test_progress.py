@@ -1,12 +1,16 @@
 """Progress: shown on a terminal or when asked for, one line about what was kept, silence elsewhere."""
 
+import json
 import logging
 import os
+import re
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 
+from edcache import progress as progress_module
 from edcache.progress import Progress
 
 
@@ -62,9 +66,46 @@ def test_nothing_goes_to_stdout(shown):
     assert shown(show=True, kept=5).out == ""
 
 
-def test_without_a_terminal_only_what_was_kept_is_said(shown):
-    assert shown().err == ""
-    assert shown(kept=2).err == "a.zip: 2 of 5 already cached\n"
+def test_without_a_terminal_a_short_fill_says_what_was_kept_and_that_it_ended(shown):
+    assert shown().err == "a.zip: 3 of 3 cached in 0:00:00\n"
+    assert shown(kept=2).err == "a.zip: 2 of 5 already cached\na.zip: 5 of 5 cached in 0:00:00\n"
+    assert shown(environment={"EDCACHE_PROGRESS": "0"}, kept=2).err == ""
+
+
+def test_in_a_log_a_line_comes_every_half_minute_and_later_less_often(capsys, monkeypatch):
+    hours = 10
+    clock = iter(range(hours * 3600 + 10))
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: next(clock))
+    with Progress("a.zip", 100, 100 + hours * 3600, None) as progress:
+        for _ in range(hours * 3600):
+            progress.advance(1, 5_000_000)
+    first, *lines, last = capsys.readouterr().err.splitlines()
+    assert first == "a.zip: 100 of 36,100 already cached"
+    assert lines[0] == "a.zip: 130 of 36,100 cached, 1.0 samples/s, 5.0 MB/s, 9:59:30 left"
+    assert last == "a.zip: 36,100 of 36,100 cached in 10:00:01"
+    seconds = [int(line.split()[1].replace(",", "")) - 100 for line in lines]
+    assert seconds[:10] == list(range(30, 301, 30))
+    assert all(30 <= now - then <= max(30, now / 10 + 1) for then, now in pairwise(seconds))
+    assert len(lines) < 70
+
+
+def test_in_a_log_a_fill_of_unknown_length_says_how_many_there_are(capsys, monkeypatch):
+    clock = iter(range(0, 1000, 20))
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: next(clock))
+    with Progress("a.zip", 0, None, None) as progress:
+        for _ in range(2):
+            progress.advance(10)
+            progress.advance(0)
+    assert capsys.readouterr().err.splitlines() == [
+        "a.zip: 20 samples cached, 0.5 samples/s, 0.0 MB/s",
+        "a.zip: 20 samples cached in 0:01:00",
+    ]
+
+
+def test_a_fill_that_fails_leaves_the_last_word_to_its_error(capsys):
+    with pytest.raises(ValueError, match="stop"), Progress("a.zip", 0, 3, None):
+        raise ValueError("stop")
+    assert capsys.readouterr().err == ""
 
 
 def test_a_terminal_shows_a_bar(shown):
@@ -81,7 +122,18 @@ def test_edcache_progress_1_shows_a_bar_without_a_terminal(shown):
     ids=str,
 )
 def test_the_environment_silences_even_on_a_terminal(shown, environment):
-    assert shown(kept=2, environment=environment, terminal=True).err == ""
+    assert shown(environment=environment, terminal=True).err == ""
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_who_joins_a_fill_says_neither_what_was_kept_nor_how_it_goes_on(capsys, terminal, monkeypatch):
+    if terminal:
+        monkeypatch.setattr(sys, "stderr", Terminal(sys.stderr))
+    with Progress("a.zip", 20, 200, None, is_first=False) as progress:
+        progress.advance(180)
+    text = capsys.readouterr().err
+    assert "cached" not in text
+    assert ("caching a.zip" in text) == terminal
 
 
 @pytest.mark.parametrize(
@@ -183,3 +235,84 @@ def test_a_fork_amid_drawing_a_bar_may_draw_its_own():
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED]
     done = subprocess.run(command, capture_output=True, timeout=60, check=True)
     assert b"caching a.zip: 100%" in done.stderr
+
+
+FILLS = """
+import os, sys
+import edcache
+
+class Source:
+    def __init__(self, fails=False): self.fails = fails
+    def __len__(self): return 300
+    def __getitem__(self, i):
+        if self.fails and i == 200: raise ValueError("stop")
+        return {"x": i}
+
+def fill(name, fails=False, environment=None, **options):
+    print(f"[{name}]", file=sys.stderr)
+    os.environ.pop("EDCACHE_PROGRESS", None)
+    if environment is not None: os.environ["EDCACHE_PROGRESS"] = environment
+    try: edcache.CachedDataset(Source(fails), f"{name}.zip", **options)
+    except edcache.SourceError: pass
+
+if __name__ == "__main__":
+    fill("new")
+    fill("new")
+    fill("workers", num_workers=2)
+    fill("stopped", fails=True)
+    fill("stopped")
+    fill("false", fails=True, progress=False)
+    fill("false", progress=False)
+    fill("zero", fails=True, environment="0")
+    fill("zero", environment="0")
+    fill("one", environment="1")
+    fill("true", progress=True)
+    print("[end]", file=sys.stderr)
+"""
+
+
+def test_what_fills_write_into_a_pipe(tmp_path):
+    (tmp_path / "fills.py").write_text(FILLS)
+    command = [sys.executable, "fills.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    parts = re.split(r"^\[(\w+)\]\n", done.stderr, flags=re.MULTILINE)[1:]
+    assert parts[0::2][-1] == "end"
+    texts = [re.sub(r"0:00:\d\d$", "T", text, flags=re.MULTILINE) for text in parts[1::2]]
+    assert texts[:9] == [
+        "new.zip: 300 of 300 cached in T\n",
+        "",
+        "workers.zip: 300 of 300 cached in T\n",
+        "",
+        "stopped.zip: 200 of 300 already cached\nstopped.zip: 300 of 300 cached in T\n",
+        "",
+        "",
+        "",
+        "",
+    ]
+    for name, text in zip(("one", "true"), texts[9:], strict=False):
+        assert f"caching {name}.zip: 100%" in text
+        assert "cached in" not in text
+
+
+@pytest.mark.spread
+@pytest.mark.parametrize("has_widgets", [True, False])
+def test_a_notebook_shows_a_bar(tmp_path, has_widgets):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipywidgets")
+    (tmp_path / "fills.py").write_text(FILLS)
+    cells = [
+        "import sys, warnings; assert not sys.stderr.isatty()",
+        "" if has_widgets else "sys.modules['ipywidgets'] = None; warnings.simplefilter('ignore')",
+        "from fills import fill; fill('new')",
+        "fill('false', progress=False)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    *_, bar, silent = [json.dumps(cell.outputs) for cell in notebook.cells]
+    assert ("application/vnd.jupyter.widget-view+json" in bar) == has_widgets
+    bar += json.dumps(notebook.metadata.get("widgets"))
+    assert "caching new.zip:" in bar
+    assert "300/300" in bar
+    assert "cached in" not in bar
+    assert "caching" not in silent

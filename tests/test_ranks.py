@@ -82,16 +82,35 @@ def test_ranks_that_call_a_factory_at_once_compute_each_sample_once(path, log, e
     assert edcache.verify(path).sound
 
 
-def test_only_the_first_rank_says_what_was_kept(path, log):
+@pytest.mark.parametrize("environment", [True, False], ids=["torchrun", "bare"])
+def test_ranks_that_resume_say_once_what_was_there_before(path, log, environment):
     script = program(path, log)
-    first = subprocess.Popen([sys.executable, script])
+    first = subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL)
     while not log.exists() or len(computed(log)) < 150:
         time.sleep(0.01)
     first.send_signal(signal.SIGINT)
     first.wait()
-    found = run_at_once(script, 3, environment=True)
-    said = [rank for rank, (_, error, _) in enumerate(found) if "already cached" in error]
-    assert said == [0]
+    kept = COUNT - len(edcache.CachedDataset.from_cache(path).missing)
+    log.unlink()
+    found = run_at_once(script, 3, environment=environment)
+    said = [line for _, error, _ in found for line in error.splitlines() if "already cached" in line]
+    assert said == [f"{path.name}: {kept} of {COUNT} already cached"]
+
+
+def test_ranks_of_a_new_fill_say_nothing_of_samples_of_each_other(path, log):
+    together = path.parent / "together"
+    script = program(path, log, seconds=f"0.002 if i < 60 or os.path.exists({str(together)!r}) else 0.1")
+    ranks = [subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True)]
+    while not log.exists() or len(computed(log)) < 60:
+        time.sleep(0.01)
+    ranks += [subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    while len(processes(log)) < 3:
+        time.sleep(0.01)
+    together.touch()
+    texts = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0, 0]
+    assert not any("already cached" in text for text in texts)
+    assert sum("cached in" in text for text in texts) == 1
 
 
 def test_ranks_that_rebuild_at_once_build_one_archive(path, log):

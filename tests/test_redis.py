@@ -705,8 +705,12 @@ def test_a_cache_that_is_being_filled_is_not_deleted_unless_forced(server):
 
     ds = CachedDataset(Source(), server.url("digits"))
     filling = RedisAppender.open(server.url("digits"), ds.head)
-    filling.join_fillers()
+    assert filling.join_fillers()
+    assert filling.join_fillers()
     assert not filling.has_fillers
+    other = RedisAppender.open(server.url("digits"), ds.head)
+    assert not other.join_fillers()
+    other.close()
     assert "another process is filling it; wait for it to end, or pass --force" in run(
         "rm", server.url("digits"), code=1
     )

@@ -1,6 +1,7 @@
 """Ranks that are threads of one process, as torch_xla runs them on a CPU: one path, a dataset each."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -120,6 +121,23 @@ def test_threads_that_make_the_same_call_share_its_work(tmp_path, way, tally):
         if path.exists():
             assert edcache.verify(path).sound
         tally("fills by threads", RANKS)
+
+
+@pytest.mark.parametrize("way", ["a file", "by workers", "memory", "an iterable"])
+def test_threads_say_once_what_was_there_before_them(tmp_path, way, capfd, monkeypatch):
+    monkeypatch.delenv("EDCACHE_PROGRESS", raising=False)
+    path, log = tmp_path / "a.zip", tmp_path / "log"
+    run_ranks(lambda rank: WAYS[way](Source(log), path))
+    assert re.fullmatch(rf"\S+: {COUNT}( of {COUNT}| samples) cached in 0:00:\d\d\n", capfd.readouterr().err)
+    if way != "a file":
+        return
+    path.unlink()
+    with CacheWriter(path, in_memory_keys=["y"]) as w:
+        w.extend(Source(log)[i] for i in range(50))
+    run_ranks(lambda rank: CachedDataset(Source(log), path, grow=True))
+    first, last = capfd.readouterr().err.splitlines()
+    assert first == f"a.zip: 50 of {COUNT} already cached"
+    assert last.startswith(f"a.zip: {COUNT} of {COUNT} cached in ")
 
 
 def test_a_rank_that_comes_to_its_end_after_another_uploaded_takes_what_is_there(log):

@@ -6,6 +6,7 @@ import os
 import pickle
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -499,14 +500,42 @@ def test_fillers_see_each_other_until_they_close(path):
     head = format.Head(bytes(16))
     one, two, other = (Appender.open(path, head, create=False) for _ in range(3))
     assert not other.has_fillers
-    one.join_fillers()
-    two.join_fillers()
+    assert one.join_fillers()
+    assert not two.join_fillers()
     assert one.has_fillers
     one.close()
     assert other.has_fillers
-    two.close()
-    assert not other.has_fillers
+    assert not other.join_fillers()
     other.close()
+    two.close()
+    other = Appender.open(path, head, create=False)
+    assert not other.has_fillers
+    assert other.join_fillers()
+    assert other.join_fillers()
+    other.close()
+
+
+def test_more_fillers_than_there_are_places_fill_all_the_same(path, monkeypatch):
+    monkeypatch.setattr(format, "FILLERS", 2)
+    appenders = [Appender.open(path, format.Head(bytes(16)), create=False) for _ in range(4)]
+    assert [appender.join_fillers() for appender in appenders] == [True, False, False, False]
+    for appender in appenders:
+        appender.close()
+
+
+def test_of_fillers_that_begin_at_once_one_is_the_first(path):
+    head = format.Head(bytes(16))
+    appenders = [Appender.open(path, head, create=False) for _ in range(8)]
+    start = threading.Barrier(len(appenders))
+
+    def join(appender):
+        start.wait(60)
+        return appender.join_fillers()
+
+    with ThreadPoolExecutor(len(appenders)) as pool:
+        assert sum(pool.map(join, appenders)) == 1
+    for appender in appenders:
+        appender.close()
 
 
 def test_a_claim_is_waited_for_until_its_holder_lets_go(path):

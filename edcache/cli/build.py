@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edcache.cli.call import Call
-from edcache.cli.group import PATH, argument_option, main, pickle_option, progress_option
+from edcache.cli.group import FOLDER, PATH, argument_option, main, pickle_option, progress_option
 from edcache.errors import ArchiveNotFoundError, StaleCacheError
 from edcache.memory import check_outlives
 from edcache.present import plural
@@ -92,7 +92,7 @@ def build(
 
 
 @main.command()
-@click.argument("folder", type=click.Path(exists=True, file_okay=False))
+@click.argument("folder", type=FOLDER)
 @click.option("-o", "--out", required=True, metavar="PATH", type=PATH, help="The archive to fill.")
 @click.option(
     "--decode", type=click.Choice(FORMS), default="pil", help="What readers get unless they choose: pil."

@@ -13,6 +13,7 @@ from typing import Any, Final, NoReturn
 import click
 
 from edcache.errors import OptionError
+from edcache.suggestion import suggestion
 
 # Options of @cachable that say how to read or when to fill; a build from the command line decides these.
 _NOT_FOR_BUILDING: Final = ("lazy", "force_cache", "keep_existing", "zero_copy", "verify", "fingerprint")
@@ -70,7 +71,9 @@ class Call:
 
     def _bound(self) -> dict[str, Any]:
         try:
-            bound = inspect.signature(self._factory).bind(**self._given)
+            signature = inspect.signature(self._factory)
+            self._check_names(signature)
+            bound = signature.bind(**self._given)
         except TypeError as error:
             raise click.UsageError(
                 f"{self._where}: {error}; give its arguments as --arg name=value"
@@ -79,6 +82,15 @@ class Call:
             raise OptionError(f"{self._where}: {error}; name a function or a class of Python") from error
         bound.apply_defaults()
         return dict(bound.arguments)
+
+    def _check_names(self, signature: inspect.Signature) -> None:
+        """What is missing is told by Python, but not what was written instead."""
+        taken = signature.parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+            return
+        for name in self._given:
+            if name not in taken:
+                raise click.UsageError(f'{self._where}: no argument "{name}"{suggestion(name, taken)}')
 
 
 def _load(where: str) -> Any:
@@ -101,7 +113,8 @@ def _load(where: str) -> Any:
 
 
 def _named(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}; EDCACHE_DEBUG=1 shows the traceback"
+    hint = suggestion(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else ""
+    return f"{type(error).__name__}: {error}{hint}; EDCACHE_DEBUG=1 shows the traceback"
 
 
 def _named_value(text: str) -> tuple[str, Any]:

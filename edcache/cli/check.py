@@ -10,11 +10,20 @@ from typing import Final
 
 import click
 
-from edcache.cli.group import FAILED, PATH, bar, json_option, main, print_json, print_lines, progress_option
+from edcache.cli.group import (
+    FAILED,
+    PATH,
+    bar,
+    error_line,
+    json_option,
+    main,
+    print_json,
+    print_lines,
+    progress_option,
+)
 from edcache.errors import EdcacheError
 from edcache.present import (
     compact_lines,
-    one_line,
     repair_lines,
     repair_object,
     report_lines,
@@ -99,7 +108,10 @@ def repair(path: str, target: str, as_json: bool, progress: bool | None) -> None
 @main.command()
 @click.argument("path", type=PATH)
 @click.option(
-    "-o", "target", metavar="OUT", help="Where the compact archive goes; by default in PATH's place."
+    *("-o", "target"),
+    metavar="OUT",
+    type=PATH,
+    help="Where the compact archive goes, by default in PATH's place.",
 )
 @json_option
 @progress_option
@@ -132,5 +144,5 @@ def _refused_with(code: int) -> Iterator[None]:
     except EdcacheError as error:
         if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
             raise
-        click.echo(f"edcache: {one_line(str(error))}", err=True)
+        click.echo(f"edcache: {error_line(error)}", err=True)
         sys.exit(code)

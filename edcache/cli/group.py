@@ -12,23 +12,57 @@ from itertools import islice
 from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 from edcache import __version__
 from edcache.errors import EdcacheError
 from edcache.present import one_line
 from edcache.servers import served
 from edcache.sizes import NBYTES
+from edcache.suggestion import path_suggestion, suggestion
 
 FAILED, INTERRUPTED = 1, 130
 BLOCK: Final = 10_000
 
 
+class _WrongUsage(click.ClickException):
+    """A usage error in one line; click's own takes four."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        click.echo(f"edcache: {self.message}", err=True)
+
+
+@contextmanager
+def _usage_in_one_line() -> Iterator[None]:
+    try:
+        yield
+    except click.UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # click 8.1 has none, and prints the help
+            raise
+        command = error.ctx.command_path if error.ctx is not None else "edcache"
+        message = one_line(error.format_message()).rstrip(".")
+        raise _WrongUsage(f"{message} (see {command} --help)") from None
+
+
 class _Commands(click.Group):
     """A group whose commands end in one line for an error, with the exit codes of `edcache --help`."""
 
+    def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        with _usage_in_one_line():
+            return super().make_context(*arguments, **options)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        names = self.list_commands(ctx)
+        if not (args[0] in names or args[0].startswith("-") or ctx.resilient_parsing):
+            ctx.fail(f'no command "{args[0]}"{suggestion(args[0], names)}')
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            return super().invoke(ctx)
+            with _usage_in_one_line():
+                return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             click.echo(f"edcache: {stop.args[0] if stop.args else 'interrupted'}", err=True)
             ctx.exit(INTERRUPTED)
@@ -37,17 +71,25 @@ class _Commands(click.Group):
         except (EdcacheError, OSError) as error:
             if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
                 raise
-            click.echo(f"edcache: {_message(error)}", err=True)
+            click.echo(f"edcache: {error_line(error)}", err=True)
             ctx.exit(FAILED)
 
 
-def _message(error: Exception) -> str:
+def error_line(error: Exception) -> str:
+    """What an error says, in one line, with what may help."""
+    text = str(error)
     if isinstance(error, OSError) and not isinstance(error, EdcacheError) and error.filename:
-        return one_line(f"{error.filename}: {error.strerror}")
-    return one_line(str(error))
+        text = f"{error.filename}: {error.strerror}"
+    path, _, reason = text.partition(": ")
+    if "no such" in reason.lower():
+        text += path_suggestion(path)
+    elif "not a regular file" in reason and os.path.isdir(path):
+        text += f"; edcache caches {path} lists the archives in this folder"
+    return one_line(text)
 
 
 @click.group(
+    "edcache",
     cls=_Commands,
     invoke_without_command=True,
     no_args_is_help=True,
@@ -78,10 +120,10 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
     Environment:
       EDCACHE_DIR=DIR     where caches without a path live (~/.cache/edcache)
       EDCACHE_DEBUG=1     show the traceback of an error
-      EDCACHE_PROGRESS=0  no progress bars (1: always)
+      EDCACHE_PROGRESS=0  no progress (1: bars always)
 
     \b
-    Completion of commands and options, in ~/.bashrc (zsh_source and fish_source work too):
+    Completion of commands, options and files, in ~/.bashrc (zsh_source and fish_source work too):
       eval "$(_EDCACHE_COMPLETE=bash_source edcache)"
 
     \b
@@ -148,13 +190,26 @@ def bar(doing: str, path: str, progress: bool | None) -> Iterator[Callable[[int,
 
 
 class _Path(click.types.StringParamType):
-    """The path of an archive, or a URL; what is shown of that has no password."""
+    """The path of an archive, or a URL; what is shown of that has no password. Shells complete it.
+
+    Args:
+        kind: "file" or "dir": what they offer.
+    """
+
+    def __init__(self, kind: str = "file") -> None:
+        self._kind = kind
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type=self._kind)]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return served(str(value))
 
 
 PATH: Final = _Path()
+FOLDER: Final = _Path("dir")
 json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
 progress_option = click.option(
     "--progress/--no-progress", default=None, help="Show a progress bar; by default on a terminal."

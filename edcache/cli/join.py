@@ -6,7 +6,17 @@ from collections.abc import Sequence
 
 import click
 
-from edcache.cli.group import PATH, bar, json_option, main, print_json, print_lines, progress_option, size
+from edcache.cli.group import (
+    FOLDER,
+    PATH,
+    bar,
+    json_option,
+    main,
+    print_json,
+    print_lines,
+    progress_option,
+    size,
+)
 from edcache.present import merge_line, plain, split_lines
 
 
@@ -38,7 +48,7 @@ def merge(paths: Sequence[str], target: str, as_json: bool, progress: bool | Non
 
 @main.command()
 @click.argument("path", type=PATH)
-@click.option("-o", "folder", metavar="DIR", required=True, type=PATH, help="Where the new archives go.")
+@click.option("-o", "folder", metavar="DIR", required=True, type=FOLDER, help="Where the new archives go.")
 @click.option("--max-size", metavar="SIZE", callback=size, help="The most that each has: 500MB, 2GB.")
 @click.option("--parts", metavar="N", type=click.IntRange(min=1), help="So many, of as many samples each.")
 @click.option("--by", metavar="NAME", help="One for each value of a label column.")

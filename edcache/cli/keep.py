@@ -12,6 +12,7 @@ import click
 from edcache.cli.call import Call
 from edcache.cli.group import (
     FAILED,
+    FOLDER,
     PATH,
     argument_option,
     json_option,
@@ -53,7 +54,7 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask; without a te
 
 
 @main.command()
-@click.argument("directory", metavar="[DIR]", required=False)
+@click.argument("directory", metavar="[DIR]", required=False, type=FOLDER)
 @json_option
 def caches(directory: str | None, as_json: bool) -> None:
     """List the archives in DIR and below it, least recently used first.
@@ -230,7 +231,7 @@ def _confirm(question: str, yes: bool) -> None:
 
 
 @main.command()
-@click.argument("directory", metavar="[DIR]", required=False)
+@click.argument("directory", metavar="[DIR]", required=False, type=FOLDER)
 @click.option("--older-than", metavar="DURATION", callback=_duration, help="Unused so long: 12h, 30d, 8w.")
 @click.option("--max-size", metavar="SIZE", callback=size, help="What may stay: 500MB, 1.5GB, 1TiB.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edcache.cli.group import PATH, json_option, main, pickle_option, print_json, print_lines
+from edcache.errors import SampleIndexError
 from edcache.present import describe_fields, describe_sample, info_lines, leaf_row, table
 
 if TYPE_CHECKING:
@@ -101,6 +102,10 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
     from edcache.dataset import CachedDataset
 
     cache = CachedDataset(None, path, allow_pickle=allow_pickle)
+    if not -len(cache) <= index < len(cache):
+        raise SampleIndexError(
+            f"{cache.path}: no sample {index}; there are {len(cache):,}, from 0 on or from -1 back"
+        )
     leaves = describe_sample(cache[index])
     if as_json:
         print_json({"path": cache.path, "index": index % len(cache), "leaves": leaves})

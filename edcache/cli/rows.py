@@ -88,7 +88,9 @@ def _label_rows(labels: Labels, names: Sequence[str], count: int) -> Iterator[tu
 @click.option(
     "--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True
 )
-@click.option("--add", "added", multiple=True, metavar="[NAME=]FILE", help="Add a column; repeatable.")
+@click.option(
+    "--add", "added", multiple=True, metavar="[NAME=]FILE", type=PATH, help="Add a column; repeatable."
+)
 @click.option("--on", metavar="NAME", help="The column that tells which row of FILE is of which sample.")
 @click.option("--drop", "dropped", multiple=True, metavar="NAME", help="Drop a column; repeatable.")
 def labels(

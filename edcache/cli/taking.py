@@ -29,13 +29,15 @@ KINDS = (
 
 
 @main.command("import")
-@click.argument("old")
+@click.argument("old", type=PATH)
 @click.option("-o", "--out", required=True, metavar="PATH", type=PATH, help="The archive to fill.")
 @click.option("--from", "kind", type=click.Choice(KINDS), help="What OLD is; by default it is recognised.")
 @click.option(
     "--trust-pickle", is_flag=True, help="Unpickle whatever OLD holds, which runs code that its author chose."
 )
-@click.option("--order", metavar="FILE", help="For monai: the names of the files in order, one a line.")
+@click.option(
+    "--order", metavar="FILE", type=PATH, help="For monai: the names of the files in order, one a line."
+)
 @click.option(
     "--key", "keys", multiple=True, metavar="[NAME=]FIELD", help="A label column; by default those of OLD."
 )

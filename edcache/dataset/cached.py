@@ -66,8 +66,8 @@ class CachedDataset(StoredSamples):
             "touch", and compares index, zip directory and chain when the archive is opened, however long.
         sync: "seal" (default), "chunk", "never" or seconds: when what was published is brought to the disk,
             so that a power cut cannot take it. A crash of the process never takes it.
-        progress: True or False; by default a bar shows on a terminal. A function is called with (samples
-            present, samples of the dataset) instead.
+        progress: True or False; by default a bar shows on a terminal and in a notebook, and elsewhere now and
+            then a line. A function is called with (samples present, samples of the dataset) instead.
         num_workers: processes that compute what is missing, each of which appends for itself: 0 computes in
             this one, None and "auto" take one for each processor that this process may use.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context; the platform's by default.

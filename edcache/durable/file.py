@@ -364,6 +364,8 @@ class File:
         try:
             return calls.system.is_locked(self._fd, start, length)
         except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
             refused(self.path, "asking for its locks", error)
 
     def unlock(self, start: int, length: int = 1) -> None:

@@ -224,7 +224,8 @@ class _Filling:
         if not presence.missing.any():
             self._seal(appender, presence)
             return 0
-        with Progress(os.path.basename(self._job.path), kept, total, self._show) as progress:
+        is_first = appender.join_fillers() if self._if_filling == "join" else not appender.has_fillers
+        with Progress(os.path.basename(self._job.path), kept, total, self._show, is_first) as progress:
             self._heed_others(appender, presence, progress)
             appender.join_fillers()
             watch = _Shown(progress, self._space(presence), appender)

@@ -59,12 +59,12 @@ def fill_stream(job: Job, num_workers: int, progress: Show = None, rebuild: bool
 def _fill(job: Job, num_workers: int, progress: Show) -> int:
     appender = job.store.appender(job.head, job.sync)
     try:
-        appender.join_fillers()
+        is_first = appender.join_fillers()
         appender.wait_claim(0)
         appender.catch_up()
         if appender.chain.seal is not None:
             return 0
-        return _Stream(job, appender).run(num_workers, progress)
+        return _Stream(job, appender).run(num_workers, progress, is_first)
     finally:
         appender.close()
 
@@ -79,8 +79,9 @@ class _Stream:
         self._kept = set(appender.indices_of(appender.chain.chunks).tolist()) | set(appender.chain.failures)
         self._clock = PublishClock()
 
-    def run(self, num_workers: int, show: Show) -> int:
-        with Progress(os.path.basename(self._job.path), len(self._kept), None, show) as progress:
+    def run(self, num_workers: int, show: Show, is_first: bool) -> int:
+        name, kept = os.path.basename(self._job.path), len(self._kept)
+        with Progress(name, kept, None, show, is_first) as progress:
             try:
                 count = self._store(self._samples(num_workers), progress)
             finally:

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 
 from edcache.errors import UnknownLabelError
+from edcache.suggestion import suggestion
 
 
 def unknown_label(name: object, known: Sequence[str]) -> UnknownLabelError:
     """The error for a column that is not there, with those that are."""
     text = name if isinstance(name, str) else shown(name)
     if known:
-        return UnknownLabelError(f'no label "{text}"; this archive has: {", ".join(known)}')
+        return UnknownLabelError(
+            f'no label "{text}"; this archive has: {", ".join(known)}{suggestion(text, known)}'
+        )
     return UnknownLabelError(
         f'no label "{text}"; this archive has no labels; build it with in_memory_keys=["{text}"]'
     )

@@ -309,10 +309,10 @@ class RedisAppender(Appending):
     def seal(self) -> None:
         """Nothing: a cache in Redis is complete when nothing is missing."""
 
-    def join_fillers(self) -> None:
-        """Let others see, until `close`, that this process fills the cache."""
+    def join_fillers(self) -> bool:
+        """Let others see, until `close`, that this process fills the cache; says whether no other did."""
         self.check_usable()
-        self._claims.join_fillers()
+        return self._claims.join_fillers()
 
     @property
     def has_fillers(self) -> bool:

@@ -17,21 +17,22 @@ _RENEWALS: Final = 4
 _WAIT_SECONDS: Final = 0.1
 
 # The server's clock: those of hosts differ.
-_JOIN: Final = """
-local now = redis.call('TIME')
-local at = now[1] * 1000 + math.floor(now[2] / 1000)
-redis.call('ZADD', KEYS[1], at + ARGV[2], ARGV[1])
-redis.call('PEXPIRE', KEYS[1], 2 * ARGV[2])
-return 1
-"""
 _OTHERS: Final = """
 local now = redis.call('TIME')
 local at = now[1] * 1000 + math.floor(now[2] / 1000)
 local mine = redis.call('ZSCORE', KEYS[1], ARGV[1])
-local all = redis.call('ZCOUNT', KEYS[1], at, '+inf')
-if mine and tonumber(mine) >= at then all = all - 1 end
-return all
+local others = redis.call('ZCOUNT', KEYS[1], at, '+inf')
+if mine and tonumber(mine) >= at then others = others - 1 end
 """
+_COUNT: Final = _OTHERS + "return others"
+_JOIN: Final = (
+    _OTHERS
+    + """
+redis.call('ZADD', KEYS[1], at + ARGV[2], ARGV[1])
+redis.call('PEXPIRE', KEYS[1], 2 * ARGV[2])
+return others
+"""
+)
 
 
 class Claims:
@@ -84,16 +85,17 @@ class Claims:
             with suppress(errors.LockError), self._client.translated():
                 lock.release()
 
-    def join_fillers(self) -> None:
-        """Let others see, until `close`, that this process fills."""
-        self._client.run(_JOIN, [self._keys.fillers], [self._token, int(self._seconds * 1000)])
+    def join_fillers(self) -> bool:
+        """Let others see, until `close`, that this process fills; says whether no other did."""
+        others = self._client.run(_JOIN, [self._keys.fillers], [self._token, int(self._seconds * 1000)])
         self._renew_from_now()
         self._is_filler = True
+        return not others
 
     @property
     def has_fillers(self) -> bool:
         """Whether another process fills."""
-        return bool(self._client.run(_OTHERS, [self._keys.fillers], [self._token]))
+        return bool(self._client.run(_COUNT, [self._keys.fillers], [self._token]))
 
     def close(self) -> None:
         """Let go of everything; nothing in a process that inherited it."""

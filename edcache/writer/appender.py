@@ -232,13 +232,17 @@ class Appender(Appending):
             if self.chain.seal is None:
                 self._write_seal(self.chain.contents(self._table))
 
-    def join_fillers(self) -> None:
-        """Let others see, until `close`, that this process fills the archive."""
-        self.check_usable()
-        first = os.getpid()
-        for place in range(first, first + format.FILLERS):
+    def join_fillers(self) -> bool:
+        """Let others see, until `close`, that this process fills the archive; says whether no other did."""
+        is_first = not self.has_fillers
+        # Of several that begin at once, one gets the first byte.
+        if self._file.try_lock(format.LOCK_FILLER):
+            return is_first
+        own = os.getpid()
+        for place in range(own, own + format.FILLERS):
             if self._file.try_lock(format.LOCK_FILLER + place % format.FILLERS):
-                return
+                break
+        return False
 
     @property
     def can_lock(self) -> bool:
