@@ -14,7 +14,7 @@ PACKAGE = Path(edcache.__file__).parent
 
 FLOORS = [
     {"errors"},
-    {"bounded", "once", "servers", "sizes", "zipdirectory"},
+    {"bounded", "modules", "once", "servers", "sizes", "zipdirectory"},
     {"memory"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection"},
     {"places"},
