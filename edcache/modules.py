@@ -5,8 +5,8 @@ A script is `__main__`, and `__mp_main__` in the processes that it spawns; other
 
 from __future__ import annotations
 
+import os
 import sys
-from pathlib import Path
 from typing import Any, Final
 
 MAIN_NAMES: Final = ("__main__", "__mp_main__")
@@ -30,4 +30,4 @@ def module_aliases(name: str) -> tuple[str, ...]:
 def _imported_name(main: str) -> str:
     module = sys.modules.get(main) or sys.modules["__main__"]
     spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
-    return spec.name if spec else Path(file).stem if file else "__main__"
+    return spec.name if spec else os.path.splitext(os.path.basename(file))[0] if file else "__main__"

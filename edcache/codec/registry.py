@@ -18,21 +18,23 @@ from typing import Any, TypeVar
 from unicodedata import normalize
 
 from edcache.errors import CorruptRecordError, OptionError, UnregisteredTypeError
+from edcache.modules import module_aliases, module_name
 
 _Class = TypeVar("_Class", bound=type)
 ClassName = tuple[str, str]
 
 MAX_FIELDS = 1024
 
-_registered: dict[ClassName, type] = {}
+_registered: dict[str, type] = {}
+"""By "module.qualname": `cls.__module__`, as it is in this process, or a name that was given."""
 
 
 def class_name(cls: type) -> ClassName:
     """Return (module, qualified name), the name of a class in schemas."""
-    return cls.__module__, cls.__qualname__
+    return module_name(cls), cls.__qualname__
 
 
-def register(cls: _Class) -> _Class:
+def register(cls: _Class, *, name: str | None = None) -> _Class:
     """Allow an enum or a dataclass in samples of this process; usable as a decorator.
 
     A dataclass comes back without running its __init__ or __post_init__: its fields are set directly.
@@ -40,6 +42,7 @@ def register(cls: _Class) -> _Class:
 
     Args:
         cls: a subclass of enum.Enum, or a dataclass whose whole state is its fields.
+        name: "old.module.Name", under which records have what is this class now: they are read as it, too.
     Returns:
         cls itself.
     Raises:
@@ -50,8 +53,13 @@ def register(cls: _Class) -> _Class:
         raise OptionError(f"register: {cls!r} is not a class; pass an Enum subclass or a dataclass")
     if not issubclass(cls, enum.Enum):
         _check_dataclass(cls)
-    _registered[class_name(cls)] = cls
+    for key in (_own_name(cls), name or _own_name(cls)):
+        _registered[key] = cls
     return cls
+
+
+def _own_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 def _check_dataclass(cls: type) -> None:
@@ -66,7 +74,7 @@ def _check_dataclass(cls: type) -> None:
 
 def is_registered(cls: type) -> bool:
     """Tell whether this very class is registered."""
-    return _registered.get(class_name(cls)) is cls
+    return _registered.get(_own_name(cls)) is cls
 
 
 def registered(name: ClassName) -> type:
@@ -75,14 +83,15 @@ def registered(name: ClassName) -> type:
     Raises:
         UnregisteredTypeError: with the call that would register it.
     """
-    cls = _registered.get(name)
-    if cls is None:
-        module, qualname = name
-        raise UnregisteredTypeError(
-            f"the record holds a {module}.{qualname}, which this process has not registered; "
-            f"import it and call edcache.register({qualname.rpartition('.')[2]})"
-        )
-    return cls
+    module, qualname = name
+    for alias in module_aliases(module):
+        if f"{alias}.{qualname}" in _registered:
+            return _registered[f"{alias}.{qualname}"]
+    raise UnregisteredTypeError(
+        f"the record holds a {module}.{qualname}, which this process has not registered; "
+        f"import it and call edcache.register({qualname.rpartition('.')[2]}), "
+        f'or where it is elsewhere now, register(..., name="{module}.{qualname}")'
+    )
 
 
 def dataclass_fields(cls: Any) -> tuple[str, ...]:
@@ -114,8 +123,10 @@ def _valid_field(name: str, place: int) -> bool:
 
 def find_namedtuple(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
     """Return the imported namedtuple class of that name and those fields, or one made for them."""
-    found: Any = sys.modules.get(name[0])
-    if isinstance(found, types.ModuleType):
+    for module in module_aliases(name[0]):
+        found: Any = sys.modules.get(module)
+        if not isinstance(found, types.ModuleType):
+            continue
         for part in name[1].split("."):
             found = vars(found).get(part) if isinstance(found, (types.ModuleType, type)) else None
         if isinstance(found, type) and issubclass(found, tuple) and getattr(found, "_fields", None) == fields:
