@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import enum
 import functools
+import gc
 import importlib
 import itertools
 import json
@@ -17,6 +18,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -29,7 +31,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, cachable
 from edcache.errors import OptionError, StaleCacheError
-from edcache.fingerprint import source_fingerprint
+from edcache.fingerprint import source_digest, source_fingerprint
 
 COUNT = 4
 
@@ -810,3 +812,29 @@ def test_a_dataset_that_was_shuffled_again_is_noticed(tmp_path: Path) -> None:
     assert_stale(
         Subset(one, [0]), Subset(other, [0]), tmp_path / "b.zip", "attribute dataset._fingerprint: '"
     )
+
+
+def test_threads_describe_code_at_once() -> None:
+    expected, caught = source_digest(Counting), []
+
+    def describe() -> None:
+        try:
+            for _ in range(2):
+                assert source_digest(Counting) == expected
+        except BaseException as error:
+            caught.append(error)
+
+    # A collection in the middle of a syntax tree lets other threads run.
+    pause, threshold = (lambda phase, info: time.sleep(0)), gc.get_threshold()
+    gc.callbacks.append(pause)
+    gc.set_threshold(50)
+    try:
+        threads = [threading.Thread(target=describe) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.callbacks.remove(pause)
+        gc.set_threshold(*threshold)
+    assert not caught

@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 import textwrap
+import threading
 import types
 import uuid
 from collections.abc import Callable
@@ -173,41 +174,59 @@ def qualified_name(thing: Any) -> str:
     return f"{module_name(thing)}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 
+# Up to Python 3.12 the depth of a syntax tree is counted in one place for all threads: two that parse at a
+# time end in SystemError.
+_parsing = threading.RLock()
+
+
+def _forget_parsing() -> None:
+    """A fork while another thread parsed would leave the lock taken for ever."""
+    global _parsing
+    _parsing = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_parsing)
+
+
 def source_digest(code: Any) -> str | None:
     """A digest of what a function or a class says, without comments, layout, docstrings and decorators.
 
-    That of a class is of its functions and plain values, so that one of a notebook has one too. None where
-    there is no source to read, as in an interactive session.
+    None where there is no source to read, as in an interactive session.
     """
-    if isinstance(code, type):
-        parts = [f"{name} {text}" for name, held in vars(code).items() if (text := _member_text(name, held))]
-        return digest_of("\n".join(parts).encode("utf-8", "surrogatepass")) if parts else None
+    with _parsing:
+        return _source_digest(code)
+
+
+def _source_digest(code: Any) -> str | None:
     try:
         source = textwrap.dedent(inspect.getsource(code))
         if getattr(code, "__name__", "") == "<lambda>":
             return _lambda_digest(source)
         tree = ast.parse(source)
     except (OSError, TypeError, SyntaxError):
-        return None
-    node = tree.body[0]
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-        node.decorator_list.clear()
-        first = node.body[0]
-        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-            node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
+        return _members_digest(code) if isinstance(code, type) else None
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            first = node.body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
+    if hasattr(tree.body[0], "decorator_list"):
+        tree.body[0].decorator_list.clear()
     return digest_of(ast.unparse(tree).encode())
 
 
-def _member_text(name: str, held: Any) -> str | None:
-    function = getattr(held, "fget", None) or getattr(held, "__func__", None) or getattr(held, "func", held)
-    if inspect.isfunction(function):
-        return source_digest(inspect.unwrap(function))
-    if name.startswith("__") or inspect.isdatadescriptor(held):
-        return None
-    try:
-        return rendered(held)
-    except NoDescription:
-        return None
+def _members_digest(cls: type) -> str | None:
+    """A digest of a class without source of its own, as in a notebook: of its functions and values."""
+    functions, values = [], []
+    for name, held in vars(cls).items():
+        wrapped = (getattr(held, kind, None) for kind in ("fget", "__func__", "func"))
+        function = next(filter(None, wrapped), held)
+        if inspect.isfunction(function) and (digest := _source_digest(inspect.unwrap(function))):
+            functions.append(f"{name} {digest}")
+        elif not name.startswith("__") and type(held) in REPR_IS_VALUE:
+            values.append(f"{name} {held!r}")
+    return digest_of("\n".join(functions + values).encode("utf-8", "surrogatepass")) if functions else None
 
 
 def _lambda_digest(source: str) -> str | None:
