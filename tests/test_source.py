@@ -273,6 +273,11 @@ def test_an_attribute_that_others_set_is_noticed(tmp_path: Path) -> None:
         CachedDataset(source, tmp_path / "a.zip")
 
 
+def test_a_rank_that_a_source_keeps_is_compared(tmp_path: Path) -> None:
+    text = "attribute rank: 0 in the archive, 1 now"
+    assert_stale(Source(rank=0), Source(rank=1), tmp_path / "a.zip", text)
+
+
 def test_an_attribute_that_came_or_went_is_noticed(tmp_path: Path) -> None:
     text = "attribute flip: absent in the archive, 0.5 now"
     assert_stale(Source(), Source(flip=0.5), tmp_path / "a.zip", text)
@@ -517,6 +522,8 @@ def test_what_reading_changes_in_a_sample_is_none_of_the_source(tmp_path: Path) 
         (itertools.count(1), itertools.count(2)),
         (set("abcdef"), set("fedcba")),
         (logging.getLogger("a"), None),
+        (sys.__stdout__, None),
+        (threading.Event(), None),
     ],
     ids=lambda value: type(value).__name__,
 )

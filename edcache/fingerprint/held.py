@@ -60,13 +60,10 @@ def fields_of(value: Any, access: Access = NO_ACCESS) -> Fields | None:
         return Fields({"columns": list(getattr(value, "columns", ())), "rows": _rows(value)})
     if isinstance(value, functools.partial):
         return Fields({"func": value.func, "args": value.args, "keywords": value.keywords})
-    if is_installed(cls) and not (
-        callable(value)
-        or hasattr(cls, "__getitem__")
-        or hasattr(cls, "__iter__")
-        or isinstance(value, _NAMESPACES)
-    ):
-        return None
+    if is_installed(cls) and not isinstance(value, _NAMESPACES):
+        is_iterator = hasattr(cls, "__next__")  # such as an open file
+        if is_iterator or not (callable(value) or hasattr(cls, "__getitem__") or hasattr(cls, "__iter__")):
+            return None
     fields = _variables(value)
     if fields is None:
         return None
