@@ -32,6 +32,8 @@ import edcache
 from edcache import CachedDataset, CacheWriter, Reader, cachable
 from edcache.errors import OptionError, StaleCacheError
 from edcache.fingerprint import source_digest, source_fingerprint
+from edcache.present import fingerprint_lines
+from edcache.redis.keys import prefix_for
 
 COUNT = 4
 
@@ -730,6 +732,25 @@ def test_a_prefix_cannot_be_made_of_nothing() -> None:
         OptionError, match=r"fingerprint=False leaves nothing to make a prefix of; add \?prefix="
     ):
         CachedDataset(Source(), "redis://localhost:1/0", fingerprint=False)
+
+
+def test_a_prefix_is_of_one_source_however_much_was_read() -> None:
+    source = Counting()
+    source[1]
+    one, same, other = (
+        prefix_for(source_fingerprint(held)) for held in (Counting(), source, Counting("val"))
+    )
+    source.handle.close()
+    assert one == same != other
+
+
+def test_the_attributes_of_a_source_are_shown(tmp_path: Path) -> None:
+    CachedDataset(Source(split="train", size=(1, 2)), tmp_path / "a.zip")
+    lines = list(fingerprint_lines("a.zip", Reader(tmp_path / "a.zip").head.fingerprint))
+    assert [line.split(None, 1) for line in lines[2:4]] == [
+        ["attribute", "split='train'"],
+        ["attribute", "size=(1, 2)"],
+    ]
 
 
 def test_a_cachable_cache_stays_one_for_its_source(tmp_path: Path) -> None:

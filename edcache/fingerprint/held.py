@@ -67,8 +67,8 @@ def fields_of(value: Any, access: Access = NO_ACCESS) -> Fields | None:
     fields = _variables(value)
     if fields is None:
         return None
-    # Of a dataset of Hugging Face: it changes with every operation, and its attributes say less.
-    if type(fields.get("_fingerprint")) is str:
+    if "_fingerprint" in fields and any(kin.__module__.startswith("datasets.") for kin in cls.__mro__):
+        # Of a dataset of Hugging Face: it changes with every operation, and its attributes say less.
         return Fields({"_fingerprint": fields["_fingerprint"]})
     own = access_by_reading(cls, frozenset(path[0] for path in access.used if path))
     access = Access(own.changed | access.changed, own.used | access.used)
