@@ -18,11 +18,12 @@
 
 The rooms, lowest floor first; imports go down only (tests/test_layers.py):
 
-    0  errors, and above it bounded, once,      the exception tree; what a stranger's bytes may allocate;
-       servers, sizes, zipdirectory, and        properties without a lock; a URL of a server; sizes as people
-       above them memory                        write them; how a zip file ends; archives in shared memory
+    0  errors, and above it bounded, modules,   the exception tree; what a stranger's bytes may allocate;
+       once, servers, sizes, zipdirectory,      names of modules; properties without a lock; a URL of a
+       and above them memory                    server; sizes as people write them; how a zip file ends;
+                                                archives in shared memory
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
-       fingerprint, progress, selection         what identifies a call; what a person sees; indices
+       fingerprint, progress, selection         what identifies a source; what a person sees; indices
     2  places                                   where bytes are: a file, or an object behind a URL
     3  archives, contents, digests, folders,    which archives are meant; the tables of one merged into one;
        ordering, preload                        its SHA-256; a folder of image files; shuffles, deals and
