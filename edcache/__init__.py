@@ -18,12 +18,12 @@
 
 The rooms, lowest floor first; imports go down only (tests/test_layers.py):
 
-    0  errors, and above it bounded, once,      the exception tree; what a stranger's bytes may allocate;
-       servers, sizes, suggestion,              properties without a lock; a URL of a server; sizes as people
-       zipdirectory, and above them             write them; names that were meant; how a zip file ends;
-       memory                                   archives in shared memory
+    0  errors, and above it bounded, modules,   the exception tree; what a stranger's bytes may allocate;
+       once, servers, sizes, suggestion,        names of modules; properties without a lock; a URL of a
+       zipdirectory, and above them             server; sizes as people write them; names that were meant;
+       memory                                   how a zip file ends; archives in shared memory
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
-       fingerprint, progress, selection         what identifies a call; what a person sees; indices
+       fingerprint, progress, selection         what identifies a source; what a person sees; indices
     2  places                                   where bytes are: a file, or an object behind a URL
     3  archives, contents, digests, folders,    which archives are meant; the tables of one merged into one;
        ordering, preload                        its SHA-256; a folder of image files; shuffles, deals and

@@ -89,12 +89,13 @@ class CachedFactory(Generic[P]):
         if found is not None and found.sealed and found.complete and not rebuild and not may_grow:
             read_only = {name: value for name, value in self.options.items() if name in READ_OPTIONS}
             return CachedDataset(None, path, **read_only)
+        origin: dict[str, Any] | bool = fingerprint
         if found is not None and not rebuild:
             # The archive's own fingerprint was judged above; on_stale may have let it pass.
-            fingerprint = found.head.fingerprint or fingerprint
+            origin = found.head.fingerprint or False
         source = self.uncached(*args, **kwargs)
         options: dict[str, Any] = {"keep_existing": not rebuild} | self.options
-        return CachedDataset(source, path, fingerprint=fingerprint, **options)
+        return CachedDataset(source, path, fingerprint=origin, **options)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         bound = self._signature.bind(*args, **kwargs)

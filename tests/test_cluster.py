@@ -25,6 +25,9 @@ class Source:
     def __init__(self, log, at=None, count=COUNT, seconds=0.002):
         self.log, self.at, self.count, self.seconds = str(log), at or {}, count, seconds
 
+    def __edcache_fingerprint__(self):
+        return {}  # one that fails is the same as one that was mended
+
     def __len__(self):
         return self.count
 

@@ -31,6 +31,9 @@ class Counted:
         self.change = change or (lambda i, sample: sample)
         self.computed = []
 
+    def __edcache_fingerprint__(self):
+        return {}  # one that fails is the same as one that was mended
+
     def __len__(self):
         return self.length
 
@@ -207,7 +210,7 @@ def test_a_source_computes_what_a_writer_left_out(path):
     with CacheWriter(path) as writer:
         writer.write(2, "kept")
     source = Counted(4)
-    assert CachedDataset(source, path)[2] == "kept"
+    assert CachedDataset(source, path, fingerprint=False)[2] == "kept"
     assert source.computed == [0, 1, 3]
 
 
@@ -323,7 +326,7 @@ def test_an_archive_that_was_written_without_a_dataset_becomes_as_long_as_the_on
     with edcache.CacheWriter(path) as w:
         w.append(0)
     source = list(range(3))
-    cache = CachedDataset(source, path, lazy=lazy, progress=False)
+    cache = CachedDataset(source, path, lazy=lazy, progress=False, fingerprint=False)
     assert len(cache) == 3
     assert list(cache.warmup(progress=False)) == source
     cache.close()
@@ -342,7 +345,7 @@ def test_the_last_sample_of_a_dataset_that_fails_is_missing_from_an_archive_writ
 
     with edcache.CacheWriter(path) as w:
         w.append(0)
-    cache = CachedDataset(Source(), path, on_error="skip_final", progress=False)
+    cache = CachedDataset(Source(), path, on_error="skip_final", progress=False, fingerprint=False)
     assert (len(cache), cache.missing.tolist(), cache.complete) == (3, [2], True)
     with pytest.raises(edcache.errors.SampleFailedError, match="sample 2 failed when it was made"):
         cache[2]

@@ -283,8 +283,10 @@ def test_an_archive_without_a_fingerprint_is_a_difference() -> None:
     assert differences(None, described()) == ["the archive says nothing about where its samples come from"]
 
 
-def test_the_type_of_a_source_is_its_qualified_name() -> None:
-    assert source_fingerprint(Size(1)) == {"type": "test_fingerprint:Size"}
+def test_a_source_is_its_class_and_its_attributes() -> None:
+    fingerprint = source_fingerprint(Size(1))
+    assert fingerprint["type"] == "test_fingerprint:Size"
+    assert fingerprint["attributes"] == {"width": 1, "unit": "cm"}
 
 
 def test_a_function_without_source_has_no_digest() -> None:

@@ -16,7 +16,7 @@ PACKAGE = Path(edcache.__file__).parent
 
 FLOORS = [
     {"errors"},
-    {"bounded", "once", "servers", "sizes", "suggestion", "zipdirectory"},
+    {"bounded", "modules", "once", "servers", "sizes", "suggestion", "zipdirectory"},
     {"memory"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection"},
     {"places"},

@@ -209,7 +209,7 @@ def _assemble_ordered(node: Node) -> Assemble:
 
 
 def _found(keys: Sequence[Any]) -> list[Any]:
-    return [key.found() if type(key) is EnumKey else key for key in keys]
+    return [key.resolve() if type(key) is EnumKey else key for key in keys]
 
 
 def _assemble_namedtuple(node: Node) -> Assemble:

@@ -15,7 +15,7 @@ import keyword
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 from unicodedata import normalize
@@ -23,23 +23,27 @@ from unicodedata import normalize
 from edcache.codec import packages
 from edcache.codec.packages import ClassName, Form
 from edcache.errors import CorruptRecordError, OptionError, StandInWarning, UnregisteredTypeError
+from edcache.modules import module_aliases, module_name
 
 _Class = TypeVar("_Class", bound=type)
+_Entry = TypeVar("_Entry")
 
 MAX_FIELDS = 1024
 
-_registered: dict[ClassName, type] = {}
-_forms: dict[ClassName, Form] = {}
+# By "module.qualname": `cls.__module__`, as it is in this process, or a name that was given.
+_registered: dict[str, type] = {}
+_forms: dict[str, Form] = {}
 
 
 def class_name(cls: type) -> ClassName:
     """Return (module, qualified name), the name of a class in schemas."""
-    return cls.__module__, cls.__qualname__
+    return module_name(cls), cls.__qualname__
 
 
 def register(
     cls: _Class,
     *,
+    name: str | None = None,
     encode: Callable[[Any], Any] | None = None,
     decode: Callable[[Any], Any] | None = None,
 ) -> _Class:
@@ -52,6 +56,7 @@ def register(
     Args:
         cls: a subclass of enum.Enum, a dataclass whose whole state is its fields, a namedtuple; with encode
             and decode any class. Objects of its subclasses are not included.
+        name: "old.module.Name", under which records have what is this class now: they are read as it, too.
         encode: an object to a tree of values that the codec stores: dicts, lists, tensors, other registered
             classes, ...
         decode: such a tree to an object. It is given what an archive holds: an archive from a stranger may
@@ -66,17 +71,28 @@ def register(
     """
     if not isinstance(cls, type):
         raise OptionError(f"register: {cls!r} is not a class; pass an Enum subclass or a dataclass")
-    name = class_name(cls)
-    if encode is not None and decode is not None:
-        _forms[name] = Form(name, cls, encode, decode)
-        return cls
-    if encode is not None or decode is not None:
-        raise OptionError(f"register: {'.'.join(name)} comes with one of encode= and decode=; pass both")
-    if not issubclass(cls, enum.Enum) and not _is_namedtuple_class(cls):
+    if (encode is None) != (decode is None):
+        shown = ".".join(class_name(cls))
+        raise OptionError(f"register: {shown} comes with one of encode= and decode=; pass both")
+    if encode is None and not issubclass(cls, enum.Enum) and not _is_namedtuple_class(cls):
         _check_dataclass(cls)
-    _forms.pop(name, None)
-    _registered[name] = cls
+    for key in (_own_name(cls), name or _own_name(cls)):
+        if encode is not None and decode is not None:
+            _forms[key] = Form(class_name(cls), cls, encode, decode)
+        else:
+            _forms.pop(key, None)
+            _registered[key] = cls
     return cls
+
+
+def _own_name(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _lookup(table: Mapping[str, _Entry], name: ClassName) -> _Entry | None:
+    module, qualname = name
+    keys = (f"{alias}.{qualname}" for alias in module_aliases(module))
+    return next((table[key] for key in keys if key in table), None)
 
 
 def _is_namedtuple_class(cls: type) -> bool:
@@ -98,8 +114,10 @@ def _check_dataclass(cls: type) -> None:
 
 def is_registered(cls: type) -> bool:
     """Tell whether this very class, an enum or a dataclass, may be stored."""
-    name = class_name(cls)
-    return _registered.get(name) is cls or packages.enum_named(name, may_import=False) is cls
+    return (
+        _registered.get(_own_name(cls)) is cls
+        or packages.enum_named(class_name(cls), may_import=False) is cls
+    )
 
 
 def registered(name: ClassName, *, may_import: bool = True) -> type:
@@ -111,7 +129,7 @@ def registered(name: ClassName, *, may_import: bool = True) -> type:
         UnregisteredTypeError: with the call that would register it.
         MissingDependencyError: `packages` lists it, and its package is not installed.
     """
-    cls = _registered.get(name) or packages.enum_named(name, may_import=may_import)
+    cls = _lookup(_registered, name) or packages.enum_named(name, may_import=may_import)
     if cls is None:
         raise _unregistered(name, "")
     return cls
@@ -121,13 +139,14 @@ def _unregistered(name: ClassName, arguments: str) -> UnregisteredTypeError:
     module, qualname = name
     return UnregisteredTypeError(
         f"the record holds a {module}.{qualname}, which this process has not registered; "
-        f"import it and call edcache.register({qualname.rpartition('.')[2]}{arguments})"
+        f"import it and call edcache.register({qualname.rpartition('.')[2]}{arguments}), "
+        f'or where it is elsewhere now, register(..., name="{module}.{qualname}")'
     )
 
 
 def form_of(cls: type) -> Form | None:
     """Return how objects of a class are stored, None if nobody said so."""
-    form = _forms.get(class_name(cls))
+    form = _forms.get(_own_name(cls))
     return form if form is not None and form.cls is cls else packages.form_of(cls)
 
 
@@ -136,7 +155,7 @@ def form_named(name: ClassName) -> Form:
 
     Raises: as `registered`.
     """
-    form = _forms.get(name) or packages.form_named(name)
+    form = _lookup(_forms, name) or packages.form_named(name)
     if form is None:
         raise _unregistered(name, ", encode=..., decode=...")
     return form
@@ -155,7 +174,7 @@ class EnumKey(NamedTuple):
     def __str__(self) -> str:
         return f"{self.name[1]}.{self.member}"
 
-    def found(self) -> Any:
+    def resolve(self) -> Any:
         """Return the member; raises as `registered` and `member_named`."""
         return member_named(registered(self.name), self.member)
 
@@ -222,13 +241,15 @@ def find_namedtuple(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any,
     Raises:
         UnregisteredTypeError: the registered class has other fields.
     """
-    cls: Any = _registered.get(name)
+    cls: Any = _lookup(_registered, name)
     if cls is not None:
         if not _is_namedtuple_class(cls) or cls._fields != fields:
             raise fields_differ(name, fields, getattr(cls, "_fields", ()))
         return cls  # type: ignore[no-any-return]
-    cls = sys.modules.get(name[0])
-    if isinstance(cls, types.ModuleType):
+    for module in module_aliases(name[0]):
+        cls = sys.modules.get(module)
+        if not isinstance(cls, types.ModuleType):
+            continue
         for part in name[1].split("."):
             cls = vars(cls).get(part) if isinstance(cls, (types.ModuleType, type)) else None
         if isinstance(cls, type) and issubclass(cls, tuple) and getattr(cls, "_fields", None) == fields:

@@ -25,7 +25,6 @@ import edcache.dataset
 import edcache.decorator
 from edcache.compat.settling import settled, taking
 from edcache.errors import OptionError, SampleIndexError
-from edcache.fingerprint import source_fingerprint
 
 CHUNK_SIZE = 64
 
@@ -40,8 +39,7 @@ class _Base(edcache.dataset.CachedDataset):
         if dataset is None:
             super().__init__(None, path, **options)
             return
-        told: dict[str, Any] = {"fingerprint": source_fingerprint(dataset), "chunk_size": chunk_size}
-        super().__init__(Indexed(dataset), path, **told | options)
+        super().__init__(Indexed(dataset), path, **{"chunk_size": chunk_size} | options)
 
     def get_example(self, i: int) -> Any:
         """The sample at an index, as `self[i]`."""
@@ -186,16 +184,16 @@ class Indexed:
     """A dataset of dicts, with "index_" added as edflow did: numpy.int64."""
 
     def __init__(self, dataset: Any) -> None:
-        self._dataset = dataset
+        self.dataset = dataset
         self.in_memory_keys = getattr(dataset, "in_memory_keys", None)
 
     def __len__(self) -> int:
-        return len(self._dataset)
+        return len(self.dataset)
 
     def __getitem__(self, index: int) -> dict[Any, Any]:
         if not 0 <= index < len(self):
             raise SampleIndexError(f"index {index} not in [0, {len(self)})")
-        sample = self._dataset[index]
+        sample = self.dataset[index]
         if not isinstance(sample, dict):
             raise OptionError(f"sample {index} is a {type(sample).__name__}; samples of edflow are dicts")
         return {**sample, "index_": np.int64(index)}

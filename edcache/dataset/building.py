@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
-from edcache.errors import OptionError, StaleArchiveError, StaleCacheError
+from edcache.errors import OptionError, StaleArchiveError
 from edcache.fill import (
     Job,
     LazyFiller,
     bytes_limit,
     check_job,
     check_length,
+    check_origin,
     check_source,
     claim_size,
     declared,
@@ -21,10 +23,12 @@ from edcache.fill import (
     is_stream,
     worker_count,
 )
-from edcache.fingerprint import differences, source_fingerprint, stale_message
+from edcache.fingerprint import moved_paths, source_changed, source_fingerprint
 from edcache.labels.spec import LabelSpec
 from edcache.stores import Store
 from edcache.writer import Sync, adopt_labels, check_options, check_writing, new_head
+
+_warned: set[str] = set()
 
 FILL_OPTIONS: Final = (
     *("num_workers", "multiprocessing_context", "executor", "shared_filesystem"),
@@ -86,7 +90,7 @@ class Building:
             claim_size=claim_size(self.length or 0),
             codec=codec or "native",
             compression=compression,
-            fingerprint=fingerprint or described(source, fill_options["num_workers"]),
+            fingerprint=fingerprint,
         )
         self.job = Job(
             *(declared(source), filled.path, head, spec, chunk_size, sync),
@@ -131,18 +135,35 @@ class Building:
         if found is None:
             return False
         asked = self.job.head
-        assert asked.fingerprint is not None
-        changed = differences(found.head.fingerprint, asked.fingerprint) if found.head.fingerprint else []
-        if changed:
-            remedy = "use another path, or pass keep_existing=False to build it anew"
-            raise StaleCacheError(stale_message(path, changed, remedy))
+        origin = check_origin(path, found.head, self.job)
         length = asked.length or 0
         if not self._is_stream and not (self.job.grow and len(found) < length):
             longer = len(found) if len(found) > length else None
             check_length(path, found.declared_length or longer, length)
         adopt_labels(found.head, self.job.spec, path)
         check_options(found.head, path, **self._asked)
+        self._warn_of_origin(found.head.fingerprint, origin)
         return found.sealed and found.complete and len(found) >= length
+
+    def _warn_of_origin(self, found: dict[str, Any] | None, expected: dict[str, Any] | None) -> None:
+        """Warn once where it is not sure that the archive is of this source."""
+        path = self._store.path
+        if self.job.head.fingerprint is None:
+            return
+        if expected is None:
+            _warn_once(
+                f"{path}: says nothing about the source that it was made of, so another one would not be "
+                "noticed; fingerprint=False silences this"
+            )
+            return
+        moved = "".join(f"\n  {line}" for line in moved_paths(found, expected))
+        if moved:
+            _warn_once(f"{path}: taken for a cache of the same files, which are elsewhere now:{moved}")
+        if source_changed(found, expected):
+            _warn_once(
+                f"{path}: the code of {expected.get('type', 'the source')} changed since this cache was "
+                "made; if it makes other samples now, pass keep_existing=False to build it anew"
+            )
 
     def fill(self, *, rebuild: bool = False, **options: Any) -> None:
         """Compute what is missing now.
@@ -181,9 +202,23 @@ def asks_lazily(options: Mapping[str, Any]) -> bool:
     return bool(options.get("lazy", False) if force_cache is None else not force_cache)
 
 
-def described(source: Any, num_workers: int | str | None) -> dict[str, Any]:
-    """The fingerprint of a bare source; of an iterable, by how many it is iterated, which makes its order."""
-    found = source_fingerprint(source)
+def identity(
+    source: Any, num_workers: int | str | None, given: dict[str, Any] | bool | None
+) -> dict[str, Any] | None:
+    """The fingerprint of a bare source, None where nothing is to be compared.
+
+    That of an iterable says by how many it is iterated, which makes its order.
+    """
+    if given is not None and given is not True:
+        return given or None
+    fingerprint = source_fingerprint(source)
     if not is_stream(source) or num_workers == 0:
-        return found
-    return {**found, "arguments": {"num_workers": worker_count(num_workers)}}
+        return fingerprint
+    arguments = {**fingerprint.get("arguments", {}), "num_workers": worker_count(num_workers)}
+    return {**fingerprint, "arguments": arguments}
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=6)

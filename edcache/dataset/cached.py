@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edcache import durable, relabel
 from edcache.archives import Path, digests_of, several
 from edcache.codec import STORED, Decode
-from edcache.dataset.building import FILL_OPTIONS, Building, asks_lazily, described
+from edcache.dataset.building import FILL_OPTIONS, Building, asks_lazily, identity
 from edcache.dataset.reading import StoredSamples
 from edcache.errors import OptionError
 from edcache.fill import LazyFiller
@@ -87,7 +87,9 @@ class CachedDataset(StoredSamples):
             What does not fit is computed every time.
         on_full: what a full disk does to a lazy cache: "passthrough" computes every time, with one warning;
             "raise" raises StorageError.
-        fingerprint: JSON-able description of the source that must match the archive's.
+        fingerprint: what must match the archive's. By default the class of the source and its attributes (of
+            what it wraps and holds, too), which are described in `edcache.fingerprint`; or a JSON-able
+            dict. False compares nothing.
         transform: called with every sample that is read, live: the place of random augmentation.
         batch_transform: called with every collated batch of `default_collate`, `edcache.collate`, `batch`
             and `loader`, in the worker where there is one.
@@ -139,7 +141,7 @@ class CachedDataset(StoredSamples):
         check_space: bool = True,
         max_bytes: int | float | str | None = None,
         on_full: str = "passthrough",
-        fingerprint: dict[str, Any] | None = None,
+        fingerprint: dict[str, Any] | bool | None = None,
         transform: Transform = None,
         batch_transform: Transform = None,
         io: str = "auto",
@@ -158,8 +160,10 @@ class CachedDataset(StoredSamples):
             raise OptionError('codec="pickle" needs allow_pickle=True too, or nothing could be read back')
         self.zero_copy = zero_copy
         self._store = store_at(_path_of(source) if path is None else path, storage_options)
+        origin: dict[str, Any] | None = None
         if source is not None:
-            self._store = self._store.completed(lambda: fingerprint or described(source, num_workers))
+            origin = identity(source, num_workers, fingerprint)
+            self._store = self._store.completed(lambda: origin)
         self._reader = self._store.reader(
             verify=verify,
             allow_pickle=allow_pickle,
@@ -199,7 +203,7 @@ class CachedDataset(StoredSamples):
             timeout=timeout,
             max_bytes=max_bytes,
             on_full=on_full,
-            fingerprint=fingerprint,
+            fingerprint=origin,
             spool=spool,
             fill_options={
                 "num_workers": num_workers,

@@ -19,7 +19,7 @@ Each imports only those above it.
 from edcache.fill.cluster import ray_executor
 from edcache.fill.features import declared
 from edcache.fill.filling import fill, worker_count
-from edcache.fill.job import Job, check_job, check_length, check_source, claim_size
+from edcache.fill.job import Job, check_job, check_length, check_origin, check_source, claim_size
 from edcache.fill.lazy import LazyFiller
 from edcache.fill.space import bytes_limit
 from edcache.fill.stream import fill_stream, is_stream
@@ -30,6 +30,7 @@ __all__ = [
     "bytes_limit",
     "check_job",
     "check_length",
+    "check_origin",
     "check_source",
     "claim_size",
     "declared",

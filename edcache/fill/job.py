@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edcache.errors import EdcacheError, OptionError, SourceError, StaleCacheError
+from edcache.fingerprint import comparable, differences, stale_message
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
@@ -52,10 +53,11 @@ class Job:
         """The archive, made if it is not there yet.
 
         Raises:
-            StaleCacheError: it has another length than the source.
+            StaleCacheError: it is of another source, or has another length.
         """
         appender = self.store.appender(self.head, self.sync)
         try:
+            check_origin(self.path, appender.head, self)
             length = len(self.source)
             # One that was written without a dataset is as long as what it holds, until it gets one.
             found = appender.end_index if appender.length is None else appender.length
@@ -146,6 +148,29 @@ def check_source(source: Any, path: str) -> None:
         raise OptionError(
             f"{path}: the source, a {type(source).__name__}, has no len() or no [index], and is not iterable"
         )
+
+
+def check_origin(path: str, found: Head, job: Job) -> dict[str, Any] | None:
+    """Raise StaleCacheError where an archive was made of another source.
+
+    Returns:
+        The source's fingerprint, in the form of the archive's; None where one of them has none.
+    """
+    asked = job.head
+    if found.fingerprint is None or asked.fingerprint is None:
+        return None
+    lengths = None if found.length is None or asked.length is None else (asked.length, found.length)
+    expected = comparable(asked.fingerprint, found.fingerprint, job.source, lengths)
+    changed = differences(found.fingerprint, expected)
+    if not changed:
+        return expected
+    remedy = "use another path, or pass keep_existing=False to build it anew"
+    if any(line.startswith("attribute ") for line in changed):
+        remedy += (
+            "; if that makes no other samples, let a method __edcache_fingerprint__() of the source return "
+            "what does, or compare nothing with fingerprint=False"
+        )
+    raise StaleCacheError(stale_message(path, changed, remedy))
 
 
 def check_length(path: str, found: int | None, length: int) -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from edcache import durable
 from edcache.errors import CodecError, LabelError, OptionError, SourceError
-from edcache.fill.job import Job, placed, text_of
+from edcache.fill.job import Job, check_origin, placed, text_of
 from edcache.fill.presence import PublishClock
 from edcache.labels.tables import Failure
 from edcache.progress import Progress, Show
@@ -62,6 +62,7 @@ def _fill(job: Job, num_workers: int, progress: Show) -> int:
         is_first = appender.join_fillers()
         appender.wait_claim(0)
         appender.catch_up()
+        check_origin(job.path, appender.head, job)
         if appender.chain.seal is not None:
             return 0
         return _Stream(job, appender).run(num_workers, progress, is_first)

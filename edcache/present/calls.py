@@ -14,7 +14,7 @@ def call_text(fingerprint: Mapping[str, Any] | None) -> str:
         return ""
     if "factory" not in fingerprint:
         return str(fingerprint.get("type", ""))
-    arguments = (f"{name}={_value_said(value)}" for name, value in _arguments(fingerprint).items())
+    arguments = (f"{name}={_value_said(value)}" for name, value in _named(fingerprint, "arguments").items())
     return f"{fingerprint['factory']}({', '.join(arguments)})"
 
 
@@ -34,8 +34,9 @@ def _origin_pairs(fingerprint: Mapping[str, Any]) -> Iterator[tuple[str, object]
     for key in ("type", "factory"):
         if key in fingerprint:
             yield key, fingerprint[key]
-    for name, value in _arguments(fingerprint).items():
-        yield "argument", f"{name}={_value_said(value)}"
+    for key in ("argument", "attribute"):
+        for name, value in _named(fingerprint, f"{key}s").items():
+            yield key, f"{name}={_value_said(value)}"
     if fingerprint.get("version") is not None:
         yield "version", _value_said(fingerprint["version"])
     if fingerprint.get("source") is not None:
@@ -54,14 +55,14 @@ def fingerprint_pairs(fingerprint: dict[str, Any]) -> Iterator[tuple[str, object
     for key in ("type", "factory"):
         if key in fingerprint:
             yield key, fingerprint[key]
-    arguments = _arguments(fingerprint)
-    if arguments:
-        yield "arguments", ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    for key in ("arguments", "attributes"):
+        if values := _named(fingerprint, key):
+            yield key, ", ".join(f"{name}={value!r}" for name, value in values.items())
     if fingerprint.get("version") is not None:
         yield "version", fingerprint["version"]
 
 
-def _arguments(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments in a fingerprint, which may be anybody's."""
-    found = fingerprint.get("arguments")
-    return found if isinstance(found, dict) else {}
+def _named(fingerprint: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The arguments or the attributes in a fingerprint, which may be anybody's."""
+    values = fingerprint.get(key)
+    return values if isinstance(values, dict) else {}

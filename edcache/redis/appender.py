@@ -19,10 +19,9 @@ from edcache.contents import Chain
 from edcache.errors import (
     LabelError,
     OptionError,
-    StaleCacheError,
     StorageError,
 )
-from edcache.fingerprint import differences, stale_message
+from edcache.fingerprint import differences
 from edcache.format import PAGE, Head, Header
 from edcache.labels.columns import LabelTypes
 from edcache.labels.tables import ChunkTable, pack_chunk_table
@@ -97,7 +96,6 @@ class RedisAppender(Appending):
         """Open a cache, or make one with `head` where there is none yet.
 
         Raises:
-            StaleCacheError: it was made from something else.
             OptionError: the URL names no prefix; compression="zstd+dict". StorageError, CorruptArchiveError.
         Safety: two processes that make one at once end up with one head.
         """
@@ -117,10 +115,6 @@ class RedisAppender(Appending):
                 raise StorageError(
                     f"{client.server}: the server lost the head at once; give it more memory, or a longer ttl"
                 )
-        changed = _changed(found[1], head)
-        if changed:
-            remedy = "use another prefix, or pass keep_existing=False to build it anew"
-            raise StaleCacheError(stale_message(client.server, changed, remedy))
         log = Log(client, *found)
         log.catch_up()
         return cls(log)

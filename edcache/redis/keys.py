@@ -72,6 +72,6 @@ def is_record(server: Server, key: str) -> bool:
 
 def prefix_for(fingerprint: Mapping[str, Any]) -> str:
     """The prefix of a cache whose URL names none: by what is cached, whatever version of it."""
-    told = {key: fingerprint.get(key) for key in ("type", "factory", "arguments")}
+    told = {key: fingerprint.get(key) for key in ("type", "factory", "arguments", "attributes")}
     text = json.dumps(told, sort_keys=True)
     return f"edcache:{hashlib.sha256(text.encode('ascii')).hexdigest()[:16]}"

@@ -27,11 +27,16 @@ class ServerStore(Store):
         """See the base class."""
         return isinstance(where, Server)
 
-    def completed(self, described: Callable[[], Mapping[str, Any]]) -> Store:
+    def completed(self, described: Callable[[], Mapping[str, Any] | None]) -> Store:
         """See the base class; the prefix is what a URL may leave out."""
         if self.where.prefix:
             return self
-        return ServerStore(self.where.with_prefix(prefix_for(described())))
+        fingerprint = described()
+        if fingerprint is None:
+            raise OptionError(
+                f"{self.where}: fingerprint=False leaves nothing to make a prefix of; add ?prefix=name"
+            )
+        return ServerStore(self.where.with_prefix(prefix_for(fingerprint)))
 
     def reader(self, **options: Any) -> AnyReader:
         """See the base class."""

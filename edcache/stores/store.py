@@ -49,7 +49,7 @@ class Store(ABC):
         """The path or URL as messages name it, without credentials."""
         return shown(self.where)
 
-    def completed(self, described: Callable[[], Mapping[str, Any]]) -> Store:
+    def completed(self, described: Callable[[], Mapping[str, Any] | None]) -> Store:
         """The same, where its name says all; else with a name made of the fingerprint of what is cached."""
         return self
 
