@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import operator
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -18,8 +17,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from edcache.batch.collation import Collate, NotInBulk, bulk_dtype
-from edcache.batch.handover import Parcel, is_next
+from edcache.batch.collation import Collate, NotInBulk, Special, bulk_dtype
 from edcache.batch.lazy import Batch
 from edcache.batch.memory import for_this_process
 from edcache.batch.paths import FieldPath, at, replaced, steps
@@ -130,7 +128,7 @@ def _paths(paths: Any, option: str) -> list[FieldPath]:
     return list(paths)
 
 
-class RaggedCollate:
+class RaggedCollate(Special):
     """What `collate` returns: call it with a batch."""
 
     def __init__(self, ways: Sequence[tuple[FieldPath, _Way]]) -> None:
@@ -140,9 +138,10 @@ class RaggedCollate:
         return f"collate({', '.join(f'{path!r}: {way}' for path, way in self._ways)})"
 
     def __call__(self, batch: Sequence[Any]) -> Any:
-        """Collate a batch: the lazy one of an edcache dataset, or any list of samples."""
-        collated = batch.collated(self) if isinstance(batch, Batch) else self.of_samples(batch)
-        return Parcel(collated) if is_next(sys._getframe(1)) else collated
+        """Collate a list of samples, or what a DataLoader gets of an edcache dataset in their place."""
+        if len(batch) == 1 and isinstance(batch[0], Batch):
+            return batch[0].collated(self)
+        return self.of_samples(batch)
 
     def way(self, decoder: Decoder, node: Node) -> Collate | None:
         """How a field is collated in bulk; None where it is not named.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import sys
 from array import array as Longs
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from edcache.batch import Batch, Projection
+from edcache.batch import Batch, Projection, batch_for
 from edcache.errors import OptionError, SampleIndexError
 from edcache.labels.view import Labels, checked_indices
 from edcache.loader import Loader
@@ -86,13 +87,13 @@ class Readable(Dataset[Any]):
             return self._picked(_positions(np.asarray(index), len(self)), "[...]")
         return self._read(self._root_index(self._position(index)))
 
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
-        """The samples at several positions, as torch's DataLoader asks for a batch.
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples at several positions, read together, as torch's DataLoader asks for a batch.
 
-        A sequence of ordinary samples for any collate function; torch's `default_collate` makes its batch
-        by one gather a field, see `edcache/batch/`.
+        A DataLoader whose `collate_fn` is torch's `default_collate` or an `edcache.collate` gets something
+        in their place that either collates by one gather a field, see `edcache/batch/lazy.py`.
         """
-        return self._batch(indices)
+        return batch_for(sys._getframe(1), self, self._rows(indices))
 
     def batch(self, indices: Sequence[int]) -> Any:
         """The collated samples at several positions: exactly `default_collate([ds[i] for i in indices])`.
@@ -172,7 +173,11 @@ class Readable(Dataset[Any]):
         return position + length if position < 0 else position
 
     def _batch(self, indices: Any) -> Batch:
-        return Batch(self, self._root_indices(_integers(indices, len(self))))
+        return Batch(self, self._rows(indices))
+
+    def _rows(self, indices: Any) -> Ints:
+        """What lies at positions that were asked for, as indices in [-n, n) of the root."""
+        return self._root_indices(_integers(indices, len(self)))
 
     def _root_index(self, position: int) -> int:
         """What lies at a position in [0, len(self)), as an index of the root."""
