@@ -45,11 +45,15 @@ class Samples(Protocol):
     """The dataset of a batch: a root or a view of one."""
 
     _fields: Projection | None
-    _transform: Callable[[Any], Any] | None
-    _batch_transform: Callable[[Any], Any] | None
 
     @property
     def _root(self) -> Root: ...
+
+    @property
+    def _transform(self) -> Callable[[Any], Any] | None: ...
+
+    @property
+    def _batch_transform(self) -> Callable[[Any], Any] | None: ...
 
     def _read_many(self, indices: Rows) -> list[Any]:
         """Samples by their indices in [-n, n) of the root, as the dataset's own `[i]` gives them."""

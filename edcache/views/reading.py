@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import reprlib
 import sys
 from array import array as Longs
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 Transform = Callable[[Any], Any] | None
 
+OPENING_OPTIONS = frozenset(
+    {"allow_pickle", "decode", "io", "preload", "storage_options", "verify", "zero_copy"}
+)
+
 
 class Readable(Dataset[Any]):
     """A sequence of samples with labels: those of a root, or some of them in some order.
@@ -36,8 +41,60 @@ class Readable(Dataset[Any]):
 
     _selection: Selection | None = None  # of the root's indices; None for all
     _fields: Projection | None = None
-    _transform: Transform = None
-    _batch_transform: Transform = None
+    _added: Transform = None  # what samples pass behind the root's own transform
+    _fixed: frozenset[str] = OPENING_OPTIONS  # names that are options, and no attributes to be set
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._fixed:
+            raise OptionError(
+                f"{name} is chosen when a cache is opened, and stays; open it again with {name}={value!r}"
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def transform(self) -> Transform:
+        """The function that every sample passes when it is read; None for none. It may be set at any time.
+
+        Of a cache: its views have their samples from it, so that they see another one too, as torch's Subset
+        does. Of a view: what it adds to that of its cache, as `with_transform` does; views that were made of
+        it before keep what they had. Workers of a DataLoader keep what they started with.
+
+        Raises:
+            OptionError: on setting, 'transform="flip"; give a function, or None'.
+        """
+        return self._added
+
+    @transform.setter
+    def transform(self, function: Transform) -> None:
+        self._added = checked_function("transform", function)
+
+    @property
+    def batch_transform(self) -> Transform:
+        """The function that collated batches pass; it is the cache's, and may be set there at any time.
+
+        Raises:
+            OptionError: on setting it of a view, or of several datasets put together.
+        """
+        return self._batch_transform
+
+    @batch_transform.setter
+    def batch_transform(self, function: Transform) -> None:
+        raise OptionError(
+            f"{self!r} has the batch_transform of the cache it is made of; set it there: "
+            "cache.batch_transform = ..."
+        )
+
+    @property
+    def _transform(self) -> Transform:
+        """All that samples pass: the root's transform, and what this one adds."""
+        first, then = self._root._transform, self._added
+        if first is None or then is None:
+            return then if first is None else first
+        return lambda sample: then(first(sample))
+
+    @property
+    def _batch_transform(self) -> Transform:
+        return self._root._batch_transform
 
     @property
     def labels(self) -> Labels:
@@ -83,7 +140,7 @@ class Readable(Dataset[Any]):
         if isinstance(index, slice):
             column = self._label_column()
             return self._sliced(index) if column is None else self.labels[column][index]
-        if not isinstance(index, int) and np.ndim(index) == 1:
+        if _is_array(index):
             return self._picked(_positions(np.asarray(index), len(self)), "[...]")
         return self._read(self._root_index(self._position(index)))
 
@@ -160,12 +217,14 @@ class Readable(Dataset[Any]):
         )
 
     def _position(self, index: Any) -> int:
+        is_bool = isinstance(index, bool) or str(getattr(index, "dtype", "")) in ("bool", "torch.bool")
+        number: Any = None if is_bool else index
         try:
-            position = operator.index(index)
+            position = operator.index(number)
         except TypeError:
             raise OptionError(
-                f"index {index!r} of type {type(index).__name__}; use an int, a slice, a list of ints, "
-                "an int array or a bool mask"
+                f"index {reprlib.repr(index)} of type {type(index).__name__}; use an int, a slice, a list of "
+                f"ints, an int array or a bool mask{_field_advice(index)}"
             ) from None
         length = len(self)
         if not -length <= position < length:
@@ -190,12 +249,14 @@ class Readable(Dataset[Any]):
     def _read(self, index: int) -> Any:
         """One sample by its index in the root."""
         sample = self._root._one(index, self._fields)
-        return sample if self._transform is None else self._transform(sample)
+        transform = self._transform
+        return sample if transform is None else transform(sample)
 
     def _read_many(self, indices: Ints) -> list[Any]:
         """What `_read` gives of many samples."""
         samples = self._root._many(indices, self._fields)
-        return samples if self._transform is None else [self._transform(sample) for sample in samples]
+        transform = self._transform
+        return samples if transform is None else [transform(sample) for sample in samples]
 
     def _sliced(self, part: slice) -> View:
         ends = (part.start, part.stop) if part.step is None else (part.start, part.stop, part.step)
@@ -223,6 +284,31 @@ class Readable(Dataset[Any]):
     def _guard(self, nbytes: int) -> None:
         """Refuse to allocate so many bytes a sample on the word of an archive alone; see `Reader.justify`."""
         self._root._justify(nbytes, min(len(self), len(self._root)))
+
+
+def checked_function(name: str, function: Any) -> Transform:
+    """The function that an option or an attribute is set to.
+
+    Raises:
+        OptionError: it is none, nor None.
+    """
+    if function is not None and not callable(function):
+        raise OptionError(f"{name}={function!r}; give a function, or None")
+    return function  # type: ignore[no-any-return]
+
+
+def _is_array(index: Any) -> bool:
+    """Whether an index is several; numpy takes a tuple for one that has several dimensions."""
+    try:
+        return not isinstance(index, int | tuple) and np.ndim(index) == 1
+    except ValueError:  # a list of lists of several lengths
+        return False
+
+
+def _field_advice(index: Any) -> str:
+    if not isinstance(index, str):
+        return ""
+    return f"; ds.labels[{index!r}] has a label of every sample, ds.select({index!r}) that field alone"
 
 
 def _positions(array: npt.NDArray[Any], length: int) -> Ints:
