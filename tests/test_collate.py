@@ -157,6 +157,16 @@ def plain(asked, path, way, values):
     if way == "as_list" and any(dtype.kind in "UM" or not dtype.isnative for dtype in dtypes):
         return values  # of dtypes that torch has not
     values = [torch.as_tensor(v) if isinstance(v, np.ndarray) else v for v in values]
+    if way != "as_list" and any(isinstance(v, (list, tuple)) for v in values):
+        # Of nothing but empty lists: int64, as the numbers that pad.
+        lists = [v for v in values if not isinstance(v, torch.Tensor) and v]
+        kinds = {type(v[0]) for v in lists} - {list} or {int}
+        dtype = {int: torch.int64, float: torch.float64, bool: torch.bool}[kinds.pop()]
+        tail = torch.tensor(lists[0]).shape[1:] if lists else ()
+        values = [
+            v if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=dtype).reshape(len(v), *tail)
+            for v in values
+        ]
     cut = [v[: asked["max_length"]] if isinstance(v, torch.Tensor) and v.ndim else v for v in values]
     if way == "as_list":
         return cut
@@ -204,6 +214,38 @@ def test_the_bulk_path_equals_the_collation_of_samples_and_the_docstring(tmp_pat
         for path, way in ways.items():
             values = [at(make(range(COUNT)[i]), path) for i in indices]
             assert matches(at(expected, path), plain(asked, path, way, values))
+
+
+LISTS = [
+    lambda n, k: [k - 3] * n,
+    lambda n, k: (k / 3,) * n,
+    lambda n, k: [k % 2 == 0] * n,
+    lambda n, k: [[k, n]] * n,
+    lambda n, k: torch.full((n,), k) if k % 2 else [k] * n,
+]
+
+
+@settings(SETTINGS, max_examples=80)
+@given(
+    st.sampled_from(LISTS),
+    st.lists(st.integers(0, 20), min_size=3, max_size=3),
+    st.lists(st.integers(0, COUNT - 1), min_size=1, max_size=5),
+    st.sampled_from(["pad", "jagged", "as_list"]),
+    st.sampled_from([None, 0, 9]),
+)
+def test_lists_of_numbers_are_collated_as_tensors_of_them(tmp_path, make, sizes, indices, way, max_length):
+    rows = [make(sizes[k % 3], k) for k in range(COUNT)]
+    ds = write(tmp_path / "a.zip", [{"x": row} for row in rows])
+    asked = {"max_length": max_length, "multiple_of": 4, way: {"x": 1} if way == "pad" else ["x"]}
+    chosen = [rows[k] for k in indices]
+    if way != "as_list":
+        expected = plain(asked, "x", way, chosen)
+    elif all(isinstance(row, torch.Tensor) for row in chosen):
+        expected = [row[:max_length] for row in chosen]
+    else:
+        expected = chosen
+    for batch in ([ds._batch(indices)], ds.__getitems__(indices)):
+        assert matches(edcache.collate(**asked)(batch)["x"], expected)
 
 
 @settings(SETTINGS, max_examples=60)
@@ -270,6 +312,93 @@ def test_without_options_it_is_default_collate(tmp_path):
     ds = write(tmp_path / "a.zip", [{"x": torch.arange(3) + k, "y": f"{k}"} for k in range(5)])
     assert same(edcache.collate()([ds._batch([4, 1])]), default_collate([ds[4], ds[1]]))
     assert same(edcache.collate()([ds[4], ds[1]]), default_collate([ds[4], ds[1]]))
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_it_pads_on_the_left(ds, is_lazy):
+    collate = edcache.collate(
+        pad={"ids": -1, "target.mask": 9}, as_list=["boxes"], multiple_of=3, side="left", max_length=3
+    )
+    found = collate([ds._batch([4, 1, 2])] if is_lazy else [ds[4], ds[1], ds[2]])
+    assert found["ids"].values.tolist() == [[4, 5, 6], [-1, -1, 1], [-1, 2, 3]]
+    assert found["ids"].lengths.tolist() == [3, 1, 2]
+    mask = found["target"]["mask"]
+    assert mask.values.tolist() == [[[9, 9]] * 3, [[9, 9], [9, 9], [1, 1]], [[9, 9], [2, 9], [2, 9]]]
+    assert mask.lengths.tolist() == [[0, 1], [1, 2], [2, 1]]
+
+
+def text(k):
+    return {"input_ids": list(range(k, 2 * k + 1)), "types": [k % 2] * (k + 1), "label": k % 3}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("make", [list, torch.tensor])
+@pytest.mark.parametrize("start", [0, 12])  # short lists and long ones are stored in two ways
+def test_as_dict_is_what_a_model_takes(tmp_path, make, side, start):
+    def made(k):
+        return text(k + start) | {"input_ids": make(text(k + start)["input_ids"])}
+
+    ds = write(tmp_path / "a.zip", map(made, range(6)))
+    collate = edcache.collate(pad={"types": 2, "input_ids": 99}, as_dict=True, multiple_of=4, side=side)
+    chosen = [text(k + start) for k in (4, 1, 3)]
+    longest = -(-len(chosen[0]["input_ids"]) // 4) * 4
+
+    def padded(values, value):
+        rest = [value] * (longest - len(values))
+        return [*values, *rest] if side == "right" else [*rest, *values]
+
+    expected = {
+        "input_ids": torch.tensor([padded(s["input_ids"], 99) for s in chosen]),
+        "types": torch.tensor([padded(s["types"], 2) for s in chosen]),
+        "attention_mask": torch.tensor([padded([1] * len(s["types"]), 0) for s in chosen]),
+        "labels": torch.tensor([s["label"] for s in chosen]),
+    }
+    for batch in ([ds._batch([4, 1, 3])], [ds[4], ds[1], ds[3]], ds.__getitems__([4, 1, 3])):
+        found = collate(batch)
+        assert type(found) is dict
+        assert list(found) == ["input_ids", "types", "attention_mask", "labels"]
+        assert same({key: found[key] for key in expected}, expected)
+    assert same(next(iter(DataLoader(ds, sampler=[4, 1, 3], batch_size=3, collate_fn=collate))), found)
+    assert same(pickle.loads(pickle.dumps(collate))(batch), found)
+
+
+def test_a_mask_of_the_samples_own_and_other_names_of_labels_are_kept(tmp_path):
+    ds = write(
+        tmp_path / "a.zip",
+        [{"audio": [0.5] * k, "attention_mask": [k] * k, "label_ids": k} for k in range(4)],
+    )
+    collate = edcache.collate(pad={"audio": 0.0, "attention_mask": 0}, as_dict=True)
+    found = collate(ds.__getitems__([2, 1]))
+    assert found["attention_mask"].tolist() == [[2, 2], [1, 0]]
+    assert found["labels"].tolist() == [2, 1]
+    assert same(found["audio"], torch.tensor([[0.5, 0.5], [0.5, 0.0]], dtype=torch.float64))
+    assert collate([ds[0]])["audio"].dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "numbers", [[2**63, 1], [2**53 + 1, 0.5], [1, None], [1, "a"], [[1], [1, 2]], [2**70], [1j]], ids=repr
+)
+def test_a_list_that_no_tensor_holds_exactly_is_not_padded(tmp_path, numbers):
+    ds = write(tmp_path / "a.zip", [{"x": numbers}])
+    for batch in ([ds._batch([0])], [ds[0]]):
+        with pytest.raises(OptionError) as caught:
+            edcache.collate(pad={"x": 0})(batch)
+        assert str(caught.value) == f"{NOT_PADDED} list; use as_list"
+
+
+def test_extreme_numbers_of_lists_are_kept_exactly(tmp_path):
+    rows = [[-(2**63), 2**63 - 1], [2**53 + 1], [0.1, -0.0, float("inf"), 5e-324], [2.0**53, 1]]
+    ds = write(tmp_path / "a.zip", [{"x": row * times} for times in (1, 8) for row in rows])
+    for k, row in enumerate(rows * 2):
+        found = edcache.collate(pad={"x": 0})([ds._batch([k])])["x"].values[0].tolist()
+        assert same(found, [type(found[0])(n) for n in row * (1 if k < 4 else 8)])
+
+
+def test_as_dict_takes_dicts_alone(tmp_path):
+    ds = write(tmp_path / "a.zip", [(torch.ones(k), k) for k in range(3)])
+    with pytest.raises(OptionError) as caught:
+        edcache.collate(pad={0: 0}, as_dict=True)([ds._batch([1, 2])])
+    assert str(caught.value) == "collate(as_dict=True) takes samples that are dicts; these give a list"
 
 
 def test_multiple_of_pads_what_was_cut(ds):
@@ -539,6 +668,8 @@ WRONG_OPTIONS = [
     ({"multiple_of": -8}, "multiple_of=-8; give 1 or more"),
     ({"pad": {"a": 0}, "jagged": ["a"]}, "collate() names 'a' twice; a field has one way"),
     ({"as_list": ["a", "b", "a"]}, "collate() names 'a' twice; a field has one way"),
+    ({"pad": {"ids": 0}, "side": "top"}, 'side=\'top\'; give "right" or "left"'),
+    ({"as_dict": True}, 'as_dict=True needs a field to pad: pad={"input_ids": 0}'),
     ({"jagged": "boxes"}, "jagged='boxes'; give a list of field paths: jagged=['boxes']"),
     ({"as_list": 1}, "as_list=1; give a list of field paths: as_list=[1]"),
 ]
@@ -552,6 +683,7 @@ def test_wrong_options_are_refused(asked, text):
 
 
 KEYS = "'ids', 'boxes', 'text', 'image', 'target', 'label'"
+NOT_PADDED = "collate(): tensors, arrays and lists of numbers are padded or jagged, not"
 WRONG_FIELDS = [
     (
         {"pad": {"nope": 0}},
@@ -565,9 +697,18 @@ WRONG_FIELDS = [
         {"as_list": [("target", 3)]},
         f"collate() names ('target', 3), which the samples do not have; they are dicts with the keys {KEYS}",
     ),
-    ({"pad": {"text": 0}}, "collate(): tensors and arrays are padded or jagged, not str; use as_list"),
-    ({"jagged": ["label"]}, "collate(): tensors and arrays are padded or jagged, not int; use as_list"),
-    ({"jagged": ["target"]}, "collate(): tensors and arrays are padded or jagged, not dict; use as_list"),
+    (
+        {"pad": {"text": 0}},
+        f"{NOT_PADDED} str; use as_list",
+    ),
+    (
+        {"jagged": ["label"]},
+        f"{NOT_PADDED} int; use as_list",
+    ),
+    (
+        {"jagged": ["target"]},
+        f"{NOT_PADDED} dict; use as_list",
+    ),
 ]
 
 

@@ -49,6 +49,10 @@ class Special:
         """The batch, made of samples."""
         raise NotImplementedError
 
+    def finished(self, batch: Any) -> Any:
+        """A batch whose fields are collated, in the form in which it is given out."""
+        return batch
+
 
 @functools.lru_cache(maxsize=256)
 def collation(decoder: Decoder, special: Special | None = None) -> Collate | None:

@@ -81,6 +81,8 @@ class Batch:
         if batch is NotImplemented:
             samples = self._dataset._read_many(self._indices)
             batch = default_collate(samples) if special is None else special.of_samples(samples)
+        if special is not None:
+            batch = special.finished(batch)
         if finish is not None:
             batch = finish(batch)
         return Parcel(batch) if self._is_sent else batch
