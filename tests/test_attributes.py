@@ -215,6 +215,30 @@ def test_whatever_else_users_hang_on_a_dataset_stays_there(ds):
         assert pickle.loads(pickle.dumps(dataset)).classes == ["a", "b", "c"]
 
 
+def test_a_subclass_does_not_read_samples_in_a_way_that_batches_do_not_know():
+    with pytest.raises(OptionError) as caught:
+
+        class Flipped(CachedDataset):
+            def __getitem__(self, index):
+                return super().__getitem__(index)["image"].flip(0)
+
+    assert str(caught.value) == (
+        "class Flipped overrides __getitem__ but not __getitems__, by which a DataLoader reads; "
+        "give a transform= instead, which batches and views know too"
+    )
+
+
+def test_a_subclass_that_says_how_both_are_read_is_read_so(ds):
+    class Flipped(CachedDataset):
+        def __getitem__(self, index):
+            return super().__getitem__(index)["label"] + 10
+
+        def __getitems__(self, indices):
+            return [self[index] for index in indices]
+
+    assert next(iter(DataLoader(Flipped(None, ds.path), 3))).tolist() == [10, 11, 12]
+
+
 # --- with, and indices ------------------------------------------------------------------------------
 
 

@@ -44,6 +44,14 @@ class Readable(Dataset[Any]):
     _added: Transform = None  # what samples pass behind the root's own transform
     _fixed: frozenset[str] = OPENING_OPTIONS  # names that are options, and no attributes to be set
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__getitem__" in vars(cls) and "__getitems__" not in vars(cls):
+            raise OptionError(
+                f"class {cls.__name__} overrides __getitem__ but not __getitems__, by which a DataLoader "
+                "reads; give a transform= instead, which batches and views know too"
+            )
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self._fixed:
             raise OptionError(
