@@ -190,7 +190,8 @@ class Readable(Dataset[Any]):
         Args:
             batch_size: samples of a batch; None where the sampler gives whole batches.
             shuffle: a new order every epoch, which `seed` and the epoch's number determine.
-            sampler: positions to read instead, in its order; or batches of them.
+            sampler: positions to read instead, in its order; or batches of them. It is what shares an epoch
+                among the ranks of a job; without one each rank reads all samples.
             drop_last: leave an incomplete last batch out.
             seed: None draws one from torch's generator.
             num_threads: how many batches are made at a time. prefetch: how many may wait besides.
@@ -256,9 +257,11 @@ class Readable(Dataset[Any]):
 
     def _read(self, index: int) -> Any:
         """One sample by its index in the root."""
-        sample = self._root._one(index, self._fields)
-        transform = self._transform
-        return sample if transform is None else transform(sample)
+        root = self._root
+        sample = root._one(index, self._fields)
+        if root._transform is not None:
+            sample = root._transform(sample)
+        return sample if self._added is None else self._added(sample)
 
     def _read_many(self, indices: Ints) -> list[Any]:
         """What `_read` gives of many samples."""
