@@ -1,6 +1,6 @@
 """The bulk path gives what default_collate of the samples gives: values, dtypes, structure, types, errors."""
 
-import copy
+import functools
 import pickle
 from collections import OrderedDict, namedtuple
 
@@ -10,11 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
-from torch.utils.data import DataLoader, Subset, default_collate, random_split
+from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, default_collate, random_split
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from edcache import CachedDataset, CacheWriter
-from edcache.batch import Batch
 from edcache.errors import CorruptRecordError, MissingSampleError, SampleIndexError
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -76,8 +75,11 @@ def test_the_bulk_path_equals_default_collate_of_the_samples(tmp_path, make, ind
     with CacheWriter(tmp_path / "a.zip", "w", compression=compression, chunk_size=3) as w:
         w.extend(make(k) for k in range(8))
     ds = CachedDataset.from_cache(tmp_path / "a.zip")
-    expected, error = outcome(lambda: default_collate([ds[i] for i in indices]))
-    for collated in (lambda: ds.batch(indices), lambda: default_collate(ds.__getitems__(indices))):
+    listed = ds.__getitems__(indices)
+    assert same(listed, [ds[i] for i in indices])
+    assert same(listed, [make(range(8)[i]) for i in indices])
+    expected, error = outcome(lambda: default_collate(listed))
+    for collated in (lambda: ds.batch(indices), lambda: default_collate([ds._batch(indices)])):
         found, found_error = outcome(collated)
         assert found_error == error
         assert same(found, expected)
@@ -163,45 +165,91 @@ def test_a_bare_tensor_array_or_number_is_collated_in_bulk(tmp_path):
             assert same(batches[1], default_collate([make(k) for k in range(4, 8)]))
 
 
-def test_views_subsets_and_splits_keep_it(ds):
+def test_views_subsets_and_splits_keep_it(ds, monkeypatch):
+    monkeypatch.setattr(CachedDataset, "_many", None)  # a way that reads samples would fail
     view = ds.filter(label=1)[2:9]
     wanted = list(range(1, 60, 4))[2:9]
     assert images(DataLoader(view, batch_size=3)) == wanted
-    assert isinstance(view.__getitems__([0, 1]), Batch)
-    subset = Subset(ds, [5, 9, 2])
-    assert isinstance(subset.__getitems__([2, 0]), Batch)
-    assert images(DataLoader(subset, batch_size=2)) == [5, 9, 2]
+    assert images(DataLoader(Subset(ds, [5, 9, 2]), batch_size=2)) == [5, 9, 2]
     left, right = random_split(ds, [20, 40])
     assert sorted(images(DataLoader(left, 7)) + images(DataLoader(right, 7))) == list(range(60))
 
 
-def test_any_other_collate_function_sees_ordinary_samples(ds):
-    seen = []
-    for batch in DataLoader(ds, batch_size=20, collate_fn=lambda batch: batch):
-        assert len(batch) == 20
-        assert [type(s) for s in batch] == [dict] * 20
-        seen += list(batch)
-        assert isinstance(batch[0], dict)
-        assert same(dict(batch[0]), dict(batch[-20]))
-        assert same(batch[1:3], [batch[1], batch[2]])
-        with pytest.raises(IndexError):
-            batch[20]
-    assert [s["name"] for s in seen] == [f"n{i}" for i in range(60)]
+def identity(batch):
+    return batch
 
 
-def test_a_list_made_of_a_batch_collates_too(ds):
-    batch = ds.__getitems__([4, 5, 6])
-    expected = default_collate([sample(i) for i in (4, 5, 6)])
-    assert same(default_collate(list(batch)), expected)
-    assert same(default_collate([batch[i] for i in range(3)]), expected)
+def stacked(batch):
+    return torch.stack([s["image"] for s in batch])
 
 
-def test_copies_and_pickles_are_ordinary(ds):
-    batch = ds.__getitems__([4, 5])
-    assert [type(s) for s in pickle.loads(pickle.dumps(batch))] == [dict, dict]
-    for twin in (copy.copy(batch[0]), copy.deepcopy(batch[0]), pickle.loads(pickle.dumps(batch[0]))):
-        assert type(twin) is dict
-        assert same(twin, sample(4))
+def sorted_by_label(batch):
+    batch.sort(key=lambda s: s["label"], reverse=True)
+    return [s["label"] for s in batch]
+
+
+class Wrapper(Dataset):
+    """A dataset of the user's that hands its batches on."""
+
+    def __init__(self, dataset):
+        self.dataset = dataset
+
+    def __len__(self):
+        return len(self.dataset)
+
+    def __getitems__(self, indices):
+        return [(s["name"], s["label"]) for s in self.dataset.__getitems__(indices)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("wrap", [lambda ds: ds, lambda ds: Subset(Subset(ds, range(60)), range(60))])
+def test_a_collate_function_of_the_users_gets_a_list(ds, workers, wrap):
+    def load(collate):
+        return list(DataLoader(wrap(ds), batch_size=20, collate_fn=collate, num_workers=workers))
+
+    expected = [[sample(i) for i in range(k, k + 20)] for k in (0, 20, 40)]
+    batches = load(identity)
+    assert [type(batch) for batch in batches] == [list] * 3
+    assert same(batches, expected)
+    assert same(load(stacked), [torch.stack([s["image"] for s in batch]) for batch in expected])
+    assert same(load(sorted_by_label), [[3] * 5 + [2] * 5 + [1] * 5 + [0] * 5] * 3)
+    assert same(load(functools.partial(default_collate)), list(map(default_collate, expected)))
+
+
+def test_whoever_else_asks_for_samples_gets_a_list(ds):
+    for dataset in (ds, ds[:], Subset(ds, range(60))):
+        found = dataset.__getitems__([4, 59, 4])
+        assert type(found) is list
+        assert same(found, [sample(4), sample(59), sample(4)])
+    assert same(pickle.loads(pickle.dumps(found)), found)
+    found[0]["image"].zero_()
+    assert same(found[2], sample(4))
+    (batch,) = DataLoader(StackDataset(ds, ds), 60)
+    assert same(batch, default_collate([(sample(k), sample(k)) for k in range(60)]))
+    (batch,) = DataLoader(Wrapper(ds), 60)
+    assert same(batch, default_collate([(sample(k)["name"], sample(k)["label"]) for k in range(60)]))
+
+
+def test_samples_that_are_read_together_share_no_memory(tmp_path):
+    def numbers(k):
+        return (
+            torch.full((3, 4), k, dtype=torch.bfloat16),
+            np.full((2,), k, ">f4"),
+            torch.tensor(k),
+            [k, k / 2],
+        )
+
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.extend(map(numbers, range(9)))
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    found = ds.__getitems__([4, 4, 7])
+    assert same(found, [numbers(4), numbers(4), numbers(7)])
+    assert [s[0].untyped_storage().nbytes() for s in found] == [24] * 3
+    assert [s[1].flags.owndata and s[1].flags.writeable for s in found] == [True] * 3
+    for s in found[:1]:
+        s[0].zero_(), s[1].fill(0), s[2].zero_(), s[3].clear()
+    assert same(found[1:], [numbers(4), numbers(7)])
+    assert same(ds[4], numbers(4))
 
 
 def test_a_batch_is_the_callers_own(ds):
@@ -248,29 +296,6 @@ def test_a_forwarded_getitems_of_the_source_does_not_bypass_the_cache(tmp_path):
     assert ds.batch([2, 3])["x"].tolist() == [2, 3]
 
 
-def sorted_by_label(batch):
-    batch.sort(key=lambda s: s["label"], reverse=True)
-    return [s["label"] for s in batch]
-
-
-def changed_like_a_list(batch):
-    batch[0] = {**batch[0], "label": 100}
-    del batch[1]
-    batch.append({**batch[0], "label": 200})
-    batch.insert(0, {**batch[0], "label": 300})
-    assert len(batch) == 5
-    doubled = batch + batch.copy()
-    assert [s["label"] for s in doubled] == [s["label"] for s in batch] * 2
-    return default_collate(batch)["label"].tolist()
-
-
-def test_a_collate_function_may_use_a_batch_as_a_list(ds):
-    (labels,) = DataLoader(ds[:4], batch_size=4, collate_fn=sorted_by_label)
-    assert labels == [3, 2, 1, 0]
-    (labels,) = DataLoader(ds[:4], batch_size=4, collate_fn=changed_like_a_list)
-    assert labels == [300, 100, 2, 3, 200]
-
-
 def test_memory_is_used_again_only_when_nothing_is_over_it(tmp_path):
     with CacheWriter(tmp_path / "a.zip", sync="never") as w:
         w.extend({"x": torch.full((300, 400), k, dtype=torch.uint8), "k": k} for k in range(120))
@@ -302,7 +327,7 @@ def test_what_default_collate_was_taught_it_does_here_too(tmp_path, monkeypatch,
     expected = default_collate([ds[0], ds[1]])
     assert not same(expected, before)
     assert same(ds.batch([0, 1]), expected)
-    assert same(default_collate(ds.__getitems__([0, 1])), expected)
+    assert same(default_collate([ds._batch([0, 1])]), expected)
 
 
 def test_what_default_collate_was_taught_of_other_types_leaves_the_bulk_path(ds, monkeypatch):

@@ -157,6 +157,16 @@ def plain(asked, path, way, values):
     if way == "as_list" and any(dtype.kind in "UM" or not dtype.isnative for dtype in dtypes):
         return values  # of dtypes that torch has not
     values = [torch.as_tensor(v) if isinstance(v, np.ndarray) else v for v in values]
+    if way != "as_list" and any(isinstance(v, (list, tuple)) for v in values):
+        # Of nothing but empty lists: int64, as the numbers that pad.
+        lists = [v for v in values if not isinstance(v, torch.Tensor) and v]
+        kinds = {type(v[0]) for v in lists} - {list} or {int}
+        dtype = {int: torch.int64, float: torch.float64, bool: torch.bool}[kinds.pop()]
+        tail = torch.tensor(lists[0]).shape[1:] if lists else ()
+        values = [
+            v if isinstance(v, torch.Tensor) else torch.tensor(v, dtype=dtype).reshape(len(v), *tail)
+            for v in values
+        ]
     cut = [v[: asked["max_length"]] if isinstance(v, torch.Tensor) and v.ndim else v for v in values]
     if way == "as_list":
         return cut
@@ -194,7 +204,7 @@ def test_the_bulk_path_equals_the_collation_of_samples_and_the_docstring(tmp_pat
     collate = edcache.collate(**asked)
     expected, error = outcome(lambda: collate([ds[i] for i in indices]))
     loader = DataLoader(ds, len(indices), sampler=indices, collate_fn=collate)
-    for collated in (lambda: collate(ds.__getitems__(indices)), lambda: next(iter(loader))):
+    for collated in (lambda: collate([ds._batch(indices)]), lambda: next(iter(loader))):
         found, found_error = outcome(collated)
         assert (found_error is None) == (error is None)
         assert same(found, expected)
@@ -206,6 +216,38 @@ def test_the_bulk_path_equals_the_collation_of_samples_and_the_docstring(tmp_pat
             assert matches(at(expected, path), plain(asked, path, way, values))
 
 
+LISTS = [
+    lambda n, k: [k - 3] * n,
+    lambda n, k: (k / 3,) * n,
+    lambda n, k: [k % 2 == 0] * n,
+    lambda n, k: [[k, n]] * n,
+    lambda n, k: torch.full((n,), k) if k % 2 else [k] * n,
+]
+
+
+@settings(SETTINGS, max_examples=80)
+@given(
+    st.sampled_from(LISTS),
+    st.lists(st.integers(0, 20), min_size=3, max_size=3),
+    st.lists(st.integers(0, COUNT - 1), min_size=1, max_size=5),
+    st.sampled_from(["pad", "jagged", "as_list"]),
+    st.sampled_from([None, 0, 9]),
+)
+def test_lists_of_numbers_are_collated_as_tensors_of_them(tmp_path, make, sizes, indices, way, max_length):
+    rows = [make(sizes[k % 3], k) for k in range(COUNT)]
+    ds = write(tmp_path / "a.zip", [{"x": row} for row in rows])
+    asked = {"max_length": max_length, "multiple_of": 4, way: {"x": 1} if way == "pad" else ["x"]}
+    chosen = [rows[k] for k in indices]
+    if way != "as_list":
+        expected = plain(asked, "x", way, chosen)
+    elif all(isinstance(row, torch.Tensor) for row in chosen):
+        expected = [row[:max_length] for row in chosen]
+    else:
+        expected = chosen
+    for batch in ([ds._batch(indices)], ds.__getitems__(indices)):
+        assert matches(edcache.collate(**asked)(batch)["x"], expected)
+
+
 @settings(SETTINGS, max_examples=60)
 @given(st.data(), samples)
 def test_a_sparse_archive_collates_what_it_has(tmp_path, data, make):
@@ -215,7 +257,7 @@ def test_a_sparse_archive_collates_what_it_has(tmp_path, data, make):
     ds = write(tmp_path / "a.zip", [make(k % COUNT) for k in present], present)
     collate = edcache.collate(**asked)
     expected = outcome(lambda: collate([ds[i] for i in indices]))
-    found = outcome(lambda: collate(ds.__getitems__([i - len(ds) for i in indices])))
+    found = outcome(lambda: collate([ds._batch([i - len(ds) for i in indices])]))
     assert (found[1] is None) == (expected[1] is None)
     assert same(found[0], expected[0])
     if at_most_one_is_wrong(ways, [ds[i] for i in indices]):
@@ -242,7 +284,7 @@ ALL_WAYS = {"pad": {"ids": -1, "target.mask": 7}, "jagged": ["boxes"], "as_list"
 
 
 def test_every_way_gives_what_it_says(ds):
-    batch = edcache.collate(**ALL_WAYS)(ds.__getitems__([7, 4, 11]))
+    batch = edcache.collate(**ALL_WAYS)([ds._batch([7, 4, 11])])
     raw = [sample(k) for k in (7, 4, 11)]
     assert list(batch) == list(raw[0])
     assert type(batch["ids"]) is Padded
@@ -261,22 +303,109 @@ def test_every_way_gives_what_it_says(ds):
 
 @pytest.mark.skipif(not hasattr(torch.nested, "nested_tensor_from_jagged"), reason="not in torch 2.2")
 def test_jagged_is_what_a_nested_tensor_takes(ds):
-    batch = edcache.collate(jagged=["boxes"], as_list=["ids", "target.mask"])(ds.__getitems__([5, 3, 7]))
+    batch = edcache.collate(jagged=["boxes"], as_list=["ids", "target.mask"])([ds._batch([5, 3, 7])])
     nested = torch.nested.nested_tensor_from_jagged(*batch["boxes"])
     assert [piece.tolist() for piece in nested.unbind()] == [sample(k)["boxes"].tolist() for k in (5, 3, 7)]
 
 
 def test_without_options_it_is_default_collate(tmp_path):
     ds = write(tmp_path / "a.zip", [{"x": torch.arange(3) + k, "y": f"{k}"} for k in range(5)])
-    assert same(edcache.collate()(ds.__getitems__([4, 1])), default_collate([ds[4], ds[1]]))
+    assert same(edcache.collate()([ds._batch([4, 1])]), default_collate([ds[4], ds[1]]))
     assert same(edcache.collate()([ds[4], ds[1]]), default_collate([ds[4], ds[1]]))
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+def test_it_pads_on_the_left(ds, is_lazy):
+    collate = edcache.collate(
+        pad={"ids": -1, "target.mask": 9}, as_list=["boxes"], multiple_of=3, side="left", max_length=3
+    )
+    found = collate([ds._batch([4, 1, 2])] if is_lazy else [ds[4], ds[1], ds[2]])
+    assert found["ids"].values.tolist() == [[4, 5, 6], [-1, -1, 1], [-1, 2, 3]]
+    assert found["ids"].lengths.tolist() == [3, 1, 2]
+    mask = found["target"]["mask"]
+    assert mask.values.tolist() == [[[9, 9]] * 3, [[9, 9], [9, 9], [1, 1]], [[9, 9], [2, 9], [2, 9]]]
+    assert mask.lengths.tolist() == [[0, 1], [1, 2], [2, 1]]
+
+
+def text(k):
+    return {"input_ids": list(range(k, 2 * k + 1)), "types": [k % 2] * (k + 1), "label": k % 3}
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("make", [list, torch.tensor])
+@pytest.mark.parametrize("start", [0, 12])  # short lists and long ones are stored in two ways
+def test_as_dict_is_what_a_model_takes(tmp_path, make, side, start):
+    def made(k):
+        return text(k + start) | {"input_ids": make(text(k + start)["input_ids"])}
+
+    ds = write(tmp_path / "a.zip", map(made, range(6)))
+    collate = edcache.collate(pad={"types": 2, "input_ids": 99}, as_dict=True, multiple_of=4, side=side)
+    chosen = [text(k + start) for k in (4, 1, 3)]
+    longest = -(-len(chosen[0]["input_ids"]) // 4) * 4
+
+    def padded(values, value):
+        rest = [value] * (longest - len(values))
+        return [*values, *rest] if side == "right" else [*rest, *values]
+
+    expected = {
+        "input_ids": torch.tensor([padded(s["input_ids"], 99) for s in chosen]),
+        "types": torch.tensor([padded(s["types"], 2) for s in chosen]),
+        "attention_mask": torch.tensor([padded([1] * len(s["types"]), 0) for s in chosen]),
+        "labels": torch.tensor([s["label"] for s in chosen]),
+    }
+    for batch in ([ds._batch([4, 1, 3])], [ds[4], ds[1], ds[3]], ds.__getitems__([4, 1, 3])):
+        found = collate(batch)
+        assert type(found) is dict
+        assert list(found) == ["input_ids", "types", "attention_mask", "labels"]
+        assert same({key: found[key] for key in expected}, expected)
+    assert same(next(iter(DataLoader(ds, sampler=[4, 1, 3], batch_size=3, collate_fn=collate))), found)
+    assert same(pickle.loads(pickle.dumps(collate))(batch), found)
+
+
+def test_a_mask_of_the_samples_own_and_other_names_of_labels_are_kept(tmp_path):
+    ds = write(
+        tmp_path / "a.zip",
+        [{"audio": [0.5] * k, "attention_mask": [k] * k, "label_ids": k} for k in range(4)],
+    )
+    collate = edcache.collate(pad={"audio": 0.0, "attention_mask": 0}, as_dict=True)
+    found = collate(ds.__getitems__([2, 1]))
+    assert found["attention_mask"].tolist() == [[2, 2], [1, 0]]
+    assert found["labels"].tolist() == [2, 1]
+    assert same(found["audio"], torch.tensor([[0.5, 0.5], [0.5, 0.0]], dtype=torch.float64))
+    assert collate([ds[0]])["audio"].dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    "numbers", [[2**63, 1], [2**53 + 1, 0.5], [1, None], [1, "a"], [[1], [1, 2]], [2**70], [1j]], ids=repr
+)
+def test_a_list_that_no_tensor_holds_exactly_is_not_padded(tmp_path, numbers):
+    ds = write(tmp_path / "a.zip", [{"x": numbers}])
+    for batch in ([ds._batch([0])], [ds[0]]):
+        with pytest.raises(OptionError) as caught:
+            edcache.collate(pad={"x": 0})(batch)
+        assert str(caught.value) == f"{NOT_PADDED} list; use as_list"
+
+
+def test_extreme_numbers_of_lists_are_kept_exactly(tmp_path):
+    rows = [[-(2**63), 2**63 - 1], [2**53 + 1], [0.1, -0.0, float("inf"), 5e-324], [2.0**53, 1]]
+    ds = write(tmp_path / "a.zip", [{"x": row * times} for times in (1, 8) for row in rows])
+    for k, row in enumerate(rows * 2):
+        found = edcache.collate(pad={"x": 0})([ds._batch([k])])["x"].values[0].tolist()
+        assert same(found, [type(found[0])(n) for n in row * (1 if k < 4 else 8)])
+
+
+def test_as_dict_takes_dicts_alone(tmp_path):
+    ds = write(tmp_path / "a.zip", [(torch.ones(k), k) for k in range(3)])
+    with pytest.raises(OptionError) as caught:
+        edcache.collate(pad={0: 0}, as_dict=True)([ds._batch([1, 2])])
+    assert str(caught.value) == "collate(as_dict=True) takes samples that are dicts; these give a list"
 
 
 def test_multiple_of_pads_what_was_cut(ds):
     collate = edcache.collate(
         pad={"ids": 0}, jagged=["boxes"], as_list=["target.mask"], max_length=3, multiple_of=8
     )
-    batch = collate(ds.__getitems__([4, 3, 9]))
+    batch = collate([ds._batch([4, 3, 9])])
     assert batch["ids"].values.shape == (3, 8)
     assert batch["ids"].lengths.tolist() == [3, 3, 3]
     assert batch["ids"].values[0].tolist() == [4, 5, 6, 0, 0, 0, 0, 0]
@@ -287,7 +416,7 @@ def test_a_batch_of_nothing_but_empty_ones_is_empty(tmp_path):
         tmp_path / "a.zip", [{"p": torch.ones(k), "j": torch.ones(k, 2), "l": torch.ones(k)} for k in (0, 3)]
     )
     collate = edcache.collate(pad={"p": 0}, jagged=["j"], as_list=["l"])
-    for batch in (ds.__getitems__([0, 0]), [ds[0], ds[0]]):
+    for batch in ([ds._batch([0, 0])], [ds[0], ds[0]]):
         found = collate(batch)
         assert found["p"].values.shape == (2, 0)
         assert found["j"].values.shape == (0, 2)
@@ -300,21 +429,21 @@ def test_a_list_of_several_dtypes_is_cut_too(tmp_path, is_lazy):
     ds = write(
         tmp_path / "a.zip", [{"x": torch.ones(5)}, {"x": torch.ones(5, 2)}, {"x": torch.ones(5).int()}]
     )
-    batch = ds.__getitems__([0, 1, 2]) if is_lazy else [ds[0], ds[1], ds[2]]
+    batch = [ds._batch([0, 1, 2])] if is_lazy else [ds[0], ds[1], ds[2]]
     found = edcache.collate(as_list=["x"], max_length=3)(batch)
     assert [tensor.shape for tensor in found["x"]] == [(3,), (3, 2), (3,)]
 
 
 def test_samples_without_a_container_are_named_by_the_empty_path(tmp_path):
     ds = write(tmp_path / "a.zip", [torch.arange(k) for k in range(6)])
-    for batch in (ds.__getitems__([3, 1]), [ds[3], ds[1]]):
+    for batch in ([ds._batch([3, 1])], [ds[3], ds[1]]):
         assert same(edcache.collate(jagged=[()])(batch).values, torch.tensor([0, 1, 2, 0]))
 
 
 def test_views_subsets_and_plain_datasets_take_it(ds):
     collate = edcache.collate(**ALL_WAYS)
     expected = collate([sample(k) for k in (9, 3)])
-    assert same(collate(ds[[3, 9]].__getitems__([1, 0])), expected)
+    assert same(collate([ds[[3, 9]]._batch([1, 0])]), expected)
     assert same(next(iter(DataLoader(Subset(ds, [9, 3]), 2, collate_fn=collate))), expected)
 
     class Source(Dataset):
@@ -330,18 +459,18 @@ def test_views_subsets_and_plain_datasets_take_it(ds):
 def test_selected_fields_are_named_as_they_were_selected(ds):
     view = ds.select("target.mask", "ids")
     collate = edcache.collate(pad={"target.mask": 0}, as_list=["ids"])
-    assert same(collate(view.__getitems__([7, 2])), collate([view[7], view[2]]))
+    assert same(collate([view._batch([7, 2])]), collate([view[7], view[2]]))
     pairs = ds.select("label", "ids", as_tuple=True)
     collate = edcache.collate(jagged=[1])
-    assert same(collate(pairs.__getitems__([7, 2])), collate([pairs[7], pairs[2]]))
+    assert same(collate([pairs._batch([7, 2])]), collate([pairs[7], pairs[2]]))
 
 
 def test_a_batch_is_the_callers_own(ds):
     collate = edcache.collate(**ALL_WAYS)
-    first = collate(ds.__getitems__([7, 8]))
+    first = collate([ds._batch([7, 8])])
     for tensor in (first["ids"].values, first["boxes"].values, *first["image"]):
         tensor.zero_()
-    assert same(collate(ds.__getitems__([7, 8])), collate([sample(7), sample(8)]))
+    assert same(collate([ds._batch([7, 8])]), collate([sample(7), sample(8)]))
 
 
 def test_of_samples_it_leaves_the_samples_as_they_are(ds):
@@ -418,7 +547,7 @@ def storages(tensors):
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_hand_over_what_was_made(ds, context):
-    expected = [edcache.collate(**ALL_WAYS)(ds.__getitems__(range(k, k + 10))) for k in (0, 10, 20, 30)]
+    expected = [edcache.collate(**ALL_WAYS)([ds._batch(range(k, k + 10))]) for k in (0, 10, 20, 30)]
     loader = DataLoader(
         ds,
         10,
@@ -437,7 +566,7 @@ def test_workers_hand_over_what_was_made(ds, context):
 @pytest.mark.parametrize("is_changed", [False, True])
 def test_a_list_arrives_as_it_left_the_worker(ds, context, is_changed):
     collate = functools.partial(listed, is_changed)
-    expected = [collate(ds.__getitems__(range(k, k + 20))) for k in (0, 20)]
+    expected = [collate([ds._batch(range(k, k + 20))]) for k in (0, 20)]
     batches = list(DataLoader(ds, 20, num_workers=1, multiprocessing_context=context, collate_fn=collate))
     for batch, wanted in zip(batches, expected, strict=True):
         assert list(batch) == list(wanted)
@@ -457,7 +586,7 @@ def copies(value):
 
 
 def test_copies_of_a_list_are_lists_of_the_same(ds):
-    tensors = listed(False, ds.__getitems__([3, 4, 7]))["ids"]
+    tensors = listed(False, [ds._batch([3, 4, 7])])["ids"]
     assert len(storages(tensors)) == 1
     for twin in copies(tensors):
         assert isinstance(twin, list)
@@ -480,7 +609,7 @@ def test_copies_of_a_list_are_lists_of_the_same(ds):
     ],
 )
 def test_copies_of_a_changed_list_are_changed(ds, change_it):
-    tensors = listed(False, ds.__getitems__([7, 3, 4]))["ids"]
+    tensors = listed(False, [ds._batch([7, 3, 4])])["ids"]
     change_it(tensors)
     for twin in copies(tensors):
         assert isinstance(twin, list)
@@ -488,7 +617,7 @@ def test_copies_of_a_changed_list_are_changed(ds, change_it):
 
 
 def test_a_tensor_written_in_a_list_is_copied_as_written(ds):
-    tensors = listed(False, ds.__getitems__([7, 3, 4]))["ids"]
+    tensors = listed(False, [ds._batch([7, 3, 4])])["ids"]
     tensors[1].fill_(99)
     assert pickle.loads(pickle.dumps(tensors))[1].tolist() == [99] * 3
     assert copy.deepcopy(tensors)[1].tolist() == [99] * 3
@@ -515,7 +644,7 @@ def pinned(data):
 
 
 def test_pinning_copies_every_tensor(ds):
-    made = edcache.collate(**ALL_WAYS)(ds.__getitems__([7, 3, 4]))
+    made = edcache.collate(**ALL_WAYS)([ds._batch([7, 3, 4])])
     twin = pinned(made)
     assert same(twin, made)
     for tensor in (made["ids"].values, made["boxes"].values, *made["image"]):
@@ -527,7 +656,7 @@ def test_pinning_copies_every_tensor(ds):
 def test_it_pickles(ds):
     collate = edcache.collate(**ALL_WAYS, max_length=2, multiple_of=4)
     twin = pickle.loads(pickle.dumps(collate))
-    assert same(twin(ds.__getitems__([3, 7])), collate(ds.__getitems__([3, 7])))
+    assert same(twin([ds._batch([3, 7])]), collate([ds._batch([3, 7])]))
     assert repr(twin) == repr(collate)
 
 
@@ -539,6 +668,8 @@ WRONG_OPTIONS = [
     ({"multiple_of": -8}, "multiple_of=-8; give 1 or more"),
     ({"pad": {"a": 0}, "jagged": ["a"]}, "collate() names 'a' twice; a field has one way"),
     ({"as_list": ["a", "b", "a"]}, "collate() names 'a' twice; a field has one way"),
+    ({"pad": {"ids": 0}, "side": "top"}, 'side=\'top\'; give "right" or "left"'),
+    ({"as_dict": True}, 'as_dict=True needs a field to pad: pad={"input_ids": 0}'),
     ({"jagged": "boxes"}, "jagged='boxes'; give a list of field paths: jagged=['boxes']"),
     ({"as_list": 1}, "as_list=1; give a list of field paths: as_list=[1]"),
 ]
@@ -552,6 +683,7 @@ def test_wrong_options_are_refused(asked, text):
 
 
 KEYS = "'ids', 'boxes', 'text', 'image', 'target', 'label'"
+NOT_PADDED = "collate(): tensors, arrays and lists of numbers are padded or jagged, not"
 WRONG_FIELDS = [
     (
         {"pad": {"nope": 0}},
@@ -565,9 +697,18 @@ WRONG_FIELDS = [
         {"as_list": [("target", 3)]},
         f"collate() names ('target', 3), which the samples do not have; they are dicts with the keys {KEYS}",
     ),
-    ({"pad": {"text": 0}}, "collate(): tensors and arrays are padded or jagged, not str; use as_list"),
-    ({"jagged": ["label"]}, "collate(): tensors and arrays are padded or jagged, not int; use as_list"),
-    ({"jagged": ["target"]}, "collate(): tensors and arrays are padded or jagged, not dict; use as_list"),
+    (
+        {"pad": {"text": 0}},
+        f"{NOT_PADDED} str; use as_list",
+    ),
+    (
+        {"jagged": ["label"]},
+        f"{NOT_PADDED} int; use as_list",
+    ),
+    (
+        {"jagged": ["target"]},
+        f"{NOT_PADDED} dict; use as_list",
+    ),
 ]
 
 
@@ -575,7 +716,7 @@ WRONG_FIELDS = [
 @pytest.mark.parametrize("is_lazy", [False, True])
 def test_wrong_fields_are_named(ds, asked, text, is_lazy):
     with pytest.raises(OptionError) as caught:
-        edcache.collate(**asked)(ds.__getitems__([3, 3]) if is_lazy else [ds[3], ds[3]])
+        edcache.collate(**asked)([ds._batch([3, 3])] if is_lazy else [ds[3], ds[3]])
     assert str(caught.value) == text
 
 
@@ -583,7 +724,7 @@ def test_wrong_fields_are_named(ds, asked, text, is_lazy):
 def test_what_is_not_jagged_says_how(ds, is_lazy):
     collate = edcache.collate(jagged=["target.mask"], as_list=["ids", "boxes"])
     with pytest.raises(OptionError) as caught:
-        collate(ds.__getitems__([2, 3]) if is_lazy else [ds[2], ds[3]])
+        collate([ds._batch([2, 3])] if is_lazy else [ds[2], ds[3]])
     assert str(caught.value) == (
         "jagged: the samples differ beyond the first dimension: [(1,), (2,)]; use pad or as_list"
     )
@@ -634,7 +775,7 @@ def test_what_is_not_jagged_says_how(ds, is_lazy):
 )
 def test_what_cannot_be_padded_says_why(tmp_path, make, asked, text, is_lazy):
     ds = write(tmp_path / "a.zip", [make(k) for k in range(6)])
-    batch = ds.__getitems__([2, 3]) if is_lazy else [ds[2], ds[3]]
+    batch = [ds._batch([2, 3])] if is_lazy else [ds[2], ds[3]]
     with pytest.raises(OptionError) as caught:
         edcache.collate(**asked)(batch)
     assert str(caught.value) == text
@@ -645,7 +786,7 @@ def test_a_field_that_one_sample_lacks_is_named(tmp_path, is_lazy):
     ds = write(
         tmp_path / "a.zip", [{"x": torch.ones(k), **({"y": torch.ones(k)} if k else {})} for k in range(3)]
     )
-    batch = ds.__getitems__([1, 0]) if is_lazy else [ds[1], ds[0]]
+    batch = [ds._batch([1, 0])] if is_lazy else [ds[1], ds[0]]
     with pytest.raises(OptionError, match=r"names 'y', which the samples do not have; .* the keys 'x'$"):
         edcache.collate(pad={"x": 0, "y": 0})(batch)
 
@@ -667,7 +808,7 @@ def test_as_list_takes_whatever_it_is(tmp_path, is_lazy):
     ds = write(tmp_path / "a.zip", made)
     for name in made[0]:
         only = write(tmp_path / f"{name}.zip", [{name: m[name]} for m in made])
-        batch = only.__getitems__([2, 1]) if is_lazy else [only[2], only[1]]
+        batch = [only._batch([2, 1])] if is_lazy else [only[2], only[1]]
         found = edcache.collate(as_list=[name])(batch)
         assert same(found, {name: [made[2][name], made[1][name]]}), name
     assert len(ds) == 4
@@ -678,7 +819,7 @@ def test_pictures_are_listed(tmp_path, is_lazy):
     image = pytest.importorskip("PIL.Image")
     made = [{"picture": image.new("L", (2 + k, 3), k), "label": k} for k in range(4)]
     ds = write(tmp_path / "a.zip", made)
-    batch = ds.__getitems__([2, 1]) if is_lazy else [ds[2], ds[1]]
+    batch = [ds._batch([2, 1])] if is_lazy else [ds[2], ds[1]]
     found = edcache.collate(as_list=["picture"])(batch)
     assert [picture.tobytes() for picture in found["picture"]] == [
         made[k]["picture"].tobytes() for k in (2, 1)
@@ -691,10 +832,10 @@ def test_damaged_and_missing_samples_are_named_as_in_a_single_read(tmp_path, ds)
         file.seek(int(ds.reader.records.offset[7]))
         file.write(b"\xff")
     with pytest.raises(CorruptRecordError, match="record 7 at offset .*: crc32 0x"):
-        edcache.collate(**ALL_WAYS)(CachedDataset.from_cache(ds.path).__getitems__([1, 7]))
+        edcache.collate(**ALL_WAYS)([CachedDataset.from_cache(ds.path)._batch([1, 7])])
     sparse = write(tmp_path / "s.zip", [{"x": torch.ones(k)} for k in (1, 3)], [1, 3])
     with pytest.raises(MissingSampleError, match="sample 2 has no record yet"):
-        edcache.collate(pad={"x": 0})(sparse.__getitems__([1, 2]))
+        edcache.collate(pad={"x": 0})([sparse._batch([1, 2])])
 
 
 @pytest.mark.parametrize(
@@ -717,6 +858,6 @@ def test_options_of_another_type_are_refused(options, text):
 )
 def test_what_a_dtype_cannot_hold_does_not_pad(tmp_path, value, dtype):
     ds = write(tmp_path / "a.zip", [{"x": torch.zeros(k + 1, dtype=dtype)} for k in range(3)])
-    for batch in (ds.__getitems__([1, 2]), [ds[1], ds[2]]):
+    for batch in ([ds._batch([1, 2])], [ds[1], ds[2]]):
         with pytest.raises(OptionError, match=f"^pad: {value} is no value of {dtype}; give one that is$"):
             edcache.collate(pad={"x": value})(batch)

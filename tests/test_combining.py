@@ -108,7 +108,7 @@ def test_a_batch_over_several_archives_is_gathered_in_bulk(two, fields, as_tuple
         samples = [tuple(s[f] for f in fields) if as_tuple else {f: s[f] for f in fields} for s in samples]
     places = [0, 5, 5, -1, 20, 3]
     assert same(view.batch(places), default_collate([samples[k] for k in places]))
-    assert same(default_collate(view.__getitems__(places)), default_collate([samples[k] for k in places]))
+    assert same(default_collate([view._batch(places)]), default_collate([samples[k] for k in places]))
 
 
 def test_a_batch_of_one_archive_of_several_is_gathered_in_bulk(two, in_bulk):

@@ -276,7 +276,6 @@ def test_a_list_of_what_is_no_index_is_refused(cache: CachedDataset, index: Any)
         (slice(None, None, -4), [9, 5, 1]),
         (slice(8, 99), [8, 9]),
         ([3, -1, 3], [3, 9, 3]),
-        ((1, 2), [1, 2]),
         ([], []),
         (np.array([4, 0], np.uint16), [4, 0]),
         (torch.tensor([5, -10]), [5, 0]),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import pytorch_lightning as lightning
 import torch
+from filled import computed, note
 from likeness import same
 from torch.utils.data import (
     BatchSampler,
@@ -389,6 +390,46 @@ def test_lightnings_ranks_share_an_epoch_once(archive, tmp_path):
     loader = DataLoader(ds, batch_sampler=ByLength(ds, "index", 8))
     found = seen_by_ranks(tmp_path / "batches", loader, use_distributed_sampler=False)
     assert found == [batches_of(lambda told=told: ByLength(ds, "index", 8, **told)) for told in of_two]
+
+
+class Logged(Dataset):
+    """A source that notes what it computes."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, k):
+        note(self.log, k)
+        return sample(k)
+
+
+class Filled(lightning.LightningDataModule):
+    """Its cache is filled by the ranks, in `setup`."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def setup(self, stage):
+        source, path = Logged(self.folder / "log"), self.folder / "a.zip"
+        self.ds = CachedDataset(source, path, chunk_size=4, progress=False)
+
+    def train_dataloader(self):
+        return DataLoader(self.ds, 8, shuffle=True)
+
+
+@quiet_lightning
+def test_lightnings_spawned_ranks_fill_one_cache_together_and_share_its_epochs(tmp_path):
+    trainer(devices=2, strategy="ddp_spawn").fit(Tiny(tmp_path), Filled(tmp_path))
+    assert sorted(computed(tmp_path / "log")) == list(range(COUNT))
+    seen = [json.loads((tmp_path / str(rank)).read_text()) for rank in (0, 1)]
+    for epoch in (0, 1):
+        indices = [flat(batch for number, batch in mine if number == epoch) for mine in seen]
+        assert [len(own) for own in indices] == [31, 31]
+        assert set(indices[0] + indices[1]) == set(range(COUNT))
 
 
 class Interrupted(lightning.Callback):

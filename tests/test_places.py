@@ -142,7 +142,7 @@ def test_every_way_to_read_many_samples_is_one_fetch(served):
         lambda: list(ds.__getitems__(indices)),
         lambda: list(ds.select("image").__getitems__(indices)),
         lambda: list(ds.with_transform(lambda s: s).__getitems__(indices)),
-        lambda: edcache.collate()(ds.__getitems__(indices)),
+        lambda: edcache.collate()([ds._batch(indices)]),
         lambda: next(iter(DataLoader(ds, len(indices), sampler=indices))),
         lambda: next(iter(ds.loader(len(indices), sampler=indices))),
     ):

@@ -12,7 +12,6 @@ from likeness import outcome, same
 from torch.utils.data import DataLoader, Subset, default_collate, random_split
 
 from edcache import CachedDataset, CacheWriter
-from edcache.batch import Batch
 from edcache.errors import CorruptRecordError, MissingSampleError, OptionError, PickleRefusedError
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -168,7 +167,7 @@ def test_selected_fields_are_those_of_the_samples(tmp_path, data, make, indices,
         expected, error = outcome(lambda view=view: default_collate([view[i] for i in indices]))
         for collated in (
             lambda view=view: view.batch(indices),
-            lambda view=view: default_collate(view.__getitems__(indices)),
+            lambda view=view: default_collate([view._batch(indices)]),
         ):
             batch, batch_error = outcome(collated)
             assert batch_error == error
@@ -266,7 +265,6 @@ def test_it_composes_with_views_filters_subsets_and_splits(ds):
     left, right = random_split(view, [5, 15])
     both = [*left, *right]
     assert sorted(both, key=str) == sorted(wanted[10:30], key=str)
-    assert isinstance(view.__getitems__([1, 2]), Batch)
     assert view[-1] == wanted[29]
     assert view.indices.tolist() == list(range(10, 30))
     assert view[[3, 1]].batch([0])["label"].tolist() == [13 % 5]

@@ -101,8 +101,8 @@ def test_all_ways_give_the_same(tmp_path, make, indices, compression, state, ver
         for read in (
             lambda ds: [ds[i] for i in indices],
             lambda ds: ds.batch(indices),
-            lambda ds: default_collate(ds.__getitems__(indices)),
-            lambda ds: edcache.collate(as_list=[()])(ds.__getitems__(indices)),
+            lambda ds: default_collate([ds._batch(indices)]),
+            lambda ds: edcache.collate(as_list=[()])([ds._batch(indices)]),
             lambda ds: list(ds.__getitems__(indices)),
             lambda ds: list(ds.select("f0", "f1")[2:].__getitems__([0, 1])),
             lambda ds: ds.select("f0").batch(indices),
@@ -140,7 +140,7 @@ def test_views_labels_selections_and_loaders_read_it(path, io):
     wanted = default_collate([{name: sample(k)[name] for name in ("label", "image")} for k in range(30, 60)])
     assert same(view.batch(range(30)), wanted)
     assert same(next(iter(view.loader(30))), wanted)
-    collated = edcache.collate(pad={"ids": 9})(ds.__getitems__([7, 4]))
+    collated = edcache.collate(pad={"ids": 9})([ds._batch([7, 4])])
     assert collated["ids"].values.tolist() == [[0, 1, 9, 9], [0, 1, 2, 3]]
 
 

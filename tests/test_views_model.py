@@ -402,7 +402,7 @@ def check(chain, places):
         return
     assert same(list(view.__getitems__(places)), wanted)
     expected, error = outcome(lambda: default_collate(wanted))
-    for collated in (lambda: view.batch(places), lambda: default_collate(view.__getitems__(places))):
+    for collated in (lambda: view.batch(places), lambda: default_collate([view._batch(places)])):
         batch, batch_error = outcome(collated)
         assert (batch_error is None) == (error is None), batch_error
         assert same(batch, expected)

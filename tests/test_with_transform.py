@@ -8,7 +8,6 @@ from likeness import same
 from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset, CacheWriter
-from edcache.batch import Batch
 from edcache.errors import OptionError
 
 COUNT = 12
@@ -137,8 +136,7 @@ def test_with_transforms_batches_are_collated_from_the_samples(ds):
     view = ds.with_transform(numbered)[[3, 5, 4]]
     wanted = default_collate([numbered(sample(k)) for k in (3, 5, 4)])
     assert same(view.batch([0, 1, 2]), wanted)
-    assert same(default_collate(view.__getitems__([0, 1, 2])), wanted)
-    assert isinstance(view.__getitems__([0]), Batch)
+    assert same(default_collate([view._batch([0, 1, 2])]), wanted)
     assert same(next(iter(view.loader(3))), wanted)
     assert same(next(iter(DataLoader(view, 3))), wanted)
 

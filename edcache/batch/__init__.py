@@ -1,7 +1,7 @@
 """The bulk path: many records become a collated batch by one gather a field.
 
     ragged      `collate`, for fields that vary in shape: padded, jagged, or lists of views
-    lazy        `Batch`, the sequence that a DataLoader gets, and how `default_collate` is told of it
+    lazy        `Batch`, which stands for samples that are collated in bulk, and who gets one
     bulk        a batch of one archive's samples
     merging     batches of several archives as one
     projection  some fields only, from the labels where they hold them
@@ -13,8 +13,8 @@
 Each imports only those below it.
 """
 
-from edcache.batch.lazy import Batch
+from edcache.batch.lazy import Batch, batch_for
 from edcache.batch.projection import Projection
 from edcache.batch.ragged import Jagged, Padded, collate
 
-__all__ = ["Batch", "Jagged", "Padded", "Projection", "collate"]
+__all__ = ["Batch", "Jagged", "Padded", "Projection", "batch_for", "collate"]

@@ -29,7 +29,7 @@ def collated(
     if fields is not None:
         return fields.collated(reader, labels, indices, memory) if special is None else NotImplemented
     group = reader.group(indices)
-    collate = None if group is None else collation(group.decoder, special)  # type: ignore[arg-type]
+    collate = None if group is None else collation(group.decoder, special)
     return NotImplemented if group is None or collate is None else collate(group, memory)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -37,14 +37,20 @@ class NotInBulk(Exception):
     """A structure that default_collate should judge itself."""
 
 
-class Special(Protocol):
+class Special:
     """Another way to collate some fields; hashable."""
 
     def way(self, decoder: Decoder, node: Node) -> Collate | None:
         """How what lies at a node is collated, or None for default_collate's way."""
+        raise NotImplementedError
 
     def of_samples(self, samples: Sequence[Any]) -> Any:
         """The batch, made of samples."""
+        raise NotImplementedError
+
+    def finished(self, batch: Any) -> Any:
+        """A batch whose fields are collated, in the form in which it is given out."""
+        return batch
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,22 +10,22 @@ is pickled: where the DataLoader itself called the collate function, known by it
 
 from __future__ import annotations
 
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_map
-from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.worker import _worker_loop
 
 from edcache.batch.memory import SHARED
 
-_FETCH_CODE, _WORKER_CODE = _MapDatasetFetcher.fetch.__code__, _worker_loop.__code__
+_WORKER_CODE = _worker_loop.__code__
 
 
-def is_next(frame: Any) -> bool:
-    """Whether what a function returns to this frame goes from a worker to its parent as it is."""
+def is_sent(fetch: FrameType) -> bool:
+    """Whether what a DataLoader's fetcher in this frame returns goes from a worker to its parent as it is."""
     # Not what a DataLoader of the user's gets that runs within a worker.
-    return frame.f_code is _FETCH_CODE and frame.f_back is not None and frame.f_back.f_code is _WORKER_CODE
+    return fetch.f_back is not None and fetch.f_back.f_code is _WORKER_CODE
 
 
 class Parcel:

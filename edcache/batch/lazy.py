@@ -1,27 +1,26 @@
-"""A batch that is read when it is asked for, and how torch's `default_collate` is told of it.
+"""A batch that is not read yet, and who gets one.
 
-torch's DataLoader asks a dataset for `__getitems__(indices)` and hands what it gets to `collate_fn`.
-A `Batch` is a sequence of ordinary samples for any collate function of the user's. torch's own looks
-at `batch[0]` and chooses by its type what to do. To that function alone, known by its code, a batch
-shows a `_Mark` there, a type that is registered with it; so nobody else meets an unusual sample, and
-samples of any type take this way. Were it not recognised any more, it would see ordinary samples.
+torch's DataLoader asks a dataset for `__getitems__(indices)` and hands the result to its `collate_fn`.
+Where that is torch's `default_collate` or `edcache.collate`, the result is a list of one `Batch`, which
+stands for all samples and is collated in bulk: `default_collate` chooses by the type of the first
+element, and `Batch` is registered with it. Everybody else gets a list of samples.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, MutableSequence
+from collections.abc import Callable, Iterable
+from types import FrameType
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.utils.data import default_collate
-from torch.utils.data._utils.collate import collate as torch_collate
+from torch.utils.data import Subset, default_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from edcache.batch.collation import Special
-from edcache.batch.handover import Parcel, is_next
+from edcache.batch.handover import Parcel, is_sent
 from edcache.batch.memory import for_this_process
 from edcache.batch.projection import Projection
 from edcache.errors import CodecError, CorruptRecordError
@@ -46,85 +45,47 @@ class Samples(Protocol):
     """The dataset of a batch: a root or a view of one."""
 
     _fields: Projection | None
-    _transform: Callable[[Any], Any] | None
-    _batch_transform: Callable[[Any], Any] | None
 
     @property
     def _root(self) -> Root: ...
+
+    @property
+    def _transform(self) -> Callable[[Any], Any] | None: ...
+
+    @property
+    def _batch_transform(self) -> Callable[[Any], Any] | None: ...
 
     def _read_many(self, indices: Rows) -> list[Any]:
         """Samples by their indices in [-n, n) of the root, as the dataset's own `[i]` gives them."""
 
 
-class Batch(MutableSequence[Any]):
-    """The samples at some indices, not read yet; what lists can do it can do, as collate functions sort them.
+class Batch:
+    """The samples at some indices, not read yet.
 
     Args:
         dataset: theirs. indices: int64 [n], each in [-n, n) of its root's samples.
+        is_sent: whether the collated batch goes from a DataLoader's worker to its parent as it is.
     """
 
-    __slots__ = ("_dataset", "_indices", "_samples")
+    __slots__ = ("_dataset", "_indices", "_is_sent")
 
-    def __init__(self, dataset: Samples, indices: Rows) -> None:
+    def __init__(self, dataset: Samples, indices: Rows, is_sent: bool = False) -> None:
         self._dataset = dataset
         self._indices = indices
-        self._samples: list[Any] | None = None
-
-    def __len__(self) -> int:
-        return len(self._indices if self._samples is None else self._samples)
-
-    def __getitem__(self, index: Any) -> Any:
-        if index == 0:
-            caller = sys._getframe(1)
-            if _is_default_collate(caller):
-                # default_collate, which calls this function of torch's, may be called by the DataLoader.
-                return _MARK_TO_HAND_OVER if _is_handed_over(caller) else _MARK
-        return self._list()[index]
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self._list()[index] = value
-
-    def __delitem__(self, index: Any) -> None:
-        del self._list()[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._list())
-
-    def __add__(self, other: Any) -> list[Any]:
-        return [*self._list(), *other]
-
-    def __radd__(self, other: Any) -> list[Any]:
-        return [*other, *self._list()]
-
-    def insert(self, index: int, value: Any) -> None:
-        """As of a list."""
-        self._list().insert(index, value)
-
-    def sort(self, *, key: Callable[[Any], Any] | None = None, reverse: bool = False) -> None:
-        """As of a list."""
-        self._list().sort(key=key, reverse=reverse)
-
-    def copy(self) -> list[Any]:
-        """The samples as a list."""
-        return self._list().copy()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return list, (self._list(),)
-
-    def _list(self) -> list[Any]:
-        """All samples, read once: a collate function may go over them several times."""
-        if self._samples is None:
-            self._samples = self._dataset._read_many(self._indices)
-        return self._samples
+        self._is_sent = is_sent
 
     def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
         """What `default_collate` makes of the samples, some fields in a `special` way; or what it raises."""
         finish = self._dataset._batch_transform
         batch = self._in_bulk(special, memory or for_this_process())
         if batch is NotImplemented:
-            samples = self._list()
+            samples = self._dataset._read_many(self._indices)
             batch = default_collate(samples) if special is None else special.of_samples(samples)
-        return batch if finish is None else finish(batch)
+        if special is not None:
+            batch = special.finished(batch)
+        if finish is not None:
+            batch = finish(batch)
+        return Parcel(batch) if self._is_sent else batch
 
     def collated_by(self, size: int, memory: Memory) -> Iterable[Any] | None:
         """`collated()` of every `size` samples in turn, by one gather a field for all of them.
@@ -142,9 +103,7 @@ class Batch(MutableSequence[Any]):
 
     def _is_bulk(self) -> bool:
         """Whether what default_collate makes of the samples may be gathered from their records."""
-        if self._dataset._transform is not None or not len(self._indices) or _is_changed():
-            return False
-        return self._samples is None  # whoever has seen them may have changed them
+        return self._dataset._transform is None and len(self._indices) > 0 and not _is_changed()
 
     def _in_bulk(self, special: Special | None, memory: Memory) -> Any:
         if not self._is_bulk():
@@ -156,40 +115,25 @@ class Batch(MutableSequence[Any]):
             return NotImplemented  # read one by one, the sample at fault is named
 
 
-class _Mark:
-    """Stands for the first sample of a batch."""
+def _collate_batch(batch: list[Batch], *, collate_fn_map: Any = None) -> Any:
+    return batch[0].collated()
 
 
-class _MarkToHandOver:
-    """The same, where the collated batch goes to the parent of this worker as it is."""
+default_collate_fn_map[Batch] = _collate_batch
+
+_FETCH_CODE, _SUBSET_CODE = _MapDatasetFetcher.fetch.__code__, Subset.__getitems__.__code__
 
 
-_MARK, _MARK_TO_HAND_OVER = _Mark(), _MarkToHandOver()
-_COLLATE_CODE = torch_collate.__code__
+def batch_for(caller: FrameType, dataset: Samples, indices: Rows) -> list[Any]:
+    """What `dataset.__getitems__` returns to its caller: one `Batch` where that collates it, else samples."""
+    while caller.f_code is _SUBSET_CODE and caller.f_back is not None:
+        caller = caller.f_back  # a Subset returns it as it is
+    if caller.f_code is _FETCH_CODE:
+        collate = caller.f_locals["self"].collate_fn
+        if collate is default_collate or isinstance(collate, Special):
+            return [Batch(dataset, indices, is_sent=is_sent(caller))]
+    return dataset._read_many(indices)
 
-
-def _is_default_collate(frame: Any) -> bool:
-    if frame.f_code is not _COLLATE_CODE:
-        return False
-    known = frame.f_locals.get("collate_fn_map")
-    return known is default_collate_fn_map
-
-
-def _is_handed_over(frame: Any) -> bool:
-    above = frame.f_back
-    return above is not None and above.f_back is not None and is_next(above.f_back)
-
-
-def _collate_marked(batch: Batch, *, collate_fn_map: Any = None) -> Any:
-    return batch.collated()
-
-
-def _collate_to_hand_over(batch: Batch, *, collate_fn_map: Any = None) -> Any:
-    return Parcel(batch.collated())
-
-
-default_collate_fn_map[_Mark] = _collate_marked
-default_collate_fn_map[_MarkToHandOver] = _collate_to_hand_over
 
 _KNOWN = dict(default_collate_fn_map)
 _IN_BULK = (torch.Tensor, np.ndarray, np.generic, int, float, dict, list, tuple)

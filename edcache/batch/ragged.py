@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import operator
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -18,8 +17,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from edcache.batch.collation import Collate, NotInBulk, bulk_dtype
-from edcache.batch.handover import Parcel, is_next
+from edcache.batch.collation import Collate, NotInBulk, Special, bulk_dtype
 from edcache.batch.lazy import Batch
 from edcache.batch.memory import for_this_process
 from edcache.batch.paths import FieldPath, at, replaced, steps
@@ -28,6 +26,9 @@ from edcache.errors import OptionError
 from edcache.reader import Group, Memory, Spans
 
 Ints = npt.NDArray[np.int64]
+
+# Lists of numbers as records hold them.
+_PACKED = {"ints": torch.int64, "floats": torch.float64}
 
 
 class Padded(NamedTuple):
@@ -87,17 +88,24 @@ def collate(
     as_list: Iterable[FieldPath] = (),
     max_length: int | None = None,
     multiple_of: int = 1,
+    side: str = "right",
+    as_dict: bool = False,
 ) -> RaggedCollate:
     """A `collate_fn` for samples with fields that vary in shape; `default_collate` has the other fields.
 
     Args:
-        pad: field path -> what to pad with: the field becomes `Padded(values, lengths)`.
+        pad: field path -> what to pad with: the field becomes `Padded(values, lengths)`. It is a tensor, an
+            array or a list of numbers; of lists, int64, float64 or bool are made.
         jagged: field paths: each becomes `Jagged(values, offsets)`. All dimensions but the first are
             of one size.
         as_list: field paths: each becomes a list of tensors of its own shapes, views of one buffer.
             What is no tensor or array, as text, becomes a list of values.
         max_length: cut the first dimension of the named tensors to at most this.
         multiple_of: pad the first dimension up to a multiple of this.
+        side: where to pad the first dimension, "right" or "left".
+        as_dict: make the dict that a model of transformers takes as `model(**batch)`: padded fields are
+            tensors; "attention_mask" is added where the samples have none, int64, 1 for what is no padding
+            of "input_ids", or of the first field of `pad`; "label" and "label_ids" are named "labels".
     Raises:
         OptionError: a field named twice, or one that the samples do not have; a 0-d tensor to be padded.
 
@@ -106,6 +114,10 @@ def collate(
 
     >>> DataLoader(ds, 32, collate_fn=edcache.collate(pad={"input_ids": 0}, as_list=["text"]))
     """
+    if side not in ("right", "left"):
+        raise OptionError(f'side={side!r}; give "right" or "left"')
+    if as_dict and not pad:
+        raise OptionError('as_dict=True needs a field to pad: pad={"input_ids": 0}')
     if max_length is not None and (not isinstance(max_length, int) or max_length < 0):
         raise OptionError(f"max_length={max_length!r}; give a length of 0 or more, or None")
     if not isinstance(multiple_of, int) or multiple_of < 1:
@@ -113,7 +125,7 @@ def collate(
     if pad is not None and not isinstance(pad, Mapping):
         raise OptionError(f'pad={pad!r}; give what to pad with, by field path: pad={{"input_ids": 0}}')
     ways: list[tuple[FieldPath, _Way]] = [
-        *((path, _Pad(value, max_length, multiple_of)) for path, value in (pad or {}).items()),
+        *((path, _Pad(value, max_length, multiple_of, side)) for path, value in (pad or {}).items()),
         *((path, _Jag(max_length)) for path in _paths(jagged, "jagged")),
         *((path, _List(max_length)) for path in _paths(as_list, "as_list")),
     ]
@@ -121,7 +133,7 @@ def collate(
     twice = [path for path in named if named.count(path) > 1]
     if twice:
         raise OptionError(f"collate() names {twice[0]!r} twice; a field has one way")
-    return RaggedCollate(ways)
+    return RaggedCollate(ways, as_dict)
 
 
 def _paths(paths: Any, option: str) -> list[FieldPath]:
@@ -130,19 +142,21 @@ def _paths(paths: Any, option: str) -> list[FieldPath]:
     return list(paths)
 
 
-class RaggedCollate:
+class RaggedCollate(Special):
     """What `collate` returns: call it with a batch."""
 
-    def __init__(self, ways: Sequence[tuple[FieldPath, _Way]]) -> None:
+    def __init__(self, ways: Sequence[tuple[FieldPath, _Way]], as_dict: bool = False) -> None:
         self._ways = list(ways)
+        self._as_dict = as_dict
 
     def __repr__(self) -> str:
         return f"collate({', '.join(f'{path!r}: {way}' for path, way in self._ways)})"
 
     def __call__(self, batch: Sequence[Any]) -> Any:
-        """Collate a batch: the lazy one of an edcache dataset, or any list of samples."""
-        collated = batch.collated(self) if isinstance(batch, Batch) else self.of_samples(batch)
-        return Parcel(collated) if is_next(sys._getframe(1)) else collated
+        """Collate a list of samples, or what a DataLoader gets of an edcache dataset in their place."""
+        if len(batch) == 1 and isinstance(batch[0], Batch):
+            return batch[0].collated(self)
+        return self.finished(self.of_samples(batch))
 
     def way(self, decoder: Decoder, node: Node) -> Collate | None:
         """How a field is collated in bulk; None where it is not named.
@@ -170,7 +184,14 @@ class RaggedCollate:
                 return way.of_values(group.values(field.path), memory)
             return way.of_pieces(_InRecords(group, spans, dtype), memory)
 
-        return run
+        def run_packed(group: Group, memory: Memory) -> Any:
+            spans = group.spans(field.path)
+            if spans is None or (spans.dims % 8).any():
+                return way.of_values(group.values(field.path), memory)
+            items = Spans(spans.start, spans.end, spans.dims // 8)
+            return way.of_pieces(_InRecords(group, items, _PACKED[field.kind]), memory)
+
+        return run_packed if field.kind in _PACKED and not isinstance(way, _List) else run
 
     def of_samples(self, samples: Sequence[Any]) -> Any:
         """What the bulk path gives, made of samples one by one."""
@@ -187,6 +208,29 @@ class RaggedCollate:
         for place, column in columns:
             result = replaced(result, place, column)
         return result
+
+    def finished(self, batch: Any) -> Any:
+        """The batch, or the dict that a model takes, see `as_dict`."""
+        if not self._as_dict:
+            return batch
+        if not isinstance(batch, Mapping):
+            raise OptionError(
+                f"collate(as_dict=True) takes samples that are dicts; these give a {type(batch).__name__}"
+            )
+        model_input = dict(batch)
+        mask = None
+        for path, way in self._ways:
+            if isinstance(way, _Pad):
+                place = steps(batch, path, "collate")
+                padded = at(batch, place)
+                model_input = replaced(model_input, place, padded.values)
+                if mask is None or path == "input_ids":
+                    mask = way.mask(padded)
+        model_input.setdefault("attention_mask", mask)
+        for name in ("label", "label_ids"):
+            if name in model_input:
+                model_input["labels"] = model_input.pop(name)
+        return model_input
 
 
 # --- the ways ---------------------------------------------------------------------------------------
@@ -213,9 +257,17 @@ class _Pad:
     value: Any
     max_length: int | None
     multiple_of: int
+    side: str
 
     def of_values(self, values: list[Any], memory: Memory) -> Padded:
-        return self.of_pieces(_Tensors(_tensors(values)), memory)
+        return self.of_pieces(_Tensors(_tensors(_of_numbers(values, type(self.value)))), memory)
+
+    def mask(self, padded: Padded) -> torch.Tensor:
+        """1 where there is a value, 0 where there is padding: int64 [n, longest]."""
+        longest = padded.values.shape[1]
+        lengths = padded.lengths if padded.lengths.ndim == 1 else padded.lengths[:, 0]
+        mask = torch.arange(longest) < lengths[:, None]
+        return (mask if self.side == "right" else mask.flip(1)).to(torch.int64)
 
     def _check(self, dtype: torch.dtype) -> None:
         """That torch does not pad uint8 with 255 where -1 was asked for."""
@@ -235,11 +287,18 @@ class _Pad:
         out = memory((len(dims), *shape.tolist()), pieces.dtype).fill_(self.value)
         if (dims[:, 1:] == dims[:1, 1:]).all():
             row_nbytes = math.prod(out.shape[1:]) * pieces.dtype.itemsize
-            pieces.copy(dims[:, 0], out, np.arange(len(dims)) * row_nbytes)
+            skipped = row_nbytes // max(int(shape[0]), 1) * self._first(dims, shape)
+            pieces.copy(dims[:, 0], out, np.arange(len(dims)) * row_nbytes + skipped)
             return Padded(out, torch.from_numpy(dims[:, 0].copy()))
-        for row, piece in zip(out, _List(self.max_length).of_pieces(pieces, memory), strict=True):
-            row[tuple(map(slice, piece.shape))] = piece
+        tensors = _List(self.max_length).of_pieces(pieces, memory)
+        for row, piece, first in zip(out, tensors, self._first(dims, shape).tolist(), strict=True):
+            place = (slice(first, first + len(piece)), *map(slice, piece.shape[1:]))
+            row[place] = piece
         return Padded(out, torch.from_numpy(dims))
+
+    def _first(self, dims: Ints, shape: Ints) -> Ints:
+        """Where in the first dimension the values of each begin."""
+        return np.zeros(len(dims), np.int64) if self.side == "right" else shape[0] - dims[:, 0]
 
 
 @dataclass(frozen=True)
@@ -247,7 +306,7 @@ class _Jag:
     max_length: int | None
 
     def of_values(self, values: list[Any], memory: Memory) -> Jagged:
-        return self.of_pieces(_Tensors(_tensors(values)), memory)
+        return self.of_pieces(_Tensors(_tensors(_of_numbers(values, int))), memory)
 
     def of_pieces(self, pieces: _Pieces, memory: Memory) -> Jagged:
         dims = _cut(pieces.dims, self.max_length)
@@ -347,8 +406,46 @@ class _Tensors:
             flat[place // itemsize : place // itemsize + cut.numel()] = cut.reshape(-1)
 
 
+def _of_numbers(values: list[Any], of_nothing: type) -> list[Any]:
+    """Values with tensors in the place of lists and tuples of numbers; the rest as it is.
+
+    Args:
+        of_nothing: int or float: of what a batch of nothing but empty lists is.
+    """
+    made = [_numbers(value) if type(value) in (list, tuple) else value for value in values]
+    tensors = (value for value in made if isinstance(value, torch.Tensor) and value.numel())
+    like = next(tensors, torch.empty(0, dtype=torch.float64 if of_nothing is float else torch.int64))
+    return [
+        like.new_empty((0, *like.shape[1:])) if value is not new and not len(new) else new
+        for value, new in zip(values, made, strict=True)
+    ]
+
+
+def _numbers(value: Sequence[Any]) -> Any:
+    """A tensor of numbers that are in a list; the list where they are none, or where one would be changed."""
+    try:
+        array = np.array(value)
+        exact = np.array(value, object)
+    except (ValueError, OverflowError):
+        return value
+    if array.dtype.kind not in "bif" or array.shape != exact.shape:
+        return value
+    if array.dtype.kind == "f" and not _holds(array, exact):
+        return value
+    return torch.from_numpy(array)
+
+
+def _holds(floats: npt.NDArray[Any], exact: npt.NDArray[Any]) -> bool:
+    """Whether floats are the numbers that they were made of, of which one at least was a float itself."""
+    is_any = not exact.size or any(isinstance(number, float | np.floating) for number in exact.flat)
+    return is_any and bool(((floats == exact) | (floats != floats)).all())
+
+
 def _tensors(values: list[Any]) -> list[torch.Tensor]:
     kinds = sorted({type(v).__name__ for v in values if not isinstance(v, (torch.Tensor, np.ndarray))})
     if kinds:
-        raise OptionError(f"collate(): tensors and arrays are padded or jagged, not {kinds[0]}; use as_list")
+        raise OptionError(
+            f"collate(): tensors, arrays and lists of numbers are padded or jagged, not {kinds[0]}; "
+            "use as_list"
+        )
     return [value if isinstance(value, torch.Tensor) else torch.as_tensor(value) for value in values]

@@ -27,6 +27,12 @@ from edcache.once import once
 # Of all schemas whose decoders are kept together.
 _KEPT_TEXT = 1 << 18
 
+# Of larger records, copying their bytes takes longer than all else.
+_MOST_TOGETHER = 1 << 14
+
+# All values of a part of the schema, of records of one length: uint8 [n, nbytes].
+_ReadAll = Callable[["Array"], list[Any]]
+
 # record, spans of its variable leaves, and for aliasing reads the record as a writable-looking array.
 _Read = Callable[[memoryview, list[Span], "Array | None"], Any]
 
@@ -122,6 +128,27 @@ class Decoder:
             if isinstance(error, EdcacheError):
                 raise
             raise CorruptRecordError(f"record does not decode: {error}") from error
+
+    @once
+    def decode_all(self) -> Callable[[Array], list[Any]] | None:
+        """How records of one length are decoded together; None where it gains nothing, or is not possible.
+
+        The function takes uint8 [n, nbytes] and gives what `decode` gives of each, which the caller owns. It
+        raises CorruptRecordError, without saying of which.
+        """
+        if self.layout is None or self.structure is None or not 0 < (self.nbytes or 0) <= _MOST_TOGETHER:
+            return None
+        read = _compile_all(self.structure, iter(self.layout.offsets))
+        if read is None:
+            return None
+
+        def decode(records: Array) -> list[Any]:
+            try:
+                return read(records)
+            except (ValueError, OverflowError) as error:
+                raise CorruptRecordError(f"records do not decode: {error}") from error
+
+        return decode
 
     def decode_field(self, path: Path, record: memoryview) -> object:
         """Decode one leaf of a record, one of `fields` and no image or object; the caller owns it.
@@ -267,6 +294,55 @@ def _compile(node: Node, readers: Iterator[_Read]) -> _Read:
     children = [_compile(child, readers) for child in node.children]
     assemble = assembler(node)
     return lambda record, spans, alias: assemble([child(record, spans, alias) for child in children])
+
+
+def _compile_all(node: Node, offsets: Iterator[int | None]) -> _ReadAll | None:
+    """How a part of records of one length is read of all together; None where they are read singly."""
+    if node.kind == "none":
+        return lambda records: [None] * len(records)
+    if not node.is_container:
+        return _leaf_column(node, next(offsets))
+    if node.kind not in ("list", "tuple", "dict", "OrderedDict", "namedtuple") or not node.children:
+        return None
+    children = [child for child in (_compile_all(child, offsets) for child in node.children) if child]
+    if len(children) < len(node.children):
+        return None
+    assemble: Callable[[Any], Any] = list if node.kind == "list" else assembler(node)
+    return lambda records: list(map(assemble, zip(*[child(records) for child in children], strict=True)))
+
+
+def _leaf_column(leaf: Node, offset: int | None) -> _ReadAll | None:
+    if offset is None or not leaf.nbytes:
+        return None
+    part = slice(offset, offset + leaf.nbytes)
+    if leaf.code is None:
+        return _array_column(leaf, part)
+    unpack = struct.Struct("<" + leaf.code).iter_unpack
+    if leaf.kind in ("int", "float"):
+        return lambda records: [value for (value,) in unpack(records[:, part].tobytes())]
+    revive = reviver(leaf)
+    return lambda records: [revive(value) for (value,) in unpack(records[:, part].tobytes())]
+
+
+def _array_column(leaf: Node, part: slice) -> _ReadAll | None:
+    stored: Any = leaf.memory
+    is_tensor, shape = leaf.kind == "tensor", leaf.shape
+    if shape is None or not (shape or is_tensor):  # iterating 0-d arrays would give numpy's scalars
+        return None
+
+    def arrays(records: Array) -> Iterator[Array]:
+        # A copy of each, or one that is kept would keep all of them.
+        return map(np.array, records[:, part].view(stored).reshape(-1, *(shape or (1,))))
+
+    if not is_tensor:
+        return lambda records: list(arrays(records))
+    assert isinstance(leaf.dtype, torch.dtype)
+    known = TORCH_BY_DTYPE[leaf.dtype]
+    if shape and known.bits is None:
+        return lambda records: list(map(torch.from_numpy, arrays(records)))
+    return lambda records: [
+        torch.from_numpy(array).view(known.dtype).view(shape) for array in arrays(records)
+    ]
 
 
 def _leaf_readers(layout: Layout) -> Iterator[_Read]:

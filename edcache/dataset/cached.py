@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
@@ -23,17 +24,14 @@ from edcache.progress import Show
 from edcache.reader import AnyReader
 from edcache.selection import Picks
 from edcache.stores import store_at
-from edcache.views import Several, Transform, View
+from edcache.views import OPENING_OPTIONS, Several, Transform, View
 from edcache.writer import Sync
 
 InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
 
-READ_OPTIONS = frozenset(
-    {
-        *("allow_pickle", "batch_transform", "decode", "io", "preload", "storage_options", "transform"),
-        *("verify", "zero_copy"),
-    }
-)
+READ_OPTIONS = OPENING_OPTIONS | {"batch_transform", "transform"}
+# Those that may be set of an open cache too.
+LIVE_OPTIONS = frozenset({"batch_transform", "transform", "zero_copy"})
 NO_DIGEST_YET = (
     "expected_digest= is for CachedDataset.from_cache(): what is filled here has no published digest"
 )
@@ -91,8 +89,9 @@ class CachedDataset(StoredSamples):
             what it wraps and holds, too), which are described in `edcache.fingerprint`; or a JSON-able
             dict. False compares nothing.
         transform: called with every sample that is read, live: the place of random augmentation.
-        batch_transform: called with every collated batch of `default_collate`, `edcache.collate`, `batch`
-            and `loader`, in the worker where there is one.
+        batch_transform: called with every collated batch of `batch`, `loader` and a DataLoader with torch's
+            `default_collate` or an `edcache.collate`, in the worker where there is one. Both may be set
+            later, as attributes.
         io: "mmap", "pread", or "auto": pread where the file system is another machine's.
         decode: what is made of every `edcache.ImageFile` in a sample: "pil", "numpy", "tensor", None for the
             file's bytes, or an `edcache.Decoding`; "stored" is what was chosen when it was written.
@@ -175,10 +174,7 @@ class CachedDataset(StoredSamples):
             max_bytes=max_bytes if source is None else None,
         )
         self.path = self._reader.path
-        for name, function in (("transform", transform), ("batch_transform", batch_transform)):
-            if function is not None and not callable(function):
-                raise OptionError(f"{name}={function!r}; give a function, or None")
-        self._transform, self._batch_transform = transform, batch_transform
+        self.transform, self.batch_transform = transform, batch_transform
         self._building: Building | None = None
         self._filler: LazyFiller | None = None
         self._labels: Labels | None = None
@@ -223,6 +219,8 @@ class CachedDataset(StoredSamples):
             while keeper.has_lost():
                 self._filler = self._building.start(keep_existing=True) or self._filler
             self._pin()
+
+    _fixed = frozenset(inspect.getfullargspec(__init__).kwonlyargs) - LIVE_OPTIONS
 
     def _pin(self) -> None:
         """Open the archive now: a wrong path fails here, and one that replaces it later is another one."""
@@ -507,6 +505,12 @@ class CachedDataset(StoredSamples):
             self._filler.close()
         self._labels = None  # they lie over the mapped file
         self._reader.close()
+
+    def __enter__(self) -> CachedDataset:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _chain(self) -> str:
         return f"CachedDataset({self.path!r}, {len(self):,} samples)"

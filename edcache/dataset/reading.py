@@ -18,7 +18,7 @@ from edcache.errors import ImageError, MissingSampleError
 from edcache.fill import LazyFiller
 from edcache.labels.view import Labels, checked_indices
 from edcache.reader import AnyReader, Memory
-from edcache.views import Root
+from edcache.views import Root, Transform, checked_function
 
 Ints = npt.NDArray[np.int64]
 Self = TypeVar("Self", bound="StoredSamples")
@@ -36,12 +36,26 @@ class StoredSamples(Root):
 
     path: str
     zero_copy: bool
+    _batch_transform: Transform = None
     _reader: AnyReader
     _filler: LazyFiller | None
     _labels: Labels | None
 
     def __len__(self) -> int:
         return len(self._reader)
+
+    @property
+    def batch_transform(self) -> Transform:
+        """The function that collated batches pass, of views too; None for none. It may be set at any time.
+
+        Raises:
+            OptionError: on setting, 'batch_transform=7; give a function, or None'.
+        """
+        return self._batch_transform
+
+    @batch_transform.setter
+    def batch_transform(self, function: Transform) -> None:
+        self._batch_transform = checked_function("batch_transform", function)
 
     @property
     def labels(self) -> Labels:

@@ -219,6 +219,12 @@ class Group:
     def decoded(self, copy: bool) -> list[Any]:
         """Every sample; see `Decoder.decode`."""
         self._ensure()
+        decode_all = self.decoder.decode_all if copy else None
+        if decode_all is not None:
+            nbytes = self.decoder.nbytes
+            assert nbytes is not None
+            rows = torch.index_select(self._records.window(0, nbytes), 0, self._places)
+            return decode_all(rows.numpy().view(np.uint8).reshape(len(self), nbytes))
         decode, view = self.decoder.decode, self.view
         ends = self._start + self._records.nbytes[self._rows].view(np.int64)
         extents = zip(self._start.tolist(), ends.tolist(), strict=True)

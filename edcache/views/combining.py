@@ -85,12 +85,18 @@ def _checked(datasets: Iterable[Samples], asked_by: str) -> list[Samples]:
             )
     if not parts:
         raise OptionError(f"{asked_by}() takes at least one dataset")
-    if any(part._batch_transform is not parts[0]._batch_transform for part in parts):
+    _common_batch_transform(parts, asked_by)
+    return parts
+
+
+def _common_batch_transform(parts: Sequence[Samples], asked_by: str) -> Transform:
+    first = parts[0]._batch_transform
+    if any(part._batch_transform is not first for part in parts):
         raise OptionError(
             f"{asked_by}(): the datasets have different batch_transforms; open all of them with the same "
             "one, or without"
         )
-    return parts
+    return first
 
 
 class _Combined(Root):
@@ -100,11 +106,14 @@ class _Combined(Root):
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         self._parts = tuple(parts)
-        self._batch_transform: Transform = parts[0]._batch_transform
         self._labels: Labels | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_labels": None}
+
+    @property
+    def _batch_transform(self) -> Transform:
+        return _common_batch_transform(self._parts, self._called)
 
     def forget_labels(self) -> None:
         """Make the label table anew at its next use: a dataset has other labels now."""
@@ -253,10 +262,16 @@ class Zipped(_Combined):
     def __init__(self, parts: Sequence[Samples]) -> None:
         super().__init__(parts)
         self._length = len(parts[0])
-        self._keys_of_parts = [_keys_of(part) for part in parts]
+        self._stored_keys = [_keys_of(part) for part in parts]
 
     def __len__(self) -> int:
         return self._length
+
+    @property
+    def _keys_of_parts(self) -> list[tuple[Any, ...] | None]:
+        """As far as they are known: a part may have been given a transform since."""
+        sides = zip(self._parts, self._stored_keys, strict=True)
+        return [keys if part._transform is None else None for part, keys in sides]
 
     def check_keys(self) -> None:
         """Refuse a field that two of the datasets have, as far as that is known without a sample."""

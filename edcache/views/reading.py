@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+import reprlib
+import sys
 from array import array as Longs
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -12,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from edcache.batch import Batch, Projection
+from edcache.batch import Batch, Projection, batch_for
 from edcache.errors import OptionError, SampleIndexError
 from edcache.labels.view import Labels, checked_indices
 from edcache.loader import Loader
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 Transform = Callable[[Any], Any] | None
 
+OPENING_OPTIONS = frozenset(
+    {"allow_pickle", "decode", "io", "preload", "storage_options", "verify", "zero_copy"}
+)
+
 
 class Readable(Dataset[Any]):
     """A sequence of samples with labels: those of a root, or some of them in some order.
@@ -35,8 +41,68 @@ class Readable(Dataset[Any]):
 
     _selection: Selection | None = None  # of the root's indices; None for all
     _fields: Projection | None = None
-    _transform: Transform = None
-    _batch_transform: Transform = None
+    _added: Transform = None  # what samples pass behind the root's own transform
+    _fixed: frozenset[str] = OPENING_OPTIONS  # names that are options, and no attributes to be set
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__getitem__" in vars(cls) and "__getitems__" not in vars(cls):
+            raise OptionError(
+                f"class {cls.__name__} overrides __getitem__ but not __getitems__, by which a DataLoader "
+                "reads; give a transform= instead, which batches and views know too"
+            )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._fixed:
+            raise OptionError(
+                f"{name} is chosen when a cache is opened, and stays; open it again with {name}={value!r}"
+            )
+        super().__setattr__(name, value)
+
+    @property
+    def transform(self) -> Transform:
+        """The function that every sample passes when it is read; None for none. It may be set at any time.
+
+        Of a cache: its views have their samples from it, so that they see another one too, as torch's Subset
+        does. Of a view: what it adds to that of its cache, as `with_transform` does; views that were made of
+        it before keep what they had. Workers of a DataLoader keep what they started with.
+
+        Raises:
+            OptionError: on setting, 'transform="flip"; give a function, or None'.
+        """
+        return self._added
+
+    @transform.setter
+    def transform(self, function: Transform) -> None:
+        self._added = checked_function("transform", function)
+
+    @property
+    def batch_transform(self) -> Transform:
+        """The function that collated batches pass; it is the cache's, and may be set there at any time.
+
+        Raises:
+            OptionError: on setting it of a view, or of several datasets put together.
+        """
+        return self._batch_transform
+
+    @batch_transform.setter
+    def batch_transform(self, function: Transform) -> None:
+        raise OptionError(
+            f"{self!r} has the batch_transform of the cache it is made of; set it there: "
+            "cache.batch_transform = ..."
+        )
+
+    @property
+    def _transform(self) -> Transform:
+        """All that samples pass: the root's transform, and what this one adds."""
+        first, then = self._root._transform, self._added
+        if first is None or then is None:
+            return then if first is None else first
+        return lambda sample: then(first(sample))
+
+    @property
+    def _batch_transform(self) -> Transform:
+        return self._root._batch_transform
 
     @property
     def labels(self) -> Labels:
@@ -82,17 +148,17 @@ class Readable(Dataset[Any]):
         if isinstance(index, slice):
             column = self._label_column()
             return self._sliced(index) if column is None else self.labels[column][index]
-        if not isinstance(index, int) and np.ndim(index) == 1:
+        if _is_array(index):
             return self._picked(_positions(np.asarray(index), len(self)), "[...]")
         return self._read(self._root_index(self._position(index)))
 
-    def __getitems__(self, indices: Sequence[int]) -> Sequence[Any]:
-        """The samples at several positions, as torch's DataLoader asks for a batch.
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """The samples at several positions, read together, as torch's DataLoader asks for a batch.
 
-        A sequence of ordinary samples for any collate function; torch's `default_collate` makes its batch
-        by one gather a field, see `edcache/batch/`.
+        A DataLoader whose `collate_fn` is torch's `default_collate` or an `edcache.collate` gets something
+        in their place that either collates by one gather a field, see `edcache/batch/lazy.py`.
         """
-        return self._batch(indices)
+        return batch_for(sys._getframe(1), self, self._rows(indices))
 
     def batch(self, indices: Sequence[int]) -> Any:
         """The collated samples at several positions: exactly `default_collate([ds[i] for i in indices])`.
@@ -124,7 +190,8 @@ class Readable(Dataset[Any]):
         Args:
             batch_size: samples of a batch; None where the sampler gives whole batches.
             shuffle: a new order every epoch, which `seed` and the epoch's number determine.
-            sampler: positions to read instead, in its order; or batches of them.
+            sampler: positions to read instead, in its order; or batches of them. It is what shares an epoch
+                among the ranks of a job; without one each rank reads all samples.
             drop_last: leave an incomplete last batch out.
             seed: None draws one from torch's generator.
             num_threads: how many batches are made at a time. prefetch: how many may wait besides.
@@ -159,12 +226,14 @@ class Readable(Dataset[Any]):
         )
 
     def _position(self, index: Any) -> int:
+        is_bool = isinstance(index, bool) or str(getattr(index, "dtype", "")) in ("bool", "torch.bool")
+        number: Any = None if is_bool else index
         try:
-            position = operator.index(index)
+            position = operator.index(number)
         except TypeError:
             raise OptionError(
-                f"index {index!r} of type {type(index).__name__}; use an int, a slice, a list of ints, "
-                "an int array or a bool mask"
+                f"index {reprlib.repr(index)} of type {type(index).__name__}; use an int, a slice, a list of "
+                f"ints, an int array or a bool mask{_field_advice(index)}"
             ) from None
         length = len(self)
         if not -length <= position < length:
@@ -172,7 +241,11 @@ class Readable(Dataset[Any]):
         return position + length if position < 0 else position
 
     def _batch(self, indices: Any) -> Batch:
-        return Batch(self, self._root_indices(_integers(indices, len(self))))
+        return Batch(self, self._rows(indices))
+
+    def _rows(self, indices: Any) -> Ints:
+        """What lies at positions that were asked for, as indices in [-n, n) of the root."""
+        return self._root_indices(_integers(indices, len(self)))
 
     def _root_index(self, position: int) -> int:
         """What lies at a position in [0, len(self)), as an index of the root."""
@@ -184,13 +257,17 @@ class Readable(Dataset[Any]):
 
     def _read(self, index: int) -> Any:
         """One sample by its index in the root."""
-        sample = self._root._one(index, self._fields)
-        return sample if self._transform is None else self._transform(sample)
+        root = self._root
+        sample = root._one(index, self._fields)
+        if root._transform is not None:
+            sample = root._transform(sample)
+        return sample if self._added is None else self._added(sample)
 
     def _read_many(self, indices: Ints) -> list[Any]:
         """What `_read` gives of many samples."""
         samples = self._root._many(indices, self._fields)
-        return samples if self._transform is None else [self._transform(sample) for sample in samples]
+        transform = self._transform
+        return samples if transform is None else [transform(sample) for sample in samples]
 
     def _sliced(self, part: slice) -> View:
         ends = (part.start, part.stop) if part.step is None else (part.start, part.stop, part.step)
@@ -218,6 +295,31 @@ class Readable(Dataset[Any]):
     def _guard(self, nbytes: int) -> None:
         """Refuse to allocate so many bytes a sample on the word of an archive alone; see `Reader.justify`."""
         self._root._justify(nbytes, min(len(self), len(self._root)))
+
+
+def checked_function(name: str, function: Any) -> Transform:
+    """The function that an option or an attribute is set to.
+
+    Raises:
+        OptionError: it is none, nor None.
+    """
+    if function is not None and not callable(function):
+        raise OptionError(f"{name}={function!r}; give a function, or None")
+    return function  # type: ignore[no-any-return]
+
+
+def _is_array(index: Any) -> bool:
+    """Whether an index is several; numpy takes a tuple for one that has several dimensions."""
+    try:
+        return not isinstance(index, int | tuple) and np.ndim(index) == 1
+    except ValueError:  # a list of lists of several lengths
+        return False
+
+
+def _field_advice(index: Any) -> str:
+    if not isinstance(index, str):
+        return ""
+    return f"; ds.labels[{index!r}] has a label of every sample, ds.select({index!r}) that field alone"
 
 
 def _positions(array: npt.NDArray[Any], length: int) -> Ints:

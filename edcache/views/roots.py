@@ -13,7 +13,7 @@ from edcache.batch.paths import FieldPath
 from edcache.codec import Node
 from edcache.reader import Memory
 from edcache.selection import Span
-from edcache.views.reading import Ints
+from edcache.views.reading import Ints, Transform, checked_function
 from edcache.views.samples import Samples
 
 
@@ -22,6 +22,17 @@ class Root(Samples):
 
     Indices are its own. The samples that these methods give are not transformed.
     """
+
+    _transform: Transform = None
+
+    @property
+    def transform(self) -> Transform:
+        """The function that every sample passes when it is read, of views too; see the base class."""
+        return self._transform
+
+    @transform.setter
+    def transform(self, function: Transform) -> None:
+        self._transform = checked_function("transform", function)
 
     @property
     def cache(self) -> Root:

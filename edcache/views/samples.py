@@ -20,7 +20,7 @@ from edcache.labels.view import Labels
 from edcache.selection import Picks, Selection, Span, repeated
 from edcache.views import resampling, splitting, wording
 from edcache.views.reading import Ints, Readable, Transform
-from edcache.views.transforms import Pipeline, Selected, checked_step, extended
+from edcache.views.transforms import Selected, checked_step, extended
 
 if TYPE_CHECKING:
     from edcache.views.roots import Root
@@ -285,8 +285,8 @@ class Samples(Readable):
         """
         chosen = Projection(fields, as_tuple, {})
         step = f".{chosen}"
-        if isinstance(self._transform, Pipeline):
-            return self._view(step, transform=extended(self._transform, Selected(chosen)))
+        if self._added is not None:
+            return self._view(step, added=extended(self._added, Selected(chosen)))
         if self._fields is not None:
             return self._view(step, fields=self._fields.narrowed(fields, as_tuple))
         return self._view(step, fields=Projection(fields, as_tuple, self._root._columns()))
@@ -310,8 +310,7 @@ class Samples(Readable):
         >>> ds.with_transform(field="image", fn=augment)
         """
         step = wording.call("with_transform", fn, field=field, return_ctx=return_ctx or None)
-        transform = extended(self._transform, checked_step(fn, field), return_ctx)
-        return self._view(step, transform=transform)
+        return self._view(step, added=extended(self._added, checked_step(fn, field), return_ctx))
 
     def ctx(self, fn: Callable[..., Any], *, field: FieldPath = None) -> View:
         """Short for `with_transform(fn, field=field, return_ctx=True)`: samples are (sample, ctx)."""
@@ -324,31 +323,16 @@ class Samples(Readable):
         raise NotImplementedError
 
     def _chosen(self, selection: Selection | None, step: str) -> View:
-        return View(
-            self._root,
-            selection,
-            self._fields,
-            self._transform,
-            self._batch_transform,
-            wording.chain(self._steps, step),
-        )
+        return View(self._root, selection, self._fields, self._added, wording.chain(self._steps, step))
 
     def _over(self, root: Root) -> View:
         """The same choice of another root, whose samples have the same indices."""
-        return View(
-            *(root, self._selection, self._fields, self._transform, self._batch_transform), self._steps
-        )
+        return View(root, self._selection, self._fields, self._added, self._steps)
 
-    def _view(self, step: str, fields: Projection | None = None, transform: Transform = None) -> View:
+    def _view(self, step: str, fields: Projection | None = None, added: Transform = None) -> View:
         """A view of the same samples, with other fields or another transform."""
-        return View(
-            self._root,
-            self._selection,
-            fields or self._fields,
-            transform or self._transform,
-            self._batch_transform,
-            wording.chain(self._steps, step),
-        )
+        steps = wording.chain(self._steps, step)
+        return View(self._root, self._selection, fields or self._fields, added or self._added, steps)
 
 
 class View(Samples):
@@ -363,14 +347,13 @@ class View(Samples):
         root: Root,
         selection: Selection | None,
         fields: Projection | None,
-        transform: Transform,
-        batch_transform: Transform,
+        added: Transform,
         steps: tuple[str, ...],
     ) -> None:
         self._whole = root
         self._selection = selection
         self._fields = fields
-        self._transform, self._batch_transform = transform, batch_transform
+        self._added = added
         self._steps = steps
         self._labels: Labels | None = None
 

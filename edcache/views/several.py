@@ -12,7 +12,7 @@ from edcache.labels.tables import Failure
 from edcache.labels.view import Labels
 from edcache.selection import Picks, Selection
 from edcache.views.combining import Concat, concat
-from edcache.views.reading import Ints
+from edcache.views.reading import Ints, Transform
 from edcache.views.samples import Samples, View
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ class Several(Samples):
         self._concat = self._joined()
 
     def _joined(self) -> Concat:
-        joined = concat(self.archives)
-        self._batch_transform = joined._batch_transform
-        return joined
+        return concat(self.archives)
 
     def __len__(self) -> int:
         return len(self._concat)
@@ -44,6 +42,26 @@ class Several(Samples):
     def __repr__(self) -> str:
         state = "" if self.complete else f", {len(self) - self._present:,} missing"
         return f"{self._chain()} ({len(self):,} samples{state})"
+
+    @property
+    def transform(self) -> Transform:
+        """That of the archives; set it for all of them, see the base class."""
+        return self.archives[0].transform
+
+    @transform.setter
+    def transform(self, function: Transform) -> None:
+        for archive in self.archives:
+            archive.transform = function
+
+    @property
+    def batch_transform(self) -> Transform:
+        """That of the archives; set it for all of them."""
+        return self._batch_transform
+
+    @batch_transform.setter
+    def batch_transform(self, function: Transform) -> None:
+        for archive in self.archives:
+            archive.batch_transform = function
 
     @property
     def paths(self) -> list[str]:
@@ -126,6 +144,12 @@ class Several(Samples):
         """Let go of the archives; idempotent."""
         for archive in self.archives:
             archive.close()
+
+    def __enter__(self) -> Several:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def _root(self) -> Concat:

@@ -1,0 +1,312 @@
+"""What is set on a dataset takes effect or is refused; what is no index is refused."""
+
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from likeness import same
+from torch.utils.data import DataLoader, Subset, default_collate, random_split
+
+import edcache
+from edcache import CachedDataset, CacheWriter
+from edcache.errors import ArchiveClosedError, OptionError
+
+COUNT = 8
+
+
+def sample(k):
+    return {"image": torch.full((2, 2), k, dtype=torch.uint8), "label": k % 3}
+
+
+@pytest.fixture
+def ds(tmp_path):
+    with CacheWriter(tmp_path / "a.zip", in_memory_keys=["label"]) as w:
+        w.extend(map(sample, range(COUNT)))
+    return CachedDataset.from_cache(tmp_path / "a.zip")
+
+
+@pytest.fixture
+def several(ds, tmp_path):
+    shutil.copy(ds.path, tmp_path / "copy.zip")
+    return CachedDataset.from_cache([ds.path, tmp_path / "copy.zip"])
+
+
+def number(s):
+    return {**s, "number": int(s["image"][0, 0])}
+
+
+def negative(s):
+    return {**s, "number": -int(s["image"][0, 0])}
+
+
+def twice(s):
+    return {**s, "number": 2 * s["number"]}
+
+
+def numbers(dataset):
+    """By every way to a sample."""
+    every = list(range(len(dataset)))
+    found = [dataset[k]["number"] for k in every]
+    listed = [s["number"] for s in dataset.__getitems__(every)]
+    loaded = [n for batch in DataLoader(dataset, 3) for n in batch["number"].tolist()]
+    assert found == listed == loaded
+    if not isinstance(dataset, Subset):
+        own = [n for batch in dataset.loader(3) for n in batch["number"].tolist()]
+        assert found == [s["number"] for s in dataset] == dataset.batch(every)["number"].tolist() == own
+    return found
+
+
+# --- transform --------------------------------------------------------------------------------------
+
+
+def test_a_transform_that_is_set_is_that_of_later_reads(ds):
+    assert ds.transform is None
+    ds.transform = number
+    assert ds.transform is number
+    assert numbers(ds) == list(range(COUNT))
+    ds.transform = negative
+    assert numbers(ds) == [-k for k in range(COUNT)]
+    assert numbers(pickle.loads(pickle.dumps(ds))) == [-k for k in range(COUNT)]
+    ds.transform = None
+    assert same(list(ds), [sample(k) for k in range(COUNT)])
+    assert same(ds.batch([1, 2]), default_collate([sample(1), sample(2)]))
+
+
+def test_subsets_and_views_see_it(ds):
+    parts = [Subset(ds, [5, 2, 1]), *random_split(ds, [0.5, 0.5]), ds[2:5], ds.filter(label=1), ds[::-1][1:3]]
+    chosen = [list(part.indices) for part in parts]
+    doubled = ds[1:4].with_transform(twice)
+    for transform, sign in ((number, 1), (negative, -1)):
+        parts[0].dataset.transform = transform
+        assert [numbers(part) for part in parts] == [[sign * k for k in places] for places in chosen]
+        assert numbers(doubled) == [sign * 2 * k for k in (1, 2, 3)]
+    ds.transform = None
+    assert same([parts[3][0], parts[4][1]], [sample(2), sample(4)])
+
+
+def test_a_view_may_have_its_own(ds):
+    train, test = ds[:5], ds[5:]
+    before = train[:2]
+    train.transform = number
+    assert train.transform is number
+    assert numbers(train) == numbers(train[:]) == [0, 1, 2, 3, 4]
+    assert numbers(train.with_transform(twice)[2:]) == [4, 6, 8]
+    assert train.select("number")[3] == {"number": 3}
+    assert same([test[0], before[1], ds[1]], [sample(5), sample(1), sample(1)])
+    ds.transform = lambda s: {**s, "image": s["image"] + 10}
+    assert numbers(train) == [10, 11, 12, 13, 14]
+    train.transform = None
+    assert same(train[1], sample(1) | {"image": sample(11)["image"]})
+
+
+def test_it_gets_the_fields_that_were_selected_and_labels_stay(ds):
+    view = ds.select("label")
+    assert view[:].tolist() == [k % 3 for k in range(COUNT)]
+    ds.transform = lambda s: {"number": -s["label"]}
+    assert numbers(view) == [-(k % 3) for k in range(COUNT)]
+    assert numbers(view[2:4]) == [-2, 0]
+    assert view.labels["label"].tolist() == [k % 3 for k in range(COUNT)]
+
+
+def test_datasets_that_were_put_together_see_it(ds, several, tmp_path):
+    with CacheWriter(tmp_path / "b.zip") as w:
+        w.extend({"other": k} for k in range(COUNT))
+    other = CachedDataset.from_cache(tmp_path / "b.zip")
+    both = edcache.concat([ds, ds[:2]])
+    zipped = edcache.zip_fields(ds, other)
+    some = several[[1, COUNT + 2]]
+    ds.transform = several.transform = number
+    assert numbers(both) == [*range(COUNT), 0, 1]
+    assert numbers(zipped) == list(range(COUNT))
+    assert zipped.select("number", "other")[3] == {"number": 3, "other": 3}
+    assert numbers(several) == [*range(COUNT)] * 2
+    assert numbers(some) == [1, 2]
+    assert several.transform is number
+    both.transform = twice
+    assert numbers(both[-3:]) == [14, 0, 2]
+
+
+def finished(batch):
+    return {**batch, "finished": True}
+
+
+def test_a_batch_transform_that_is_set_is_that_of_later_batches(ds, several):
+    view, both = ds[2:5], edcache.concat([ds, ds])
+    ds.batch_transform = several.batch_transform = finished
+    for dataset in (ds, view, both, several, several[3:6]):
+        assert dataset.batch_transform is finished
+        expected = finished(default_collate([sample(k % COUNT) for k in dataset.indices.tolist()]))
+        assert same(dataset.batch(range(len(dataset))), expected)
+        assert same(next(iter(DataLoader(dataset, 99))), expected)
+        assert same(next(iter(dataset.loader(99))), expected)
+    ds.batch_transform = None
+    assert same(view.batch([0]), default_collate([sample(2)]))
+
+
+@pytest.mark.parametrize("make", [lambda ds: ds[:3], lambda ds: edcache.concat([ds, ds])])
+def test_a_batch_transform_belongs_to_the_cache(ds, make):
+    dataset = make(ds)
+    with pytest.raises(OptionError) as caught:
+        dataset.batch_transform = finished
+    assert str(caught.value) == (
+        f"{dataset!r} has the batch_transform of the cache it is made of; set it there: "
+        "cache.batch_transform = ..."
+    )
+
+
+def test_datasets_put_together_whose_batch_transforms_differ_now_are_an_error(ds):
+    other = CachedDataset.from_cache(ds.path)
+    both = edcache.concat([ds, other])
+    other.batch_transform = finished
+    with pytest.raises(OptionError) as caught:
+        both.batch([0])
+    assert str(caught.value) == (
+        "concat(): the datasets have different batch_transforms; open all of them with the same one, or "
+        "without"
+    )
+    ds.batch_transform = finished
+    assert both.batch([0])["finished"]
+
+
+@pytest.mark.parametrize("name", ["transform", "batch_transform"])
+def test_what_is_no_function_is_refused(ds, name):
+    with pytest.raises(OptionError, match=f"^{name}='flip'; give a function, or None$"):
+        setattr(ds, name, "flip")
+
+
+# --- other attributes -------------------------------------------------------------------------------
+
+READING = {"decode": "numpy", "verify": "never", "io": "pread", "allow_pickle": True, "preload": "shm"}
+FILLING = {"in_memory_keys": ["label"], "num_workers": 4, "lazy": True, "compression": "zstd"}
+
+
+@pytest.mark.parametrize(("name", "value"), (READING | FILLING).items())
+def test_options_of_opening_are_not_set_afterwards(ds, name, value):
+    datasets = [ds, ds[:2], CachedDataset.from_cache([ds.path])] if name in READING else [ds]
+    for dataset in datasets:
+        with pytest.raises(OptionError) as caught:
+            setattr(dataset, name, value)
+        assert str(caught.value) == (
+            f"{name} is chosen when a cache is opened, and stays; open it again with {name}={value!r}"
+        )
+
+
+def test_zero_copy_may_be_set_of_a_cache(ds, tmp_path):
+    with CacheWriter(tmp_path / "b.zip") as w:
+        w.extend({"x": np.full(3, k)} for k in range(4))
+    ds = CachedDataset.from_cache(tmp_path / "b.zip")
+    view = ds[1:]
+    ds.zero_copy = True
+    assert not ds[1]["x"].flags.writeable
+    assert not view[0]["x"].flags.writeable
+    assert not ds.__getitems__([1])[0]["x"].flags.writeable
+    with pytest.raises(OptionError, match="^zero_copy is chosen when a cache is opened"):
+        view.zero_copy = False
+    ds.zero_copy = False
+    assert ds[1]["x"].flags.writeable
+
+
+def test_whatever_else_users_hang_on_a_dataset_stays_there(ds):
+    for dataset in (ds, ds[:2], edcache.concat([ds, ds])):
+        dataset.classes = ["a", "b", "c"]
+        dataset.name = "mine"
+        assert pickle.loads(pickle.dumps(dataset)).classes == ["a", "b", "c"]
+
+
+def test_a_subclass_does_not_read_samples_in_a_way_that_batches_do_not_know():
+    with pytest.raises(OptionError) as caught:
+
+        class Flipped(CachedDataset):
+            def __getitem__(self, index):
+                return super().__getitem__(index)["image"].flip(0)
+
+    assert str(caught.value) == (
+        "class Flipped overrides __getitem__ but not __getitems__, by which a DataLoader reads; "
+        "give a transform= instead, which batches and views know too"
+    )
+
+
+def test_a_subclass_that_says_how_both_are_read_is_read_so(ds):
+    class Flipped(CachedDataset):
+        def __getitem__(self, index):
+            return super().__getitem__(index)["label"] + 10
+
+        def __getitems__(self, indices):
+            return [self[index] for index in indices]
+
+    assert next(iter(DataLoader(Flipped(None, ds.path), 3))).tolist() == [10, 11, 12]
+
+
+# --- with, and indices ------------------------------------------------------------------------------
+
+
+def test_with_closes(ds, several):
+    for dataset in (ds, several):
+        with dataset as opened:
+            assert opened is dataset
+            assert same(opened[3], sample(3))
+        with pytest.raises(ArchiveClosedError, match="closed; open it again to read$"):
+            dataset[3]
+
+
+def test_with_publishes_what_a_lazy_cache_holds(tmp_path):
+    with (
+        pytest.raises(KeyError, match="stop"),
+        CachedDataset(range(5), tmp_path / "l.zip", lazy=True) as lazy,
+    ):
+        assert [lazy[3], lazy[1]] == [3, 1]
+        raise KeyError("stop")
+    assert CachedDataset.from_cache(tmp_path / "l.zip").available().indices.tolist() == [1, 3]
+
+
+ADVICE = "use an int, a slice, a list of ints, an int array or a bool mask"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize(
+    ("index", "name"),
+    [
+        *((True, "bool"), (False, "bool"), (np.True_, "bool"), (torch.tensor(True), "Tensor")),
+        *((1.0, "float"), (np.float32(1), "float32"), (None, "NoneType"), (..., "ellipsis")),
+        *(((1, 2), "tuple"), ((), "tuple"), ((0, "label"), "tuple"), ({1}, "set")),
+        *(([1, [2, 3]], "list"), (np.zeros((2, 2), int), "ndarray"), (b"label", "bytes")),
+    ],
+    ids=repr,
+)
+def test_what_is_no_index_is_refused(ds, index, name, whole):
+    dataset = ds if whole else ds[1:]
+    with pytest.raises(OptionError, match=f" of type {name}_?; {ADVICE}$"):
+        dataset[index]
+
+
+@pytest.mark.parametrize("name", ["label", "image"])
+def test_a_name_is_no_index_and_the_message_says_what_to_do(ds, name):
+    for dataset in (ds, ds[1:], CachedDataset.from_cache([ds.path])):
+        with pytest.raises(OptionError) as caught:
+            dataset[name]
+        assert str(caught.value) == (
+            f"index {name!r} of type str; {ADVICE}; ds.labels[{name!r}] has a label of every sample, "
+            f"ds.select({name!r}) that field alone"
+        )
+
+
+def test_all_that_counts_as_an_integer_is_an_index(ds):
+    for three in (np.int8(3), np.uint64(3), torch.tensor(3), np.array(3)):
+        assert same(ds[three], sample(3))
+        assert same(ds[2:][three], sample(5))
+
+
+def test_lists_arrays_and_masks_are_views(ds):
+    mask = [k in (1, 6) for k in range(COUNT)]
+    for index in (
+        [1, 6],
+        np.array([1, 6], np.uint8),
+        torch.tensor([1, 6]),
+        range(1, 7, 5),
+        mask,
+        np.array(mask),
+    ):
+        assert ds[index].indices.tolist() == [1, 6]
+    assert len(ds[[]]) == 0
