@@ -29,7 +29,8 @@ from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
-from edcache.errors import OptionError
+from edcache.bounded import FREE_NBYTES
+from edcache.errors import LengthError, OptionError
 from edcache.sizes import human_bytes
 
 PREFIX: Final = "shm://"
@@ -416,6 +417,23 @@ def available() -> int:
         files = told.get(f"{prefix}inactive_file", 0) + told.get(f"{prefix}active_file", 0)
         free.append(limit - used + files)
     return max(0, min(free) - _SPARE_NBYTES)
+
+
+def check_books(samples: int, nbytes_each: int, where: str) -> None:
+    """Refuse to keep books of more samples than the memory that is left can hold.
+
+    Raises:
+        LengthError: "train.zip: 281,474,976,710,656 samples; their books take 4 bytes of memory each, so that
+            at most 5,368,709,120 fit here; ...".
+    """
+    if samples * nbytes_each <= FREE_NBYTES or not os.path.exists(_MACHINE):
+        return
+    most = available() // nbytes_each
+    if samples > most:
+        raise LengthError(
+            f"{where}: {samples:,} samples; their books take {nbytes_each} bytes of memory each, so that at "
+            f"most {most:,} fit here; divide them into several archives, or give it more memory"
+        )
 
 
 def _groups() -> Iterator[tuple[str, str, str, str]]:

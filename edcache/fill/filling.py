@@ -215,7 +215,7 @@ class _Filling:
         try:
             self._job.writer(appender)  # the labels are looked at before anything is computed
             self._job = replace(self._job, since=appender.chain.cursor.seq)
-            return self._fill(appender, Presence(appender, len(self._job.source), self._job.since))
+            return self._fill(appender, Presence(appender, self._job.length, self._job.since))
         finally:
             appender.close()
 
@@ -231,8 +231,8 @@ class _Filling:
             try:
                 compute = self._compute if appender.can_lock else _alone
                 computed = compute(self._job, appender, presence, watch)
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(self._how_to_resume(presence)) from None
+            except KeyboardInterrupt as stop:
+                raise KeyboardInterrupt(self._how_to_resume(presence, *stop.args[:1])) from None
         presence.update()
         check_length(self._job.path, appender.length, total)  # another process may have made it longer
         left = int(np.count_nonzero(presence.missing))
@@ -268,12 +268,12 @@ class _Filling:
                 *(self._job.path, f"{failed:,}", f"{len(presence.present):,}"),
             )
 
-    def _how_to_resume(self, presence: Presence) -> str:
+    def _how_to_resume(self, presence: Presence, where: str = "") -> str:
         presence.update()
         total = len(presence.present)
         return (
-            f"interrupted; {self._job.path} keeps {presence.count:,} of {total:,} samples, "
-            "the same call computes the rest"
+            f"{f'interrupted {where}'.rstrip()}; {self._job.path} keeps {presence.count:,} of "
+            f"{total:,} samples, the same call computes the rest"
         )
 
 

@@ -130,7 +130,7 @@ class _OpenArchive:
 
     def __init__(self, job: Job, max_bytes: int | None, raises_when_full: bool) -> None:
         self._pid = os.getpid()
-        self._path, length = job.path, len(job.source)
+        self._path, length = job.path, job.length
         self._looker = job.open()
         self._seen = Presence(self._looker, length)
         self._writer: ChunkWriter = job.writer(job.open())

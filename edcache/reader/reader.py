@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache import bounded
+from edcache import bounded, memory
 from edcache.codec import STORED, Decode, Decoder, Decoding
 from edcache.digests import check_digest, no_digest, parse_digest
 from edcache.errors import (
@@ -359,7 +359,9 @@ class Reader:
             LengthError: neither the file's size nor a source in hand (`known_length`) justifies it.
         """
         count = len(self) if count is None else count
-        if count > self.known_length:
+        if count <= self.known_length:
+            memory.check_books(count, nbytes, self.path)
+        else:
             bounded.justify(nbytes * count, self.nbytes, self.path, f"{count:,} samples")
 
     def refresh(self) -> bool:
