@@ -218,7 +218,7 @@ def turn(system: Locks, path: str, *, creates: bool = False) -> Iterator[None]:
 
 def check_outlives(path: str | os.PathLike[str]) -> None:
     """Raise OptionError for a name in memory, of whoever would close what he made as soon as it is done."""
-    if is_memory(os.fspath(path)):
+    if is_memory(os.fsdecode(path)):
         raise OptionError(
             f"{path}: in memory it would be gone when this is done; give the path of a file, or make it with "
             "CachedDataset(source, path), which keeps it"

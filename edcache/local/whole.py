@@ -112,7 +112,7 @@ def copy_local(
     if type(threads) is not int or threads < 1:
         raise OptionError(f"num_threads={threads!r}; give a number from 1 on")
     limit = limit_of(options.max_bytes)
-    source, place = origin_at(src, options.storage_options), os.fspath(target)
+    source, place = origin_at(src, options.storage_options), durable.absolute(target)
     if isinstance(source, str) and os.path.isdir(source):
         if expected is not None:
             raise OptionError(f"{source}: a folder; expected_digest= is that of one archive")

@@ -206,7 +206,7 @@ def _copy_beside(
     file: File, survey: Survey, contents: Contents, target: str, tell: OnProgress
 ) -> CompactReport:
     check_free(target)
-    with NewArchive(target, survey.head, like=file.path) as new:
+    with NewArchive(target, survey.head, like=file) as new:
         compaction = _Compaction(file, survey, contents, new, tell)
         compaction.run()
         compaction.finish()
@@ -217,7 +217,7 @@ def _copy_beside(
 def _copy_in_place(file: File, survey: Survey, contents: Contents, tell: OnProgress) -> CompactReport:
     """Take the file's place; `file` is open for writing, as locks need."""
     _refuse_fillers(file)
-    with NewArchive(file.path, survey.head, like=file.path) as new:
+    with NewArchive(file.path, survey.head, like=file) as new:
         compaction = _Compaction(file, survey, contents, new, tell)
         compaction.run()
         # From here on nobody appends to what is about to lose its name. Who waits for this lock finds

@@ -10,6 +10,7 @@ from edcache.archives import Path, several
 from edcache.digests import OnProgress
 from edcache.maintain.assembling import Progress, Share, assemble, check_dictionaries, opened
 from edcache.maintain.copying import check_free
+from edcache.places import local_path
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ def merge(
     null there.
 
     Args:
-        paths: a list, a glob or a folder, as `CachedDataset.from_cache` takes them.
+        paths: a list, a glob or a folder, as `CachedDataset.from_cache` takes them; URLs too.
         target: where the new one goes; nothing may be there. Until it is on the disk it is `target + ".new"`.
         on_progress: called with (bytes of records copied, bytes of records) now and then.
     Raises:
@@ -57,13 +58,13 @@ def merge(
     """
     named = several(paths)
     if named is None:
-        assert isinstance(paths, str | os.PathLike)
-        named = [os.fspath(paths)]
-    destination = os.fspath(target)
+        assert isinstance(paths, str | bytes | os.PathLike)
+        named = [os.fsdecode(paths)]
+    destination = local_path(target)
     check_free(destination)
     with opened(named) as sources:
         check_dictionaries(sources, "merge()")
         shares = [Share.whole(source) for source in sources]
         progress = Progress(on_progress, sum(share.nbytes for share in shares))
-        made = assemble(destination, shares, named[0], progress, "merge()")
+        made = assemble(destination, shares, sources[0].file, progress, "merge()")
     return MergeReport(made.path, len(named), made.samples, made.length, made.nbytes)

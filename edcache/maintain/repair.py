@@ -77,7 +77,7 @@ def repair(
         check_free(destination)
         salvage = Salvage(file)
         head = replace(salvage.head, uuid=uuid.uuid4().bytes)
-        with NewArchive(destination, head, like=file.path) as new:
+        with NewArchive(destination, head, like=file) as new:
             mending = _Mending(file, salvage, new.appender, on_progress)
             mending.run()
             new.publish(replace=False)

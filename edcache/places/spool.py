@@ -45,7 +45,9 @@ class Spool:
         told = f"{url.shown} {url.options.get('endpoint_url', '')}"
         digest = hashlib.sha256(told.encode()).hexdigest()[:16]
         name = re.sub(r"[^\w.,=+@-]+", "_", url.shown.rpartition("/")[2]).strip(".")[:80]
-        self.path = os.path.join(os.fspath(folder or default_folder()), f"{digest}-{name or 'archive'}")
+        self.path = os.path.join(
+            durable.absolute(folder or default_folder()), f"{digest}-{name or 'archive'}"
+        )
 
     def state(self) -> Stamp | None:
         """The state of the object behind the URL; None where there is none."""

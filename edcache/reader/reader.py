@@ -17,6 +17,7 @@ import numpy.typing as npt
 from edcache import bounded, memory
 from edcache.codec import STORED, Decode, Decoder, Decoding
 from edcache.digests import check_digest, no_digest, parse_digest
+from edcache.durable import absolute
 from edcache.errors import (
     ArchiveClosedError,
     CodecError,
@@ -107,7 +108,7 @@ class Reader:
         self.path = self._where if isinstance(self._where, str) else self._where.shown
         check_preload(preload, self.path)
         self.preload = preload
-        self.local = None if local is None else os.path.abspath(os.fspath(local))
+        self.local = None if local is None else absolute(local)
         self._max_bytes = max_bytes
         self._pinned: Any = None
         self.verify = verify
