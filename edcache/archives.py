@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
+from edcache import temporary
 from edcache.durable import absolute
 from edcache.errors import ArchiveNotFoundError, OptionError, StorageError
 from edcache.places import shown
@@ -16,8 +17,6 @@ from edcache.places.url import is_path
 Path: TypeAlias = "str | os.PathLike[str]"
 
 _SUFFIX: Final = ".zip"
-# What a replacement that was killed left beside an archive.
-_LEFTOVER: Final = ".new"
 _MAGIC: Final = re.compile(r"[*?[]")
 
 
@@ -26,7 +25,7 @@ def several(paths: Path | Iterable[Path]) -> list[str] | None:
 
     Args:
         paths: "part-*.zip", where "**" goes through folders: all files that it fits, sorted, but for those
-            that end in ".new". A folder: all files in it and below it that end in ".zip", sorted, without
+            that are temporary. A folder: all files in it and below it that end in ".zip", sorted, without
             following links to folders. A list: all that its entries name, each of these or a file, in its
             order. Sorted is by their paths, part by part, numbers in them by their values: part-2 before
             part-10. A file whose name looks like a glob is that file.
@@ -96,7 +95,7 @@ def _expanded(name: str) -> list[str] | None:
         return found
     if os.path.lexists(name) or not _MAGIC.search(name):
         return None
-    fitting = (path for path in glob.iglob(name, recursive=True) if not path.endswith(_LEFTOVER))
+    fitting = (path for path in glob.iglob(name, recursive=True) if not temporary.is_temporary(path))
     found = sorted((path for path in fitting if not os.path.isdir(path)), key=natural_key)
     if not found:
         raise ArchiveNotFoundError(f"{name}: no file fits this glob; is its folder right?")

@@ -22,6 +22,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -407,7 +408,9 @@ def reserve(fd: int, offset: int, nbytes: int) -> None:
 
 def available() -> int:
     """Bytes of memory that this process may still take, by the machine and by its control groups."""
-    free = [_fields(_MACHINE).get("MemAvailable:", 0) * 1024]
+    known = _fields(_MACHINE).get("MemAvailable:")
+    # Where nobody can tell, as without a descriptor to look with, the kernel has to.
+    free = [sys.maxsize if known is None else known * 1024]
     for folder, most, now, prefix in _groups():
         limit, used = _number(os.path.join(folder, most)), _number(os.path.join(folder, now))
         if limit is None or used is None:
@@ -426,7 +429,7 @@ def check_books(samples: int, nbytes_each: int, where: str) -> None:
         LengthError: "train.zip: 281,474,976,710,656 samples; their books take 4 bytes of memory each, so that
             at most 5,368,709,120 fit here; ...".
     """
-    if samples * nbytes_each <= FREE_NBYTES or not os.path.exists(_MACHINE):
+    if samples * nbytes_each <= FREE_NBYTES:
         return
     most = available() // nbytes_each
     if samples > most:

@@ -17,6 +17,7 @@ FLOORS = [
     {"bounded", "once", "servers", "sizes", "zipdirectory"},
     {"memory"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection"},
+    {"temporary"},
     {"places"},
     {"archives", "contents", "digests", "folders", "ordering", "preload"},
     {"local"},

@@ -95,8 +95,8 @@ def export(
         OptionError, MissingDependencyError, ArchiveExistsError, ArchiveLockedError, StorageError.
     Cost: reads every sample once; those that a transform makes, and in parquet, hf and npz those with arrays
         of varying shapes, once before. Some 16 MiB of samples a worker are in memory. hf and npz write twice.
-    Safety: written as `out + ".new"`, and given its name when all is there. Killed, it leaves that, and the
-        next run begins anew. Shards are brought to the disk before; single files are not.
+    Safety: written as `out + ".edcache.new"`, and given its name when all is there. Killed, it leaves that,
+        and the next run begins anew. Shards are brought to the disk before; single files are not.
 
     >>> edcache.export(ds.filter(split="train"), "train-shards", to="webdataset", num_workers=8)
     """

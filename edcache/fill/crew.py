@@ -67,7 +67,10 @@ class Crew:
         self._context = context
         self._tick = tick
         self._record = record
-        self._board = Board(context, workers)
+        try:
+            self._board = Board(context, workers)
+        except OSError as error:  # it stands in a temporary file
+            refused(job.path, "starting worker processes", error)
         self._workers: list[_Worker] = []
         self._size = workers
         self._deaths: Counter[int] = Counter()

@@ -7,7 +7,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edcache import memory
+from edcache import memory, temporary
 from edcache.errors import EdcacheError, LengthError, OptionError, SourceError, StaleCacheError
 from edcache.format import MAX_LENGTH, Head
 from edcache.labels.spec import LabelSpec
@@ -137,9 +137,10 @@ def check_blame(error: BaseException, index: int) -> None:
 
 def refusal(error: BaseException, index: int, path: str) -> SourceError:
     """What is raised where the source raised at an index."""
+    kept = "what was computed before is kept, and filling again continues there"
     return SourceError(
         f"{path}: the source raised at index {index}: {type(error).__name__}: {text_of(error)}; "
-        "what was computed before is kept, and filling again continues there"
+        f"{temporary.KEPT if temporary.is_temporary(path) else kept}"
     )
 
 

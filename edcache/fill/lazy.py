@@ -166,11 +166,9 @@ class _OpenArchive:
         """Encode a sample now, for the thread to publish."""
         with self._turn:
             self._raise_error()
-            if self._is_full or self._is_closing or index in self.pending:
-                return
             while len(self._waiting) >= _MOST_WAITING and self._error is None and self._is_running():
                 self._turn.wait(_LOOK_SECONDS)
-            if self._is_full:
+            if self._is_full or self._is_closing or index in self.pending:
                 return
             try:
                 self._writer.add(index, sample)

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from edcache import durable
+from edcache import durable, temporary
 from edcache.errors import CodecError, LabelError, OptionError
 from edcache.fill.job import Job, check_blame, placed, refusal
 from edcache.fill.presence import PublishClock
 from edcache.labels.tables import Failure
 from edcache.progress import Progress, Show
-from edcache.writer import AnyAppender, start_replacing
+from edcache.writer import AnyAppender
 
 
 def is_stream(source: Any) -> bool:
@@ -47,13 +47,9 @@ def fill_stream(job: Job, num_workers: int, progress: Show = None, rebuild: bool
         )
     if not rebuild:
         return _fill(job, num_workers, progress)
-    new = job.path + ".new"
-    session = start_replacing(new)
-    try:
-        stored = _fill(replace(job, path=new), num_workers, progress)
-        durable.replace(new, job.path)
-    finally:
-        session.close()
+    with temporary.replacing(job.path) as session:
+        stored = _fill(replace(job, path=session.path), num_workers, progress)
+        durable.replace(session.path, job.path)
     return stored
 
 

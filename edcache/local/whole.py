@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from edcache import durable, format
+from edcache import durable, format, temporary
 from edcache.digests import check_digest, parse_digest
 from edcache.durable import File
 from edcache.errors import (
@@ -28,7 +28,7 @@ logger = logging.getLogger("edcache")
 
 THREADS: Final = 8
 # What a replacement that was killed leaves is no archive to copy, and what belongs to a copy is made anew.
-_PASSED_OVER: Final = (".new", PARTIAL, SIDE)
+_PASSED_OVER: Final = (temporary.SUFFIX, PARTIAL, SIDE)
 
 
 @dataclass(frozen=True)

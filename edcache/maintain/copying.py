@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache import durable, format, memory
+from edcache import durable, format, memory, temporary
 from edcache.codec import Compression
 from edcache.contents import Contents
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, StorageError
@@ -19,7 +19,7 @@ from edcache.format import Head
 from edcache.labels.arrays import take_rows
 from edcache.labels.tables import Dictionary, IndexTable, Records
 from edcache.places import Place
-from edcache.writer import Appender, Chunk, start_replacing
+from edcache.writer import Appender, Chunk
 
 CHUNK_NBYTES: Final = 4 << 20
 # Records that lie no further apart are read by one call, unless it would read more than `_SPAN`.
@@ -32,7 +32,7 @@ OnDamage = Callable[[Ints, str], None]
 
 
 class NewArchive:
-    """An archive written beside the path that it is for, under `target + ".new"`, until `publish`.
+    """An archive written beside the path that it is for, under `target + ".edcache.new"`, until `publish`.
 
     Leaving the block without that removes it.
 
@@ -47,8 +47,8 @@ class NewArchive:
     def __init__(self, target: str, head: Head, like: Place) -> None:
         memory.check_outlives(target)
         self._target = target
-        self._work = target + ".new"
-        self._session = start_replacing(self._work)
+        self._session = temporary.start(target)
+        self._work = self._session.path
         self._is_published = False
         self.nbytes = 0
         try:

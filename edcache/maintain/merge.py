@@ -40,7 +40,8 @@ def merge(
 
     Args:
         paths: a list, a glob or a folder, as `CachedDataset.from_cache` takes them; URLs too.
-        target: where the new one goes; nothing may be there. Until it is on the disk it is `target + ".new"`.
+        target: where the new one goes; nothing may be there. Until it is on the disk it is
+            `target + ".edcache.new"`.
         on_progress: called with (bytes of records copied, bytes of records) now and then.
     Raises:
         OptionError: 'merge(): a.zip is of codec="native", b.zip of codec="pickle"; ...'; compression
@@ -51,7 +52,7 @@ def merge(
         After any error there is no new archive, and the others are as they were.
     Cost: reads and writes every record once; some 100 bytes of memory a sample, and all labels.
     Safety: of an archive that others append to it takes what was there at the start. Killed, it leaves
-        nothing at the path; a leftover `.new` is begun anew by the next run.
+        nothing at the path; a leftover `.edcache.new` is begun anew by the next run.
 
     The new archive has a uuid of its own and no fingerprint: `CachedDataset(source, path)` compares none.
     >>> edcache.merge("cache/part-*.zip", "cache/train.zip")
