@@ -52,6 +52,8 @@ def start(target: str, wait: float | None = None, *, is_folder: bool = False) ->
         try:
             session = File.open(locked, "a")
         except ArchiveNotFoundError:
+            if not is_folder:
+                raise
             continue  # who deleted the folder did so just now
         try:
             is_locked = session.try_lock(format.LOCK_SESSION)

@@ -48,6 +48,10 @@ def _parsed(path: Where | os.PathLike[str], storage_options: Mapping[str, Any] |
         return name
     if name.lower().startswith("file://"):
         return os.fspath(unquote(urlsplit(name).path))
+    try:
+        urlsplit(name)
+    except ValueError as error:  # not shown: it may have credentials
+        raise OptionError(f"a {name.partition(':')[0]} URL that does not read: {error}") from None
     return Url(name, storage_options)
 
 

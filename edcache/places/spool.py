@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from edcache import durable, format, temporary
+from edcache import durable, format, memory, temporary
 from edcache.durable import File
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError
 from edcache.places.asking import Stamp
@@ -43,12 +43,12 @@ class Spool:
 
     def __init__(self, url: Url, folder: str | os.PathLike[str] | None = None) -> None:
         self._url = url
+        folder = folder or default_folder()
+        memory.check_outlives(folder)
         told = f"{url.shown} {url.options.get('endpoint_url', '')}"
         digest = hashlib.sha256(told.encode()).hexdigest()[:16]
         name = re.sub(r"[^\w.,=+@-]+", "_", url.shown.rpartition("/")[2]).strip(".")[:80]
-        self.path = os.path.join(
-            durable.absolute(folder or default_folder()), f"{digest}-{name or 'archive'}"
-        )
+        self.path = os.path.join(durable.absolute(folder), f"{digest}-{name or 'archive'}")
 
     def state(self) -> Stamp | None:
         """The state of the object behind the URL; None where there is none."""

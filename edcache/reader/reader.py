@@ -108,6 +108,8 @@ class Reader:
         self.path = self._where if isinstance(self._where, str) else self._where.shown
         check_preload(preload, self.path)
         self.preload = preload
+        if local is not None:
+            memory.check_outlives(local)
         self.local = None if local is None else absolute(local)
         self._max_bytes = max_bytes
         self._pinned: Any = None
