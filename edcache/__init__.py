@@ -24,7 +24,8 @@ The rooms, lowest floor first; imports go down only (tests/test_layers.py):
        memory                                   how a zip file ends; archives in shared memory
     1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
        fingerprint, progress, selection         what identifies a source; what a person sees; indices
-    2  places                                   where bytes are: a file, or an object behind a URL
+    2  temporary, above it places               what is written and has no name yet; where bytes are: a file,
+                                                or an object behind a URL
     3  archives, contents, digests, folders,    which archives are meant; the tables of one merged into one;
        ordering, preload                        its SHA-256; a folder of image files; shuffles, deals and
                                                 sorts; a copy in memory

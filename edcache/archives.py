@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
+from edcache import temporary
+from edcache.durable import absolute
 from edcache.errors import ArchiveNotFoundError, OptionError, StorageError
 from edcache.places import shown
 from edcache.places.url import is_path
@@ -15,8 +17,6 @@ from edcache.places.url import is_path
 Path: TypeAlias = "str | os.PathLike[str]"
 
 _SUFFIX: Final = ".zip"
-# What a replacement that was killed left beside an archive.
-_LEFTOVER: Final = ".new"
 _MAGIC: Final = re.compile(r"[*?[]")
 
 
@@ -25,7 +25,7 @@ def several(paths: Path | Iterable[Path]) -> list[str] | None:
 
     Args:
         paths: "part-*.zip", where "**" goes through folders: all files that it fits, sorted, but for those
-            that end in ".new". A folder: all files in it and below it that end in ".zip", sorted, without
+            that are temporary. A folder: all files in it and below it that end in ".zip", sorted, without
             following links to folders. A list: all that its entries name, each of these or a file, in its
             order. Sorted is by their paths, part by part, numbers in them by their values: part-2 before
             part-10. A file whose name looks like a glob is that file.
@@ -33,11 +33,11 @@ def several(paths: Path | Iterable[Path]) -> list[str] | None:
         ArchiveNotFoundError: 'cache/part-*.zip: no file fits'; 'cache: no .zip file in this folder'.
         OptionError: an empty list; a file that is named twice.
     """
-    if isinstance(paths, str | os.PathLike):
-        return _expanded(os.fspath(paths))
+    if isinstance(paths, str | bytes | os.PathLike):
+        return _expanded(os.fsdecode(paths))
     found: list[str] = []
     for path in paths:
-        name = os.fspath(path)
+        name = os.fsdecode(path)
         found += _expanded(name) or [name]
     if not found:
         raise OptionError("an empty list names no archive; give the path of one at least")
@@ -56,10 +56,10 @@ def digests_of(paths: Sequence[str], expected: object) -> list[str | None]:
     if expected is None:
         return [None] * len(paths)
     if isinstance(expected, Mapping):
-        by_path = {os.path.realpath(path): digest for path, digest in expected.items()}
-        real = [os.path.realpath(path) for path in paths]
+        by_path = {_real(path): digest for path, digest in expected.items()}
+        real = [_real(path) for path in paths]
         lacking = [path for path, name in zip(paths, real, strict=True) if name not in by_path]
-        extra = [path for path in expected if os.path.realpath(path) not in real]
+        extra = [path for path in expected if _real(path) not in real]
         if lacking or extra:
             what = f"none for {lacking[0]}" if lacking else f"one for {extra[0]}, which is not among them"
             raise OptionError(f"expected_digest= has {what}; give one for each of the archives")
@@ -95,7 +95,7 @@ def _expanded(name: str) -> list[str] | None:
         return found
     if os.path.lexists(name) or not _MAGIC.search(name):
         return None
-    fitting = (path for path in glob.iglob(name, recursive=True) if not path.endswith(_LEFTOVER))
+    fitting = (path for path in glob.iglob(name, recursive=True) if not temporary.is_temporary(path))
     found = sorted((path for path in fitting if not os.path.isdir(path)), key=natural_key)
     if not found:
         raise ArchiveNotFoundError(f"{name}: no file fits this glob; is its folder right?")
@@ -115,7 +115,12 @@ def _below(folder: str) -> Iterator[str]:
 def _check_once(found: list[str]) -> None:
     seen: set[str] = set()
     for path in found:
-        real = os.path.realpath(path)
+        real = _real(path)
         if real in seen:
             raise OptionError(f"{shown(path)}: named twice; edcache.concat() takes a dataset more than once")
         seen.add(real)
+
+
+def _real(path: str) -> str:
+    """What two names of one file have in common."""
+    return os.path.realpath(absolute(path)) if is_path(path) else path

@@ -82,6 +82,8 @@ class CachedFactory(Generic[P]):
         path = self._path_for(arguments)
         fingerprint = call_fingerprint(self.uncached, arguments, self.version)
         store = store_at(path, self.options.get("storage_options"))
+        if isinstance(store.where, str):
+            path = store.where  # the factory may change the folder that this process works in
         found = store.found()
         rebuild = found is not None and self._is_stale(found, fingerprint)
         # What may be lost is computed again when a lazy cache is asked for it.

@@ -13,7 +13,7 @@
     │   ├── StaleArchiveError (RuntimeError)   the file at the path is no longer the one that was opened
     │   ├── DigestError (ValueError)           the file is not the one that was published, or has no digest
     │   ├── StorageError (OSError)             the operating system refused: full disk, I/O error, no locks
-    │   ├── LengthError (ValueError)           a length is claimed that the file's size does not justify
+    │   ├── LengthError (ValueError)           more samples than the file's size, or memory, justifies
     │   └── CorruptArchiveError (ValueError)   bytes that no writer of ours left
     │       └── CorruptRecordError             one record; the others still read
     ├── SampleIndexError (IndexError)          an index outside [-n, n)
@@ -119,7 +119,7 @@ class StorageError(ArchiveError, OSError):
 
 
 class LengthError(ArchiveError, ValueError):
-    """The archive claims more samples than its size justifies allocating for."""
+    """More samples than the size of the archive, or the memory of this process, justifies allocating for."""
 
 
 class CorruptArchiveError(ArchiveError, ValueError):

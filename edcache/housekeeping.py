@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from edcache import durable, format, memory
+from edcache import durable, format, memory, temporary
 from edcache.contents import Chain, read_table
 from edcache.durable import File
 from edcache.errors import (
@@ -31,7 +31,7 @@ from edcache.errors import (
 )
 from edcache.format import Cursor, Head, Header
 from edcache.labels.tables import parse_index
-from edcache.local import PARTIAL, copy_at, leftovers, why_stays
+from edcache.local import PARTIAL, SIDE, copies_beside, copy_at, discard_side, leftovers, why_stays
 from edcache.places import located, open_place
 from edcache.sizes import human_bytes
 
@@ -48,7 +48,8 @@ class Listed:
     was_read: whether reading was the last of the two. present: samples that have a record; absent:
     those that failed and count as absent for good. length: samples of the dataset. fingerprint: what the
     head says of where they come from. problem: why the file cannot be read, in one message; what it would
-    have told is then 0 or None. origin: what it is a copy of, if it is one.
+    have told is then 0 or None. origin: what it is a copy of, if it is one. is_left: whether it is a file or
+    folder that a process was writing, which has ended.
     """
 
     path: str
@@ -62,6 +63,7 @@ class Listed:
     fingerprint: dict[str, Any] | None = None
     problem: str | None = None
     origin: str | None = None
+    is_left: bool = False
 
     @property
     def complete(self) -> bool:
@@ -94,9 +96,9 @@ def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
 def _archives(top: str) -> Iterator[Listed]:
     unreadable: list[OSError] = []
     for path in _regular_files(top, unreadable.append):
-        partial = _partial_copy(path)
-        if partial is not None:
-            yield partial
+        listed = _temporary(path) or _partial_copy(path)
+        if listed is not None:
+            yield listed
             continue
         try:
             yield look_at(path)
@@ -107,6 +109,19 @@ def _archives(top: str) -> Iterator[Listed]:
     for refused in unreadable:
         name = str(refused.filename)
         yield Listed(name, 0, 0.0, False, problem=f"{name}: listing the folder: {refused.strerror}")
+
+
+def _temporary(path: str) -> Listed | None:
+    """What has no name yet, or says of what something is a copy that is not there."""
+    is_stray = path.endswith(SIDE) and not any(map(os.path.exists, copies_beside(path)))
+    if not (temporary.is_temporary(path) or is_stray):
+        return None
+    try:
+        is_held = why_not_now(path) is not None
+    except StorageError as error:
+        return Listed(path, *_on_disk(path), problem=str(error))
+    why = "another process is writing it" if is_held else "a process that has ended left it; prune deletes it"
+    return Listed(path, *_on_disk(path), problem=f"{path}: {why}", is_left=not is_held)
 
 
 def _partial_copy(path: str) -> Listed | None:
@@ -120,10 +135,13 @@ def _partial_copy(path: str) -> Listed | None:
 
 
 def _regular_files(top: str, on_error: Callable[[OSError], None]) -> Iterator[str]:
-    for folder, _, names in os.walk(top, onerror=on_error):
-        for name in names:
+    """Files in a folder and below it, and the folders that are temporary; links are not followed."""
+    for folder, folders, names in os.walk(top, onerror=on_error):
+        unnamed = [name for name in folders if temporary.is_temporary(name)]
+        folders[:] = [name for name in folders if name not in unnamed]
+        for name in [*unnamed, *names]:
             path = os.path.join(folder, name)
-            if not os.path.islink(path) and os.path.isfile(path):
+            if not os.path.islink(path) and (name in unnamed or os.path.isfile(path)):
                 yield path
 
 
@@ -177,7 +195,10 @@ def _on_disk(path: str) -> tuple[int, float, bool]:
         found = os.stat(path)
     except OSError:  # gone since
         return 0, 0.0, False
-    return found.st_size, max(found.st_atime, found.st_mtime), found.st_atime >= found.st_mtime
+    nbytes = found.st_size
+    if stat.S_ISDIR(found.st_mode):
+        nbytes = sum(_on_disk(os.path.join(path, name))[0] for name in os.listdir(path))
+    return nbytes, max(found.st_atime, found.st_mtime), found.st_atime >= found.st_mtime
 
 
 def _samples(file: File, head: Head, cursor: Cursor) -> tuple[int, int, int, bool]:
@@ -265,7 +286,9 @@ def in_use(path: str | os.PathLike[str]) -> bool:
 
 def why_not_now(path: str) -> str | None:
     """Why a file should not be deleted at this moment, in one line; None where nothing speaks against it."""
-    reason = why_stays(path.removesuffix(PARTIAL)) if os.path.exists(path) else None
+    if temporary.is_temporary(path):
+        return f"{path}: another process is writing it" if temporary.is_held(path) else None
+    reason = why_stays(path.removesuffix(PARTIAL).removesuffix(SIDE)) if os.path.exists(path) else None
     if reason is not None:
         return f"{path}: {reason}"
     try:
@@ -303,25 +326,6 @@ def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> Non
         raise ArchiveLockedError(f"{reason}; wait for it to end, or force the deletion (--force)")
 
 
-def leftover_of(path: str | os.PathLike[str]) -> str | None:
-    """The file `path + ".new"` that a replacement of an archive leaves when it is killed, if there is one.
-
-    A file of that name that edcache did not write is none.
-    """
-    name = os.fspath(path) + ".new"
-    try:
-        if not stat.S_ISREG(os.lstat(name).st_mode):
-            return None
-        head_of(name)
-    except (FileNotFoundError, StorageError):
-        return None
-    except ArchiveError:
-        from edcache.writer import never_created
-
-        return name if never_created(name) else None
-    return name
-
-
 def delete(path: str | os.PathLike[str]) -> int:
     """Delete a file and return how many bytes it had; 0 where it is gone already.
 
@@ -332,6 +336,12 @@ def delete(path: str | os.PathLike[str]) -> int:
     """
     name = os.fspath(path)
     try:
+        if temporary.is_temporary(name):
+            nbytes = _on_disk(name)[0]
+            return nbytes if temporary.discard(name) else 0
+        if name.endswith(SIDE):
+            nbytes = _on_disk(name)[0]
+            return nbytes if discard_side(name) else 0
         nbytes = os.lstat(name).st_size
         durable.remove(name)
         for beside in leftovers(name):
@@ -365,16 +375,20 @@ def plan_pruning(
 ) -> Pruning:
     """Choose which archives go: the least recently used, until both conditions hold. Deletes nothing.
 
+    What a process left that has ended goes in any case.
+
     Args:
-        archives: as `archives_in` lists them; those with a problem are left out of everything.
+        archives: as `archives_in` lists them; others with a problem are left out of everything.
         older_than: seconds; none stays that was last used longer ago.
         max_nbytes: what stays has at most this many bytes together.
         now: seconds since 1970; the clock's by default.
     """
     oldest = (time.time() if now is None else now) - older_than if older_than is not None else -np.inf
     most = np.inf if max_nbytes is None else max_nbytes
-    sound = sorted((a for a in archives if a.problem is None), key=lambda a: (a.used, a.path))
+    order = sorted(archives, key=lambda a: (a.used, a.path))
+    sound = [archive for archive in order if archive.problem is None or archive.origin is not None]
     nbytes, pruning = sum(archive.nbytes for archive in sound), Pruning()
+    pruning.doomed = [archive for archive in order if archive.is_left]
     for archive in sound:
         must_go = archive.used < oldest or nbytes > most
         reason = why_not_now(archive.path) if must_go else None

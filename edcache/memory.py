@@ -22,6 +22,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -29,7 +30,8 @@ from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, Protocol
 from urllib.parse import quote, unquote
 
-from edcache.errors import OptionError
+from edcache.bounded import FREE_NBYTES
+from edcache.errors import LengthError, OptionError
 from edcache.sizes import human_bytes
 
 PREFIX: Final = "shm://"
@@ -217,7 +219,7 @@ def turn(system: Locks, path: str, *, creates: bool = False) -> Iterator[None]:
 
 def check_outlives(path: str | os.PathLike[str]) -> None:
     """Raise OptionError for a name in memory, of whoever would close what he made as soon as it is done."""
-    if is_memory(os.fspath(path)):
+    if is_memory(os.fsdecode(path)):
         raise OptionError(
             f"{path}: in memory it would be gone when this is done; give the path of a file, or make it with "
             "CachedDataset(source, path), which keeps it"
@@ -406,7 +408,9 @@ def reserve(fd: int, offset: int, nbytes: int) -> None:
 
 def available() -> int:
     """Bytes of memory that this process may still take, by the machine and by its control groups."""
-    free = [_fields(_MACHINE).get("MemAvailable:", 0) * 1024]
+    known = _fields(_MACHINE).get("MemAvailable:")
+    # Where nobody can tell, as without a descriptor to look with, the kernel has to.
+    free = [sys.maxsize if known is None else known * 1024]
     for folder, most, now, prefix in _groups():
         limit, used = _number(os.path.join(folder, most)), _number(os.path.join(folder, now))
         if limit is None or used is None:
@@ -416,6 +420,23 @@ def available() -> int:
         files = told.get(f"{prefix}inactive_file", 0) + told.get(f"{prefix}active_file", 0)
         free.append(limit - used + files)
     return max(0, min(free) - _SPARE_NBYTES)
+
+
+def check_books(samples: int, nbytes_each: int, where: str) -> None:
+    """Refuse to keep books of more samples than the memory that is left can hold.
+
+    Raises:
+        LengthError: "train.zip: 281,474,976,710,656 samples; their books take 4 bytes of memory each, so that
+            at most 5,368,709,120 fit here; ...".
+    """
+    if samples * nbytes_each <= FREE_NBYTES:
+        return
+    most = available() // nbytes_each
+    if samples > most:
+        raise LengthError(
+            f"{where}: {samples:,} samples; their books take {nbytes_each} bytes of memory each, so that at "
+            f"most {most:,} fit here; divide them into several archives, or give it more memory"
+        )
 
 
 def _groups() -> Iterator[tuple[str, str, str, str]]:

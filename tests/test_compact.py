@@ -225,7 +225,7 @@ def test_an_archive_that_another_process_replaces_is_refused(path):
     before = path.read_bytes()
     with CacheWriter(path, "w", in_memory_keys=["y"]) as w:
         w.append(sample(0))
-        with pytest.raises(ArchiveLockedError, match=r"a\.zip\.new: another process is writing it"):
+        with pytest.raises(ArchiveLockedError, match=r"a\.zip\.edcache\.new: another process is writing it"):
             edcache.compact(path)
         assert path.read_bytes() == before
     check(path, {0: sample(0)})

@@ -248,14 +248,13 @@ def test_it_is_told_too_where_exceptions_are_pickled_with_their_causes(path, log
 
 
 def test_what_is_no_error_of_a_sample_is_told_with_its_text(path, log):
-    class Leaving(Source):
-        def __getitem__(self, i):
-            raise SystemExit("enough")
+    def leave(sample):
+        raise SystemExit("enough")
 
     with pytest.raises(
         WorkerError, match=r"^a worker process raised what cannot be raised here \(enough\):\n"
     ):
-        fill(Leaving(log), path)
+        CachedDataset(Source(log), path, in_memory_keys={"y": leave}, num_workers=2)
 
 
 class Mute(Exception):

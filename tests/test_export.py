@@ -313,7 +313,7 @@ class Telling:
 
 def contents(path: Path) -> dict[str, bytes]:
     found = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
-    files = [file for file in found if file.name != ".edcache-export"]
+    files = [file for file in found if file.name != ".edcache.new"]
     return {str(file.relative_to(path)): file.read_bytes() for file in files}
 
 
@@ -592,7 +592,7 @@ def test_values_beyond_a_column_end_the_export_and_leave_nothing(tmp_path, out):
         with pytest.raises(ExportError, match='field "x" does not fit int64: '):
             edcache.export(big, out, to)
     assert not out.exists()
-    assert not Path(f"{out}.new").exists()
+    assert not Path(f"{out}.edcache.new").exists()
     labelled = archive_of(tmp_path, {"x": 1}, {"x": 2}, in_memory_keys={"b": lambda s: b"bytes"})
     refused(
         labelled,
@@ -620,7 +620,7 @@ def test_a_transform_that_changes_its_mind_is_told_by_the_sample(path, out):
     text = r'sample 4: field "x" is an array of uint8 \(1, 3\), and was an array of uint8 \(2, 3\) when'
     with pytest.raises(ExportError, match=text):
         edcache.export(ds, out, "parquet")
-    assert not Path(f"{out}.new").exists()
+    assert not Path(f"{out}.edcache.new").exists()
 
 
 def test_options_are_checked(ds, out):
@@ -657,21 +657,12 @@ def test_what_is_in_the_way_is_left_alone(ds, out, to):
     assert out.read_text() == "mine"
 
 
-def test_a_folder_in_the_place_of_the_work_is_left_alone(ds, out):
-    work = Path(f"{out}.new")
-    work.mkdir()
-    (work / "mine").write_text("mine")
-    text = f"{work}: is in the way, and no export left it; move it away"
-    refused(ds, out, "files", text, ArchiveExistsError)
-    assert (work / "mine").read_text() == "mine"
-
-
 def test_two_exports_to_one_place_are_told_apart(ds, out):
     with pytest.raises(StorageError, match="it ends"), new_folder(str(out)):
-        text = f"{out}.new: another process is writing it; wait for it to end"
+        text = f"{out}.edcache.new: another process is writing it; wait for it to end"
         refused(ds, out, "files", text, ArchiveLockedError)
         raise StorageError("it ends")
-    assert not Path(f"{out}.new").exists()
+    assert not Path(f"{out}.edcache.new").exists()
     edcache.export(ds, out, "files")
 
 

@@ -88,10 +88,9 @@ def test_an_index_error_inside_the_source_is_no_end(path):
         CachedDataset(Counted(change=refuse_at(3, IndexError("inner"))), path)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_passes_through_and_keeps_what_was_computed(path, error):
-    with pytest.raises(error):
-        CachedDataset(Counted(change=refuse_at(20, error())), path)
+def test_an_interrupt_passes_through_and_keeps_what_was_computed(path):
+    with pytest.raises(KeyboardInterrupt):
+        CachedDataset(Counted(change=refuse_at(20, KeyboardInterrupt())), path)
     assert CachedDataset.from_cache(path).missing.tolist() == list(range(20, 50))
 
 

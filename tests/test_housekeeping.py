@@ -28,7 +28,6 @@ from edcache.housekeeping import (
     check_deletable,
     delete,
     in_use,
-    leftover_of,
     look_at,
     plan_pruning,
 )
@@ -447,7 +446,7 @@ def test_what_another_process_fills_is_deleted_by_force_only(cache: Path, filled
 
 
 def test_rm_takes_along_what_a_killed_rebuild_left(tmp_path: Path) -> None:
-    path, left = archive(tmp_path / "a.zip"), tmp_path / "a.zip.new"
+    path, left = archive(tmp_path / "a.zip"), tmp_path / "a.zip.edcache.new"
     writer = CacheWriter(path, mode="w")
     writer.append(1)
     writer.abort()
@@ -456,23 +455,16 @@ def test_rm_takes_along_what_a_killed_rebuild_left(tmp_path: Path) -> None:
 
     archive(path)
     left.touch()  # killed before its head
-    assert leftover_of(path) == str(left)
     run("rm", path)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_rm_leaves_what_is_no_leftover_or_is_being_written(tmp_path: Path) -> None:
-    path, left = archive(tmp_path / "a.zip"), tmp_path / "a.zip.new"
-    left.write_text("notes of my own")
-    assert run("rm", path).stderr == ""
-    assert left.read_text() == "notes of my own"
-    left.unlink()
-
-    archive(path)
+def test_rm_leaves_what_is_being_written(tmp_path: Path) -> None:
+    path, left = archive(tmp_path / "a.zip"), tmp_path / "a.zip.edcache.new"
     with CacheWriter(path, mode="w") as writer:
         writer.append(1)
         result = run("rm", path, "--yes")
-        assert result.stderr == f"{left}: another process is filling it or appending to it; it stays\n"
+        assert result.stderr == f"{left}: another process is writing it; it stays\n"
         assert result.stdout.startswith(f"{path}: deleted, ")
     assert CachedDataset.from_cache(path)[0] == 1
 
@@ -644,10 +636,11 @@ def test_quantities_that_do_not_read_are_wrong_usage(
     assert path.exists()
 
 
-def test_prune_without_a_condition_is_wrong_usage(cache: Path) -> None:
+def test_prune_without_a_condition_takes_what_was_left_alone(cache: Path) -> None:
     path = archive(cache / "a.zip", days=999)
-    assert "--older-than 30d, --max-size 200GB, or both" in run("prune", "--yes", code=2).stderr
-    assert path.exists()
+    (cache / "a.zip.edcache.new").write_bytes(b"left")
+    assert run("prune", "--yes").stdout.splitlines()[-1].startswith("1 archive deleted, 4 bytes freed; 1 ")
+    assert os.listdir(cache) == [path.name]
 
 
 @pytest.mark.parametrize(

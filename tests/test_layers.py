@@ -19,6 +19,7 @@ FLOORS = [
     {"bounded", "modules", "once", "servers", "sizes", "suggestion", "zipdirectory"},
     {"memory"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection"},
+    {"temporary"},
     {"places"},
     {"archives", "contents", "digests", "folders", "ordering", "preload"},
     {"local"},

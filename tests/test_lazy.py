@@ -5,6 +5,7 @@ import gc
 import itertools
 import os
 import pickle
+import random
 import re
 import shutil
 import threading
@@ -209,6 +210,48 @@ def test_an_archive_does_not_grow_beyond_max_bytes(path, log, limit):
     assert [again[i]["x"][0] for i in range(40)] == list(range(40))
     assert computed(log) == missing
     assert len(missing) == 40 - kept
+
+
+class Sized:
+    """Samples of so many bytes that do not compress."""
+
+    def __init__(self, nbytes, count):
+        self.nbytes, self.count = nbytes, count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        return {"x": random.Random(i).randbytes(self.nbytes), "name": f"sample {i}"}
+
+
+@pytest.mark.parametrize("nbytes", [0, 200, 8_000, 300_000])
+@pytest.mark.parametrize("limit", [60_000, 1_000_000, 6_000_000])
+@pytest.mark.parametrize("options", [{}, {"compression": "zstd", "in_memory_keys": ["name"]}], ids=str)
+def test_up_to_max_bytes_is_kept(path, nbytes, limit, options):
+    ds = CachedDataset(Sized(nbytes, 2_000), path, lazy=True, max_bytes=limit, **options)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(min(2_000, 2 * limit // (nbytes + 300) + 5)):
+            ds[i]
+        ds.close()
+    size, reader = path.stat().st_size, Reader(path)
+    kept = reader.present
+    ds = CachedDataset.from_cache(path)
+    assert [ds[i]["name"] for i in range(kept)] == [f"sample {i}" for i in range(kept)]
+    if caught:
+        assert size <= limit
+        assert size + nbytes + 100 > limit - 30_000 - limit // 10
+    else:
+        assert kept == 2_000 or size < limit
+
+
+def test_workers_together_keep_to_max_bytes(path):
+    ds = CachedDataset(Sized(8_000, 800), path, lazy=True, max_bytes=1_000_000)
+    for batch in DataLoader(ds, batch_size=5, num_workers=2, collate_fn=list):
+        assert len(batch) == 5
+    assert 900_000 < path.stat().st_size <= 1_000_000
+    assert edcache.verify(path).sound
 
 
 def test_a_part_of_the_free_disk_is_a_limit(path, log):

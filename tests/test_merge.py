@@ -20,7 +20,7 @@ from likeness import same
 from scale import scaled, seeded
 
 import edcache
-from edcache import CachedDataset, CacheWriter, durable
+from edcache import CachedDataset, CacheWriter, durable, temporary
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveLockedError,
@@ -34,7 +34,7 @@ from edcache.errors import (
 from edcache.format import Head
 from edcache.labels.columns import no_labels
 from edcache.labels.tables import Failure, Records
-from edcache.writer import Appender, Chunk, start_replacing
+from edcache.writer import Appender, Chunk
 
 SEED = st.integers(0, 2**32)
 
@@ -224,8 +224,10 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(tmp_path):
     refused([a, tmp_path / "gone.zip"], new, ArchiveNotFoundError, "gone.zip: ")
     refused([], new, OptionError, "an empty list names no archive")
     refused([a, other], a, ArchiveExistsError, "a.zip: exists already; give a path where nothing is")
-    session = start_replacing(f"{new}.new")
-    refused([a], new, ArchiveLockedError, "new.zip.new: another process is writing it; wait for it to end")
+    session = temporary.start(str(new))
+    refused(
+        [a], new, ArchiveLockedError, "new.zip.edcache.new: another process is writing it; wait for it to end"
+    )
     session.close()
 
 
@@ -358,7 +360,7 @@ def test_a_merge_that_is_killed_leaves_nothing_at_the_path_or_the_whole(tmp_path
     assert (count > 10, was_there) == (True, {False, True})
     new.unlink()
     killed_at(count // 2, lambda: edcache.merge(paths, new))
-    assert Path(f"{new}.new").exists()
+    assert Path(f"{new}.edcache.new").exists()
     edcache.merge(paths, new)
     expect_as_concat(new, paths)
-    assert not Path(f"{new}.new").exists()
+    assert not Path(f"{new}.edcache.new").exists()

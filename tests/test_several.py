@@ -74,7 +74,7 @@ def test_numbers_sort_by_their_value_and_files_by_the_folders_they_are_in(tmp_pa
     for name in ordered:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         write(tmp_path / name, range(1))
-    (tmp_path / "c.zip.new").write_bytes(b"left by a killed replacement")
+    (tmp_path / "c.zip.edcache.new").write_bytes(b"left by a killed replacement")
     (tmp_path / "notes.txt").write_text("not an archive")
     expected = [str(tmp_path / name) for name in ordered]
     assert CachedDataset.from_cache(tmp_path).paths == expected

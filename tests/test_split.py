@@ -204,7 +204,7 @@ def test_a_split_that_is_killed_leaves_whole_archives_alone(tmp_path, tally):
         names = sorted(os.listdir(folder)) if folder.exists() else []
         whole = [name for name in names if name.endswith(".zip")]
         assert whole == [f"a-0000{k}.zip" for k in range(len(whole))]
-        assert set(names) - set(whole) <= {f"a-0000{len(whole)}.zip.new"}
+        assert set(names) - set(whole) <= {f"a-0000{len(whole)}.zip.edcache.new"}
         for name in whole:
             assert edcache.verify(folder / name).sound
         tally("killed splits", was_killed)

@@ -517,7 +517,7 @@ def test_rounds_of_everything_leave_no_descriptor_memory_process_or_shared_memor
 def _free(path: Path) -> dict[str, bool]:
     """Which locks of an archive another process could take now."""
     file = File.open(path, "a")
-    new = File.open(str(path) + ".new", "a")
+    new = File.open(str(path) + ".edcache.new", "a")
     try:
         return {
             "append": _try(file, format.LOCK_APPEND),

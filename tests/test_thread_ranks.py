@@ -189,7 +189,7 @@ def test_threads_that_copy_what_is_behind_a_url_copy_it_once(spool):
     [(_, path)] = set(run_ranks(rank, 8))
     with open(path, "rb") as file:
         assert file.read() == whole
-    assert not os.path.exists(f"{path}.copy")
+    assert not os.path.exists(f"{path}.edcache.new")
 
 
 def test_what_a_killed_process_left_of_a_copy_is_not_in_the_next(spool):
@@ -198,7 +198,7 @@ def test_what_a_killed_process_left_of_a_copy_is_not_in_the_next(spool):
         w.append(1)
     spooled = Spool(Url(url, {}))
     spool.mkdir(exist_ok=True)
-    with open(f"{spooled.path}.copy", "wb") as file:
+    with open(f"{spooled.path}.edcache.new", "wb") as file:
         file.write(b"left" * 100_000)
     spooled.prepare()
     with open(spooled.path, "rb") as file:

@@ -99,12 +99,12 @@ def test_w_leaves_the_old_archive_and_a_resumable_one_beside_it_on_an_exception(
         w.append("new")
         raise ValueError("no")
     assert contents(path) == {0: "old"}
-    assert contents(str(path) + ".new") == {0: "new"}
+    assert contents(str(path) + ".edcache.new") == {0: "new"}
 
 
 def test_two_replacements_of_one_path_exclude_each_other(path):
     w = CacheWriter(path, "w")
-    with pytest.raises(ArchiveLockedError, match="a.zip.new: another process is writing it"):
+    with pytest.raises(ArchiveLockedError, match="a.zip.edcache.new: another process is writing it"):
         CacheWriter(path, "w")
     w.close()
     CacheWriter(path, "w").close()
@@ -461,7 +461,7 @@ def test_a_replacement_that_was_given_up_is_begun_anew(path):
     with pytest.raises(ValueError, match="no"), CacheWriter(path, "w") as w:
         w.append("given up")
         raise ValueError("no")
-    reader = Reader(str(path) + ".new")
+    reader = Reader(str(path) + ".edcache.new")
     assert len(reader) == 1
     with CacheWriter(path, "w") as w:
         w.append("new")
@@ -840,7 +840,7 @@ def test_a_replacement_that_cannot_be_begun_keeps_no_other_out(path):
 
     with (
         durable.replace_system(Full()),
-        pytest.raises(StorageError, match="a.zip.new: writing 4,096 bytes at"),
+        pytest.raises(StorageError, match="a.zip.edcache.new: writing 4,096 bytes at"),
     ):
         CacheWriter(path, "w")
     with CacheWriter(path, "w") as w:

@@ -189,16 +189,15 @@ def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
 
 
 def _leftover(path: str) -> Iterator[str]:
-    from edcache.housekeeping import leftover_of, why_not_now
+    from edcache.housekeeping import why_not_now
+    from edcache.temporary import name_for
 
-    file = leftover_of(path)
-    if file is None:
-        return
+    file = name_for(path)
     reason = why_not_now(file)
-    if reason is None:
-        yield file
-    else:
+    if reason is not None:
         click.echo(printable(f"{reason}; it stays"), err=True)
+    elif os.path.lexists(file):
+        yield file
 
 
 def _deleted(files: Iterable[str], force: bool = False) -> Iterator[tuple[str, int]]:
@@ -241,8 +240,9 @@ def prune(
 ) -> None:
     """Delete the least recently used archives in DIR and below it until both conditions hold.
 
-    Without DIR, of those that caches lists. Files that are no archives, archives that cannot be read
-    and what another process is filling are left as they are.
+    Without DIR, of those that caches lists. What processes left that were killed while they wrote it goes in
+    any case; without a condition, nothing else. Files that are no archives, archives that cannot be read
+    and what another process is writing are left as they are.
 
     \b
     Example:
@@ -250,8 +250,6 @@ def prune(
     """
     from edcache.housekeeping import plan_pruning
 
-    if older_than is None and max_size is None:
-        raise click.UsageError("say what has to go: --older-than 30d, --max-size 200GB, or both")
     folder, archives = _archives(directory)
     plan = plan_pruning(archives, older_than=older_than, max_nbytes=max_size)
     if plan.doomed:
@@ -265,6 +263,6 @@ def prune(
     if plan.doomed:
         _confirm(f"delete {sizes_text(plan.doomed)}?", yes)
     gone = dict(_deleted(archive.path for archive in plan.doomed))
-    stay = [archive for archive in archives if archive.problem is None and archive.path not in gone]
+    stay = [archive for archive in (*plan.kept, *plan.doomed) if archive.path not in gone]
     went = f"{plural(len(gone), 'archive')} deleted, {human_bytes(sum(gone.values()))} freed"
     click.echo(f"{went}; {sizes_text(stay)} stay")

@@ -21,6 +21,7 @@ from edcache.fill import (
     fill,
     fill_stream,
     is_stream,
+    length_of,
     worker_count,
 )
 from edcache.fingerprint import moved_paths, source_changed, source_fingerprint
@@ -83,7 +84,8 @@ class Building:
         }
         self._fill_options = fill_options
         self._asked = {"codec": codec, "compression": compression}
-        self.length = None if self._is_stream or not hasattr(source, "__len__") else len(source)
+        has_length = not self._is_stream and hasattr(source, "__len__")
+        self.length = length_of(source, store.path) if has_length else None
         head = new_head(
             spec,
             length=self.length,

@@ -291,8 +291,8 @@ class CachedDataset(StoredSamples):
         found = several(path)
         if found is not None:
             return cls._several(found, **options)
-        assert isinstance(path, str | os.PathLike)
-        return cls(None, path, **options)
+        assert isinstance(path, str | bytes | os.PathLike)
+        return cls(None, os.fsdecode(path), **options)
 
     @classmethod
     def _several(cls, paths: Sequence[str], expected_digest: Any = None, **options: Any) -> Several:

@@ -24,7 +24,7 @@ from typing import Any
 
 from edcache.durable import calls
 from edcache.durable.calls import WHOLE_FILE_LOCK, System, replace_system
-from edcache.durable.file import File, Stamp, written_since_boot
+from edcache.durable.file import File, Stamp, absolute, written_since_boot
 from edcache.durable.keeping import kept
 from edcache.durable.paths import (
     allocated,
@@ -32,6 +32,7 @@ from edcache.durable.paths import (
     exists,
     make_parent,
     move,
+    names_in,
     remove,
     remove_tree,
     replace,
@@ -39,18 +40,22 @@ from edcache.durable.paths import (
     sync_directory,
     touch,
 )
+from edcache.durable.refusals import refused
 
 __all__ = [
     "WHOLE_FILE_LOCK",
     "File",
     "Stamp",
     "System",
+    "absolute",
     "allocated",
     "copy_permissions",
     "exists",
     "kept",
     "make_parent",
     "move",
+    "names_in",
+    "refused",
     "remove",
     "remove_tree",
     "replace",

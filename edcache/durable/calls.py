@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import shutil
@@ -132,7 +133,10 @@ class System:
 
     def make_folders(self, path: str) -> None:
         """Make a folder and those above it, where they are absent."""
-        os.makedirs(path, exist_ok=True)
+        try:
+            os.makedirs(path, exist_ok=True)
+        except RecursionError:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)) from None
 
     def copy_permissions(self, source: str, target: str) -> None:
         """Let `target` be read and written by whom `source` may be."""

@@ -15,7 +15,7 @@ from typing import Final
 from edcache import memory, servers
 from edcache.durable import calls
 from edcache.durable.refusals import refused, with_errno
-from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, StorageError
+from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, OptionError, StorageError
 
 _MAX_OFFSET: Final = 1 << 62
 _CAN_TELL_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
@@ -35,6 +35,33 @@ Stamp = tuple[int, int, int]
 def stamp_of(found: os.stat_result) -> Stamp:
     """The stamp in what the system says of a file."""
     return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def absolute(path: str | bytes | os.PathLike[str]) -> str:
+    """What leads to the same file whichever folder the process works in later; "shm://" stays as it is.
+
+    Raises:
+        OptionError: "an empty path"; a path that no file system takes.
+        StorageError: a relative path, and the folder that the process works in is gone.
+    """
+    name = os.fsdecode(path)
+    if memory.is_memory(name):
+        return name
+    if not name:
+        raise OptionError("an empty path; give that of a file")
+    try:
+        is_name = b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name:
+        raise OptionError(f"{name!a}: no path, which has no NUL and no half of a surrogate pair")
+    if os.path.isabs(name):
+        return name
+    try:
+        # Not normalised: behind a link, ".." is another folder.
+        return os.path.join(os.getcwd(), name)
+    except OSError as error:
+        refused(name, "asking for the folder that this process works in; give an absolute path", error)
 
 
 _lockable: weakref.WeakSet[File] = weakref.WeakSet()
@@ -78,8 +105,7 @@ class File:
         self.can_lock = True
         self._descriptors: list[int] = []
         self._is_in_memory = memory.is_memory(path)
-        # The process may change its folder.
-        self.absolute = path if self._is_in_memory else os.path.abspath(path)
+        self.absolute = absolute(path)
         if writable:
             _lockable.add(self)
         if self._is_in_memory:
@@ -186,7 +212,7 @@ class File:
 
     def renamed(self, path: str) -> None:
         """Note that this file has another name now."""
-        self.path, self.absolute = path, path if self._is_in_memory else os.path.abspath(path)
+        self.path, self.absolute = path, absolute(path)
 
     def modified(self) -> float:
         """When the file was last written, in seconds since 1970."""

@@ -92,6 +92,14 @@ def exists(path: str) -> bool:
     return True
 
 
+def names_in(folder: str) -> list[str]:
+    """What a folder has."""
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        refused(folder, "listing it", error)
+
+
 def make_parent(path: str) -> None:
     """Make the folder of `path` and those above it, where they are absent."""
     servers.refuse(path)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from edcache import memory
 from edcache.archives import Path
 from edcache.dataset import CachedDataset
 from edcache.errors import OptionError
@@ -32,6 +33,7 @@ from edcache.exporting.rows import Parquets
 from edcache.exporting.single import Folders, Naming, Tars, check_json_labels
 from edcache.fill import worker_count
 from edcache.labels.exchange import Column
+from edcache.places import local_path
 from edcache.sizes import parsed_bytes
 from edcache.views import Samples
 
@@ -93,8 +95,8 @@ def export(
         OptionError, MissingDependencyError, ArchiveExistsError, ArchiveLockedError, StorageError.
     Cost: reads every sample once; those that a transform makes, and in parquet, hf and npz those with arrays
         of varying shapes, once before. Some 16 MiB of samples a worker are in memory. hf and npz write twice.
-    Safety: written as `out + ".new"`, and given its name when all is there. Killed, it leaves that, and the
-        next run begins anew. Shards are brought to the disk before; single files are not.
+    Safety: written as `out + ".edcache.new"`, and given its name when all is there. Killed, it leaves that,
+        and the next run begins anew. Shards are brought to the disk before; single files are not.
 
     >>> edcache.export(ds.filter(split="train"), "train-shards", to="webdataset", num_workers=8)
     """
@@ -106,7 +108,8 @@ def export(
     count = worker_count(num_workers)
     if to == "hf":
         datasets_package()
-    target = os.fspath(out)
+    memory.check_outlives(out)
+    target = local_path(out)
     check_free(target)
     samples = prepared(_opened(ds))
     if not len(samples):
@@ -181,7 +184,7 @@ class _Looking:
 
 def _write_npz(job: Job, plan: _Plan, target: str, tell: OnProgress) -> None:
     done = 0
-    stacked = Stacked(job, plan.columns, os.path.dirname(os.path.abspath(target)))
+    stacked = Stacked(job, plan.columns, os.path.dirname(target))
     with new_file(target) as stream:
         for count in stacked.write(stream, range(len(job))):
             done += count

@@ -9,6 +9,7 @@ from typing import IO, Any, Final
 
 import numpy as np
 
+from edcache.durable import refused
 from edcache.errors import ExportError
 from edcache.exporting.plan import Job
 from edcache.exporting.rows import labels_of, rows_of
@@ -152,7 +153,11 @@ class _Large(_Column):
             self._dtype = np.dtype(column.dtype)
         elif column.kind == "list":
             self._dtype = np.dtype(_PLAIN["int" if column.dtype == "null" else column.dtype])
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - `close` is called when all is written
+        self._folder = folder
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed when all is written
+        except OSError as error:
+            refused(folder, "making a temporary file in it", error)
         self._sizes: list[int] = []
         self._shapes: list[tuple[int, ...]] = []
 
@@ -169,7 +174,10 @@ class _Large(_Column):
         count = sum(self._sizes)
         values: np.ndarray[Any, Any] = np.empty(0, self._dtype)
         if count:
-            values = np.memmap(self._file, self._dtype, "r", shape=(count,))
+            try:
+                values = np.memmap(self._file, self._dtype, "r", shape=(count,))
+            except OSError as error:
+                refused(self._folder, "mapping a temporary file in it", error)
         if self._column.is_fixed:
             assert self._column.shape is not None
             yield "", values.reshape(len(self._sizes), *self._column.shape)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, Any, Final
 
-from edcache import durable, format
+from edcache import durable, temporary
 from edcache.durable import File
-from edcache.errors import ArchiveExistsError, ArchiveLockedError
-from edcache.writer import start_replacing
+from edcache.errors import ArchiveExistsError, EdcacheError
 
-_MARK: Final = ".edcache-export"
 _BUFFER: Final = 1 << 20
 
 
@@ -25,67 +23,44 @@ def check_free(out: str) -> None:
 
 @contextmanager
 def new_folder(out: str) -> Iterator[str]:
-    """A folder to write into, `out + ".new"`, that gets its name when the block ends well, else goes.
-
-    One that an export left which was killed is emptied.
+    """A folder to write into, `out + ".edcache.new"`, that gets its name when the block ends well, else goes.
 
     Raises:
-        ArchiveExistsError: something is at `out`; or at `out + ".new"`, and no export left it.
+        ArchiveExistsError: something is at `out`.
         ArchiveLockedError: another process writes there.
     """
     check_free(out)
-    work = f"{out}.new"
-    mark = os.path.join(work, _MARK)
-    if durable.exists(work) and not durable.exists(mark) and os.listdir(work):
-        raise ArchiveExistsError(f"{work}: is in the way, and no export left it; move it away")
-    durable.make_parent(mark)
-    session = File.open(mark, "a")
+    session = temporary.start(out, is_folder=True)
+    work = os.path.dirname(session.path)
     try:
-        if not session.try_lock(format.LOCK_SESSION):
-            raise ArchiveLockedError(f"{work}: another process is writing it; wait for it to end")
         try:
-            _empty(work)
             yield work
             check_free(out)
-            # With the mark, without which nobody would know that a killed export left it.
+            # With the file that is locked, so that nobody else begins meanwhile.
             durable.replace(work, out)
-            durable.remove(os.path.join(out, _MARK))
+            durable.remove(os.path.join(out, temporary.SUFFIX))
         except BaseException:
-            if durable.exists(work):
-                _empty(work)
+            # The error that led here is the one to report; prune deletes what could not be.
+            with suppress(EdcacheError):
                 durable.remove_tree(work)
             raise
     finally:
         session.close()
 
 
-def _empty(work: str) -> None:
-    """Delete all but the mark."""
-    for name in os.listdir(work):
-        if name != _MARK:
-            durable.remove_tree(os.path.join(work, name))
-
-
 @contextmanager
 def new_file(out: str) -> Iterator[IO[bytes]]:
-    """A file to write, `out + ".new"`, that gets its name, and is on the disk, when the block ends well.
+    """A file to write, `out + ".edcache.new"`, that gets its name, synced, when the block ends well.
 
     Raises: as `new_folder`.
     """
     check_free(out)
-    session = start_replacing(f"{out}.new")
-    try:
-        try:
-            with io.BufferedWriter(_Writing(session), _BUFFER) as stream:
-                yield stream
-            session.sync()
-            check_free(out)
-            durable.move(session, out)
-        except BaseException:
-            durable.remove(f"{out}.new")
-            raise
-    finally:
-        session.close()
+    with temporary.replacing(out) as session:
+        with io.BufferedWriter(_Writing(session), _BUFFER) as stream:
+            yield stream
+        session.sync()
+        check_free(out)
+        durable.move(session, out)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DataLoader, Dataset
 
+from edcache.durable import refused
 from edcache.errors import EdcacheError
 from edcache.exporting.leaves import Leaves, leaves_of
 from edcache.views import Samples
@@ -116,7 +117,11 @@ def worked(work: Callable[[Any], Any], parts: Sequence[Any], num_workers: int) -
     loader: Iterable[Any] = DataLoader(
         _Parts(work, parts), batch_size=None, num_workers=min(num_workers, len(parts))
     )
-    for made, error in loader:
+    try:
+        loaded = iter(loader)
+    except OSError as denied:
+        refused("export()", "starting worker processes", denied)
+    for made, error in loaded:
         if error is not None:
             raise error
         yield made

@@ -19,7 +19,7 @@ Each imports only those above it.
 from edcache.fill.cluster import ray_executor
 from edcache.fill.features import declared
 from edcache.fill.filling import fill, worker_count
-from edcache.fill.job import Job, check_job, check_length, check_origin, check_source, claim_size
+from edcache.fill.job import Job, check_job, check_length, check_origin, check_source, claim_size, length_of
 from edcache.fill.lazy import LazyFiller
 from edcache.fill.space import bytes_limit
 from edcache.fill.stream import fill_stream, is_stream
@@ -37,6 +37,7 @@ __all__ = [
     "fill",
     "fill_stream",
     "is_stream",
+    "length_of",
     "ray_executor",
     "worker_count",
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import CancelledError, Executor
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -228,14 +228,18 @@ class Cluster:
 
     def _result(self, future: Any) -> Any:
         try:
+            error = future.exception()
+        except CancelledError as cancelled:
+            error = cancelled
+        if error is None:
             return future.result()
-        except EdcacheError:
-            raise
-        except Exception as error:
-            raise WorkerError(
-                f"{self._job.path}: a task of {type(self._executor).__name__} failed: "
-                f"{type(error).__name__}: {error}; what was published is kept, and filling again continues"
-            ) from error
+        if isinstance(error, EdcacheError):
+            raise error
+        # Raised here as it is, an exit or an interrupt of a task would be one of this process.
+        raise WorkerError(
+            f"{self._job.path}: a task of {type(self._executor).__name__} failed: "
+            f"{type(error).__name__}: {error}; what was published is kept, and filling again continues"
+        ) from error
 
 
 def ray_executor(**options: Any) -> Executor:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any
 
+from edcache.durable import refused
 from edcache.errors import OptionError, SourceError, WorkerError
 from edcache.fill.board import MOST_ASIDE, Board
 from edcache.fill.job import Job
@@ -66,7 +67,10 @@ class Crew:
         self._context = context
         self._tick = tick
         self._record = record
-        self._board = Board(context, workers)
+        try:
+            self._board = Board(context, workers)
+        except OSError as error:  # it stands in a temporary file
+            refused(job.path, "starting worker processes", error)
         self._workers: list[_Worker] = []
         self._size = workers
         self._deaths: Counter[int] = Counter()
@@ -96,15 +100,18 @@ class Crew:
             self._stop()
 
     def _start(self, number: int) -> None:
-        results, end = self._context.Pipe(duplex=False)
+        try:
+            results, end = self._context.Pipe(duplex=False)
+        except OSError as error:
+            refused(self._job.path, "starting a worker process", error)
         process = self._context.Process(
             target=work, args=(self._job, self._board, number, end), name=f"edcache-{number}"
         )
         try:
             process.start()
             self._workers.append(_Worker(number, process, results, since=time.monotonic()))
-        except OSError:
-            raise
+        except OSError as error:
+            refused(self._job.path, "starting a worker process", error)
         except Exception as error:
             raise OptionError(
                 f"{self._job.path}: the source cannot be sent to worker processes: {error}; use "

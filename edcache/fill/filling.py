@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from edcache import durable, format
+from edcache import durable, format, temporary
 from edcache.errors import (
     ArchiveLockedError,
     ArchiveNotFoundError,
@@ -32,7 +32,7 @@ from edcache.fill.space import SpaceCheck
 from edcache.format import Head
 from edcache.labels.tables import Failure
 from edcache.progress import Progress, Show
-from edcache.writer import AnyAppender, start_replacing
+from edcache.writer import AnyAppender
 
 logger = logging.getLogger("edcache")
 
@@ -67,7 +67,7 @@ def fill(
             for it, and takes over where it ends early, "fail" raises ArchiveLockedError.
         check_space: whether to end early where the disk cannot hold what is missing.
         progress: as `Progress` takes it.
-        rebuild: fill `path + ".new"` from nothing and put it in the place of `path` at the end;
+        rebuild: fill `path + ".edcache.new"` from nothing and put it in the place of `path` at the end;
             whoever has the old archive open keeps reading it. Of several processes that rebuild at once one
             does; the others wait, and take what it built.
     Returns:
@@ -93,27 +93,17 @@ def fill(
 
 
 def _rebuild(job: Job, compute: _Compute, if_filling: str, check_space: bool, progress: Show) -> int:
-    new, before = job.path + ".new", _head_of(job.path)
-    while True:
-        try:
-            session = start_replacing(new)
-            break
-        except ArchiveLockedError:
-            if if_filling == "fail":
-                raise
-        time.sleep(_LOOK_SECONDS)
-    try:
+    before = _head_of(job.path)
+    with temporary.replacing(job.path, None if if_filling == "fail" else _LOOK_SECONDS) as session:
         found = _head_of(job.path)
         if found is not None and found != before and found.fingerprint == job.head.fingerprint:
             # The same call in another process built it while this one waited.
-            durable.remove(new)
+            durable.remove(session.path)
             return 0
-        computed = _Filling(replace(job, path=new), compute, if_filling, check_space, progress).run()
+        computed = _Filling(replace(job, path=session.path), compute, if_filling, check_space, progress).run()
         if job.sync != "never":
             session.sync()  # a sealed one is synced already; one that lacks samples is not
-        durable.replace(new, job.path)
-    finally:
-        session.close()
+        durable.replace(session.path, job.path)
     return computed
 
 
@@ -215,7 +205,7 @@ class _Filling:
         try:
             self._job.writer(appender)  # the labels are looked at before anything is computed
             self._job = replace(self._job, since=appender.chain.cursor.seq)
-            return self._fill(appender, Presence(appender, len(self._job.source), self._job.since))
+            return self._fill(appender, Presence(appender, self._job.length, self._job.since))
         finally:
             appender.close()
 
@@ -232,8 +222,8 @@ class _Filling:
             try:
                 compute = self._compute if appender.can_lock else _alone
                 computed = compute(self._job, appender, presence, watch)
-            except KeyboardInterrupt:
-                raise KeyboardInterrupt(self._how_to_resume(presence)) from None
+            except KeyboardInterrupt as stop:
+                raise KeyboardInterrupt(self._how_to_resume(presence, *stop.args[:1])) from None
         presence.update()
         check_length(self._job.path, appender.length, total)  # another process may have made it longer
         left = int(np.count_nonzero(presence.missing))
@@ -269,12 +259,14 @@ class _Filling:
                 *(self._job.path, f"{failed:,}", f"{len(presence.present):,}"),
             )
 
-    def _how_to_resume(self, presence: Presence) -> str:
+    def _how_to_resume(self, presence: Presence, where: str = "") -> str:
         presence.update()
         total = len(presence.present)
+        if temporary.is_temporary(self._job.path):
+            return f"{f'interrupted {where}'.rstrip()}; {temporary.KEPT}"
         return (
-            f"interrupted; {self._job.path} keeps {presence.count:,} of {total:,} samples, "
-            "the same call computes the rest"
+            f"{f'interrupted {where}'.rstrip()}; {self._job.path} keeps {presence.count:,} of "
+            f"{total:,} samples, the same call computes the rest"
         )
 
 

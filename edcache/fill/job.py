@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import signal
 import traceback
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edcache.errors import EdcacheError, OptionError, SourceError, StaleCacheError
+from edcache import memory, temporary
+from edcache.errors import EdcacheError, LengthError, OptionError, SourceError, StaleCacheError
 from edcache.fingerprint import comparable, differences, stale_message
-from edcache.format import Head
+from edcache.format import MAX_LENGTH, Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
 from edcache.stores import Store, store_at
 from edcache.writer import AnyAppender, ChunkWriter, Sync, adopt_labels
 
 ON_ERROR: Final = ("raise", "skip", "skip_final")
+# What a fill knows of each sample, and what comes and goes while it looks for those that are missing.
+_BOOKS_NBYTES: Final = 4
 _MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
+
+
+class Stopped(KeyboardInterrupt):
+    """The fill ends for this worker; what it has computed is to be published."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,12 @@ class Job:
         """What is at the path."""
         return store_at(self.path)
 
+    @property
+    def length(self) -> int:
+        """Samples of the source, as it was asked once."""
+        assert self.head.length is not None
+        return self.head.length
+
     def open(self) -> AnyAppender:
         """The archive, made if it is not there yet.
 
@@ -58,7 +72,7 @@ class Job:
         appender = self.store.appender(self.head, self.sync)
         try:
             check_origin(self.path, appender.head, self)
-            length = len(self.source)
+            length = self.length
             # One that was written without a dataset is as long as what it holds, until it gets one.
             found = appender.end_index if appender.length is None else appender.length
             if found < length and (self.grow or appender.length is None):
@@ -82,12 +96,12 @@ class Job:
         """
         for _ in range(self.retries):
             try:
-                return self.source[index]
-            except Exception:  # noqa: BLE001, S112 - the last try below says what it raises
+                return compute(self.source, index, self.path)
+            except SourceError:
                 continue
         return compute(self.source, index, self.path)
 
-    def failure(self, index: int, error: Exception) -> Failure:
+    def failure(self, index: int, error: BaseException) -> Failure:
         """What the archive keeps of a sample that could not be made."""
         cause = error.__cause__ if isinstance(error, SourceError) and error.__cause__ else error
         is_final = self.on_error == "skip_final"
@@ -103,11 +117,33 @@ def compute(source: Any, index: int, path: str) -> Any:
     """
     try:
         return source[index]
-    except Exception as error:
-        raise SourceError(
-            f"{path}: the source raised at index {index}: {type(error).__name__}: {text_of(error)}; "
-            "what was computed before is kept, and filling again continues there"
-        ) from error
+    except BaseException as error:
+        check_blame(error, index)
+        raise refusal(error, index, path) from error
+
+
+def check_blame(error: BaseException, index: int) -> None:
+    """Raise again what fell into a source's code and is not its doing: an interrupt, an exit by a signal.
+
+    SystemExit and the like are no end of the fill when the source raises them, but errors of a sample.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        error.args = error.args or (f"at index {index}",)
+        raise error
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    if not isinstance(error, Exception) and any(
+        frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)
+    ):
+        raise error
+
+
+def refusal(error: BaseException, index: int, path: str) -> SourceError:
+    """What is raised where the source raised at an index."""
+    kept = "what was computed before is kept, and filling again continues there"
+    return SourceError(
+        f"{path}: the source raised at index {index}: {type(error).__name__}: {text_of(error)}; "
+        f"{temporary.KEPT if temporary.is_temporary(path) else kept}"
+    )
 
 
 def text_of(error: BaseException) -> str:
@@ -171,6 +207,26 @@ def check_origin(path: str, found: Head, job: Job) -> dict[str, Any] | None:
             "what does, or compare nothing with fingerprint=False"
         )
     raise StaleCacheError(stale_message(path, changed, remedy))
+
+
+def length_of(source: Any, path: str) -> int:
+    """How many samples a source has.
+
+    Raises:
+        SourceError: its len() raised, or gave no whole number from 0 up.
+        LengthError: so many that the books of them do not fit into memory, or no archive holds them.
+    """
+    try:
+        length = len(source)
+    except Exception as error:
+        raise SourceError(
+            f"{path}: len() of the source, a {type(source).__name__}, raised {type(error).__name__}: "
+            f"{text_of(error)}; give a source whose len() is a whole number from 0 up"
+        ) from error
+    memory.check_books(length, _BOOKS_NBYTES, path)
+    if length >= MAX_LENGTH:
+        raise LengthError(f"{path}: {length:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
+    return length
 
 
 def check_length(path: str, found: int | None, length: int) -> None:

@@ -14,10 +14,11 @@ import threading
 import time
 import warnings
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
-from edcache import format
 from edcache.errors import CodecError, LabelError, OptionError, StorageError
 from edcache.fill.job import Job, placed
 from edcache.fill.presence import Presence, PublishClock
@@ -28,8 +29,8 @@ logger = logging.getLogger("edcache")
 ON_FULL: Final = ("passthrough", "raise")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 _MOST_WAITING = 2
-# Of a chunk's table for each sample, labels included, roughly.
-_TABLE_NBYTES = 100
+# Of no samples: whoever holds it lets an archive grow whose size is limited.
+_SIZE_CLAIM: Final = 1 << 60
 _LOOK_SECONDS = 0.2
 # A worker whose epoch is over is told nothing; it reads no more.
 _IDLE_SECONDS = 0.3
@@ -130,7 +131,7 @@ class _OpenArchive:
 
     def __init__(self, job: Job, max_bytes: int | None, raises_when_full: bool) -> None:
         self._pid = os.getpid()
-        self._path, length = job.path, len(job.source)
+        self._path, length = job.path, job.length
         self._looker = job.open()
         self._seen = Presence(self._looker, length)
         self._writer: ChunkWriter = job.writer(job.open())
@@ -165,10 +166,10 @@ class _OpenArchive:
         """Encode a sample now, for the thread to publish."""
         with self._turn:
             self._raise_error()
-            if self._is_full or self._is_closing or index in self.pending:
-                return
             while len(self._waiting) >= _MOST_WAITING and self._error is None and self._is_running():
                 self._turn.wait(_LOOK_SECONDS)
+            if self._is_full or self._is_closing or index in self.pending:
+                return
             try:
                 self._writer.add(index, sample)
             except (CodecError, LabelError) as error:
@@ -272,19 +273,29 @@ class _OpenArchive:
     def _publish(self, builder: ChunkBuilder) -> None:
         self._presence.update()
         self._clock.published()
-        if self._max_bytes is not None and self._size_with(builder) > self._max_bytes:
-            self._stop_keeping(f"the archive would grow beyond max_bytes={self._max_bytes:,}")
-            return
-        # A sample may have been computed twice at a time; it is stored once.
-        published = [index for index in builder.indices if self._presence.present[index]]
-        self._writer.publish_taken(builder, but=self._writer.appender.held(published))
+        with self._measuring() as room:
+            # A sample may have been computed twice at a time; it is stored once.
+            published = [index for index in builder.indices if self._presence.present[index]]
+            fits = self._writer.publish_taken(builder, self._writer.appender.held(published), room)
         self._presence.update()
         if self._presence.complete:
             self._writer.appender.seal()
+        elif not fits:
+            self._stop_keeping(f"the archive would grow beyond max_bytes={self._max_bytes:,}")
 
-    def _size_with(self, builder: ChunkBuilder) -> int:
-        table = _TABLE_NBYTES * len(builder)
-        return self._writer.appender.end_offset + builder.nbytes + table + 2 * format.PAGE
+    @contextmanager
+    def _measuring(self) -> Iterator[int | None]:
+        """How many bytes the archive may grow by, and nobody else lets it grow in the block; None for any."""
+        appender = self._writer.appender
+        if self._max_bytes is None:
+            yield None
+            return
+        appender.wait_claim(_SIZE_CLAIM)
+        try:
+            self._presence.update()
+            yield self._max_bytes - appender.end_offset
+        finally:
+            appender.release(_SIZE_CLAIM)
 
     def _give_up(self, error: BaseException) -> None:
         if isinstance(error, StorageError) and error.errno in _FULL and not self._raises_when_full:
@@ -293,8 +304,8 @@ class _OpenArchive:
         self._error = error
 
     def _stop_keeping(self, reason: str) -> None:
-        self._is_full = True
         with self._turn:
+            self._is_full = True
             self._done += len(self._waiting)
             self._waiting.clear()
             if self._writer.pending:

@@ -59,7 +59,7 @@ class Part:
         self._appender = appender
         self._watch = watch
         self._writer = job.writer(appender)
-        self.presence = Presence(appender, len(job.source), job.since)
+        self.presence = Presence(appender, job.length, job.since)
         self._claim_size = appender.head.claim_size
         self._only = claims
         self._held: list[int] = []

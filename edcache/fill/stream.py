@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -9,13 +10,13 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from edcache import durable
-from edcache.errors import CodecError, LabelError, OptionError, SourceError
-from edcache.fill.job import Job, check_origin, placed, text_of
+from edcache import durable, temporary
+from edcache.errors import CodecError, LabelError, OptionError
+from edcache.fill.job import Job, check_blame, check_origin, placed, refusal
 from edcache.fill.presence import PublishClock
 from edcache.labels.tables import Failure
 from edcache.progress import Progress, Show
-from edcache.writer import AnyAppender, start_replacing
+from edcache.writer import AnyAppender
 
 
 def is_stream(source: Any) -> bool:
@@ -46,13 +47,9 @@ def fill_stream(job: Job, num_workers: int, progress: Show = None, rebuild: bool
         )
     if not rebuild:
         return _fill(job, num_workers, progress)
-    new = job.path + ".new"
-    session = start_replacing(new)
-    try:
-        stored = _fill(replace(job, path=new), num_workers, progress)
-        durable.replace(new, job.path)
-    finally:
-        session.close()
+    with temporary.replacing(job.path) as session:
+        stored = _fill(replace(job, path=session.path), num_workers, progress)
+        durable.replace(session.path, job.path)
     return stored
 
 
@@ -111,17 +108,16 @@ class _Stream:
             source = DataLoader(
                 self._job.source, batch_size=None, num_workers=num_workers, collate_fn=_as_it_is
             )
-        index = 0
-        try:
-            for sample in source:
-                yield sample
-                index += 1
-        except Exception as error:
-            told = f"{type(error).__name__}: {text_of(error)}"
-            raise SourceError(
-                f"{self._job.path}: the source raised at index {index}: {told}; what came before is kept, "
-                "and filling again continues there"
-            ) from error
+        remaining = iter(source)
+        for index in itertools.count():
+            try:
+                sample = next(remaining)
+            except StopIteration:
+                return
+            except BaseException as error:
+                check_blame(error, index)
+                raise refusal(error, index, self._job.path) from error
+            yield sample
 
     def _add(self, index: int, sample: Any) -> None:
         try:

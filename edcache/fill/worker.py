@@ -16,17 +16,13 @@ from typing import Any
 import torch
 
 from edcache.fill.board import Board
-from edcache.fill.job import Job, traceback_of
+from edcache.fill.job import Job, Stopped, refusal, traceback_of
 from edcache.fill.part import Part, Watch
 
 # Whoever lost its parent may finish its sample, and publish, for so long.
 GRACE_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
 _COUNT_SECONDS = 0.01
-
-
-class Stopped(BaseException):
-    """The fill ends for this worker; what it has computed is to be published."""
 
 
 def work(job: Job, board: Board, number: int, results: Any) -> None:
@@ -48,6 +44,9 @@ def work(job: Job, board: Board, number: int, results: Any) -> None:
             appender.close()
     except Stopped:
         is_stopped = True
+    except KeyboardInterrupt as raised:  # by the source: a signal raises Stopped here
+        error = refusal(raised, board.at(number)[0] or 0, job.path)
+        error.__cause__ = raised
     except BaseException as raised:  # noqa: BLE001 - raised in the parent
         error = raised
     with suppress(BrokenPipeError):

@@ -88,6 +88,21 @@ def _is_locked(path: str, start: int) -> bool:
         file.close()
 
 
+def copies_beside(side: str) -> tuple[str, str]:
+    """What a side file may be of: a whole copy, or one that is not whole yet."""
+    copy = side.removesuffix(SIDE)
+    return copy, copy + PARTIAL
+
+
+def discard_side(path: str) -> bool:
+    """Delete a side file that is of no copy, unless somebody makes that; says whether it is gone."""
+    with locked_side(path.removesuffix(SIDE), wait=False) as side:
+        if side is None or any(map(durable.exists, copies_beside(path))):
+            return False
+        durable.remove(path)
+    return True
+
+
 def leftovers(path: str) -> list[str]:
     """What lies beside an archive because it is a copy, whole or not: to be deleted with it."""
     copy = path.removesuffix(PARTIAL)

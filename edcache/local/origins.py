@@ -145,9 +145,9 @@ def origin_at(
     Raises:
         OptionError: it is a cache in Redis.
     """
-    where = located(path, storage_options) if isinstance(path, (str, os.PathLike)) else path
+    where = located(path, storage_options)
     refuse(where)
-    return os.path.abspath(where) if isinstance(where, str) else where
+    return where
 
 
 def name_of(where: Where) -> str:

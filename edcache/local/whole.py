@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from edcache import durable, format
+from edcache import durable, format, memory, temporary
 from edcache.digests import check_digest, parse_digest
 from edcache.durable import File
 from edcache.errors import (
@@ -28,7 +28,7 @@ logger = logging.getLogger("edcache")
 
 THREADS: Final = 8
 # What a replacement that was killed leaves is no archive to copy, and what belongs to a copy is made anew.
-_PASSED_OVER: Final = (".new", PARTIAL, SIDE)
+_PASSED_OVER: Final = (temporary.SUFFIX, PARTIAL, SIDE)
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ def copy_local(
     if type(threads) is not int or threads < 1:
         raise OptionError(f"num_threads={threads!r}; give a number from 1 on")
     limit = limit_of(options.max_bytes)
-    source, place = origin_at(src, options.storage_options), os.fspath(target)
+    memory.check_outlives(target)
+    source, place = origin_at(src, options.storage_options), durable.absolute(target)
     if isinstance(source, str) and os.path.isdir(source):
         if expected is not None:
             raise OptionError(f"{source}: a folder; expected_digest= is that of one archive")

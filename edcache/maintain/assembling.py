@@ -14,7 +14,6 @@ from edcache import format
 from edcache.codec import Compression
 from edcache.contents import Contents
 from edcache.digests import OnProgress
-from edcache.durable import File
 from edcache.errors import CorruptRecordError, LengthError, OptionError
 from edcache.format import Head
 from edcache.labels.arrays import take_rows
@@ -22,6 +21,7 @@ from edcache.labels.joining import labelled_columns, labelled_rows, stacked
 from edcache.labels.tables import MAX_SCHEMAS, Failure, Revision
 from edcache.maintain.copying import Copier, Ints, NewArchive, intact_dictionaries
 from edcache.maintain.survey import Survey, sound_survey
+from edcache.places import Place, located, open_place
 
 _NO_COLUMN: Final = object()
 
@@ -34,7 +34,7 @@ class Source:
             table, revisions included. length: samples of its dataset.
     """
 
-    def __init__(self, file: File) -> None:
+    def __init__(self, file: Place) -> None:
         survey: Survey = sound_survey(file)
         assert survey.contents is not None
         assert survey.revised is not None
@@ -65,13 +65,13 @@ class Source:
 
 @contextmanager
 def opened(paths: Sequence[str]) -> Iterator[list[Source]]:
-    """Survey archives, and keep them open.
+    """Survey archives, wherever they are, and keep them open.
 
     Raises:
         CorruptArchiveError: one is damaged; the text has the first problem.
     """
     with ExitStack() as stack:
-        yield [Source(stack.enter_context(closing(File.open(path, "r")))) for path in paths]
+        yield [Source(stack.enter_context(closing(open_place(located(path))))) for path in paths]
 
 
 @dataclass(frozen=True)
@@ -221,11 +221,13 @@ def check_dictionaries(sources: Sequence[Source], asked_by: str) -> None:
                 )
 
 
-def assemble(target: str, shares: Sequence[Share], like: str, progress: Progress, asked_by: str) -> Assembled:
+def assemble(
+    target: str, shares: Sequence[Share], like: Place, progress: Progress, asked_by: str
+) -> Assembled:
     """Write a sealed archive of the samples of some shares, one after the other; nothing may be at the path.
 
     Args:
-        like: a file whose permissions it gets.
+        like: what it gets its permissions from, where that is a file.
     Raises:
         CorruptRecordError: a record fails its crc32. LabelTypeError: label columns that make none together.
         ArchiveExistsError, ArchiveLockedError, StorageError; then there is no new archive.

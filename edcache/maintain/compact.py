@@ -54,7 +54,7 @@ def compact(
     Args:
         path: the archive. A symbolic link is followed.
         target: where the compact one goes; nothing may be there. None puts it in the place of the old
-            one in one step, once it is on the disk; it is written as `path + ".new"` until then.
+            one in one step, once it is on the disk; it is written as `path + ".edcache.new"` until then.
         on_progress: called with (bytes of records copied, bytes of records) now and then.
     Raises:
         CorruptArchiveError: the archive is damaged; the text has the first problem.
@@ -65,7 +65,7 @@ def compact(
     Safety: whoever reads the archive keeps the old file, and sees the new one after refresh(). In place,
         appending waits while the last entries are taken over; a process that had the archive open for
         appending gets StaleArchiveError then. Killed at any point, the path leads to the old archive or to
-        the new one; a leftover `.new` is begun anew by the next run.
+        the new one; a leftover `.edcache.new` is begun anew by the next run.
     """
     tell = on_progress or (lambda done, total: None)
     memory.check_outlives(path if target is None else target)
@@ -206,7 +206,7 @@ def _copy_beside(
     file: File, survey: Survey, contents: Contents, target: str, tell: OnProgress
 ) -> CompactReport:
     check_free(target)
-    with NewArchive(target, survey.head, like=file.path) as new:
+    with NewArchive(target, survey.head, like=file) as new:
         compaction = _Compaction(file, survey, contents, new, tell)
         compaction.run()
         compaction.finish()
@@ -217,7 +217,7 @@ def _copy_beside(
 def _copy_in_place(file: File, survey: Survey, contents: Contents, tell: OnProgress) -> CompactReport:
     """Take the file's place; `file` is open for writing, as locks need."""
     _refuse_fillers(file)
-    with NewArchive(file.path, survey.head, like=file.path) as new:
+    with NewArchive(file.path, survey.head, like=file) as new:
         compaction = _Compaction(file, survey, contents, new, tell)
         compaction.run()
         # From here on nobody appends to what is about to lose its name. Who waits for this lock finds

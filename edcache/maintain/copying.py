@@ -11,15 +11,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache import durable, format, memory
+from edcache import durable, format, memory, temporary
 from edcache.codec import Compression
 from edcache.contents import Contents
-from edcache.durable import File
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, StorageError
 from edcache.format import Head
 from edcache.labels.arrays import take_rows
 from edcache.labels.tables import Dictionary, IndexTable, Records
-from edcache.writer import Appender, Chunk, start_replacing
+from edcache.places import Place
+from edcache.writer import Appender, Chunk
 
 CHUNK_NBYTES: Final = 4 << 20
 # Records that lie no further apart are read by one call, unless it would read more than `_SPAN`.
@@ -32,27 +32,28 @@ OnDamage = Callable[[Ints, str], None]
 
 
 class NewArchive:
-    """An archive written beside the path that it is for, under `target + ".new"`, until `publish`.
+    """An archive written beside the path that it is for, under `target + ".edcache.new"`, until `publish`.
 
     Leaving the block without that removes it.
 
     Args:
-        like: a file whose permissions it gets.
+        like: what it gets its permissions from, where that is a file.
     Attributes:
         appender: writes into it. nbytes: of the file, once published.
     Raises:
         ArchiveLockedError: another process is writing the same file.
     """
 
-    def __init__(self, target: str, head: Head, like: str) -> None:
+    def __init__(self, target: str, head: Head, like: Place) -> None:
         memory.check_outlives(target)
         self._target = target
-        self._work = target + ".new"
-        self._session = start_replacing(self._work)
+        self._session = temporary.start(target)
+        self._work = self._session.path
         self._is_published = False
         self.nbytes = 0
         try:
-            durable.copy_permissions(like, self._work)
+            if not like.by_request:
+                durable.copy_permissions(like.path, self._work)
             self.appender = Appender.open(self._work, head, create=False)
         except BaseException:
             self._discard()
@@ -114,7 +115,7 @@ class Copier:
     """
 
     def __init__(
-        self, source: File, out: Appender, on_nbytes: Callable[[int], object], on_damage: OnDamage
+        self, source: Place, out: Appender, on_nbytes: Callable[[int], object], on_damage: OnDamage
     ) -> None:
         self._source = source
         self._out = out
@@ -189,7 +190,7 @@ def _compressed(
     return compressed, frames
 
 
-def intact_dictionaries(source: File, dictionaries: Iterable[Dictionary]) -> Iterator[bytes]:
+def intact_dictionaries(source: Place, dictionaries: Iterable[Dictionary]) -> Iterator[bytes]:
     """The compression dictionaries that fit their crc32."""
     for entry in dictionaries:
         data = source.pread(entry.offset, entry.nbytes)

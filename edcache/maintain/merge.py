@@ -10,6 +10,7 @@ from edcache.archives import Path, several
 from edcache.digests import OnProgress
 from edcache.maintain.assembling import Progress, Share, assemble, check_dictionaries, opened
 from edcache.maintain.copying import check_free
+from edcache.places import local_path
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,9 @@ def merge(
     null there.
 
     Args:
-        paths: a list, a glob or a folder, as `CachedDataset.from_cache` takes them.
-        target: where the new one goes; nothing may be there. Until it is on the disk it is `target + ".new"`.
+        paths: a list, a glob or a folder, as `CachedDataset.from_cache` takes them; URLs too.
+        target: where the new one goes; nothing may be there. Until it is on the disk it is
+            `target + ".edcache.new"`.
         on_progress: called with (bytes of records copied, bytes of records) now and then.
     Raises:
         OptionError: 'merge(): a.zip is of codec="native", b.zip of codec="pickle"; ...'; compression
@@ -50,20 +52,20 @@ def merge(
         After any error there is no new archive, and the others are as they were.
     Cost: reads and writes every record once; some 100 bytes of memory a sample, and all labels.
     Safety: of an archive that others append to it takes what was there at the start. Killed, it leaves
-        nothing at the path; a leftover `.new` is begun anew by the next run.
+        nothing at the path; a leftover `.edcache.new` is begun anew by the next run.
 
     The new archive has a uuid of its own and no fingerprint: `CachedDataset(source, path)` compares none.
     >>> edcache.merge("cache/part-*.zip", "cache/train.zip")
     """
     named = several(paths)
     if named is None:
-        assert isinstance(paths, str | os.PathLike)
-        named = [os.fspath(paths)]
-    destination = os.fspath(target)
+        assert isinstance(paths, str | bytes | os.PathLike)
+        named = [os.fsdecode(paths)]
+    destination = local_path(target)
     check_free(destination)
     with opened(named) as sources:
         check_dictionaries(sources, "merge()")
         shares = [Share.whole(source) for source in sources]
         progress = Progress(on_progress, sum(share.nbytes for share in shares))
-        made = assemble(destination, shares, named[0], progress, "merge()")
+        made = assemble(destination, shares, sources[0].file, progress, "merge()")
     return MergeReport(made.path, len(named), made.samples, made.length, made.nbytes)

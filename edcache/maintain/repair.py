@@ -63,7 +63,8 @@ def repair(
 
     Args:
         path: the damaged archive; it is opened for reading only.
-        target: where the new one goes; nothing may be there. Until it is on the disk it is `target + ".new"`.
+        target: where the new one goes; nothing may be there. Until it is on the disk it is
+            `target + ".edcache.new"`.
         on_progress: called with (bytes of records read, bytes of records) now and then.
     Raises:
         NotAnArchiveError, CorruptArchiveError: the file holds nothing of an archive that can be read.
@@ -77,7 +78,7 @@ def repair(
         check_free(destination)
         salvage = Salvage(file)
         head = replace(salvage.head, uuid=uuid.uuid4().bytes)
-        with NewArchive(destination, head, like=file.path) as new:
+        with NewArchive(destination, head, like=file) as new:
             mending = _Mending(file, salvage, new.appender, on_progress)
             mending.run()
             new.publish(replace=False)

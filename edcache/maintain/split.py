@@ -30,6 +30,7 @@ from edcache.labels.tables import (
 from edcache.labels.view import Labels
 from edcache.maintain.assembling import Assembled, Progress, Share, Source, assemble, joined_head, opened
 from edcache.maintain.copying import CHUNK_NBYTES, Ints, check_free
+from edcache.places import local_path
 from edcache.sizes import human_bytes, parsed_bytes
 
 _ASKED_BY: Final = "split()"
@@ -95,6 +96,7 @@ def split(
     >>> edcache.split("cache/train.zip", "parts", max_size="2GB")
     """
     _check_asked(max_size, parts, by)
+    where = local_path(folder)
     with opened([os.fspath(path)]) as (source,):
         share = Share.whole(source)
         cuts: list[tuple[Any, range | Ints]]
@@ -105,7 +107,7 @@ def split(
         else:
             cuts = [(None, samples) for samples in _Sizes(share).cut(_bytes_of(max_size))]
         stem = os.path.splitext(os.path.basename(source.file.path))[0]
-        targets = _names(os.path.join(os.fspath(folder), stem), [value for value, _ in cuts], by is not None)
+        targets = _names(os.path.join(where, stem), [value for value, _ in cuts], by is not None)
         for target in targets:
             check_free(target)
         progress = Progress(on_progress, share.nbytes)
@@ -135,7 +137,7 @@ def _assembled(shares: Iterator[tuple[Share, str]], source: Source, progress: Pr
     made: list[Assembled] = []
     try:
         for share, target in shares:
-            made.append(assemble(target, [share], source.file.path, progress, _ASKED_BY))
+            made.append(assemble(target, [share], source.file, progress, _ASKED_BY))
     except BaseException:
         for one in made:
             # The error that led here is the one to report.

@@ -319,7 +319,7 @@ class Survey:
             self.dead.torn = max(0, self.size - end)
 
 
-def sound_survey(file: File) -> Survey:
+def sound_survey(file: Place) -> Survey:
     """Survey an archive whose records will be copied, without reading them.
 
     Raises:

@@ -1,7 +1,8 @@
 """Archives that are to be behind a URL: filled in a file of this machine, uploaded when they are sealed.
 
 A spool file has its name from the URL, so that the next process goes on with what an interrupted one left,
-and sends only the parts of it that are not there yet, where the server can keep them (S3).
+and sends only the parts of it that are not there yet, where the server can keep them (S3); what is known of
+them stands in what is temporary of the file, see `edcache.temporary`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from edcache import durable
+from edcache import durable, format, memory, temporary
 from edcache.durable import File
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError
 from edcache.places.asking import Stamp
@@ -42,10 +43,12 @@ class Spool:
 
     def __init__(self, url: Url, folder: str | os.PathLike[str] | None = None) -> None:
         self._url = url
+        folder = folder or default_folder()
+        memory.check_outlives(folder)
         told = f"{url.shown} {url.options.get('endpoint_url', '')}"
         digest = hashlib.sha256(told.encode()).hexdigest()[:16]
         name = re.sub(r"[^\w.,=+@-]+", "_", url.shown.rpartition("/")[2]).strip(".")[:80]
-        self.path = os.path.join(os.fspath(folder or default_folder()), f"{digest}-{name or 'archive'}")
+        self.path = os.path.join(durable.absolute(folder), f"{digest}-{name or 'archive'}")
 
     def state(self) -> Stamp | None:
         """The state of the object behind the URL; None where there is none."""
@@ -62,29 +65,30 @@ class Spool:
         except ArchiveNotFoundError:
             return None
         if not durable.exists(self.path):
-            with self._turn():
+            with self._turn() as file:
                 # Whoever had the turn before may have it, and fill it already.
                 if not durable.exists(self.path):
-                    self._download(place)
+                    self._download(place, file)
         return place.identity()
 
     @contextmanager
     def _turn(self) -> Iterator[File]:
         """Let nobody else copy or publish the file for the block; gives what is known of its upload."""
+        name = temporary.name_for(self.path)
         while True:
-            state = File.open(self.path + ".upload", "a")
+            state = File.open(name, "a")
             try:
-                with state.locked(0):
-                    # Who published has removed it.
+                with state.locked(format.LOCK_SESSION):
+                    # Who copied it has given it its name, and who published has removed it.
                     if state.is_named():
                         yield state
+                        if state.path == name and state.is_named() and not state.size():
+                            durable.remove(name)
                         return
             finally:
                 state.close()
 
-    def _download(self, place: RemotePlace) -> None:
-        work = f"{self.path}.copy"
-        file = File.open(work, "a")
+    def _download(self, place: RemotePlace, file: File) -> None:
         try:
             file.truncate(0)  # what a process left that was killed
             position = 0
@@ -93,11 +97,9 @@ class Spool:
                 position += len(data)
             file.sync()
         except BaseException:
-            file.close()
-            durable.remove(work)
+            durable.remove(file.path)
             raise
-        file.close()
-        durable.replace(work, self.path)
+        durable.move(file, self.path)
 
     def publish(self, before: Stamp | None, show: Show = None, *, replaces: bool = False) -> None:
         """Upload the file, which is sealed, to its URL, and delete it. Nobody sees a part of it there.
@@ -126,6 +128,6 @@ class Spool:
 
     def discard(self) -> None:
         """Delete the file, and what is known of its upload."""
-        for name in (self.path, self.path + ".upload"):
+        for name in (self.path, temporary.name_for(self.path)):
             if durable.exists(name):
                 durable.remove(name)

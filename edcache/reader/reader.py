@@ -14,9 +14,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache import bounded
+from edcache import bounded, memory
 from edcache.codec import STORED, Decode, Decoder, Decoding
 from edcache.digests import check_digest, no_digest, parse_digest
+from edcache.durable import absolute
 from edcache.errors import (
     ArchiveClosedError,
     CodecError,
@@ -107,7 +108,9 @@ class Reader:
         self.path = self._where if isinstance(self._where, str) else self._where.shown
         check_preload(preload, self.path)
         self.preload = preload
-        self.local = None if local is None else os.path.abspath(os.fspath(local))
+        if local is not None:
+            memory.check_outlives(local)
+        self.local = None if local is None else absolute(local)
         self._max_bytes = max_bytes
         self._pinned: Any = None
         self.verify = verify
@@ -359,7 +362,9 @@ class Reader:
             LengthError: neither the file's size nor a source in hand (`known_length`) justifies it.
         """
         count = len(self) if count is None else count
-        if count > self.known_length:
+        if count <= self.known_length:
+            memory.check_books(count, nbytes, self.path)
+        else:
             bounded.justify(nbytes * count, self.nbytes, self.path, f"{count:,} samples")
 
     def refresh(self) -> bool:

@@ -105,14 +105,24 @@ class ChunkWriter:
         taken, self._builder = self._builder, self._builder.successor()
         return taken
 
-    def publish_taken(self, taken: ChunkBuilder, but: Set[int] = frozenset()) -> None:
-        """Publish samples that were taken, but for some indices.
+    def publish_taken(
+        self, taken: ChunkBuilder, but: Set[int] = frozenset(), most_nbytes: int | None = None
+    ) -> bool:
+        """Publish samples that were taken, but for some indices; those that come first, where not all fit.
 
+        Args:
+            most_nbytes: that the archive may grow by.
+        Returns:
+            Whether all of them fit.
         Raises: as `publish`; the samples are let go whatever is raised.
         """
         chunk = taken.chunk(self._compress(taken), False).without(but)
-        if chunk.count:
-            self.appender.keep(chunk)
+        fitting = (
+            chunk if most_nbytes is None else chunk.without(set(chunk.indices[chunk.fits(most_nbytes) :]))
+        )
+        if fitting.count:
+            self.appender.keep(fitting)
+        return fitting is chunk
 
     def _new_builder(self) -> ChunkBuilder:
         nbytes = min(self._most_nbytes, CHUNK_NBYTES) + (CHUNK_NBYTES >> 3)

@@ -11,14 +11,12 @@ from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
-from edcache import durable, format, memory
+from edcache import durable, memory, temporary
 from edcache.codec import Encoder
 from edcache.codec.compression import Compression
-from edcache.durable import File
 from edcache.errors import (
     ArchiveClosedError,
     ArchiveExistsError,
-    ArchiveLockedError,
     CodecError,
     EdcacheError,
     LabelError,
@@ -64,7 +62,7 @@ class CacheWriter:
     Args:
         path: the archive.
         mode: "x" a new archive, the path must not exist. "a" continue or grow any archive, sealed
-            or not, or make it. "w" write beside the path, under `path + ".new"`, and put it in the
+            or not, or make it. "w" write beside the path, under `path + ".edcache.new"`, and put it in the
             place of what is there when it is sealed; until then readers see the old one.
         in_memory_keys: the label columns: a list of keys, or a mapping from name to field path or
             callable. With mode="a" they are taken from the archive, except callables.
@@ -89,7 +87,7 @@ class CacheWriter:
 
     Leaving the block seals. An exception in it publishes what was appended and leaves an unsealed
     archive, which opens as it is and which mode="a" continues. (After mode="w" that is `path +
-    ".new"`; the file at the path is untouched.)
+    ".edcache.new"`; the file at the path is untouched.)
     Safety: one thread of one process; any number of writers may hold the same archive open.
 
     >>> with CacheWriter("digits.zip", in_memory_keys=["label"]) as w:
@@ -125,8 +123,8 @@ class CacheWriter:
         check_writing(sync, chunk_size, chunk_nbytes)
         if self._upload is not None:
             self._local = self._upload.begin()
-        work = self._local + ".new" if self._replaces else self._local
-        self._session = start_replacing(work) if self._replaces else None
+        self._session = temporary.start(self._local) if self._replaces else None
+        work = self._local if self._session is None else self._session.path
         try:
             self._appender = Appender.open(work, head, create=mode == "x", sync=sync)
         except BaseException:
@@ -285,31 +283,6 @@ def _add_note(error: BaseException, text: str) -> None:
         error.add_note(text)
     else:  # Python 3.10
         warnings.warn(text, RuntimeWarning, stacklevel=3)
-
-
-def start_replacing(work: str) -> File:
-    """Make and lock the file that is to replace another; hold the result until it has.
-
-    What a replacement that was killed left there is deleted, not cut: somebody may have it mapped.
-
-    Raises:
-        ArchiveLockedError: another process is at it.
-    """
-    durable.make_parent(work)
-    while True:
-        session = File.open(work, "a")
-        try:
-            if not session.try_lock(format.LOCK_SESSION):
-                raise ArchiveLockedError(f"{work}: another process is writing it; wait for it to end")
-            # Its last holder may just have given it another name.
-            if session.is_named():
-                if not session.size():
-                    return session
-                durable.remove(work)
-        except BaseException:
-            session.close()
-            raise
-        session.close()
 
 
 def adopt_labels(head: Head, asked: LabelSpec, where: str) -> LabelSpec:

@@ -85,7 +85,7 @@ def test_missing_has_the_first_and_the_last_sample(path: Path, absent: list[int]
 
 def test_a_replacement_deletes_what_a_killed_one_left_and_cuts_nothing(path: Path) -> None:
     """Somebody may have it mapped."""
-    left = Path(f"{path}.new")
+    left = Path(f"{path}.edcache.new")
     w = CacheWriter(left)
     w.append({"x": np.arange(1000)})
     w.abort()

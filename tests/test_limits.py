@@ -1,0 +1,88 @@
+"""Where the system refuses what it has little of: an error of ours, nothing lost, nothing temporary left."""
+
+import os
+import resource
+
+import pytest
+from far import ended, in_child
+
+import edcache
+from edcache import CachedDataset, CacheWriter
+from edcache.errors import EdcacheError, StorageError
+
+COUNT = 40
+
+
+class Source:
+    def __len__(self):
+        return COUNT
+
+    def __getitem__(self, i):
+        return {"x": i, "b": bytes(2000)}
+
+
+OPERATIONS = {
+    "alone": lambda top: CachedDataset(Source(), top / "new.zip"),
+    "fork": lambda top: CachedDataset(
+        Source(), top / "new.zip", num_workers=4, multiprocessing_context="fork"
+    ),
+    "rebuild": lambda top: CachedDataset(Source(), top / "in" / "0.zip", keep_existing=False),
+    "lazy": lambda top: list(CachedDataset(Source(), top / "new.zip", lazy=True)),
+    "several": lambda top: CachedDataset.from_cache(top / "in"),
+    "merge": lambda top: edcache.merge(top / "in", top / "new.zip"),
+    "split": lambda top: edcache.split(top / "in" / "0.zip", top / "parts", parts=3),
+    "compact": lambda top: edcache.compact(top / "in" / "0.zip", top / "new.zip"),
+    "repair": lambda top: edcache.repair(top / "in" / "0.zip", top / "new.zip"),
+    "npz": lambda top: edcache.export(top / "in" / "0.zip", top / "new.npz", to="npz"),
+    "webdataset": lambda top: edcache.export(top / "in" / "0.zip", top / "new", to="webdataset"),
+    "copy": lambda top: edcache.copy_to_local(top / "in" / "0.zip", top / "near.zip", progress=False),
+    "spool": lambda top: CachedDataset(Source(), "memory://limits/a.zip", spool=top / "spool"),
+    "preload": lambda top: CachedDataset.from_cache(top / "in" / "0.zip", preload="shm")[0],
+    "in memory": lambda top: CachedDataset(Source(), f"shm://limits-{os.getpid()}"),
+}
+
+
+@pytest.fixture
+def top(tmp_path):
+    for k in range(6):
+        CachedDataset(Source(), tmp_path / "in" / f"{k}.zip").close()
+    return tmp_path
+
+
+def refused_or_done(operation, top, spare):
+    """Runs in a child that may open a few files more than it has."""
+    most = max(map(int, os.listdir("/proc/self/fd"))) + spare
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        operation(top)
+    except EdcacheError as error:
+        text = str(error)
+        assert f"Too many open files; this process may have {most} (ulimit -n): allow more" in text, text
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("spare", [1, 2, 4])
+def test_few_descriptors_are_an_error_that_names_the_limit(top, name, spare):
+    assert ended(in_child(lambda: refused_or_done(OPERATIONS[name], top, spare))) == 0
+    for k in range(6):
+        assert CachedDataset.from_cache(top / "in" / f"{k}.zip").complete
+    left = [file for _, _, files in os.walk(top) for file in files if file.endswith(".zip.edcache.new")]
+    assert spare < 4 or left == []
+    if name in ("alone", "fork", "lazy"):
+        ds = CachedDataset(Source(), top / "new.zip")
+        assert [sample["x"] for sample in ds] == list(range(COUNT))
+
+
+def test_a_writer_that_runs_out_of_descriptors_keeps_what_it_published(path):
+    def run():
+        writer = CacheWriter(path, chunk_size=1)
+        writer.append(1)
+        most = len(os.listdir("/proc/self/fd")) - 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        writer.append(2)
+        with pytest.raises(StorageError, match="Too many open files"):
+            CachedDataset.from_cache(path)
+        writer.close()
+
+    assert ended(in_child(run)) == 0
+    assert list(CachedDataset.from_cache(path)) == [1, 2]

@@ -1,0 +1,181 @@
+"""Killed at any moment, whatever writes beside a path leaves only what is listed, and what prune deletes."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import fsspec
+import pytest
+from click.testing import CliRunner
+from far import Killing, ended, in_child
+
+import edcache
+from edcache import CachedDataset, CacheWriter, durable, temporary
+from edcache.cli import main
+
+COUNT = 30
+
+
+class Stream:
+    def __iter__(self):
+        return iter(range(COUNT))
+
+
+def copy(top):
+    edcache.copy_to_local(top / "a.zip", top / "near.zip", progress=False)
+
+
+def writing(top):
+    with CacheWriter(top / "a.zip", "w", chunk_size=10) as writer:
+        writer.extend(range(COUNT))
+
+
+def spooled(top):
+    with CacheWriter("memory://temporary/a.zip", "a", spool=top / "spool") as writer:
+        writer.append(1)
+
+
+OPERATIONS = {
+    "merge": lambda top: edcache.merge([top / "a.zip", top / "b.zip"], top / "new.zip"),
+    "split": lambda top: edcache.split(top / "a.zip", top / "parts", parts=3),
+    "compact": lambda top: edcache.compact(top / "b.zip"),
+    "compact beside": lambda top: edcache.compact(top / "b.zip", top / "new.zip"),
+    "repair": lambda top: edcache.repair(top / "b.zip", top / "new.zip"),
+    "rebuild": lambda top: CachedDataset(list(range(COUNT)), top / "a.zip", keep_existing=False),
+    "rebuild a stream": lambda top: CachedDataset(Stream(), top / "a.zip", keep_existing=False),
+    "write": writing,
+    "copy": copy,
+    "npz": lambda top: edcache.export(top / "a.zip", top / "new.npz", to="npz"),
+    "webdataset": lambda top: edcache.export(top / "a.zip", top / "new", to="webdataset"),
+    "files": lambda top: edcache.export(top / "a.zip", top / "new", to="files"),
+    "spool": spooled,
+}
+
+
+def make(top):
+    """a.zip, sealed, and b.zip, to be compacted."""
+    for name in ("a.zip", "b.zip"):
+        with CacheWriter(top / name, chunk_size=10) as writer:
+            writer.extend({"x": i} for i in range(COUNT))
+    with CacheWriter(top / "b.zip", "a") as writer:
+        writer.write(0, {"x": 0})
+    fsspec.filesystem("memory").pipe_file("/temporary/a.zip", (top / "a.zip").read_bytes())
+
+
+def on_disk(top):
+    """All files, those in what is temporary as that alone; but for side files beside their copies."""
+    found = set()
+    for folder, folders, names in os.walk(top):
+        unnamed = [name for name in folders if name.endswith(".edcache.new")]
+        folders[:] = [name for name in folders if name not in unnamed]
+        found |= {os.path.relpath(os.path.join(folder, name), top) for name in [*unnamed, *names]}
+    copies = {name + ending for name in found for ending in (".origin",)}
+    return found - copies - {name.replace(".partial", ".origin") for name in found if "partial" in name}
+
+
+def run(*arguments):
+    ended = CliRunner().invoke(main, list(map(str, arguments)), catch_exceptions=False)
+    assert ended.exit_code == 0, ended.output
+    return ended.stdout
+
+
+def listed(top):
+    return {archive["path"] for archive in json.loads(run("caches", top, "--json"))["archives"]}
+
+
+def whole(top):
+    """Files that are no archives and have their names: of exports."""
+    named = {file for file in on_disk(top) if not file.endswith((".zip", ".edcache.new"))}
+    return {file for file in named if file.startswith("new")}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_whatever_is_left_is_listed_and_pruned(tmp_path, name, tally):
+    counting = tmp_path / "counting"
+    counting.mkdir()
+    make(counting)
+
+    steps = Killing()
+    with durable.replace_system(steps):
+        OPERATIONS[name](counting)
+    later = range(3, steps.count + 1)
+    some = [1, 2, *sorted(random.Random(name).sample(later, min(4, len(later))))]
+    seen = set()
+    for step in some:
+        top = tmp_path / str(step)
+        top.mkdir()
+        make(top)
+        kind = ended(in_child(lambda top=top: OPERATIONS[name](top), Killing(step)))
+        assert kind in (-signal.SIGKILL, 0)
+        seen |= listed(top)
+        assert on_disk(top) - whole(top) == listed(top)
+        run("prune", top, "--yes")
+        assert not [file for file in on_disk(top) if file.endswith(".edcache.new")]
+        left = on_disk(top) - whole(top)
+        assert left == listed(top)
+        assert {"a.zip", "b.zip"} <= left
+        run("prune", top, "--max-size", "0B", "--yes")
+        assert on_disk(top) - whole(top) == set()
+        assert not [file for file in os.listdir(top) if file.endswith(".origin")]
+    assert [file for file in seen if file.endswith((".edcache.new", ".partial"))]
+    tally("kills of what writes beside a path", len(some))
+
+
+def test_what_is_killed_at_random_is_listed_and_pruned(tmp_path, tally):
+    chance = random.Random(5)
+    for number, name in enumerate(OPERATIONS):
+        top = tmp_path / str(number)
+        top.mkdir()
+        make(top)
+        pid = in_child(lambda top=top, name=name: OPERATIONS[name](top))
+        time.sleep(chance.random() * 0.03)
+        os.kill(pid, signal.SIGKILL)
+        ended(pid)
+        assert on_disk(top) - whole(top) == listed(top)
+        run("prune", top, "--yes")
+        assert not [file for file in on_disk(top) if file.endswith(".edcache.new")]
+    tally("kills of what writes beside a path", len(OPERATIONS))
+
+
+def held(top, begin):
+    """Runs in a child that begins, and then waits to be killed."""
+    ready = top / "ready"
+
+    def step():
+        kept = begin()
+        ready.touch()
+        time.sleep(60)
+        return kept
+
+    pid = in_child(step)
+    while not ready.exists():
+        time.sleep(0.01)
+    ready.unlink()
+    return pid
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_what_a_living_process_writes_stays(tmp_path, is_folder):
+    pid = held(tmp_path, lambda: temporary.start(str(tmp_path / "a"), is_folder=is_folder))
+    try:
+        assert listed(tmp_path) == {"a.edcache.new"}
+        assert "a.edcache.new: another process is writing it" in run("caches", tmp_path)
+        run("prune", tmp_path, "--max-size", "0B", "--older-than", "0h", "--yes")
+        assert os.listdir(tmp_path) == ["a.edcache.new"]
+        assert temporary.discard(str(tmp_path / "a.edcache.new")) is False
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        ended(pid)
+    assert "a.edcache.new: a process that has ended left it; prune deletes it" in run("caches", tmp_path)
+    run("prune", tmp_path, "--yes")
+    assert os.listdir(tmp_path) == []
+
+
+def test_files_of_others_with_like_names_stay(tmp_path):
+    for name in ("a.new", "a.zip.new", "a.partial", "a.upload", "edcache.new.txt", "a.origin.txt"):
+        (tmp_path / name).write_text("mine")
+    before = sorted(os.listdir(tmp_path))
+    run("prune", tmp_path, "--max-size", "0B", "--yes")
+    assert sorted(os.listdir(tmp_path)) == before
