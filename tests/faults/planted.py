@@ -825,7 +825,7 @@ _MEMORY = [
     Bug(
         "memory is written before it is taken",
         "durable/file.py",
-        "                memory.reserve(self._fd, offset, len(view))\n",
+        "                self._call(memory.reserve, offset, len(view))\n",
         "                pass\n",
         ("tests/test_memory.py::test_a_fill_ends_before_memory_does",),
     ),
