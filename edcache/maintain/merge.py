@@ -28,7 +28,11 @@ class MergeReport:
 
 
 def merge(
-    paths: Path | Iterable[Path], target: str | os.PathLike[str], on_progress: OnProgress | None = None
+    paths: Path | Iterable[Path],
+    target: str | os.PathLike[str],
+    on_progress: OnProgress | None = None,
+    *,
+    allow_partial: bool = False,
 ) -> MergeReport:
     """Copy the samples of several archives into a new one, one archive after the other, and seal it.
 
@@ -41,7 +45,9 @@ def merge(
         paths: a list, a glob or a folder, as `CachedDataset.from_cache` takes them.
         target: where the new one goes; nothing may be there. Until it is on the disk it is `target + ".new"`.
         on_progress: called with (bytes of records copied, bytes of records) now and then.
+        allow_partial: take what there is of archives that are not sealed.
     Raises:
+        PartialArchiveError: one is not sealed, so that samples may be missing.
         OptionError: 'merge(): a.zip is of codec="native", b.zip of codec="pickle"; ...'; compression
             dictionaries that contradict each other.
         LabelTypeError: 'merge(): label "y" is int64 in one dataset and string in another; ...'.
@@ -61,7 +67,7 @@ def merge(
         named = [os.fspath(paths)]
     destination = os.fspath(target)
     check_free(destination)
-    with opened(named) as sources:
+    with opened(named, allow_partial) as sources:
         check_dictionaries(sources, "merge()")
         shares = [Share.whole(source) for source in sources]
         progress = Progress(on_progress, sum(share.nbytes for share in shares))

@@ -308,7 +308,7 @@ _WRITER = [
         "writer/appender.py",
         "            if not self._file.is_named():",
         "            if False:",
-        ("tests/test_compact.py::test_a_process_that_had_it_open_never_appends_to_the_file_without_a_name",),
+        ("tests/test_compact.py::test_who_had_it_open_never_appends_to_the_file_without_a_name",),
     ),
     Bug(
         "appends without catching up",
