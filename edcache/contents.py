@@ -122,6 +122,11 @@ class Chain:
         return self._by_kind[kind]
 
     @property
+    def holds_nothing(self) -> bool:
+        """Whether no sample and no label is published, nor a seal: a first fill that failed leaves that."""
+        return self.seal is None and not self.chunks and not self.revisions
+
+    @property
     def gave_up_last(self) -> bool:
         """Whether the last entry gives up what a power cut took: what lies behind is of before that."""
         return self._gave_up == self.cursor.seq - 1
@@ -359,6 +364,23 @@ def _is_range(said: Any, end: int) -> bool:
     return bool(0 <= said[0] <= said[1] < end)
 
 
+def partial_text(where: str, present: int, length: int | None, damaged: Sequence[str] = ()) -> str:
+    """What is wrong with an archive that is not sealed, and what helps.
+
+    Args:
+        present: samples with a record. length: of the dataset, where the archive says it.
+        damaged: a line for each chunk that does not read.
+    """
+    count = f"{present:,} samples" if length is None else f"{present:,} of {length:,} samples"
+    damage = "".join(f"\n{line}" for line in damaged)
+    return (
+        f"{where}: not sealed: its writer was killed or is still at work, or the file was cut; {count} are "
+        'there. Fill it again: CachedDataset(source, path), or CacheWriter(path, "a"); or keep what is there '
+        f'in a sealed archive: "edcache repair {where} -o NEW"; or take it as it is: allow_partial=True'
+        f"{damage}"
+    )
+
+
 def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
     """Read and check the table of one chunk.
 
@@ -507,7 +529,6 @@ def merge(
     schemas: dict[str, int] = {}
     labels: list[Any] = []
     blocks: list[Blocks] = []
-    end_index = 0
     for header in chunks:
         table = tables(header)
         if table is None:
@@ -515,10 +536,10 @@ def merge(
         merged.add(header, table, schemas)
         labels.append(table.labels)
         blocks.append(blocks_of(header, table))
-        end_index = max(end_index, header.end_index)
     if len(schemas) > MAX_SCHEMAS:
         raise CorruptArchiveError(f"{where}: {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
-    length = max(end_index, length or 0)
+    # The samples of a chunk whose table is damaged are missing, whichever chunk it is.
+    length = max([header.end_index for header in chunks] + [length or 0])
     records = merged.records()
     table = unify(labels, where) if labels else no_labels(label_names)
     assert records.index is not None

@@ -88,8 +88,10 @@ class CachedFactory(Generic[P]):
         rebuild = found is not None and self._is_stale(found, fingerprint)
         # What may be lost is computed again when a lazy cache is asked for it.
         may_grow = bool(self.options.get("grow")) or (store.may_lose and asks_lazily(self.options))
-        if found is not None and found.sealed and found.complete and not rebuild and not may_grow:
-            read_only = {name: value for name, value in self.options.items() if name in READ_OPTIONS}
+        if found is not None and found.complete and not rebuild and not may_grow:
+            # A label column that it lacks is made of its samples.
+            names = READ_OPTIONS | {"in_memory_keys"}
+            read_only = {name: value for name, value in self.options.items() if name in names}
             return CachedDataset(None, path, **read_only)
         origin: dict[str, Any] | bool = fingerprint
         if found is not None and not rebuild:
@@ -130,7 +132,8 @@ class CachedFactory(Generic[P]):
     def _is_stale(self, found: AnyReader, fingerprint: dict[str, Any]) -> bool:
         """Whether to build anew; raises or warns as on_stale says."""
         changed = differences(found.head.fingerprint, fingerprint)
-        changed += label_differences(found.head, self.options.get("in_memory_keys"))
+        if not found.complete:
+            changed += label_differences(found.head, self.options.get("in_memory_keys"))
         if not changed:
             if source_changed(found.head.fingerprint, fingerprint):
                 self._warn_once(found, fingerprint)

@@ -67,5 +67,6 @@ def check_digest(file: Place, expected: str, on_progress: OnProgress | None = No
 def no_digest(path: str) -> DigestError:
     """The error for an archive that is not sealed."""
     return DigestError(
-        f'{path}: it is not sealed, so it may still grow and has no digest; "edcache compact {path}" seals it'
+        f'{path}: it is not sealed, so it may still grow and has no digest; "edcache compact --allow-partial '
+        f'{path}" seals what is there'
     )

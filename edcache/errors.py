@@ -10,6 +10,7 @@
     │   ├── ArchiveClosedError (ValueError)    used after close(), or by a process that did not open it
     │   ├── NotAnArchiveError (ValueError)     a file, but not one of edcache's
     │   ├── FormatVersionError (ValueError)    written by a newer format than this release reads
+    │   ├── PartialArchiveError (ValueError)   not sealed, where what is made would pass for whole
     │   ├── StaleArchiveError (RuntimeError)   the file at the path is no longer the one that was opened
     │   ├── DigestError (ValueError)           the file is not the one that was published, or has no digest
     │   ├── StorageError (OSError)             the operating system refused: full disk, I/O error, no locks
@@ -39,6 +40,8 @@
 
 Each class is constructed from one message, so that an exception survives the trip out of a
 DataLoader worker (torch rebuilds it as `type(message)`).
+
+One warning is typed too: PartialArchiveWarning (UserWarning), when an archive that is not sealed is opened.
 """
 
 from __future__ import annotations
@@ -104,6 +107,14 @@ class NotAnArchiveError(ArchiveError, ValueError):
 
 class FormatVersionError(ArchiveError, ValueError):
     """The file says that it is of a newer format."""
+
+
+class PartialArchiveError(ArchiveError, ValueError):
+    """The archive is not sealed, so that samples may be missing, and nobody said allow_partial=True."""
+
+
+class PartialArchiveWarning(UserWarning):
+    """An archive was opened that is not sealed and that no process writes: samples may be missing."""
 
 
 class StaleArchiveError(ArchiveError, RuntimeError):

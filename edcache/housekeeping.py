@@ -67,8 +67,8 @@ class Listed:
 
     @property
     def complete(self) -> bool:
-        """Whether every sample has a record, or is absent for good."""
-        return self.problem is None and self.present + self.absent == self.length
+        """Whether it is sealed, and every sample has a record or is absent for good."""
+        return self.problem is None and self.sealed and self.present + self.absent == self.length
 
 
 # ------------------------------------------------------------------------------------------ looking

@@ -7,22 +7,23 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch.utils.data import DataLoader, Dataset
 
 from edcache.errors import LabelError, OptionError, StaleArchiveError, StorageError
-from edcache.labels.columns import collected
+from edcache.labels.columns import collected_columns
 from edcache.labels.given import check_count, given_column, given_rows, given_table, joined
 from edcache.labels.revisions import label_revision
-from edcache.labels.spec import checked_name
+from edcache.labels.spec import LabelSpec, checked_name
 from edcache.labels.tables import MAX_LABELS, Revision
 from edcache.labels.wording import unknown_label
-from edcache.writer import Appender, Sync
+from edcache.writer import MOST_REPLACED, Appender, Sync
 
 if TYPE_CHECKING:
     from edcache.batch.paths import FieldPath
@@ -60,7 +61,7 @@ def add_labels(
             f'add_labels("{name}") got no values; give an array, {{index: value}} or a function'
         )
     if callable(values):
-        publish(cache, _computed(cache, name, values, fields, num_workers), sync)
+        publish(cache, _computed(cache, LabelSpec({name: values}), fields, num_workers), sync)
         return
     length = len(cache)
     if isinstance(values, Mapping):
@@ -70,6 +71,18 @@ def add_labels(
     column = given_column(name, values)
     check_count(name, column, length)
     publish(cache, label_revision({name: column}), sync)
+
+
+def add_keys(cache: CachedDataset, spec: LabelSpec, sync: Sync) -> None:
+    """Add the columns of `in_memory_keys` to a complete archive, from its samples.
+
+    Raises: LabelError: 'train.zip: label "lable": sample 0 has no field "lable"; ...'. Else as `publish`.
+    """
+    try:
+        revision = _computed(cache, spec, None, 0)
+    except LabelError as error:
+        raise type(error)(f"{cache.path}: {error}") from error
+    publish(cache, revision, sync)
 
 
 def drop_labels(cache: CachedDataset, names: Sequence[str], sync: Sync) -> None:
@@ -84,11 +97,19 @@ def drop_labels(cache: CachedDataset, names: Sequence[str], sync: Sync) -> None:
 
 
 def publish(cache: CachedDataset, revision: Revision, sync: Sync) -> None:
-    """Append a revision to the archive of a dataset.
+    """Append a revision to the archive of a dataset, once more where another process compacts it meanwhile.
 
     Raises:
         StorageError: it cannot be written; the text has the remedy. Else as `Appender.revise`.
     """
+    for _ in range(MOST_REPLACED):
+        with suppress(StaleArchiveError):
+            _publish(cache, revision, sync)
+            return
+    _publish(cache, revision, sync)
+
+
+def _publish(cache: CachedDataset, revision: Revision, sync: Sync) -> None:
     try:
         appender = Appender.open(cache.path, cache.head, create=False, sync=sync)
     except StorageError as error:
@@ -132,33 +153,24 @@ def _of_table(cache: CachedDataset, given: Any, on: str | None) -> Revision:
 
 
 class _Computing(Dataset[Any]):
-    """What a function makes of samples, a batch of them at a time."""
+    """The label columns that a spec makes of samples, a batch of them at a time."""
 
-    def __init__(self, name: str, samples: Samples, indices: Ints, function: Callable[[Any], Any]) -> None:
-        self._name, self._samples, self._indices, self._function = name, samples, indices, function
+    def __init__(self, spec: LabelSpec, samples: Samples, indices: Ints) -> None:
+        self._spec, self._samples, self._indices = spec, samples, indices
 
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __getitems__(self, positions: Sequence[int]) -> list[tuple[int, Any]]:
+    def __getitems__(self, positions: Sequence[int]) -> list[tuple[int, list[Any]]]:
         indices = self._indices[list(positions)].tolist()
         samples = self._samples.__getitems__(indices)
-        return [(index, self._value(index, sample)) for index, sample in zip(indices, samples, strict=True)]
-
-    def _value(self, index: int, sample: Any) -> Any:
-        try:
-            return self._function(sample)
-        except Exception as error:
-            raise LabelError(
-                f'label "{self._name}": its function raised at sample {index}: '
-                f"{type(error).__name__}: {error}"
-            ) from error
+        extract = self._spec.extract
+        return [(index, extract(index, sample)) for index, sample in zip(indices, samples, strict=True)]
 
 
 def _computed(
     cache: CachedDataset,
-    name: str,
-    function: Callable[[Any], Any],
+    spec: LabelSpec,
     fields: Sequence[FieldPath] | None,
     num_workers: int,
 ) -> Revision:
@@ -168,10 +180,12 @@ def _computed(
     samples = plain if fields is None else plain.select(*fields)
     indices = np.arange(len(cache)) if cache.is_lazy else cache.available().indices
     loader = DataLoader(
-        _Computing(name, samples, indices, function),
+        _Computing(spec, samples, indices),
         batch_size=_BATCH,
         num_workers=num_workers,
         collate_fn=list,
+        # Without one, it draws a seed from the generator of whoever trains.
+        generator=torch.Generator(),
     )
-    column = collected(name, (pair for batch in loader for pair in batch))
-    return label_revision({name: column}, None if len(indices) == len(cache) else indices)
+    columns = collected_columns(spec.names, (row for batch in loader for row in batch))
+    return label_revision(columns, None if len(indices) == len(cache) else indices)

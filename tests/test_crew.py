@@ -95,7 +95,7 @@ def all_gone(pids, seconds):
 
 
 def check_whole(path, count=COUNT, but=()):
-    ds = CachedDataset.from_cache(path)
+    ds = CachedDataset.from_cache(path, allow_partial=True)
     for i in range(count):
         if i not in but:
             assert ds[i]["x"].tolist() == [i] * 50
@@ -117,7 +117,7 @@ def test_workers_compute_every_sample_once_and_the_archive_is_sealed(path, log, 
     assert computed(log) == list(range(COUNT))
     assert len(processes(log)) == 2
     assert os.getpid() not in processes(log)
-    assert Reader(path).sealed
+    assert Reader(path, allow_partial=True).sealed
     assert ds.complete
     check_whole(path)
     assert all_gone(processes(log), 5)
@@ -126,7 +126,7 @@ def test_workers_compute_every_sample_once_and_the_archive_is_sealed(path, log, 
 def test_workers_continue_what_was_begun(path, log):
     with pytest.raises(SourceError):
         CachedDataset(Source(log, at={90: "raise"}), path, in_memory_keys=["y"])
-    kept = Reader(path).present
+    kept = Reader(path, allow_partial=True).present
     log.unlink()
     fill(Source(log), path)
     assert len(computed(log)) == COUNT - kept
@@ -224,9 +224,9 @@ def test_what_a_source_raises_in_a_worker_is_raised_here(path, log):
         fill(Source(log, at={77: "raise"}), path)
     assert type(caught.value.__cause__) is ValueError
     assert all_gone(processes(log), 5)
-    assert 0 < Reader(path).present < COUNT
+    assert 0 < Reader(path, allow_partial=True).present < COUNT
     log.unlink()
-    kept = Reader(path).present
+    kept = Reader(path, allow_partial=True).present
     fill(Source(log), path)
     assert len(computed(log)) == COUNT - kept
 
@@ -313,7 +313,7 @@ def test_skipped_samples_are_recorded_and_tried_again(path, log, count):
 def test_samples_that_are_absent_for_good_do_not_keep_the_archive_open(path, log, count):
     ds = fill(Source(log, at={7: "raise", 90: "raise"}), path, count, on_error="skip_final")
     assert ds.complete
-    assert Reader(path).sealed
+    assert Reader(path, allow_partial=True).sealed
     assert len(ds) == COUNT
     assert ds.missing.tolist() == [7, 90]
     log.unlink()
@@ -324,7 +324,7 @@ def test_samples_that_are_absent_for_good_do_not_keep_the_archive_open(path, log
         f"{path}: sample 90 failed when it was made, it counts as absent for good; available() leaves it out"
     )
     with pytest.raises(SampleFailedError) as caught:
-        CachedDataset.from_cache(path)[90]
+        CachedDataset.from_cache(path, allow_partial=True)[90]
     assert str(caught.value).startswith(f"{text}\nValueError: bad 90\nTraceback")
     assert opened.available().batch(range(COUNT - 2))["y"].tolist() == [
         i % 3 for i in range(COUNT) if i not in (7, 90)
@@ -336,10 +336,10 @@ def test_skipped_failures_survive_growth_and_compaction(path, log):
     fill(Source(log, at={7: "raise"}), path, 0, on_error="skip_final")
     with edcache.CacheWriter(path, "a", in_memory_keys=["y"]) as w:
         w.append(sample(COUNT))
-    assert [error.index for error in CachedDataset.from_cache(path).errors] == [7]
+    assert [error.index for error in CachedDataset.from_cache(path, allow_partial=True).errors] == [7]
     with edcache.CacheWriter(path, "a", in_memory_keys=["y"]) as w:
         w.write(7, sample(7))
-    assert CachedDataset.from_cache(path).errors == []
+    assert CachedDataset.from_cache(path, allow_partial=True).errors == []
     check_whole(path, COUNT + 1)
 
 
@@ -386,7 +386,7 @@ def test_a_sample_that_ends_its_process_is_set_aside_and_the_rest_is_filled(path
         "again"
     )
     assert computed(log).count(50) == 3
-    assert CachedDataset.from_cache(path).missing.tolist() == [50]
+    assert CachedDataset.from_cache(path, allow_partial=True).missing.tolist() == [50]
     check_whole(path, but=(50,))
 
 
@@ -498,7 +498,7 @@ def test_more_retries_than_deaths_are_allowed(path, log):
 def test_a_timeout_ends_the_fill_and_keeps_what_was_computed(path, log):
     with pytest.raises(SourceError, match=r"sample 50 took longer than timeout=0.4 seconds; what was"):
         fill(Source(log, at={50: "hang"}), path, 1, timeout=0.4)
-    assert Reader(path).present == 50
+    assert Reader(path, allow_partial=True).present == 50
     assert all_gone(processes(log), 5)
 
 
@@ -529,7 +529,7 @@ def start(path, log, tmp_path, context, seconds=0.005):
     )
     process = subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True)
     limit = time.monotonic() + 30
-    while not log.exists() or len(processes(log)) < 2 or Reader(path).present < 20:
+    while not log.exists() or len(processes(log)) < 2 or Reader(path, allow_partial=True).present < 20:
         assert time.monotonic() < limit
         assert process.poll() is None
         time.sleep(0.02)
@@ -544,7 +544,7 @@ def test_workers_of_a_killed_parent_end_by_themselves(path, log, tmp_path, conte
     assert all_gone(processes(log), 5)
     process.stderr.close()
     done = computed(log)
-    kept = Reader(path).present
+    kept = Reader(path, allow_partial=True).present
     assert len(done) - kept <= 2  # what was being computed; the rest was published
     log.unlink()
     fill(Source(log, count=2000, seconds=0), path)
@@ -562,7 +562,7 @@ def test_ctrl_c_ends_a_parallel_fill_at_once_and_says_how_to_go_on(path, log, tm
     _, text = process.communicate(timeout=10)
     assert time.monotonic() - began < 3
     assert all_gone(pids, 0.1)
-    kept = Reader(path).present
+    kept = Reader(path, allow_partial=True).present
     last = f"KeyboardInterrupt: interrupted; {path} keeps {kept:,} of 2,000 samples, the same call "
     assert text.splitlines()[-1] == f"{last}computes the rest"
     assert text.count("Traceback") == 1

@@ -435,8 +435,9 @@ def test_lazy_computes_what_is_asked_for(tmp_path: Path) -> None:
     assert COMPUTED == [3]
 
 
-def test_a_label_that_the_archive_lacks_is_noticed(tmp_path: Path) -> None:
-    factory_at(tmp_path / "n.zip", in_memory_keys=["y"])()
+def test_a_label_that_an_unfinished_archive_lacks_is_noticed(tmp_path: Path) -> None:
+    with pytest.raises(SourceError):
+        cachable(tmp_path / "n.zip", in_memory_keys=["y"])(Squares)(fails_at=4)
     text = r"labels: \['y'\] in the archive, in_memory_keys asks for \['square'\] too"
     with pytest.raises(StaleCacheError, match=text):
         factory_at(tmp_path / "n.zip", in_memory_keys=["y", "square"])()

@@ -186,7 +186,7 @@ def _records_at(path: str) -> int:
     """How many samples an archive holds before a build; 0 where there is none to read."""
     from edcache.stores import store_at
 
-    reader = store_at(path).reader()
+    reader = store_at(path).reader(allow_partial=True)
     try:
         return len(reader.records.offset)
     except (ArchiveNotFoundError, ValueError):

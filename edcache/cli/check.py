@@ -17,6 +17,7 @@ from edcache.cli.group import (
     error_line,
     json_option,
     main,
+    partial_option,
     print_json,
     print_lines,
     progress_option,
@@ -44,14 +45,14 @@ REFUSED: Final = 2
 def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: bool | None) -> None:
     """Check every byte of an archive; exit 1 where something is wrong.
 
-    Each problem is one line: path, offset, what is wrong, what helps. An archive that is not sealed can
-    be sound: its last writer is at work or was killed, and building again goes on from there. Dead bytes
-    are no problem; compact leaves them out.
+    Each problem is one line: path, offset, what is wrong, what helps. An archive that is not sealed is not
+    whole, unless a process writes it still; building again goes on from there. Dead bytes are no problem;
+    compact leaves them out.
 
     \b
     Exit codes:
       0    sound
-      1    damaged, not the file that --expect names, or not readable
+      1    damaged, not whole, not the file that --expect names, or not readable
 
     \b
     Example:
@@ -113,9 +114,10 @@ def repair(path: str, target: str, as_json: bool, progress: bool | None) -> None
     type=PATH,
     help="Where the compact archive goes, by default in PATH's place.",
 )
+@partial_option
 @json_option
 @progress_option
-def compact(path: str, target: str | None, as_json: bool, progress: bool | None) -> None:
+def compact(path: str, target: str | None, allow_partial: bool, as_json: bool, progress: bool | None) -> None:
     """Rewrite an archive without its dead bytes, in index order, and seal it.
 
     Dead are old seals, outdated records and torn tails. Records are copied as they are stored and checked
@@ -129,7 +131,7 @@ def compact(path: str, target: str | None, as_json: bool, progress: bool | None)
     from edcache import maintain
 
     with bar("compacting", path, progress) as on_progress:
-        report = maintain.compact(path, target, on_progress)
+        report = maintain.compact(path, target, on_progress, allow_partial=allow_partial)
     if as_json:
         print_json(report.__dict__)
     else:

@@ -217,6 +217,9 @@ progress_option = click.option(
 pickle_option = click.option(
     "--allow-pickle", is_flag=True, help="Read pickles, which run whatever code their author chose."
 )
+partial_option = click.option(
+    "--allow-partial", is_flag=True, help="Take an archive as it is that is not sealed."
+)
 argument_option = click.option(
     "--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument; repeatable."
 )

@@ -12,6 +12,7 @@ from edcache.cli.group import (
     bar,
     json_option,
     main,
+    partial_option,
     print_json,
     print_lines,
     progress_option,
@@ -23,9 +24,12 @@ from edcache.present import merge_line, plain, split_lines
 @main.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
 @click.option("-o", "target", metavar="OUT", required=True, type=PATH, help="Where the new archive goes.")
+@partial_option
 @json_option
 @progress_option
-def merge(paths: Sequence[str], target: str, as_json: bool, progress: bool | None) -> None:
+def merge(
+    paths: Sequence[str], target: str, allow_partial: bool, as_json: bool, progress: bool | None
+) -> None:
     """Copy the samples of several archives into a new one, and seal it.
 
     A PATH is an archive, a folder with archives, or a glob in quotes; globs and folders are sorted, part-2
@@ -39,7 +43,7 @@ def merge(paths: Sequence[str], target: str, as_json: bool, progress: bool | Non
     from edcache import maintain
 
     with bar("merging into", target, progress) as on_progress:
-        report = maintain.merge(paths, target, on_progress)
+        report = maintain.merge(paths, target, on_progress, allow_partial=allow_partial)
     if as_json:
         print_json(report.__dict__)
     else:
@@ -52,6 +56,7 @@ def merge(paths: Sequence[str], target: str, as_json: bool, progress: bool | Non
 @click.option("--max-size", metavar="SIZE", callback=size, help="The most that each has: 500MB, 2GB.")
 @click.option("--parts", metavar="N", type=click.IntRange(min=1), help="So many, of as many samples each.")
 @click.option("--by", metavar="NAME", help="One for each value of a label column.")
+@partial_option
 @json_option
 @progress_option
 def split(
@@ -60,6 +65,7 @@ def split(
     max_size: float | None,
     parts: int | None,
     by: str | None,
+    allow_partial: bool,
     as_json: bool,
     progress: bool | None,
 ) -> None:
@@ -77,7 +83,15 @@ def split(
         raise click.UsageError("say how: one of --max-size 2GB, --parts 10 and --by label")
     most = None if max_size is None else max(1, int(max_size))
     with bar("splitting", path, progress) as on_progress:
-        pieces = maintain.split(path, folder, max_size=most, parts=parts, by=by, on_progress=on_progress)
+        pieces = maintain.split(
+            path,
+            folder,
+            max_size=most,
+            parts=parts,
+            by=by,
+            on_progress=on_progress,
+            allow_partial=allow_partial,
+        )
     if as_json:
         print_json([piece.__dict__ | {"value": plain(piece.value)} for piece in pieces])
     else:

@@ -30,7 +30,7 @@ def info(path: str, digest: bool, as_json: bool) -> None:
     """
     from edcache.stores import store_at
 
-    said = _said(store_at(path).reader())
+    said = _said(store_at(path).reader(allow_partial=True))
     if digest:
         from edcache import maintain
 
@@ -101,7 +101,7 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
     """
     from edcache.dataset import CachedDataset
 
-    cache = CachedDataset(None, path, allow_pickle=allow_pickle)
+    cache = CachedDataset(None, path, allow_partial=True, allow_pickle=allow_pickle)
     if not -len(cache) <= index < len(cache):
         raise SampleIndexError(
             f"{cache.path}: no sample {index}; there are {len(cache):,}, from 0 on or from -1 back"

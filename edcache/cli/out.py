@@ -12,6 +12,7 @@ from edcache.cli.group import (
     bar,
     json_option,
     main,
+    partial_option,
     pickle_option,
     print_json,
     print_lines,
@@ -37,6 +38,7 @@ FORMATS = ("webdataset", "files", "parquet", "hf", "npz")
 @click.option("--available", is_flag=True, help="Leave out samples that have no record.")
 @click.option("--shard-size", metavar="SIZE", callback=size, help="About so large is a shard: 500MB.")
 @workers_option
+@partial_option
 @pickle_option
 @json_option
 @progress_option
@@ -51,6 +53,7 @@ def export(
     available: bool,
     shard_size: float | None,
     num_workers: str | None,
+    allow_partial: bool,
     allow_pickle: bool,
     as_json: bool,
     progress: bool | None,
@@ -77,7 +80,9 @@ def export(
 
     if labels and no_labels:
         raise click.UsageError("--label and --no-labels contradict each other")
-    ds = CachedDataset.from_cache(paths[0] if len(paths) == 1 else paths, allow_pickle=allow_pickle)
+    ds = CachedDataset.from_cache(
+        paths[0] if len(paths) == 1 else paths, allow_partial=True, allow_pickle=allow_pickle
+    )
     view = ds.available() if available else ds[:]
     if where is not None:
         view = view.filter(where)
@@ -92,6 +97,7 @@ def export(
             shard_size="500MB" if shard_size is None else max(1, int(shard_size)),
             labels=list(labels) or not no_labels,
             on_progress=on_progress,
+            allow_partial=allow_partial,
         )
     if as_json:
         print_json(report.__dict__)

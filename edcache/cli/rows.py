@@ -32,7 +32,7 @@ def ls(path: str, limit: int, offset: int, as_json: bool) -> None:
     """
     from edcache.dataset import CachedDataset
 
-    cache = CachedDataset(None, path)
+    cache = CachedDataset(None, path, allow_partial=True)
     total = len(cache.reader.records.offset)
     rows = range(min(offset, total), min(offset + limit, total))
     if as_json:
@@ -129,7 +129,7 @@ def labels(
         raise click.UsageError("--on goes with --add")
     if count is not None and columns is not None:
         raise click.UsageError("--count shows one column; leave --columns out")
-    cache = CachedDataset(None, path)
+    cache = CachedDataset(None, path, allow_partial=True)
     indices = _chosen(cache, where)
     if count is not None:
         counts = cache.labels.take(indices).counts(count).items()
@@ -148,7 +148,7 @@ def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[s
     """Drop columns, then add those of files, and say which there are."""
     from edcache.dataset import CachedDataset
 
-    cache = CachedDataset(None, path)
+    cache = CachedDataset(None, path, allow_partial=True)
     if dropped:
         cache.drop_labels(*dropped)
     for text in added:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from edcache.errors import OptionError, StaleArchiveError
@@ -26,8 +26,9 @@ from edcache.fill import (
 )
 from edcache.fingerprint import moved_paths, source_changed, source_fingerprint
 from edcache.labels.spec import LabelSpec
+from edcache.reader import AnyReader
 from edcache.stores import Store
-from edcache.writer import Sync, adopt_labels, check_options, check_writing, new_head
+from edcache.writer import MOST_REPLACED, Sync, adopt_labels, check_options, check_writing, new_head
 
 _warned: set[str] = set()
 
@@ -125,7 +126,7 @@ class Building:
             self.fill(rebuild=not keep_existing)
             return None
         filler = LazyFiller(self.job, **self._lazy_options)
-        filler.create()
+        self._until_it_stays(filler.create)
         return filler
 
     def _is_done(self) -> bool:
@@ -142,10 +143,16 @@ class Building:
         if not self._is_stream and not (self.job.grow and len(found) < length):
             longer = len(found) if len(found) > length else None
             check_length(path, found.declared_length or longer, length)
-        adopt_labels(found.head, self.job.spec, path)
+        adopt_labels(found.head, self._kept_labels(found), path)
         check_options(found.head, path, **self._asked)
         self._warn_of_origin(found.head.fingerprint, origin)
-        return found.sealed and found.complete and len(found) >= length
+        return found.complete and len(found) >= length
+
+    def _kept_labels(self, found: AnyReader) -> LabelSpec:
+        """The labels asked for, but for those that a complete archive gets from its samples."""
+        spec, names = self.job.spec, [name for name, _ in found.head.labels]
+        kept = spec.only(names)
+        return kept if found.complete and (kept.names or not names) else spec
 
     def _warn_of_origin(self, found: dict[str, Any] | None, expected: dict[str, Any] | None) -> None:
         """Warn once where it is not sure that the archive is of this source."""
@@ -174,17 +181,28 @@ class Building:
             options: of `FILL_OPTIONS`, before those that were given first.
         """
         told = self._fill_options | options
-        while True:
+
+        def run() -> None:
+            with self._store.published(told["progress"], self._is_done, replaces=rebuild):
+                fill(self.job, rebuild=rebuild, **told)
+
+        self._until_it_stays(run, rebuild)
+
+    def _until_it_stays(self, run: Callable[[], object], rebuild: bool = False) -> None:
+        """Run it again where the archive was replaced meanwhile by another process.
+
+        That has compacted it, or has published and deleted what stood for it.
+        """
+        for _ in range(MOST_REPLACED):
             try:
-                with self._store.published(told["progress"], self._is_done, replaces=rebuild):
-                    fill(self.job, rebuild=rebuild, **told)
+                run()
                 return
             except StaleArchiveError:
-                # Who filled what stands for it together with this one has published and deleted it.
-                if not self._stands_in or rebuild:
+                if rebuild:
                     raise
             if self._is_done():
                 return
+        run()
 
     def _fill_stream(self, keep_existing: bool) -> None:
         if self._is_lazy or self._fill_options["executor"] is not None:
@@ -193,9 +211,13 @@ class Building:
                 "len() and [index]"
             )
         workers = worker_count(self._fill_options["num_workers"])
-        show = self._fill_options["progress"]
-        with self._store.published(show, self._is_done, replaces=not keep_existing):
-            fill_stream(self.job, workers, show, rebuild=not keep_existing)
+        show, rebuild = self._fill_options["progress"], not keep_existing
+
+        def run() -> None:
+            with self._store.published(show, self._is_done, replaces=rebuild):
+                fill_stream(self.job, workers, show, rebuild=rebuild)
+
+        self._until_it_stays(run, rebuild)
 
 
 def asks_lazily(options: Mapping[str, Any]) -> bool:

@@ -18,6 +18,7 @@ from edcache.dataset.reading import StoredSamples
 from edcache.errors import OptionError
 from edcache.fill import LazyFiller
 from edcache.format import Head
+from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
 from edcache.labels.view import Labels
 from edcache.progress import Show
@@ -50,7 +51,8 @@ class CachedDataset(StoredSamples):
             which what is written expires; without `prefix=` one is made of the fingerprint. What is said of
             files (sync, io, verify, check_space, chunks) means nothing there; see edcache/redis/.
         in_memory_keys: the label columns: a list of keys, or a mapping from name to field path
-            ("target.boxes", 1) or function. Default: the source's own attribute `in_memory_keys`.
+            ("target.boxes", 1) or function. Default: the source's own attribute `in_memory_keys`. One that a
+            complete archive lacks is made of its samples, as by `add_labels`.
         lazy: False fills what is missing now. True computes a sample when it is first asked for.
         force_cache: edflow's word for the same choice: True fills now, False is lazy.
         keep_existing: False builds the archive anew and puts it in the place of an old one.
@@ -95,7 +97,7 @@ class CachedDataset(StoredSamples):
         io: "mmap", "pread", or "auto": pread where the file system is another machine's.
         decode: what is made of every `edcache.ImageFile` in a sample: "pil", "numpy", "tensor", None for the
             file's bytes, or an `edcache.Decoding`; "stored" is what was chosen when it was written.
-        expected_digest, local: for `from_cache`, see there.
+        expected_digest, local, allow_partial: for `from_cache`, see there.
         storage_options: for the engine that reads a URL, see `edcache.Reader`. An archive that is filled for
             a URL is a spool file of this machine until it is complete, then uploaded, and deleted here. A
             killed fill goes on from it.
@@ -150,6 +152,7 @@ class CachedDataset(StoredSamples):
         spool: str | os.PathLike[str] | None = None,
         preload: str | None = None,
         local: str | os.PathLike[str] | None = None,
+        allow_partial: bool = False,
     ) -> None:
         if source is not None and expected_digest is not None:
             raise OptionError(NO_DIGEST_YET)
@@ -172,6 +175,8 @@ class CachedDataset(StoredSamples):
             preload=preload,
             local=local,
             max_bytes=max_bytes if source is None else None,
+            # With a source, what is missing is computed, or was told.
+            allow_partial=allow_partial or source is not None,
         )
         self.path = self._reader.path
         self.transform, self.batch_transform = transform, batch_transform
@@ -180,6 +185,7 @@ class CachedDataset(StoredSamples):
         self._labels: Labels | None = None
         if source is None:
             self._pin()
+            self._add_keys(LabelSpec.parse(in_memory_keys))
             return
         is_lazy = asks_lazily({"lazy": lazy, "force_cache": force_cache})
         if preload and is_lazy:
@@ -219,12 +225,23 @@ class CachedDataset(StoredSamples):
             while keeper.has_lost():
                 self._filler = self._building.start(keep_existing=True) or self._filler
             self._pin()
+        self._add_keys(self._building.job.spec)
 
     _fixed = frozenset(inspect.getfullargspec(__init__).kwonlyargs) - LIVE_OPTIONS
 
     def _pin(self) -> None:
         """Open the archive now: a wrong path fails here, and one that replaces it later is another one."""
         self._reader.head  # noqa: B018
+
+    def _add_keys(self, spec: LabelSpec) -> None:
+        """Add the label columns that were asked for and that a complete archive lacks, from its samples."""
+        # What was dropped stays away.
+        known = {*self._reader.label_names, *(name for name, _ in self.head.labels)}
+        absent = [name for name in spec.names if name not in known]
+        if absent and self.complete:
+            self._check_relabelling()
+            relabel.add_keys(self, spec.only(absent), self._relabelling_sync)
+            self.refresh()
 
     @classmethod
     @overload
@@ -246,11 +263,11 @@ class CachedDataset(StoredSamples):
                 folder: all of its .zip files and those below it. Globs and folders are sorted by paths,
                 part-2 before part-10, and may stand in a list.
             options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode, preload and
-                storage_options, as in the class; expected_digest, "sha256:...", which `edcache.digest` said
-                when it was published, of several archives a list in their order, or a dict by path; and
-                local, a folder of this machine for a copy of a sealed archive that is far away, which is
-                usable at once and fills with what is read, and max_bytes, of all copies in that folder
-                together.
+                storage_options, as in the class; allow_partial, which opens an archive that is not sealed
+                without the warning; expected_digest, "sha256:...", which `edcache.digest` said when it was
+                published, of several archives a list in their order, or a dict by path; and local, a folder
+                of this machine for a copy of a sealed archive that is far away, which is usable at once and
+                fills with what is read, and max_bytes, of all copies in that folder together.
         Returns:
             This class for one path. For a list, a glob or a folder, of one archive too, an
             `edcache.views.Several`, which is as `edcache.concat` of them, with `archives`, `refresh`, `info`,
@@ -262,8 +279,9 @@ class CachedDataset(StoredSamples):
                 parsed, by the process that opens it and through the descriptor that it
                 then reads from. Workers hash nothing: they check uuid and size, see `edcache.Reader`.
 
-        An archive that a killed writer left opens too: what was published is there, the rest raises
-        MissingSampleError.
+        An archive that a killed writer left, or that was cut, opens too, with a PartialArchiveWarning unless
+        allow_partial=True, and is not `complete`: what was published is there. Of the rest, samples that the
+        archive knows of raise MissingSampleError; where no length was declared, len() may be too small.
 
         Behind a URL, an archive opens by four requests at most (three over http), of up to two million
         samples; an unsealed one takes one more for each chunk. A batch is one concurrent fetch of its
@@ -309,7 +327,8 @@ class CachedDataset(StoredSamples):
 
     def __repr__(self) -> str:
         names = ", ".join(self._reader.label_names)
-        state = "" if self.complete else f", {len(self) - self._reader.present:,} missing"
+        lack = "not sealed" if self._reader.has_all else f"{len(self) - self._reader.present:,} missing"
+        state = "" if self.complete else f", {lack}"
         labels = f", labels: {names}" if names else ""
         return f"CachedDataset({self.path!r}, {len(self):,} samples{state}{labels})"
 
@@ -331,7 +350,7 @@ class CachedDataset(StoredSamples):
 
     @property
     def complete(self) -> bool:
-        """Whether every sample has a record, or is recorded as absent for good."""
+        """Whether the archive is sealed, and every sample has a record or is recorded as absent for good."""
         return self._reader.complete
 
     @property
@@ -482,16 +501,22 @@ class CachedDataset(StoredSamples):
             raise OptionError(f"warmup() takes {', '.join(FILL_OPTIONS)}, not {', '.join(sorted(unknown))}")
         if self._building is None:
             if not self.complete:
+                count = len(self) - self._reader.present
+                lack = (
+                    f"{count:,} samples are missing"
+                    if count
+                    else "it is not sealed, so samples may be missing,"
+                )
                 raise OptionError(
-                    f"{self.path}: {len(self) - self._reader.present:,} samples are missing and the source "
-                    "dataset is not here; construct CachedDataset(source, path)"
+                    f"{self.path}: {lack} and the source dataset is not here; construct "
+                    "CachedDataset(source, path)"
                 )
             return self
         if self._filler is not None:
             self._filler.flush()
         if self._store.may_lose:
             self._reader.missing()  # what the server has lost
-        if self.complete and self._reader.sealed:
+        if self.complete:
             return self
         self._building.fill(**options if num_workers is None else options | {"num_workers": num_workers})
         self.refresh()
@@ -511,6 +536,9 @@ class CachedDataset(StoredSamples):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _unsealed(self) -> list[str]:
+        return [] if self._building is not None or self._reader.sealed else [self.path]
 
     def _chain(self) -> str:
         return f"CachedDataset({self.path!r}, {len(self):,} samples)"

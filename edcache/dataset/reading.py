@@ -73,7 +73,7 @@ class StoredSamples(Root):
         return fields.of_sample(self._stored(index))
 
     def _many(self, indices: npt.NDArray[np.int64], fields: Projection | None) -> list[Any]:
-        if fields is None and self._reader.complete:
+        if fields is None and self._reader.has_all:
             try:
                 return self._reader.read_many(indices, copy=not self.zero_copy)
             except MissingSampleError:

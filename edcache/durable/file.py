@@ -8,14 +8,20 @@ import stat
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from edcache import memory, servers
 from edcache.durable import calls
 from edcache.durable.refusals import refused, with_errno
-from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, OptionError, StorageError
+from edcache.errors import (
+    ArchiveClosedError,
+    ArchiveExistsError,
+    ArchiveNotFoundError,
+    OptionError,
+    StorageError,
+)
 
 _MAX_OFFSET: Final = 1 << 62
 _CAN_TELL_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
@@ -27,6 +33,8 @@ _REMOTE: Final = (
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _ABSENT: Final = "no such file; check the path, or build the cache first"
 _MAX_WRITE: Final = 1 << 30  # Linux moves at most 0x7ffff000 bytes a call
+
+T = TypeVar("T")
 
 Stamp = tuple[int, int, int]
 """Bytes of a file, when it was last written (in ns since 1970), its inode: equal while it is the same."""
@@ -83,6 +91,15 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, n
     os.register_at_fork(after_in_child=_settle_inherited)
 
 
+class _Call:
+    """A call of the system that is under way, in the process that made it: a forked child is in none."""
+
+    __slots__ = ("__weakref__", "pid")
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+
+
 class File:
     """One open regular file, read and written at offsets.
 
@@ -91,8 +108,9 @@ class File:
 
     Raises StorageError, with the errno kept, wherever the operating system refuses; a full disk
     reads "train.zip: writing 4,096 bytes at offset 8,192: No space left on device".
-    Safety: positions are never shared, so reads are safe from any thread and after a fork. A lock
-    belongs to the open description: only the process that took it may release it.
+    Safety: positions are never shared, so reads are safe from any thread and after a fork. A thread that
+    reads while another one closes gets its bytes, or ArchiveClosedError. A lock belongs to the open
+    description: only the process that took it may release it.
     """
 
     # Read by calls of the system, not by requests (see places/place.py).
@@ -104,6 +122,9 @@ class File:
         self.writable = writable
         self.can_lock = True
         self._descriptors: list[int] = []
+        # Calls that are under way, by id; a call that was interrupted is gone with its frame.
+        self._inside: dict[int, weakref.ref[_Call]] = {}
+        self._is_closing = False
         self._is_in_memory = memory.is_memory(path)
         self.absolute = absolute(path)
         if writable:
@@ -171,10 +192,30 @@ class File:
         # In memory it is behind that of its entry.
         return self._descriptors[-1] if self._descriptors else -1
 
+    def _call(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Call the system with the descriptor, which no other thread closes meanwhile.
+
+        Its number could be that of another file by then. No lock: a fork could leave it taken for ever.
+
+        Raises:
+            ArchiveClosedError: it was closed.
+        """
+        this = _Call()
+        try:
+            self._inside[id(this)] = weakref.ref(this)
+            # In this order: who closes either sees this call, or is seen by it.
+            if self.closed:
+                raise ArchiveClosedError(f"{self.path}: closed; open it again")
+            return call(self._fd, *arguments)
+        finally:
+            self._inside.pop(id(this), None)
+            if self._is_closing and self._descriptors:
+                self._let_go()
+
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return not self._descriptors
+        return self._is_closing or not self._descriptors
 
     def size(self) -> int:
         """Bytes of the file now."""
@@ -220,7 +261,7 @@ class File:
 
     def _stat(self) -> os.stat_result:
         try:
-            return calls.system.stat(self._fd)
+            return self._call(calls.system.stat)
         except OSError as error:
             refused(self.path, "asking for its size", error)
 
@@ -232,7 +273,7 @@ class File:
         missing = nbytes
         try:
             while missing > 0:
-                part = calls.system.pread(self._fd, min(missing, _MAX_WRITE), offset + nbytes - missing)
+                part = self._call(calls.system.pread, min(missing, _MAX_WRITE), offset + nbytes - missing)
                 if not part:
                     break
                 parts.append(part)
@@ -248,7 +289,7 @@ class File:
     def next_data(self, offset: int) -> int:
         """The next offset, from this one on, that is in no hole of the file; its size where none is."""
         try:
-            return calls.system.next_data(self._fd, offset)
+            return self._call(calls.system.next_data, offset)
         except OSError as error:
             return self.size() if error.errno == errno.ENXIO else offset
 
@@ -258,7 +299,9 @@ class File:
         A file that another program cuts meanwhile gives zeros or a SIGBUS: nothing here can tell.
         """
         try:
-            return calls.system.map(self._fd, nbytes)
+            return self._call(calls.system.map, nbytes)
+        except ArchiveClosedError:
+            raise
         except (OverflowError, MemoryError, ValueError) as error:  # the last where it was cut meanwhile
             raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: {error}") from error
         except OSError as error:
@@ -269,7 +312,7 @@ class File:
         if not _CAN_TELL_CACHED:
             return True
         try:
-            return calls.system.pread_cached(self._fd, offset)
+            return self._call(calls.system.pread_cached, offset)
         except OSError:  # EOPNOTSUPP: the file system cannot tell
             return True
 
@@ -278,13 +321,13 @@ class File:
         if _CAN_ADVISE:
             # Advice that is refused costs time and nothing else.
             with suppress(OSError):
-                calls.system.will_need(self._fd, offset, nbytes)
+                self._call(calls.system.will_need, offset, nbytes)
 
     def write_back(self, offset: int, nbytes: int) -> None:
         """Say that a range will be synced, so that the sync need not wait for all of it; a hint."""
         if _CAN_ADVISE:
             with suppress(OSError):
-                calls.system.write_back(self._fd, offset, nbytes)
+                self._call(calls.system.write_back, offset, nbytes)
 
     def is_remote(self) -> bool:
         """Whether the file system is known to be on another machine."""
@@ -296,23 +339,23 @@ class File:
         done = 0
         try:
             if self._is_in_memory:
-                memory.reserve(self._fd, offset, len(view))
+                self._call(memory.reserve, offset, len(view))
             while done < len(view):
-                done += calls.system.pwrite(self._fd, view[done : done + _MAX_WRITE], offset + done)
+                done += self._call(calls.system.pwrite, view[done : done + _MAX_WRITE], offset + done)
         except OSError as error:
             refused(self.path, f"writing {len(view):,} bytes at offset {offset:,}", error)
 
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes."""
         try:
-            calls.system.truncate(self._fd, size)
+            self._call(calls.system.truncate, size)
         except OSError as error:
             refused(self.path, f"cutting it to {size:,} bytes", error)
 
     def sync(self) -> None:
         """Bring everything written so far to the disk; a failure is final for this file."""
         try:
-            calls.system.sync(self._fd)
+            self._call(calls.system.sync)
         except OSError as error:
             refused(self.path, "syncing it; what was written since the last sync is in doubt", error)
 
@@ -333,14 +376,14 @@ class File:
     def lock(self, start: int, length: int = 1) -> None:
         """Lock bytes for this open file, waiting for whoever holds them (signals interrupt)."""
         try:
-            calls.system.lock(self._fd, start, length, True)
+            self._call(calls.system.lock, start, length, True)
         except OSError as error:
             self._do_without_lock(error)
 
     def try_lock(self, start: int, length: int = 1) -> bool:
         """Lock bytes if nobody else holds them; says whether it did."""
         try:
-            calls.system.lock(self._fd, start, length, False)
+            self._call(calls.system.lock, start, length, False)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
@@ -354,7 +397,7 @@ class File:
         copy of the descriptor. Nothing on macOS and Windows.
         """
         try:
-            calls.system.share(self._fd, start)
+            self._call(calls.system.share, start)
         except OSError as error:
             self._do_without_lock(error)
 
@@ -374,21 +417,21 @@ class File:
     def freeze(self) -> None:
         """Let nobody write into a file in memory any more, for as long as it is there."""
         try:
-            calls.system.freeze(self._fd)
+            self._call(calls.system.freeze)
         except OSError as error:
             refused(self.path, "protecting it from writing", error)
 
     def is_frozen(self) -> bool:
         """Whether `freeze` was called for a file in memory, by whichever process."""
         try:
-            return calls.system.is_frozen(self._fd)
+            return self._call(calls.system.is_frozen)
         except OSError as error:
             refused(self.path, "asking whether it is protected", error)
 
     def is_locked(self, start: int, length: int) -> bool:
         """Whether another open file has locked one of the bytes; False where the system cannot tell."""
         try:
-            return calls.system.is_locked(self._fd, start, length)
+            return self._call(calls.system.is_locked, start, length)
         except OSError as error:
             if error.errno in _NO_LOCKS:
                 return False
@@ -396,18 +439,28 @@ class File:
 
     def unlock(self, start: int, length: int = 1) -> None:
         """Release bytes that this open file locked; nothing once it is closed."""
-        if self._fd < 0:
+        if self.closed:
             return
         try:
-            calls.system.unlock(self._fd, start, length)
+            self._call(calls.system.unlock, start, length)
         except OSError as error:
             if error.errno in _NO_LOCKS:
                 return
             refused(self.path, "releasing a lock", error)
 
     def close(self) -> None:
-        """Close the descriptor, and with it every lock that only it held; idempotent."""
+        """Close the descriptor, and with it every lock that only it held; idempotent.
+
+        Where other threads are in a call, the last of them closes it.
+        """
         if not self._descriptors:
+            return
+        self._is_closing = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        calls_under_way = [reference() for reference in list(self._inside.values())]
+        if any(call is not None and call.pid == os.getpid() for call in calls_under_way):
             return
         if self._is_in_memory:
             memory.forget(calls.system, self._descriptors)
@@ -417,8 +470,10 @@ class File:
             refused(self.path, "closing it", error)
 
     def _close(self) -> None:
-        while self._descriptors:
-            calls.system.close(self._descriptors)
+        # Two threads may come here at once; each descriptor is taken out by one.
+        with suppress(IndexError):
+            while self._descriptors:
+                calls.system.close(self._descriptors)
 
 
 def _filesystem(device: int) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from edcache import memory
 from edcache.archives import Path
 from edcache.dataset import CachedDataset
-from edcache.errors import OptionError
+from edcache.errors import OptionError, PartialArchiveError
 from edcache.exporting.columns import Looker, joined
 from edcache.exporting.huggingface import HuggingFace, datasets_package
 from edcache.exporting.leaves import Leaves
@@ -64,6 +64,7 @@ def export(
     shard_size: int | str = "500MB",
     labels: bool | Sequence[str] = True,
     on_progress: OnProgress | None = None,
+    allow_partial: bool = False,
 ) -> ExportReport:
     """Write samples as files that other tools read; every kind of sample is looked at before it begins.
 
@@ -88,7 +89,9 @@ def export(
         labels: whether label columns that are no fields of the samples go along: as columns, or as
             labels.json; or the names of some.
         on_progress: called with (samples written, samples) now and then.
+        allow_partial: take what there is of archives that are not sealed.
     Raises:
+        PartialArchiveError: an archive is not sealed, so that samples may be missing.
         ExportError: 'export(): sample 17: field "x" is a tensor of torch.bfloat16 (3,); numpy has no such
             type; ...'. Before anything is written, unless a transform gives other things every time.
         MissingSampleError: a sample has no record; `ds.available()` leaves those out.
@@ -111,7 +114,7 @@ def export(
     memory.check_outlives(out)
     target = local_path(out)
     check_free(target)
-    samples = prepared(_opened(ds))
+    samples = prepared(_opened(ds, allow_partial))
     if not len(samples):
         raise OptionError("export(): there is no sample to write")
     plan = _Plan(samples, to, count)
@@ -127,8 +130,15 @@ def export(
     return ExportReport(target, to, len(job), *_measured(target))
 
 
-def _opened(ds: Samples | Path | Iterable[Path]) -> Samples:
-    return ds if isinstance(ds, Samples) else CachedDataset.from_cache(ds)
+def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples:
+    samples = ds if isinstance(ds, Samples) else CachedDataset.from_cache(ds, allow_partial=True)
+    unsealed = [] if allow_partial else samples._root._unsealed()
+    if unsealed:
+        raise PartialArchiveError(
+            f"export(): {unsealed[0]} is not sealed, so that samples may be missing; fill it again, or pass "
+            "allow_partial=True"
+        )
+    return samples
 
 
 class _Plan:

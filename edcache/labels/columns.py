@@ -242,21 +242,32 @@ def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Ta
 
 
 def collected(name: str, values: Iterable[tuple[int, Any]]) -> pa.Array:
-    """One column of single values, by the rules of `LabelCollector`; at most a million are held as objects.
+    """One column of (index, value), as `collected_columns` makes several."""
+    return collected_columns([name], ((index, [value]) for index, value in values))[name]
+
+
+def collected_columns(names: Sequence[str], rows: Iterable[tuple[int, Sequence[Any]]]) -> dict[str, pa.Array]:
+    """Columns of single values, by the rules of `LabelCollector`; at most a million of each are objects.
 
     Args:
-        values: (index of the sample, value); the index is for errors alone.
+        rows: (index of the sample, a value for each name); the index is for errors alone.
     Raises:
         LabelTypeError: as `LabelCollector.add`.
     """
-    column, parts = _Column(name, lambda sample: None, ColumnType()), []
-    for index, value in values:
-        column.add(index, value)
-        if len(column) == _PIECE:
-            parts.append(column.array())
-            column = column.successor()
-    parts.append(column.array())
-    return unify_column(name, [pa.chunked_array([part]) for part in parts], "")
+    columns = [_Column(name, lambda sample: None, ColumnType()) for name in names]
+    parts: list[list[pa.Array]] = [[] for _ in names]
+    for index, values in rows:
+        for k, value in enumerate(values):
+            columns[k].add(index, value)
+            if len(columns[k]) == _PIECE:
+                parts[k].append(columns[k].array())
+                columns[k] = columns[k].successor()
+    for column, arrays in zip(columns, parts, strict=True):
+        arrays.append(column.array())
+    return {
+        name: unify_column(name, [pa.chunked_array([part]) for part in arrays], "")
+        for name, arrays in zip(names, parts, strict=True)
+    }
 
 
 def no_labels(names: Sequence[str]) -> pa.Table:

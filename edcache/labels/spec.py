@@ -76,6 +76,11 @@ class LabelSpec:
         pairs = zip(self.names, self._sources, strict=True)
         return [_value(name, source, index, sample) for name, source in pairs]
 
+    def only(self, names: Iterable[str]) -> LabelSpec:
+        """Those of its columns that are among these."""
+        chosen = set(names)
+        return LabelSpec({name: self.source_of(name) for name in self.names if name in chosen})
+
     def __len__(self) -> int:
         return len(self.names)
 

@@ -97,8 +97,8 @@ class Plan:
 def not_sealed(path: str) -> OptionError:
     """The error for an archive that may still change."""
     return OptionError(
-        f"{path}: it is not sealed, so it may still grow; copy it when its fill has ended, or seal it with "
-        f'"edcache compact {path}"'
+        f"{path}: it is not sealed, so it may still grow; copy it when its fill has ended, or seal what is "
+        f'there with "edcache compact --allow-partial {path}"'
     )
 
 

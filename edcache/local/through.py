@@ -13,8 +13,8 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +56,8 @@ from edcache.local.whole import THREADS, current, whole_copies_of
 from edcache.places import Where
 
 logger = logging.getLogger("edcache")
+
+T = TypeVar("T")
 
 BLOCK_BITS: Final = 18
 BLOCK_NBYTES: Final = 1 << BLOCK_BITS
@@ -104,9 +106,8 @@ class ReadThrough(File):
         self._is_full = False
         self._touched: set[int] | None = set()
 
-    @property
-    def _fd(self) -> int:
-        return self._data._fd
+    def _call(self, call: Callable[..., T], *arguments: Any) -> T:
+        return self._data._call(call, *arguments)
 
     @property
     def closed(self) -> bool:

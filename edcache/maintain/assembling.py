@@ -34,8 +34,8 @@ class Source:
             table, revisions included. length: samples of its dataset.
     """
 
-    def __init__(self, file: Place) -> None:
-        survey: Survey = sound_survey(file)
+    def __init__(self, file: Place, allow_partial: bool) -> None:
+        survey: Survey = sound_survey(file, allow_partial)
         assert survey.contents is not None
         assert survey.revised is not None
         self.file, self.head = file, survey.head
@@ -64,14 +64,14 @@ class Source:
 
 
 @contextmanager
-def opened(paths: Sequence[str]) -> Iterator[list[Source]]:
+def opened(paths: Sequence[str], allow_partial: bool) -> Iterator[list[Source]]:
     """Survey archives, wherever they are, and keep them open.
 
-    Raises:
-        CorruptArchiveError: one is damaged; the text has the first problem.
+    Raises: as `sound_survey`.
     """
     with ExitStack() as stack:
-        yield [Source(stack.enter_context(closing(open_place(located(path))))) for path in paths]
+        files = (stack.enter_context(closing(open_place(located(path)))) for path in paths)
+        yield [Source(file, allow_partial) for file in files]
 
 
 @dataclass(frozen=True)

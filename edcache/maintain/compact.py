@@ -43,22 +43,26 @@ def compact(
     path: str | os.PathLike[str],
     target: str | os.PathLike[str] | None = None,
     on_progress: OnProgress | None = None,
+    *,
+    allow_partial: bool = False,
 ) -> CompactReport:
     """Rewrite an archive with the newest record of every sample, in index order, and seal it.
 
     Records are copied as they are stored, each checked by its crc32. What stays: uuid, options, length,
     labels, failures, dictionaries. What goes: old seals, outdated records, what power cuts took, torn
-    tails, and the small chunks of a slow fill. All revisions of labels become one. An unsealed archive
-    becomes a sealed one; samples that are missing stay missing.
+    tails, and the small chunks of a slow fill. All revisions of labels become one. Samples that are
+    missing stay missing.
 
     Args:
         path: the archive. A symbolic link is followed.
         target: where the compact one goes; nothing may be there. None puts it in the place of the old
             one in one step, once it is on the disk; it is written as `path + ".edcache.new"` until then.
         on_progress: called with (bytes of records copied, bytes of records) now and then.
+        allow_partial: seal what there is of an archive that is not sealed.
     Raises:
+        PartialArchiveError: the archive is not sealed, so that samples may be missing.
         CorruptArchiveError: the archive is damaged; the text has the first problem.
-        ArchiveLockedError: another process fills the archive, or is replacing it.
+        ArchiveLockedError: another process writes the archive, or is replacing it.
         ArchiveExistsError: something is at the target.
         StorageError: the disk is full or failing. After any error the archive is as it was.
     Cost: reads and writes every record once; needs the disk space of the new file beside the old one.
@@ -71,7 +75,9 @@ def compact(
     memory.check_outlives(path if target is None else target)
     name = local_path(path) if target is not None else os.path.realpath(local_path(path))
     with closing(File.open(name, "r")) as file:
-        survey = sound_survey(file)
+        if target is None:
+            _refuse_fillers(file)
+        survey = sound_survey(file, allow_partial)
         contents = survey.contents
         assert contents is not None
         if target is not None:
@@ -235,7 +241,7 @@ def _copy_in_place(file: File, survey: Survey, contents: Contents, tell: OnProgr
 def _refuse_fillers(file: File) -> None:
     if file.is_locked(format.LOCK_FILLER, format.FILLERS):
         raise ArchiveLockedError(
-            f"{file.path}: another process fills it; compact it when that has ended, or into another file"
+            f"{file.path}: another process writes it; compact it when that has ended, or into another file"
         )
 
 

@@ -29,7 +29,11 @@ class MergeReport:
 
 
 def merge(
-    paths: Path | Iterable[Path], target: str | os.PathLike[str], on_progress: OnProgress | None = None
+    paths: Path | Iterable[Path],
+    target: str | os.PathLike[str],
+    on_progress: OnProgress | None = None,
+    *,
+    allow_partial: bool = False,
 ) -> MergeReport:
     """Copy the samples of several archives into a new one, one archive after the other, and seal it.
 
@@ -43,7 +47,9 @@ def merge(
         target: where the new one goes; nothing may be there. Until it is on the disk it is
             `target + ".edcache.new"`.
         on_progress: called with (bytes of records copied, bytes of records) now and then.
+        allow_partial: take what there is of archives that are not sealed.
     Raises:
+        PartialArchiveError: one is not sealed, so that samples may be missing.
         OptionError: 'merge(): a.zip is of codec="native", b.zip of codec="pickle"; ...'; compression
             dictionaries that contradict each other.
         LabelTypeError: 'merge(): label "y" is int64 in one dataset and string in another; ...'.
@@ -63,7 +69,7 @@ def merge(
         named = [os.fsdecode(paths)]
     destination = local_path(target)
     check_free(destination)
-    with opened(named) as sources:
+    with opened(named, allow_partial) as sources:
         check_dictionaries(sources, "merge()")
         shares = [Share.whole(source) for source in sources]
         progress = Progress(on_progress, sum(share.nbytes for share in shares))

@@ -67,6 +67,7 @@ def split(
     parts: int | None = None,
     by: str | None = None,
     on_progress: OnProgress | None = None,
+    allow_partial: bool = False,
 ) -> list[Piece]:
     """Copy the samples of an archive into several new ones, each valid alone, and seal them.
 
@@ -81,12 +82,14 @@ def split(
         parts: so many archives of consecutive samples, as many in each, or one more.
         by: a label column: one archive for each of its values, in the order of their first samples, with the
             value in its name: train-00000-cat.zip. A missing value is a value.
+        allow_partial: take what there is of an archive that is not sealed.
     Returns:
         What was made, in order.
     Raises:
         OptionError: none or two of max_size, parts and by; 'split(): sample 17 alone takes an archive of up
             to 3.1 MB, max_size is 1.0 MB; allow more'.
         UnknownLabelError, LabelTypeError: `by` is no column of single values.
+        PartialArchiveError: the archive is not sealed, so that samples may be missing.
         CorruptArchiveError: the archive is damaged; the text has the first problem.
         ArchiveNotFoundError, ArchiveExistsError, StorageError. After any error none of the new ones is there.
     Cost: reads and writes every record once; some 100 bytes of memory a sample, and all labels.
@@ -97,7 +100,7 @@ def split(
     """
     _check_asked(max_size, parts, by)
     where = local_path(folder)
-    with opened([os.fspath(path)]) as (source,):
+    with opened([os.fspath(path)], allow_partial) as (source,):
         share = Share.whole(source)
         cuts: list[tuple[Any, range | Ints]]
         if by is not None:

@@ -19,12 +19,13 @@ from edcache.contents import (
     find_headers,
     merge,
     padding_of,
+    partial_text,
     payload_crc,
     read_revision,
     read_table,
 )
 from edcache.durable import File, written_since_boot
-from edcache.errors import CorruptArchiveError, LabelError
+from edcache.errors import CorruptArchiveError, LabelError, PartialArchiveError
 from edcache.format import PAGE, Cursor, Header
 from edcache.labels.arrays import same_tables
 from edcache.labels.revisions import Revised
@@ -67,6 +68,7 @@ class Survey:
         head, chain, seal: as far as they read; seal is that of a sealed archive, else None.
         contents: the newest record of every sample; None where the tables cannot be joined.
         revised: the label table, revisions included; None where it cannot be made.
+        has_writer: whether a process writes the archive now; False where that cannot be asked.
         superseded: records that a newer one of the same sample has outdated.
         problems: one line each, with path and offset.
     Raises: as `format.read_head`.
@@ -86,6 +88,7 @@ class Survey:
         self.dead = Dead()
         self.superseded = 0
         self._file, self._pread = file, file.pread
+        self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
         self._reads_records = reads_records
         self._on_position = on_position
         self.head, cursor = format.read_head(self._pread, self.path)
@@ -319,16 +322,38 @@ class Survey:
             self.dead.torn = max(0, self.size - end)
 
 
-def sound_survey(file: Place) -> Survey:
+def sound_survey(file: Place, allow_partial: bool) -> Survey:
     """Survey an archive whose records will be copied, without reading them.
 
+    Args:
+        allow_partial: an archive will do that is not sealed.
     Raises:
         CorruptArchiveError: it is damaged; the text has the first problem.
+        PartialArchiveError: it is not sealed: what was made of it would pass for whole.
     """
     survey = Survey(file, False, forgives_power_cut=True)
+    while (
+        isinstance(file, File)
+        and survey.seal is None
+        and not (allow_partial or survey.has_writer)
+        and _is_appended(file, survey)
+    ):
+        # Its seal may be being written just now.
+        file.share(format.LOCK_APPEND)
+        file.unlock(format.LOCK_APPEND)
+        survey = Survey(file, False, forgives_power_cut=True)
     if survey.problems:
         raise CorruptArchiveError(survey.problems[0])
+    if survey.seal is None and not allow_partial:
+        assert survey.contents is not None
+        present = len(survey.contents.index.records.offset)
+        raise PartialArchiveError(partial_text(survey.path, present, survey.chain.length))
     return survey
+
+
+def _is_appended(file: File, survey: Survey) -> bool:
+    """Whether somebody publishes just now, or has since the survey."""
+    return file.is_locked(format.LOCK_APPEND, 1) or file.size() != survey.size
 
 
 def _is_since_boot(file: Place) -> bool:

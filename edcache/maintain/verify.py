@@ -18,7 +18,8 @@ class Report:
 
     problems: one line each, with path and offset, what is wrong and what helps; empty when every byte
     that was looked at is proven. samples, missing, chunks, failures: of the dataset, as the chunks
-    tell; failures are those of the missing that were tried. nbytes: of the file. sealed: whether it was.
+    tell; failures are those of the missing that were tried. nbytes: of the file. sealed: whether it was;
+    has_writer: where not, whether a process writes it now.
     superseded: records that a newer one has outdated. dead: bytes that `compact` would leave out.
     quick: the samples' records were not read.
     """
@@ -29,6 +30,7 @@ class Report:
     failures: int = 0
     nbytes: int = 0
     sealed: bool = False
+    has_writer: bool = False
     superseded: int = 0
     dead: Dead = field(default_factory=Dead)
     quick: bool = False
@@ -36,8 +38,13 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong. An unsealed archive is sound; samples may be missing from it."""
-        return not self.problems
+        """Whether nothing is wrong: no damage, and it is sealed, or a process writes it still."""
+        return not self.problems and not self.is_partial
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether it is not sealed, and nobody writes it: chunks may be missing of which nothing tells."""
+        return not (self.sealed or self.has_writer)
 
 
 def verify(
@@ -86,6 +93,7 @@ def _ignored(done: int, total: int) -> None:
 
 def _reported(survey: Survey, quick: bool) -> Report:
     report = Report(nbytes=survey.size, sealed=survey.seal is not None, quick=quick)
+    report.has_writer = survey.has_writer
     report.chunks = len(survey.chain.chunks)
     report.superseded, report.dead, report.problems = survey.superseded, survey.dead, survey.problems
     if survey.contents is not None:

@@ -19,14 +19,18 @@ if TYPE_CHECKING:
 def report_lines(path: str, report: VerifyReport) -> Iterator[str]:
     """What `edcache verify` says: the problems, then the result, then what compacting would give back."""
     yield from map(printable, report.problems)
-    state = "sealed" if report.sealed else "not sealed"
+    state = "sealed" if report.sealed else "being written" if report.has_writer else "not sealed"
     missing = f", {report.missing:,} missing" if report.missing else ""
-    result = "OK" if report.sound else plural(len(report.problems), "problem")
+    result = (
+        "OK" if report.sound else plural(len(report.problems), "problem") if report.problems else "not whole"
+    )
     unread = "; records were not read" if report.quick else ""
     yield (
         f"{printable(path)}: {result}: {plural(report.samples, 'sample')}{missing} in "
         f"{plural(report.chunks, 'chunk')}, {human_bytes(report.nbytes)}, {state}{unread}"
     )
+    if report.is_partial:
+        yield "its writer was killed, or it was cut: fill it again, or keep what is there with edcache repair"
     if report.failures:
         yield f"{plural(report.failures, 'sample')} failed when tried; they are among the missing"
     if report.dead.total:

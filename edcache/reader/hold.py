@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -14,7 +15,8 @@ import torch
 from edcache import format
 from edcache.codec import PICKLE_SCHEMA, Decoder, Decoders, Decoding, aliased
 from edcache.codec.compression import decompress, decompress_into, most_content
-from edcache.contents import Chain, Contents, read_revision, read_table
+from edcache.contents import Chain, Contents, partial_text, read_revision, read_table
+from edcache.durable import File
 from edcache.errors import (
     ArchiveError,
     CorruptArchiveError,
@@ -53,6 +55,8 @@ _WALKED = 1 << 10
 # The directory of some fifteen thousand.
 _DIRECTORY_NBYTES = 1 << 20
 _PROBES = 8
+# How long a reader waits for a publication to end: longer, and it takes what is there before.
+_MOST_LOOKS, _LOOK_SECONDS = 500, 0.002
 
 
 class _Alike(NamedTuple):
@@ -126,6 +130,27 @@ class Hold:
     def sealed(self) -> bool:
         """Whether the archive was sealed when this hold was taken."""
         return self._seal is not None
+
+    @property
+    def has_writer(self) -> bool:
+        """Whether a process writes the archive now; False where that cannot be asked, as behind a URL."""
+        is_filled = isinstance(self.file, File) and self.file.is_locked(format.LOCK_FILLER, format.FILLERS)
+        return is_filled or self.is_appended
+
+    @property
+    def is_appended(self) -> bool:
+        """Whether a process is publishing something just now; False where that cannot be asked."""
+        return isinstance(self.file, File) and self.file.is_locked(format.LOCK_APPEND, 1)
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether no sample was ever published, and nothing lies behind that could have been one."""
+        chain = self._chain
+        return self._seal is None and chain.holds_nothing and self._size <= chain.cursor.offset
+
+    def partial_text(self) -> str:
+        """What is to be said of an archive that is not sealed."""
+        return partial_text(self.path, self._rows, self._chain.length, self.damaged)
 
     @property
     def nbytes(self) -> int:
@@ -266,8 +291,8 @@ class Hold:
         return {failure.index: failure for failure in self.contents.index.failures}
 
     @property
-    def complete(self) -> bool:
-        """Whether every sample has a record, or is absent for good."""
+    def has_all(self) -> bool:
+        """Whether no sample is missing, as far as known: of a sealed archive all is known."""
         absent = sum(failure.final for failure in self.contents.index.failures)
         return self._rows + absent == self.contents.index.length
 
@@ -592,6 +617,26 @@ class Hold:
             return format.read_head(file.pread, self.path)[0].uuid == self.head.uuid
         except ArchiveError:
             return False
+
+    def settled(self) -> Hold:
+        """The newest hold once nobody is publishing: adding labels seals a sealed archive again.
+
+        This one where it is sealed, or is filled, or is no file that others append to.
+        """
+        hold = self
+        for _ in range(_MOST_LOOKS):
+            # In this order: what is the same as it was before nobody published is what is there.
+            is_filled = hold.has_writer and not hold.is_appended
+            if hold.sealed or is_filled or type(hold.file) is not File:
+                break
+            is_appended, newer = hold.is_appended, hold.look_again()
+            if newer is not None:
+                hold = newer
+            elif is_appended:
+                time.sleep(_LOOK_SECONDS)
+            else:
+                break
+        return hold
 
     def look_again(self) -> Hold | None:
         """A new hold on the file if it changed, else None."""

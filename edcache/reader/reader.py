@@ -7,6 +7,7 @@ because nothing here has a file position, and a pickle leaves it behind.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final
@@ -26,6 +27,7 @@ from edcache.errors import (
     EdcacheError,
     NotAnArchiveError,
     OptionError,
+    PartialArchiveWarning,
     StaleArchiveError,
 )
 from edcache.format import Head
@@ -39,6 +41,8 @@ from edcache.reader.hold import Hold
 from edcache.reader.storage import IO_CHOICES
 
 VERIFY_CHOICES: Final = ("touch", "open", "always", "never")
+# States of archives of which this process has warned.
+_warned: set[tuple[object, ...]] = set()
 
 
 class Reader:
@@ -65,6 +69,7 @@ class Reader:
             for s3, token for gs, headers for https. `request_timeout` (30 seconds, and one more for each half
             MiB) and `request_tries` (5) limit every request. What is not given comes from the environment, as
             each engine has it (AWS_*, GOOGLE_APPLICATION_CREDENTIALS, FSSPEC_*).
+        allow_partial: open an archive that is not sealed without the warning; see `complete`.
         preload: "shm" reads from a copy in shared memory that all processes of the user on this host share.
         local: a folder for a copy of the archive, which is usable at once and fills with what is read; see
             `CachedDataset.from_cache`. max_bytes: what all copies in that folder may have together.
@@ -73,6 +78,9 @@ class Reader:
         StaleArchiveError: unpickled in a process where the path leads to another archive.
         DigestError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
             published"; or it is not sealed, so that it has none.
+    Warns, at the first use:
+        PartialArchiveWarning: it is not sealed, and no process of this machine writes it: its writer was
+            killed, or the file was cut, so that nobody knows how many samples there were. Once a process.
 
     Cost: a sealed archive opens in the time to checksum its index (26 bytes a sample), whatever
     its size; an unsealed one reads the table of every chunk. No object per sample is made.
@@ -89,6 +97,7 @@ class Reader:
         decode: Decode = STORED,
         expected_digest: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        allow_partial: bool = False,
         preload: str | None = None,
         local: str | os.PathLike[str] | None = None,
         max_bytes: int | str | None = None,
@@ -115,6 +124,7 @@ class Reader:
         self._pinned: Any = None
         self.verify = verify
         self.allow_pickle = allow_pickle
+        self.allow_partial = allow_partial
         self.io = io
         self.decoding = None if decode == STORED else Decoding.of(decode)
         self.known_length = 0
@@ -223,8 +233,19 @@ class Reader:
 
     @property
     def complete(self) -> bool:
-        """Whether every index has a record, or is recorded as absent for good."""
-        return self._here.complete
+        """Whether it is sealed, and every index has a record, or is recorded as absent for good."""
+        return self.sealed and self.has_all
+
+    @property
+    def has_all(self) -> bool:
+        """The same as far as known: of an archive that is not sealed, chunks may be missing unnoticed."""
+        return self._here.has_all
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether it is what a first fill left that failed before its first sample: no process writes it."""
+        here = self._here
+        return here.holds_nothing and not here.has_writer
 
     @property
     def failures(self) -> Sequence[Failure]:
@@ -382,7 +403,7 @@ class Reader:
         """
         before = self._here
         if self.local is not None:
-            self._hold = self._whole(before) or before
+            self._keep(self._whole(before) or before)
             return False
         found = before.look_again()
         if found is None:
@@ -392,15 +413,15 @@ class Reader:
             raise StaleArchiveError(
                 f"{self.path}: the file has changed since its digest was checked; open it again"
             )
-        self._hold = found
+        self._keep(found.settled())
         return True
 
     def close(self) -> None:
         """Let go of the file; memory that was handed out stays valid. Idempotent."""
         self._closed = True
-        if self._hold is not None:
-            self._hold.file.close()
-            self._hold = None
+        hold, self._hold = self._hold, None
+        if hold is not None:
+            hold.file.close()
 
     @property
     def _here(self) -> Hold:
@@ -408,12 +429,23 @@ class Reader:
         hold = self._hold
         if hold is None or self._closed:
             hold = self._attach()
-            self._hold = hold
+            self._keep(hold)
         return hold
+
+    def _keep(self, hold: Hold) -> None:
+        """Read from this hold on, unless another thread has closed the reader meanwhile."""
+        self._hold = hold
+        if self._closed:
+            self.close()
+            hold.file.close()
+            raise self._closed_error()
+
+    def _closed_error(self) -> ArchiveClosedError:
+        return ArchiveClosedError(f"{self.path}: closed; open it again to read")
 
     def _attach(self) -> Hold:
         if self._closed:
-            raise ArchiveClosedError(f"{self.path}: closed; open it again to read")
+            raise self._closed_error()
         try:
             return self._opened()
         except (CorruptArchiveError, NotAnArchiveError, StaleArchiveError):
@@ -427,13 +459,15 @@ class Reader:
         try:
             if self._expected_digest is not None:
                 self._prove(file, self._expected_digest)
-            hold = self._hold_on(file)
+            hold = self._hold_on(file).settled()
             if self._expected_digest is not None and not hold.sealed:
                 raise no_digest(self.path)
             if self._uuid not in (None, hold.head.uuid):
                 raise StaleArchiveError(
                     f"{self.path}: another archive is here now than the one that was opened; open it again"
                 )
+            if self._uuid is None and not self.allow_partial:
+                _warn_of(hold)
         except BaseException:
             file.close()
             raise
@@ -491,3 +525,13 @@ class Reader:
                 f"{self.path}: {file.size():,} bytes, {self._proven_nbytes:,} when its digest was checked; "
                 "open it again"
             )
+
+
+def _warn_of(hold: Hold) -> None:
+    """Warn of an archive that is not sealed and that nobody writes, once; and of one that is damaged."""
+    if hold.sealed or (hold.has_writer and not hold.damaged):
+        return
+    state = hold.path, *hold.file.tag()
+    if state not in _warned:
+        warnings.warn(hold.partial_text(), PartialArchiveWarning, stacklevel=2)
+        _warned.add(state)

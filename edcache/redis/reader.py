@@ -177,6 +177,16 @@ class RedisReader:
         return self.present + absent == len(self)
 
     @property
+    def has_all(self) -> bool:
+        """The same: how many samples there are is always declared."""
+        return self.complete
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Never."""
+        return False
+
+    @property
     def failures(self) -> Sequence[Failure]:
         """Why samples have no record, where they failed: by rising index."""
         return self._here.contents.index.failures

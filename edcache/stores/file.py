@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from typing import Any
 
-from edcache import memory
+from edcache import format, memory
 from edcache.errors import CorruptArchiveError, NotAnArchiveError, StorageError
 from edcache.format import Head
 from edcache.places import Where
 from edcache.reader import AnyReader, Reader
 from edcache.stores.store import Store
 from edcache.writer import AnyAppender, Appender, Sync, never_created, recover
+
+
+def _differs(found: Head, head: Head) -> bool:
+    """Whether the head of an archive says something else than the one that it is to have."""
+    same = replace(found, uuid=head.uuid, claim_size=head.claim_size)
+    return format.pack_head(same) != format.pack_head(head)
 
 
 class FileStore(Store):
@@ -34,6 +41,13 @@ class FileStore(Store):
 
         Where it does not read, what a power cut left of a seal that was never synced is cut off first.
         """
+        found = self._readable()
+        if found is None or not found.is_abandoned:
+            return found
+        found.close()
+        return None
+
+    def _readable(self) -> AnyReader | None:
         try:
             return super().found()
         except (NotAnArchiveError, CorruptArchiveError) as error:
@@ -53,7 +67,9 @@ class FileStore(Store):
 
     def appender(self, head: Head, sync: Sync) -> AnyAppender:
         """See the base class."""
-        return Appender.open(self.where, head, create=False, sync=sync)
+        return Appender.open(
+            self.where, head, create=False, sync=sync, begins_anew=lambda found: _differs(found, head)
+        )
 
     def free_nbytes(self) -> int | None:
         """See the base class."""

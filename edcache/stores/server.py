@@ -40,8 +40,9 @@ class ServerStore(Store):
 
     def reader(self, **options: Any) -> AnyReader:
         """See the base class."""
-        # What each record is checked by is in its frame.
+        # What each record is checked by is in its frame; what is missing is known.
         options.pop("verify", None)
+        options.pop("allow_partial", None)
         known = {name: options.pop(name) for name in ("allow_pickle", "decode") if name in options}
         for name, value in options.items():
             if value not in (None, "auto"):

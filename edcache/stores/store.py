@@ -74,7 +74,7 @@ class Store(ABC):
             return None
 
     def _opened(self) -> AnyReader:
-        reader = self.reader()
+        reader = self.reader(allow_partial=True)
         reader.head  # noqa: B018
         return reader
 

@@ -138,6 +138,9 @@ class _Combined(Root):
             named.append(f"{len(self._parts) - _MOST_NAMED:,} more")
         return f"{self._called}({', '.join(named)})"
 
+    def _unsealed(self) -> list[str]:
+        return [path for part in self._parts for path in part._root._unsealed()]
+
     def _justify(self, nbytes: int, count: int) -> None:
         for part in self._parts:
             part._root._justify(nbytes, min(count, len(part), len(part._root)))

@@ -28,7 +28,10 @@ Ints = npt.NDArray[np.int64]
 Transform = Callable[[Any], Any] | None
 
 OPENING_OPTIONS = frozenset(
-    {"allow_pickle", "decode", "io", "preload", "storage_options", "verify", "zero_copy"}
+    {
+        *("allow_partial", "allow_pickle", "decode", "io", "preload", "storage_options", "verify"),
+        "zero_copy",
+    }
 )
 
 

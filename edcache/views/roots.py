@@ -87,6 +87,10 @@ class Root(Samples):
         """
         return np.zeros(len(indices), np.int64), [None]
 
+    def _unsealed(self) -> list[str]:
+        """The archives underneath that are not sealed, but for those whose source is at hand."""
+        return []
+
     def _with_image_files(self) -> Root:
         """The same samples with their image files as `ImageFile`s, unless another form was asked for."""
         return self

@@ -40,7 +40,8 @@ class Several(Samples):
         return len(self._concat)
 
     def __repr__(self) -> str:
-        state = "" if self.complete else f", {len(self) - self._present:,} missing"
+        count = len(self) - self._present
+        state = "" if self.complete else f", {count:,} missing" if count else ", not all sealed"
         return f"{self._chain()} ({len(self):,} samples{state})"
 
     @property
@@ -85,7 +86,7 @@ class Several(Samples):
 
     @property
     def complete(self) -> bool:
-        """Whether every archive is."""
+        """Whether every archive is: sealed, and without a missing sample."""
         return all(archive.complete for archive in self.archives)
 
     @property

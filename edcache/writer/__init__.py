@@ -11,13 +11,14 @@ Imports run upwards in this list only.
 """
 
 from edcache.writer.anywhere import AnyAppender, Appending
-from edcache.writer.appender import Appender, never_created, recover
+from edcache.writer.appender import MOST_REPLACED, Appender, never_created, recover
 from edcache.writer.batcher import ChunkEncoder, ChunkWriter, check_writing
 from edcache.writer.cache import CacheWriter, adopt_labels, check_options, new_head
 from edcache.writer.chunk import Chunk, ChunkBuilder
 from edcache.writer.syncing import Sync
 
 __all__ = [
+    "MOST_REPLACED",
     "AnyAppender",
     "Appender",
     "Appending",

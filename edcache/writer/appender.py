@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,14 @@ import numpy.typing as npt
 from edcache import durable, format
 from edcache.contents import Chain, Contents, find_headers, read_revision, read_table
 from edcache.durable import File
-from edcache.errors import CorruptArchiveError, StaleArchiveError, StorageError
+from edcache.errors import (
+    ArchiveNotFoundError,
+    CorruptArchiveError,
+    FormatVersionError,
+    NotAnArchiveError,
+    StaleArchiveError,
+    StorageError,
+)
 from edcache.format import PAGE, Cursor, Head, Header
 from edcache.labels.columns import LabelTypes
 from edcache.labels.revisions import RevisionTypes, check_types, settled
@@ -31,6 +38,9 @@ from edcache.labels.tables import (
 from edcache.writer.anywhere import Appending
 from edcache.writer.chunk import Chunk
 from edcache.writer.syncing import Sync, TimedSync
+
+# How often a call begins again because another process has compacted the archive that it had open.
+MOST_REPLACED: Final = 20
 
 
 class Appender(Appending):
@@ -58,22 +68,36 @@ class Appender(Appending):
         self._revision_types: dict[int, RevisionTypes] = {}
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], head: Head, *, create: bool, sync: Sync = "seal") -> Appender:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        head: Head,
+        *,
+        create: bool,
+        sync: Sync = "seal",
+        begins_anew: Callable[[Head], bool] | None = None,
+        joins: bool = False,
+    ) -> Appender:
         """Open an archive, or make one with `head` where there is none yet.
 
         Args:
             head: used only when the file is new (or was never finished being created).
             create: True: the path must not exist. False: continue what is there, or make it.
+            begins_anew: whether an archive with another head gives way to a new one, where its first fill
+                failed before its first sample and no process writes it.
+            joins: whether others see from the start that this process writes it; see `join_fillers`.
         Raises:
             ArchiveExistsError, NotAnArchiveError, CorruptArchiveError, StorageError.
         Safety: two processes that create one path at once end up with one head.
         """
         name = os.fspath(path)
         durable.make_parent(name)
+        if begins_anew is not None:
+            _discard_abandoned(name, begins_anew)
         file = File.open(name, "x" if create else "a")
         try:
             with file.locked(format.LOCK_APPEND):
-                if _never_created(file):
+                if _never_created(file, head):
                     # Not where it is empty: ext4 writes a file that was cut to nothing out when it is closed.
                     if file.size():
                         file.truncate(0)
@@ -84,6 +108,8 @@ class Appender(Appending):
                 found, cursor = format.read_head(file.pread, name)
                 appender = cls(file, found, cursor, sync)
                 appender._recover()
+                if joins:
+                    appender.join_fillers()
         except BaseException:
             file.close()
             raise
@@ -232,8 +258,18 @@ class Appender(Appending):
             if self.chain.seal is None:
                 self._write_seal(self.chain.contents(self._table))
 
+    def check_tables(self) -> None:
+        """Read the tables that `seal` will read.
+
+        Raises:
+            CorruptArchiveError: one is damaged.
+        """
+        self._revised_types()
+        for header in self.chain.chunks:
+            self._table(header)
+
     def join_fillers(self) -> bool:
-        """Let others see, until `close`, that this process fills the archive; says whether no other did."""
+        """Let others see, until `close`, that this process writes the archive; says whether no other did."""
         is_first = not self.has_fillers
         # Of several that begin at once, one gets the first byte.
         if self._file.try_lock(format.LOCK_FILLER):
@@ -524,6 +560,33 @@ def never_created(path: str) -> bool:
         file.close()
 
 
+def _discard_abandoned(path: str, begins_anew: Callable[[Head], bool]) -> None:
+    """Delete what a first fill left that failed before its first sample, where its head is to go.
+
+    Deleted, not cut: who has it open finds that it lost its name.
+    """
+    with suppress(ArchiveNotFoundError):
+        with closing(File.open(path, "r")) as file:
+            if not _is_abandoned(file, begins_anew):
+                return
+        with closing(File.open(path, "r+")) as file, file.locked(format.LOCK_APPEND):
+            if file.is_named() and _is_abandoned(file, begins_anew):
+                durable.remove(path)
+
+
+def _is_abandoned(file: File, begins_anew: Callable[[Head], bool]) -> bool:
+    try:
+        head, cursor = format.read_head(file.pread, file.path)
+    except (NotAnArchiveError, CorruptArchiveError, FormatVersionError):
+        return False  # opening it says so
+    if not begins_anew(head) or file.is_locked(format.LOCK_FILLER, format.FILLERS):
+        return False
+    chain = Chain(head, cursor, file.path)
+    chain.extend(file.pread, file.size())
+    # What lies behind may be a chunk of which the header is damaged.
+    return chain.holds_nothing and file.size() <= chain.cursor.offset
+
+
 def recover(path: str) -> None:
     """Do to an archive what opening it for appending does, for one who reads before writing.
 
@@ -539,10 +602,13 @@ def recover(path: str) -> None:
         file.close()
 
 
-def _never_created(file: File) -> bool:
+def _never_created(file: File, head: Head | None = None) -> bool:
     """Whether the file holds at most a head that its creator did not live to finish.
 
     Killed, it left the head's first bytes. After a power cut any of them may read as zero.
+
+    Args:
+        head: what is to be written there: more zeros than it has bytes are somebody else's file.
     """
     size = file.size()
     if size > format.MAX_HEAD_NBYTES:
@@ -554,5 +620,6 @@ def _never_created(file: File) -> bool:
             return size < header.next
         return format.crc32(file.pread(header.nbytes, size - header.nbytes)) != header.payload_crc
     if any(start[i] != _HEAD_PREFIX[i] for i in _CONSTANT if i < size):
-        return not file.pread(0, size).strip(b"\0")
+        most = format.MAX_HEAD_NBYTES if head is None else len(format.pack_head(head))
+        return size <= most and not file.pread(0, size).strip(b"\0")
     return size <= PAGE

@@ -61,9 +61,10 @@ class CacheWriter:
 
     Args:
         path: the archive.
-        mode: "x" a new archive, the path must not exist. "a" continue or grow any archive, sealed
-            or not, or make it. "w" write beside the path, under `path + ".edcache.new"`, and put it in the
-            place of what is there when it is sealed; until then readers see the old one.
+        mode: "x" a new archive, the path must not exist, but for what a writer left that ended before its
+            first sample was published. "a" continue or grow any archive, sealed or not, or make it. "w" write
+            beside the path, under `path + ".edcache.new"`, and put it in the place of what is there when it
+            is sealed; until then readers see the old one.
         in_memory_keys: the label columns: a list of keys, or a mapping from name to field path or
             callable. With mode="a" they are taken from the archive, except callables.
         codec: "native" (exact, safe), or "pickle" (any object; readers must allow it).
@@ -84,6 +85,7 @@ class CacheWriter:
         ArchiveExistsError: mode="x" and the path exists.
         ArchiveLockedError: another process is replacing the same path with mode="w".
         OptionError: an option contradicts the archive that mode="a" found.
+        CorruptArchiveError: a chunk of the archive that mode="a" found is damaged.
 
     Leaving the block seals. An exception in it publishes what was appended and leaves an unsealed
     archive, which opens as it is and which mode="a" continues. (After mode="w" that is `path +
@@ -126,12 +128,20 @@ class CacheWriter:
         self._session = temporary.start(self._local) if self._replaces else None
         work = self._local if self._session is None else self._session.path
         try:
-            self._appender = Appender.open(work, head, create=mode == "x", sync=sync)
+            self._appender = Appender.open(
+                work,
+                head,
+                create=mode == "x",
+                sync=sync,
+                joins=True,
+                begins_anew=lambda found: mode == "x" or _contradicts(found, head, codec, compression),
+            )
         except BaseException:
             if self._session is not None:
                 self._session.close()
             raise
         try:
+            self._appender.check_tables()
             spec = adopt_labels(self._appender.head, spec, work)
             check_options(self._appender.head, work, codec=codec, compression=compression)
             self._chunks = ChunkWriter(self._appender, spec, chunk_size, chunk_nbytes)
@@ -283,6 +293,13 @@ def _add_note(error: BaseException, text: str) -> None:
         error.add_note(text)
     else:  # Python 3.10
         warnings.warn(text, RuntimeWarning, stacklevel=3)
+
+
+def _contradicts(found: Head, head: Head, codec: str | None, compression: str | None) -> bool:
+    """Whether an archive was begun with other options than those that were asked for: not None, no labels."""
+    chosen = ((codec, found.codec), (compression, found.compression))
+    is_other = any(value is not None and value != other for value, other in chosen)
+    return is_other or (bool(head.labels) and found.labels != head.labels)
 
 
 def adopt_labels(head: Head, asked: LabelSpec, where: str) -> LabelSpec:

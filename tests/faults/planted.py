@@ -308,7 +308,7 @@ _WRITER = [
         "writer/appender.py",
         "            if not self._file.is_named():",
         "            if False:",
-        ("tests/test_compact.py::test_a_process_that_had_it_open_never_appends_to_the_file_without_a_name",),
+        ("tests/test_compact.py::test_who_had_it_open_never_appends_to_the_file_without_a_name",),
     ),
     Bug(
         "appends without catching up",
@@ -825,7 +825,7 @@ _MEMORY = [
     Bug(
         "memory is written before it is taken",
         "durable/file.py",
-        "                memory.reserve(self._fd, offset, len(view))\n",
+        "                self._call(memory.reserve, offset, len(view))\n",
         "                pass\n",
         ("tests/test_memory.py::test_a_fill_ends_before_memory_does",),
     ),

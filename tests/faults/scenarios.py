@@ -214,7 +214,7 @@ def two_writers(notes: Notes) -> None:
 
 def amend(notes: Notes) -> None:
     """A longer dataset, samples that failed, then records of some of them."""
-    with closing(edcache.Reader(PATH, io="pread")) as reader:
+    with closing(edcache.Reader(PATH, io="pread", allow_partial=True)) as reader:
         head = reader.head
     with closing(Appender.open(PATH, head, create=False)) as appender:
         appender.amend(length=12)
@@ -233,14 +233,14 @@ def replace(notes: Notes) -> None:
 
 def first_labels(notes: Notes) -> None:
     """A column that later steps drop."""
-    with closing(CachedDataset.from_cache(PATH, io="pread")) as cache:
+    with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
         cache.add_labels("w", [1 * FACTOR + index for index in range(len(cache))])
     notes.publish([LABELS["w"]], 1)
 
 
 def label_add(notes: Notes) -> None:
     """A column that is new, and one that is dropped."""
-    with closing(CachedDataset.from_cache(PATH, io="pread")) as cache:
+    with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
         cache.add_labels("z", [1 * FACTOR + index for index in range(len(cache))])
         notes.publish([LABELS["z"]], 1)
         cache.drop_labels("w")
@@ -249,11 +249,11 @@ def label_add(notes: Notes) -> None:
 
 def label_and_append(notes: Notes) -> None:
     """Labels between chunks that are appended, and of samples that are not there yet."""
-    with closing(CachedDataset.from_cache(PATH, io="pread")) as cache:
+    with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
         cache.add_labels("z", [1 * FACTOR + index for index in range(len(cache))])
         notes.publish([LABELS["z"]], 1)
     write(notes, range(6, 9), seal=False)
-    with closing(CachedDataset.from_cache(PATH, io="pread")) as cache:
+    with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
         cache.add_labels("z", {index: 2 * FACTOR + index for index in range(len(cache))})
         notes.publish([LABELS["z"]], 2)
 
@@ -326,7 +326,7 @@ def read_all(path: str, io: str) -> dict[int, int | str]:
 
     Columns that were added afterwards are there too, as `LABELS` has them.
     """
-    with closing(CachedDataset.from_cache(path, io=io)) as cache:
+    with closing(CachedDataset.from_cache(path, io=io, allow_partial=True)) as cache:
         return {index: read_one(cache, index) for index in present(cache)} | label_versions(cache)
 
 

@@ -65,7 +65,9 @@ class Reads(Parts):
     def _opened(self) -> Iterator[tuple[Any, int]]:
         with ExitStack() as stack:
             try:
-                self._cache = stack.enter_context(closing(CachedDataset.from_cache(PATH, io="pread")))
+                self._cache = stack.enter_context(
+                    closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True))
+                )
                 self._present = present(self._cache)
                 versions = label_versions(self._cache)
                 # Read once, by whichever sample comes first.
@@ -378,7 +380,7 @@ def test_labels_are_on_the_disk_once_they_are_added(seal: bool) -> None:
     disk = MemoryDisk()
     with durable.replace_system(disk):
         write(Notes(disk), range(3), seal=seal)
-        cache = CachedDataset.from_cache(PATH, io="pread")
+        cache = CachedDataset.from_cache(PATH, io="pread", allow_partial=True)
         for change in (lambda: cache.add_labels("z", [1, 2, 3]), lambda: cache.drop_labels("z")):
             change()
             assert disk.journal[-1][0] == "sync"

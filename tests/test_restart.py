@@ -1,0 +1,215 @@
+"""A first fill that failed before its first sample does not block its path; labels added to a whole cache."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import edcache
+from edcache import CachedDataset, CacheWriter, cachable
+from edcache.errors import (
+    ArchiveExistsError,
+    CorruptArchiveError,
+    LabelError,
+    NotAnArchiveError,
+    OptionError,
+    SourceError,
+    StaleArchiveError,
+    StaleCacheError,
+    UnsupportedTypeError,
+)
+
+
+class Source:
+    computed = 0
+
+    def __init__(self, length: int = 6, kind: str = "good") -> None:
+        self.length, self.kind = length, kind
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        type(self).computed += 1
+        if self.kind == "raises":
+            raise ValueError("no data")
+        return {"x": {1} if self.kind == "sets" else np.full(3, index), "y": index, "z": f"z{index}"}
+
+
+FAILURES: dict[str, tuple[dict[str, Any], str, type[Exception]]] = {
+    "a misspelt key": ({"in_memory_keys": ["yy"]}, "good", LabelError),
+    "a type that is not stored": ({}, "sets", UnsupportedTypeError),
+    "a source that raises": ({"compression": "zstd"}, "raises", SourceError),
+    "another codec": ({"codec": "pickle", "allow_pickle": True}, "raises", SourceError),
+    "another fingerprint": ({"fingerprint": {"call": 1}}, "raises", SourceError),
+    "skipped": ({"on_error": "skip", "in_memory_keys": ["yy"]}, "raises", LookupError),
+}
+
+
+@pytest.mark.parametrize("why", FAILURES)
+def test_a_fill_that_failed_before_its_first_sample_is_begun_anew(why: str, path: Path) -> None:
+    options, kind, error = FAILURES[why]
+    if error is LookupError:
+        CachedDataset(Source(9, kind), path, **options).close()
+    else:
+        with pytest.raises(error):
+            CachedDataset(Source(9, kind), path, **options)
+    assert path.exists()
+    ds = CachedDataset(Source(6), path, in_memory_keys=["y"])
+    assert ds.complete
+    assert ds.labels["y"].tolist() == list(range(6))
+    assert ds.head.codec == "native"
+    assert ds.head.compression is None
+    assert edcache.verify(path).sound
+
+
+def test_the_same_call_goes_on_with_what_it_began(path: Path) -> None:
+    with pytest.raises(SourceError):
+        CachedDataset(Source(6, "raises"), path, fingerprint={"call": 1})
+    uuid = CachedDataset.from_cache(path, allow_partial=True).head.uuid
+    ds = CachedDataset(Source(6), path, fingerprint={"call": 1})
+    assert (ds.complete, ds.head.uuid) == (True, uuid)
+
+
+def test_a_cachable_call_begins_anew_too(path: Path) -> None:
+    def factory(length: int = 6, kind: str = "good") -> Source:
+        return Source(length, kind)
+
+    with pytest.raises(LabelError):
+        cachable(str(path), in_memory_keys=["yy"])(factory)(9)
+    assert len(cachable(str(path), in_memory_keys=["y"])(factory)(6)) == 6
+
+
+def test_what_has_a_sample_or_a_writer_is_kept(path: Path) -> None:
+    with pytest.raises(LabelError), CacheWriter(path, in_memory_keys=["y"]) as w:
+        w.append({"y": 1})
+        w.append({"z": 1})
+    with pytest.raises(ArchiveExistsError):
+        CacheWriter(path)
+    with pytest.raises(StaleCacheError):
+        CachedDataset(Source(0), path, in_memory_keys=["y"])
+    path.unlink()
+    living = CacheWriter(path, in_memory_keys=["yy"])
+    with pytest.raises(ArchiveExistsError):
+        CacheWriter(path)
+    with pytest.raises(OptionError, match="begun with"):
+        CacheWriter(path, "a", in_memory_keys=["y"])
+    with pytest.raises(OptionError, match="begun with"):
+        CachedDataset(Source(), path, in_memory_keys=["y"])
+    living.append({"yy": 5})
+    living.close()
+
+
+def test_a_new_writer_begins_where_one_failed(path: Path) -> None:
+    CacheWriter(path, in_memory_keys=["yy"], codec="pickle").abort()
+    with CacheWriter(path, "a") as w:  # asks for nothing else
+        w.append({"yy": 1})
+    assert CachedDataset.from_cache(path, allow_pickle=True).labels["yy"].tolist() == [1]
+    for mode in ("x", "a"):
+        path.unlink()
+        CacheWriter(path, in_memory_keys=["yy"], codec="pickle").abort()
+        with CacheWriter(path, mode, in_memory_keys=["y"], codec="native") as w:
+            w.append({"y": 1})
+        assert CachedDataset.from_cache(path).labels["y"].tolist() == [1]
+
+
+def test_a_chunk_with_a_damaged_header_is_not_taken_for_nothing(path: Path) -> None:
+    w = CacheWriter(path)
+    w.append({"y": 1})
+    w.abort()
+    data = bytearray(path.read_bytes())
+    data[4096 + 60] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ArchiveExistsError):
+        CacheWriter(path)
+    assert path.read_bytes() == data
+
+
+def test_who_has_what_was_begun_anew_open_is_told(path: Path) -> None:
+    CacheWriter(path, in_memory_keys=["yy"]).abort()
+    reader = CachedDataset.from_cache(path, allow_partial=True)
+    with CacheWriter(path, in_memory_keys=["y"]) as w:
+        w.append({"y": 1})
+    with pytest.raises(StaleArchiveError):
+        reader.refresh()
+
+
+@pytest.mark.parametrize("pages", [1, 2, 16, 256, 300])
+def test_zeros_are_overwritten_only_as_far_as_a_head_reaches(path: Path, pages: int) -> None:
+    path.write_bytes(bytes(4096 * pages))
+    if pages == 1:
+        with CacheWriter(path, "a") as w:
+            w.append(1)
+        assert edcache.verify(path).sound
+        return
+    with pytest.raises(NotAnArchiveError):
+        CacheWriter(path, "a")
+    with pytest.raises(NotAnArchiveError):
+        CachedDataset(Source(), path)
+    assert path.read_bytes() == bytes(4096 * pages)
+
+
+# --- a label key added to a complete cache ---
+
+
+def test_a_key_more_is_made_of_the_stored_samples(path: Path) -> None:
+    CachedDataset(Source(), path, in_memory_keys=["y"]).close()
+    Source.computed, state = 0, torch.random.get_rng_state()
+    for _ in range(2):
+        ds = CachedDataset(Source(), path, in_memory_keys={"y": "y", "z": "z", "first": lambda s: s["x"][0]})
+        assert ds.labels["z"].tolist() == [f"z{i}" for i in range(6)]
+        assert ds.labels["first"].tolist() == list(range(6))
+        ds.close()
+    assert Source.computed == 0
+    assert torch.equal(torch.random.get_rng_state(), state)
+    chunks = edcache.verify(path)
+    assert (chunks.sound, chunks.sealed) == (True, True)
+    ds = CachedDataset(Source(), path, in_memory_keys=["y"])
+    assert list(ds.labels) == ["y", "z", "first"]
+    ds.drop_labels("z", "y")
+    assert list(CachedDataset(Source(), path, in_memory_keys=["y"]).labels) == ["first"]
+
+
+def test_a_key_more_under_cachable(path: Path) -> None:
+    def factory() -> Source:
+        return Source()
+
+    cachable(str(path), in_memory_keys=["y"])(factory)()
+    Source.computed = 0
+    for _ in range(2):
+        ds = cachable(str(path), in_memory_keys=["y", "z"])(factory)()
+        assert ds.filter(z="z3")[0]["y"] == 3
+    assert Source.computed == 0
+
+
+def test_a_misspelt_key_is_named_and_changes_nothing(path: Path) -> None:
+    CachedDataset(Source(), path, in_memory_keys=["y"]).close()
+    before = path.read_bytes()
+    said = r'a\.zip: label "zz": sample 0 has no field "zz"; it has the keys "x", "y", "z"'
+    with pytest.raises(LabelError, match=said):
+        CachedDataset(Source(), path, in_memory_keys=["y", "zz"])
+    with pytest.raises(LabelError, match=said):
+        CachedDataset(None, path, in_memory_keys=["y", "zz"])
+    with pytest.raises(OptionError, match="begun with"):
+        CachedDataset(Source(), path, in_memory_keys=["z"])  # not one more: others
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_middle_chunk_is_told_before_anything_is_appended(path: Path) -> None:
+    w = CacheWriter(path, chunk_size=2, publish_seconds=None)
+    w.extend(range(6))
+    w.abort()
+    data = bytearray(path.read_bytes())
+    second = data.index(b"chunks/00000001")
+    table = data.index(b"ARROW" if b"ARROW" in data[second:] else b"index", second)
+    data[table] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptArchiveError, match="chunk 1 at offset .*: its table fails its crc32"):
+        CacheWriter(path, "a")
+    assert path.read_bytes() == data
+    assert os.path.getsize(path) == len(data)
