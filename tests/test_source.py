@@ -132,7 +132,8 @@ def text_of(source: Any) -> str:
 
 
 def assert_stale(first: Any, second: Any, path: Path, *texts: str, **options: Any) -> None:
-    CachedDataset(first, path, **options)
+    with CachedDataset(first, path, **options) as filled:
+        filled[0]  # a lazy cache without a sample gives way to another source's
     with pytest.raises(StaleCacheError) as caught:
         CachedDataset(second, path, **options)
     for text in texts:
@@ -218,7 +219,7 @@ LAMBDAS = [lambda x: x + 1, lambda x: x * 2]
         (slice(1), slice(2)),
         (range(3), range(4)),
     ],
-    ids=lambda value: "-".join(repr(value)[:24].split()),
+    ids=lambda value: type(value).__name__,
 )
 def test_attributes_that_differ_are_told_apart(one: Any, other: Any) -> None:
     assert text_of(Source(a=one)) != text_of(Source(a=other))
@@ -246,7 +247,7 @@ def test_attributes_that_differ_are_told_apart(one: Any, other: Any) -> None:
         (Source(datasets=[Source(a=1)] * 40), Source(datasets=[Source(a=2)] * 40)),
         (Source(dataset=Source(dataset=Source(a=1))), Source(dataset=Source(dataset=Source(a=2)))),
     ],
-    ids=lambda value: "-".join(repr(value)[:24].split()),
+    ids=lambda value: type(value).__name__,
 )
 def test_sources_that_differ_are_told_apart(one: Any, other: Any) -> None:
     assert source_fingerprint(one) != source_fingerprint(other)
@@ -475,21 +476,18 @@ def test_a_source_that_counts_is_the_same_in_another_process(tmp_path: Path) -> 
 WITHOUT_SOURCE = """
 class Source:
     def __init__(self, split):
-        self.split, self.calls, self.cache, self.change = split, 0, {}, lambda x: x + 1
+        self.split, self.change = split, lambda x: x + 1
     def __len__(self):
         return 3
     def __getitem__(self, i):
-        self.calls += 1
-        self.cache[i] = i
         return self.change(i)
 """
 
 
-def test_a_class_without_source_has_state_too(tmp_path: Path) -> None:
+def test_a_class_without_source_is_told_apart_by_its_code(tmp_path: Path) -> None:
     names: dict[str, Any] = {"__name__": "nowhere"}
     exec(WITHOUT_SOURCE, names)
     source = names["Source"]("train")
-    source[2]
     assert set(described(source)) == {"split", "change"}
     exec(WITHOUT_SOURCE.replace("x + 1", "x + 2"), names)
     assert_stale(source, names["Source"]("train"), tmp_path / "a.zip", "attribute change: nowhere:Source.")

@@ -75,7 +75,7 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize("options", WAYS, ids=lambda options: "-".join(options) or "none")
 def test_a_source_that_changes_the_folder_fills_the_archive_that_was_named(home, options):
     ds = CachedDataset(Wandering(home.parent), "a.zip", **options)
     assert ds.path == str(home / "a.zip")

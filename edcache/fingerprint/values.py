@@ -189,6 +189,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_parsing)
 
 
+def syntax_tree(code: Any) -> ast.Module | None:
+    """What a function or a class says; None where there is no source to read, or it does not stand alone."""
+    try:
+        with _parsing:
+            return ast.parse(textwrap.dedent(inspect.getsource(code)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+
+
 def source_digest(code: Any) -> str | None:
     """A digest of what a function or a class says, without comments, layout, docstrings and decorators.
 
@@ -199,12 +208,10 @@ def source_digest(code: Any) -> str | None:
 
 
 def _source_digest(code: Any) -> str | None:
-    try:
-        source = textwrap.dedent(inspect.getsource(code))
-        if getattr(code, "__name__", "") == "<lambda>":
-            return _lambda_digest(source)
-        tree = ast.parse(source)
-    except (OSError, TypeError, SyntaxError):
+    if getattr(code, "__name__", "") == "<lambda>":
+        return _lambda_digest(code)
+    tree = syntax_tree(code)
+    if tree is None:
         return _members_digest(code) if isinstance(code, type) else None
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -229,8 +236,12 @@ def _members_digest(cls: type) -> str | None:
     return digest_of("\n".join(functions + values).encode("utf-8", "surrogatepass")) if functions else None
 
 
-def _lambda_digest(source: str) -> str | None:
-    """The source is of the lines around it, such as an item of a dict: the longest part that parses is it."""
+def _lambda_digest(function: Any) -> str | None:
+    """Its source is of the lines around it, such as an item of a dict: the longest part that parses is it."""
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return None
     start = source.find("lambda")
     for end in range(len(source), start, -1):
         try:
