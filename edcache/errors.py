@@ -34,14 +34,13 @@
     │   ├── LabelTypeError (TypeError)         values that do not make one column
     │   └── WhereError (ValueError)            a where-expression that does not parse
     ├── FingerprintError (TypeError)           an argument that has no stable description
-    └── StaleCacheError (RuntimeError)         the archive was made by another call
+    └── StaleCacheError (RuntimeError)         the archive was made by another call or source
 
+    PartialArchiveWarning (UserWarning)        an archive is opened that is not sealed
     StandInWarning (UserWarning)               a namedtuple comes back as another class than it had
 
 Each class is constructed from one message, so that an exception survives the trip out of a
 DataLoader worker (torch rebuilds it as `type(message)`).
-
-One warning is typed too: PartialArchiveWarning (UserWarning), when an archive that is not sealed is opened.
 """
 
 from __future__ import annotations
@@ -213,4 +212,4 @@ class FingerprintError(EdcacheError, TypeError):
 
 
 class StaleCacheError(EdcacheError, RuntimeError):
-    """The archive was made by another call than the one that wants to read it."""
+    """The archive was made by another call or source than the one that wants to read it."""

@@ -360,7 +360,7 @@ def test_another_source_under_the_same_prefix_is_refused_and_shown(server):
         with pytest.raises(StaleCacheError) as caught:
             CachedDataset(Another(), url, lazy=lazy)
         lines = str(caught.value).splitlines()
-        assert lines[0] == f"{url}: made by another call:"
+        assert lines[0] == f"{url}: made by another source:"
         assert lines[1] == "  type: 'test_redis:Source' in the archive, 'test_redis:Another' now"
     assert is_whole(CachedDataset(Source(), url))
 

@@ -151,7 +151,7 @@ def test_another_source_of_the_class_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(StaleCacheError) as caught:
         CachedDataset(Source(split="val", size=224, flip=True), path)
     assert str(caught.value) == (
-        f"{path}: made by another call:\n"
+        f"{path}: made by another source:\n"
         "  attribute split: 'train' in the archive, 'val' now\n"
         "  attribute size: 32 in the archive, 224 now\n"
         "use another path, or pass keep_existing=False to build it anew; if that makes no other samples, let "

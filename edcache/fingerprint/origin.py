@@ -134,10 +134,10 @@ def _is_same_file(old: str, new: str) -> bool:
         return False
 
 
-def stale_message(path: str, changed: Sequence[str], remedy: str) -> str:
-    """The text of a StaleCacheError: what differs, line by line, and what to do."""
+def stale_message(path: str, other: str, changed: Sequence[str], remedy: str) -> str:
+    """The text of a StaleCacheError: what made the archive, what differs, line by line, and what to do."""
     lines = "".join(f"\n  {line}" for line in changed)
-    return f"{path}: made by another call:{lines}\n{remedy}"
+    return f"{path}: made by another {other}:{lines}\n{remedy}"
 
 
 def _named(fingerprint: Mapping[str, Any], key: str) -> Mapping[str, Any]:
