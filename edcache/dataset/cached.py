@@ -235,13 +235,19 @@ class CachedDataset(StoredSamples):
 
     def _add_keys(self, spec: LabelSpec) -> None:
         """Add the label columns that were asked for and that a complete archive lacks, from its samples."""
-        # What was dropped stays away.
-        known = {*self._reader.label_names, *(name for name, _ in self.head.labels)}
-        absent = [name for name in spec.names if name not in known]
-        if absent and self.complete:
-            self._check_relabelling()
-            relabel.add_keys(self, spec.only(absent), self._relabelling_sync)
-            self.refresh()
+        if not spec.names:
+            return
+        try:
+            # What was dropped stays away.
+            known = {*self._reader.label_names, *(name for name, _ in self.head.labels)}
+            absent = [name for name in spec.names if name not in known]
+            if absent and self.complete:
+                self._check_relabelling()
+                relabel.add_keys(self, spec.only(absent), self._relabelling_sync)
+                self.refresh()
+        except BaseException:
+            self._reader.close()
+            raise
 
     @classmethod
     @overload

@@ -6,6 +6,7 @@ import errno
 import os
 import stat
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -92,12 +93,16 @@ if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, n
 
 
 class _Call:
-    """A call of the system that is under way, in the process that made it: a forked child is in none."""
+    """A call of the system by one thread of one process."""
 
-    __slots__ = ("__weakref__", "pid")
+    __slots__ = ("__weakref__", "pid", "thread")
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
+        self.pid, self.thread = os.getpid(), threading.get_ident()
+
+    def is_of_another_thread(self) -> bool:
+        """Whether it may be under way: a forked child is in none of its parent's, and a thread in none here."""
+        return self.pid == os.getpid() and self.thread != threading.get_ident()
 
 
 class File:
@@ -122,7 +127,7 @@ class File:
         self.writable = writable
         self.can_lock = True
         self._descriptors: list[int] = []
-        # Calls that are under way, by id; a call that was interrupted is gone with its frame.
+        # Calls that are under way, by id; one that was interrupted is there as long as its frame.
         self._inside: dict[int, weakref.ref[_Call]] = {}
         self._is_closing = False
         self._is_in_memory = memory.is_memory(path)
@@ -459,8 +464,8 @@ class File:
         self._let_go()
 
     def _let_go(self) -> None:
-        calls_under_way = [reference() for reference in list(self._inside.values())]
-        if any(call is not None and call.pid == os.getpid() for call in calls_under_way):
+        made = [reference() for reference in list(self._inside.values())]
+        if any(call is not None and call.is_of_another_thread() for call in made):
             return
         if self._is_in_memory:
             memory.forget(calls.system, self._descriptors)

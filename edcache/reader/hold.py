@@ -621,21 +621,27 @@ class Hold:
     def settled(self) -> Hold:
         """The newest hold once nobody is publishing: adding labels seals a sealed archive again.
 
-        This one where it is sealed, or is filled, or is no file that others append to.
+        This one where it is sealed, or is filled, or is no file that others append to. The file of any other
+        is closed.
         """
         hold = self
-        for _ in range(_MOST_LOOKS):
-            # In this order: what is the same as it was before nobody published is what is there.
-            is_filled = hold.has_writer and not hold.is_appended
-            if hold.sealed or is_filled or type(hold.file) is not File:
-                break
-            is_appended, newer = hold.is_appended, hold.look_again()
-            if newer is not None:
-                hold = newer
-            elif is_appended:
-                time.sleep(_LOOK_SECONDS)
-            else:
-                break
+        try:
+            for _ in range(_MOST_LOOKS):
+                # In this order: what is the same as it was before nobody published is what is there.
+                is_filled = hold.has_writer and not hold.is_appended
+                if hold.sealed or is_filled or type(hold.file) is not File:
+                    break
+                is_appended, newer = hold.is_appended, hold.look_again()
+                if newer is not None:
+                    hold.file.close()
+                    hold = newer
+                elif is_appended:
+                    time.sleep(_LOOK_SECONDS)
+                else:
+                    break
+        except BaseException:
+            hold.file.close()
+            raise
         return hold
 
     def look_again(self) -> Hold | None:

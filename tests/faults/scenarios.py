@@ -259,7 +259,7 @@ def label_and_append(notes: Notes) -> None:
 
 
 def compact(notes: Notes) -> None:
-    edcache.compact(PATH)
+    edcache.compact(PATH, allow_partial=True)
 
 
 def repair(notes: Notes) -> None:
