@@ -101,7 +101,7 @@ class _Call:
         self.pid, self.thread = os.getpid(), threading.get_ident()
 
     def is_of_another_thread(self) -> bool:
-        """Whether it may be under way: a forked child is in none of its parent's, and a thread in none here."""
+        """Whether it may be under way: neither those of this thread are, nor those of a parent process."""
         return self.pid == os.getpid() and self.thread != threading.get_ident()
 
 

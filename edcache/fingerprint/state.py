@@ -87,9 +87,9 @@ def _access_of(function: Callable[..., Any]) -> Access:
     # A local name for an attribute stands for it wherever it is used.
     names: dict[str, Path] = {code.co_varnames[0]: ()}
     for node in ast.walk(tree):
-        is_name = isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute)
-        if is_name and (path := _path(node.value, names)):
-            names |= {target.id: path for target in node.targets if isinstance(target, ast.Name)}
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            path = _path(node.value, names)
+            names |= {target.id: path for target in node.targets if path and isinstance(target, ast.Name)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and (path := _path(node, names)):
             used.add(path)
