@@ -143,7 +143,7 @@ class CachedFactory(Generic[P]):
         remedy = (
             'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
         )
-        message = stale_message(found.path, "call", changed, remedy)
+        message = stale_message(found.path, fingerprint, changed, remedy)
         if self._on_stale == "error" or (self._on_stale == "warn" and not found.complete):
             raise StaleCacheError(message)
         if self._on_stale == "warn":

@@ -49,7 +49,7 @@ def test_an_exit_of_the_source_is_an_error_that_names_the_sample(path, error, ho
     assert [(f.index, f.error) for f in ds.errors] == [(BAD, error.__name__)]
     assert ds.missing.tolist() == [BAD]
     with pytest.raises(SampleFailedError, match=error.__name__):
-        CachedDataset.from_cache(path)[BAD]
+        CachedDataset.from_cache(path, allow_partial=True)[BAD]
     assert [ds[i]["x"] for i in range(COUNT) if i != BAD] == [i for i in range(COUNT) if i != BAD]
 
 
@@ -67,7 +67,7 @@ def test_an_interrupt_ends_the_fill_and_is_no_failure_of_the_sample(path, on_err
             WorkerError, match=f"KeyboardInterrupt: at index {BAD}; what was published is kept"
         ):
             CachedDataset(source, path, on_error=on_error, **means(name))
-    assert not Reader(path).failures
+    assert not Reader(path, allow_partial=True).failures
 
 
 @pytest.mark.parametrize("error", EXITS)
@@ -79,7 +79,7 @@ def test_a_lazy_read_names_the_sample_and_the_others_are_kept(path, error):
     with pytest.raises(SourceError, match=f"the source raised at index {BAD}: {error.__name__}"):
         ds[BAD]
     ds.close()
-    assert CachedDataset.from_cache(path).missing.tolist() == [BAD]
+    assert CachedDataset.from_cache(path, allow_partial=True).missing.tolist() == [BAD]
 
 
 @pytest.mark.parametrize("error", [SystemExit, GeneratorExit, asyncio.CancelledError])
@@ -91,7 +91,7 @@ def test_an_exit_while_it_is_iterated_is_not_its_end(path, error):
 
     with pytest.raises(SourceError, match=f"the source raised at index 5: {error.__name__}: 0; what was"):
         CachedDataset(Stream(), path)
-    reader = Reader(path)
+    reader = Reader(path, allow_partial=True)
     assert (reader.present, reader.sealed) == (5, False)
 
 
@@ -130,7 +130,7 @@ edcache.CachedDataset(Source(), sys.argv[1], on_error="skip", retries=2)
 def test_an_exit_by_a_signal_is_no_error_of_a_sample(path):
     ended = subprocess.run([sys.executable, "-c", PROGRAM, path], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (7, "")
-    reader = Reader(path)
+    reader = Reader(path, allow_partial=True)
     assert (reader.present, list(reader.failures)) == (23, [])
     assert CachedDataset(list(range(40)), path, fingerprint=reader.head.fingerprint).complete
 
@@ -142,4 +142,4 @@ def test_a_worker_that_exits_without_a_word_names_the_sample(path):
 
     with pytest.raises(SourceError, match=rf"sample {BAD} ended its process 3 times \(exit code 0\)"):
         CachedDataset(Gone(None), path, **means("crew"))
-    assert edcache.CachedDataset.from_cache(path).missing.tolist() == [BAD]
+    assert edcache.CachedDataset.from_cache(path, allow_partial=True).missing.tolist() == [BAD]

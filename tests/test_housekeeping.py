@@ -415,10 +415,11 @@ def test_rm_deletes_none_where_one_is_no_archive(tmp_path: Path) -> None:
     foreign.write_text("mine")
     message = error_of("rm", "--yes", "--force", good, foreign)
     assert message == (f"{foreign}: not an edcache archive: it does not begin with a zip entry edcache.json")
-    assert error_of("rm", good, tmp_path / "none.zip") == (
+    assert error_of("rm", good, tmp_path / "none.zip").startswith(
         f"{tmp_path}/none.zip: no such file; check the path, or build the cache first"
     )
-    assert error_of("rm", good, tmp_path) == f"{tmp_path}: not a regular file; an archive is an ordinary file"
+    message = f"{tmp_path}: not a regular file; an archive is an ordinary file"
+    assert error_of("rm", good, tmp_path).startswith(message)
     (tmp_path / "link.zip").symlink_to(good)
     assert error_of("rm", tmp_path / "link.zip") == (
         f"{tmp_path}/link.zip: a symbolic link; name the archive itself, {good}"

@@ -234,7 +234,7 @@ def test_an_exception_in_the_source_keeps_everything_before_it(
 
 def test_an_exception_that_is_no_exception_keeps_everything_too(tmp_path: Path) -> None:
     source = Failing(77, SystemExit(3))
-    with pytest.raises(SystemExit):
+    with pytest.raises(edcache.SourceError):
         CachedDataset(source, tmp_path / "exit.zip")
     assert CachedDataset.from_cache(tmp_path / "exit.zip", allow_partial=True).missing.tolist() == list(
         range(77, 200)

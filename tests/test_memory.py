@@ -262,7 +262,7 @@ def test_a_decorated_function_takes_a_name(name):
 @pytest.mark.parametrize(
     ("source", "options", "error", "message"),
     [
-        (Other(), {}, StaleCacheError, "another call:\n  type: 'test_memory:Source' .*Other"),
+        (Other(), {}, StaleCacheError, "another source:\n  type: 'test_memory:Source' .*Other"),
         (Source(39), {}, StaleCacheError, "begun for 40 samples, the source has 39 now"),
         (Source(), {"fingerprint": {"seed": 1}}, StaleCacheError, "made by another source"),
         (Source(), {"in_memory_keys": ["name"]}, OptionError, r"in_memory_keys=\['name'\]"),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edcache.cli.call import Call
-from edcache.cli.group import FOLDER, PATH, argument_option, main, pickle_option, progress_option
+from edcache.cli.group import FOLDER, PATH, argument_option, as_typed, main, pickle_option, progress_option
 from edcache.errors import ArchiveNotFoundError, StaleCacheError
 from edcache.memory import check_outlives
 from edcache.present import plural
@@ -160,7 +160,7 @@ def fill(
     kept = 0 if rebuild else _records_at(out)
     with _told_how_to_resume(out, rebuild):
         cache = _filled(make(), out, rebuild, options, cached)
-    click.echo(_build_summary(cache, kept, time.monotonic() - began))
+    click.echo(as_typed(_build_summary(cache, kept, time.monotonic() - began)))
     return cache
 
 

@@ -75,11 +75,21 @@ class _Commands(click.Group):
             ctx.exit(FAILED)
 
 
+def as_typed(text: str) -> str:
+    """A text with the paths below the working folder as a person types them, from there on."""
+    try:
+        here = os.path.join(os.getcwd(), "")
+    except OSError:  # it was deleted
+        return text
+    return text if here == os.sep else re.sub(rf"(?<![^\s\"'(]){re.escape(here)}", "", text)
+
+
 def error_line(error: Exception) -> str:
     """What an error says, in one line, with what may help."""
     text = str(error)
     if isinstance(error, OSError) and not isinstance(error, EdcacheError) and error.filename:
         text = f"{error.filename}: {error.strerror}"
+    text = as_typed(text)
     path, _, reason = text.partition(": ")
     if "no such" in reason.lower():
         text += path_suggestion(path)

@@ -206,7 +206,7 @@ def check_origin(path: str, found: Head, job: Job) -> dict[str, Any] | None:
             "; if that makes no other samples, let a method __edcache_fingerprint__() of the source return "
             "what does, or compare nothing with fingerprint=False"
         )
-    raise StaleCacheError(stale_message(path, "source", changed, remedy))
+    raise StaleCacheError(stale_message(path, expected, changed, remedy))
 
 
 def length_of(source: Any, path: str) -> int:

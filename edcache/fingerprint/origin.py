@@ -134,8 +134,9 @@ def _is_same_file(old: str, new: str) -> bool:
         return False
 
 
-def stale_message(path: str, other: str, changed: Sequence[str], remedy: str) -> str:
+def stale_message(path: str, expected: Mapping[str, Any], changed: Sequence[str], remedy: str) -> str:
     """The text of a StaleCacheError: what made the archive, what differs, line by line, and what to do."""
+    other = "call" if "factory" in expected else "source"
     lines = "".join(f"\n  {line}" for line in changed)
     return f"{path}: made by another {other}:{lines}\n{remedy}"
 
