@@ -115,6 +115,9 @@ class Source:
     def __init__(self, length: int, failing: frozenset[int] = frozenset()) -> None:
         self.length, self.failing = length, failing
 
+    def __edcache_fingerprint__(self) -> str:
+        return "the pool"
+
     def __len__(self) -> int:
         return self.length
 
@@ -153,7 +156,7 @@ class Known:
         state, cache = self.state, self.cache
         assert len(cache) == len(state)
         assert cache.missing.tolist() == state.absent
-        assert cache.complete == state.complete
+        assert cache.complete == (state.complete and cache.reader.sealed)
         assert {failure.index: failure.final for failure in cache.errors} == state.failures
         if state.records:
             assert set(cache.labels) == set(state.labels)
@@ -271,7 +274,7 @@ class Archive(RuleBasedStateMachine):
         if self.state.length is not None:
             self.state.length = len(self.state)
         self.writer = None if is_last else self.writer
-        assert CachedDataset.from_cache(self.path).reader.sealed
+        assert CachedDataset.from_cache(self.path, allow_partial=True).reader.sealed
 
     @has_writer
     @rule()
@@ -325,7 +328,7 @@ class Archive(RuleBasedStateMachine):
     )
     def add_labels(self, name: str, values: list[Any], which: frozenset[int] | None) -> None:
         """One value per sample, or for some of them; a writer holds what it has not published."""
-        cache, length = CachedDataset.from_cache(self.path), len(self.state)
+        cache, length = CachedDataset.from_cache(self.path, allow_partial=True), len(self.state)
         indices = range(length) if which is None else [index for index in which if index < length]
         added = {index: values[index % len(values)] for index in indices}
         cache.add_labels(name, [added[index] for index in indices] if which is None else added)
@@ -338,7 +341,7 @@ class Archive(RuleBasedStateMachine):
     def drop_labels(self, which: int) -> None:
         """The samples bring a dropped column back no more."""
         name = sorted(self.state.labels)[which % len(self.state.labels)]
-        cache = CachedDataset.from_cache(self.path)
+        cache = CachedDataset.from_cache(self.path, allow_partial=True)
         cache.drop_labels(name)
         del self.state.labels[name]
         self.state.filled -= {name}
@@ -429,7 +432,7 @@ class Archive(RuleBasedStateMachine):
 
     @rule(io=st.sampled_from(["mmap", "pread"]), zero_copy=st.booleans())
     def open_reader(self, io: str, zero_copy: bool) -> None:
-        cache = CachedDataset.from_cache(self.path, io=io, zero_copy=zero_copy)
+        cache = CachedDataset.from_cache(self.path, io=io, zero_copy=zero_copy, allow_partial=True)
         known = Known(cache, self.state.copy(), self.keys is not None)
         known.shape()
         if len(self.readers) >= 4:
@@ -544,7 +547,7 @@ class Archive(RuleBasedStateMachine):
         @rule()
         def compact(self) -> None:
             """Readers stay with the old file until they look again."""
-            COMPACT(self.path)
+            COMPACT(self.path, allow_partial=True)
 
     if REPAIR is not None:
 
@@ -552,7 +555,7 @@ class Archive(RuleBasedStateMachine):
         def repair(self) -> None:
             target = self.path + ".repaired"
             REPAIR(self.path, target)
-            cache = CachedDataset.from_cache(target)
+            cache = CachedDataset.from_cache(target, allow_partial=True)
             Known(cache, self.state.copy(), self.keys is not None).all()
             cache.close()
             os.unlink(target)
@@ -571,7 +574,7 @@ class Archive(RuleBasedStateMachine):
         if self.writer is not None:
             self.writer.abort()
             self._published()
-        cache = CachedDataset.from_cache(self.path)
+        cache = CachedDataset.from_cache(self.path, allow_partial=True)
         Known(cache, self.state, self.keys is not None).all()
         cache.close()
         report = edcache.verify(self.path)

@@ -46,6 +46,9 @@ class Source:
     def __init__(self, fails_at: int | None = None, dies_at: int | None = None) -> None:
         self.fails_at, self.dies_at = fails_at, dies_at
 
+    def __edcache_fingerprint__(self) -> str:
+        return "samples"
+
     def __len__(self) -> int:
         return COUNT
 

@@ -773,7 +773,7 @@ def test_what_rewrites_an_archive_takes_a_file(served, tmp_path):
         lambda: edcache.compact(served.url, tmp_path / "b.zip"),
         lambda: edcache.compact(tmp_path / "b.zip", "s3://bucket/b.zip"),
     ):
-        with pytest.raises((OptionError, ArchiveNotFoundError), match="this takes a file|no such file"):
+        with pytest.raises((OptionError, ArchiveNotFoundError), match="this takes a path|no such file"):
             call()
 
 

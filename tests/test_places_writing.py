@@ -55,6 +55,9 @@ class Source:
     def __init__(self, log, count=COUNT, fails_at=None):
         self.log, self.count, self.fails_at = log, count, fails_at
 
+    def __edcache_fingerprint__(self):
+        return "samples"
+
     def __len__(self):
         return self.count
 

@@ -25,6 +25,7 @@ import edcache.dataset
 import edcache.decorator
 from edcache.compat.settling import settled, taking
 from edcache.errors import OptionError, SampleIndexError
+from edcache.fingerprint import source_fingerprint
 
 CHUNK_SIZE = 64
 
@@ -39,7 +40,9 @@ class _Base(edcache.dataset.CachedDataset):
         if dataset is None:
             super().__init__(None, path, **options)
             return
-        super().__init__(Indexed(dataset), path, **{"chunk_size": chunk_size} | options)
+        # As if the dataset itself were cached, which the new names do.
+        defaults: dict[str, Any] = {"chunk_size": chunk_size, "fingerprint": source_fingerprint(dataset)}
+        super().__init__(Indexed(dataset), path, **defaults | options)
 
     def get_example(self, i: int) -> Any:
         """The sample at an index, as `self[i]`."""

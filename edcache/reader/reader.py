@@ -489,15 +489,17 @@ class Reader:
         return open_through(self._where, folder, self._max_bytes)
 
     def _hold_on(self, file: Place) -> Hold:
+        if not isinstance(file, ReadThrough):
+            return Hold(file, self.io, self.verify, self.decoding)
+        # A copy that lost in a power cut what it had: fetched again, it may make sense.
         try:
             hold = Hold(file, self.io, self.verify, self.decoding)
+            if not hold.sealed and file.mend_opening():  # only a sealed archive is copied
+                hold = Hold(file, self.io, self.verify, self.decoding)
         except (CorruptArchiveError, NotAnArchiveError):
-            # A copy that lost in a power cut what it had: fetched again, it may make sense.
-            if not isinstance(file, ReadThrough) or not file.mend_opening():
+            if not file.mend_opening():
                 raise
             hold = Hold(file, self.io, self.verify, self.decoding)
-        if not isinstance(file, ReadThrough):
-            return hold
         file.opened()
         is_first, self._pinned = self._pinned is None, file.pinned
         if file.is_whole or not is_first:
