@@ -361,7 +361,7 @@ class Archive(RuleBasedStateMachine):
             self._fill(len(self.state) + more, failing, on_error, later)
 
     def _fill(self, length: int, failing: frozenset[int], on_error: str, later: bool = False) -> None:
-        state = self.state
+        state, inode = self.state, os.stat(self.path).st_ino
         cache = CachedDataset(
             Source(length, failing),
             self.path,
@@ -373,9 +373,15 @@ class Archive(RuleBasedStateMachine):
             progress=False,
             check_space=False,
             sync="never",
+            fingerprint=False,
         )
         if later:
             cache.warmup()
+        if os.stat(self.path).st_ino != inode:
+            # An archive without a sample gave way to another one.
+            assert not state.records
+            state.failed.clear()
+            self._close_readers()
         if length > len(state):
             state.length = length
         for i in range(length):
@@ -440,6 +446,11 @@ class Archive(RuleBasedStateMachine):
             gone.cache.close()
             gone.kept()
         self.readers.append(known)
+
+    def _close_readers(self) -> None:
+        for known in self.readers:
+            known.cache.close()
+        self.readers.clear()
 
     def _reader(self, which: int) -> Known:
         return self.readers[which % len(self.readers)]

@@ -243,6 +243,7 @@ import edcache
 
 class Source:
     def __init__(self, fails=False): self.fails = fails
+    def __edcache_fingerprint__(self): return "samples"
     def __len__(self): return 300
     def __getitem__(self, i):
         if self.fails and i == 200: raise ValueError("stop")

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from edcache import durable, format, memory, temporary
+from edcache import durable, format, memory, servers, temporary
 from edcache.digests import check_digest, parse_digest
 from edcache.durable import File
 from edcache.errors import (
@@ -113,6 +113,7 @@ def copy_local(
         raise OptionError(f"num_threads={threads!r}; give a number from 1 on")
     limit = limit_of(options.max_bytes)
     memory.check_outlives(target)
+    servers.refuse(os.fspath(target))
     source, place = origin_at(src, options.storage_options), durable.absolute(target)
     if isinstance(source, str) and os.path.isdir(source):
         if expected is not None:
