@@ -23,7 +23,11 @@ import edcache
 from edcache import CachedDataset
 
 # Libraries have threads by now; the child uses none of what they hold.
-pytestmark = [pytest.mark.spread, pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")]
+pytestmark = [
+    pytest.mark.spread,
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::edcache.errors.StandInWarning"),
+]
 
 NUMBERED = numbered()
 # io="auto" asks which file systems are of other machines.

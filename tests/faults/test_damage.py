@@ -88,7 +88,7 @@ def test_a_seal_that_a_power_cut_left_without_its_chunks_is_cut_and_its_samples_
     data = damaged(archive(seal=True, sync="never"), 1)
     disk = MemoryDisk({PATH: data}, rebooted=True)
     source = [sample(index) for index in range(9)]
-    options = {"in_memory_keys": ["y"], "num_workers": 0, "progress": False}
+    options = {"in_memory_keys": ["y"], "num_workers": 0, "progress": False, "fingerprint": False}
     with durable.replace_system(disk):
         with pytest.raises(CorruptArchiveError, match=f"ends at offset {2 * PAGE:,}, before its seal"):
             edcache.Reader(PATH, io="pread").head  # noqa: B018
