@@ -361,7 +361,7 @@ class Archive(RuleBasedStateMachine):
             self._fill(len(self.state) + more, failing, on_error, later)
 
     def _fill(self, length: int, failing: frozenset[int], on_error: str, later: bool = False) -> None:
-        state, inode = self.state, os.stat(self.path).st_ino
+        state, inode = self.state, os.stat(self.path).st_ino if os.path.exists(self.path) else None
         cache = CachedDataset(
             Source(length, failing),
             self.path,
@@ -377,7 +377,7 @@ class Archive(RuleBasedStateMachine):
         )
         if later:
             cache.warmup()
-        if os.stat(self.path).st_ino != inode:
+        if inode not in (None, os.stat(self.path).st_ino):
             # An archive without a sample gave way to another one.
             assert not state.records
             state.failed.clear()
