@@ -579,7 +579,7 @@ def test_a_second_ctrl_c_ends_it_at_once(path, log, tmp_path):
     process.send_signal(signal.SIGINT)
     began = time.monotonic()
     process.communicate(timeout=10)
-    assert time.monotonic() - began < 1.0
+    assert time.monotonic() - began < 3
     assert all_gone(pids, 0.5)
 
 
