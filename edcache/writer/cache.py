@@ -203,6 +203,7 @@ class CacheWriter:
     def close(self) -> None:
         """Seal, let go of the file, and upload it where it goes to a URL; idempotent."""
         if self._appender.closed:
+            self._close_files()  # an interrupt may have broken off the first call
             return
         try:
             self.seal()
@@ -214,6 +215,7 @@ class CacheWriter:
     def abort(self) -> None:
         """Publish what was appended and let go of the file without sealing it; idempotent."""
         if self._appender.closed:
+            self._close_files()  # an interrupt may have broken off the first call
             return
         try:
             self.flush()
