@@ -18,7 +18,6 @@ from edcache.archives import Path
 from edcache.digests import OnProgress
 from edcache.errors import EdcacheError, OptionError
 from edcache.labels.classes import classes
-from edcache.labels.columns import LabelTypes
 from edcache.labels.tables import (
     ChunkTable,
     IndexTable,
@@ -27,6 +26,7 @@ from edcache.labels.tables import (
     pack_labels,
     spread,
 )
+from edcache.labels.types import LabelTypes
 from edcache.labels.view import Labels
 from edcache.maintain.assembling import Assembled, Progress, Share, Source, assemble, joined_head, opened
 from edcache.maintain.copying import CHUNK_NBYTES, Ints, check_free
