@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -13,11 +13,11 @@ from edcache.cli.call import Call
 from edcache.cli.group import FOLDER, PATH, argument_option, as_typed, main, pickle_option, progress_option
 from edcache.errors import ArchiveNotFoundError, StaleCacheError
 from edcache.memory import check_outlives
+from edcache.options import IfFilling, OnError, ReadOptions
 from edcache.present import plural
 from edcache.sizes import human_bytes
 
-# As in edcache.fill and edcache.codec, which import torch.
-ON_ERROR, IF_FILLING = ("raise", "skip", "skip_final"), ("join", "wait", "fail")
+# As in edcache.codec, which imports torch.
 FORMS = ("pil", "numpy", "tensor")
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ workers_option = click.option(
     help="Processes that compute; -j alone, or auto: one for each processor that this process may use.",
 )
 on_error_option = click.option(
-    "--on-error", type=click.Choice(ON_ERROR), help="What becomes of a sample that fails."
+    "--on-error", type=click.Choice(get_args(OnError)), help="What becomes of a sample that fails."
 )
 rebuild_option = click.option(
     "--rebuild", is_flag=True, help="Build anew and put it in the place of what is there."
@@ -52,7 +52,9 @@ rebuild_option = click.option(
 @on_error_option
 @click.option("--retries", type=click.IntRange(min=1), help="Tries again at once when the source raises.")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds for one sample.")
-@click.option("--if-filling", type=click.Choice(IF_FILLING), help="When another process fills it: join.")
+@click.option(
+    "--if-filling", type=click.Choice(get_args(IfFilling)), help="When another process fills it: join."
+)
 @click.option("--grow", is_flag=True, help="Add to an archive whose source has become longer.")
 @click.option("--no-space-check", is_flag=True, help="Fill although the disk seems too small.")
 @click.option("--version", metavar="VALUE", help="Change it when the factory makes other samples.")
@@ -87,8 +89,8 @@ def build(
     options["in_memory_keys"] = label_keys(keys)
     options["num_workers"] = workers(num_workers)
     call = Call(factory, arguments, version)
-    chosen = {"check_space": not no_space_check} | call.options | given(options)
-    fill(out, rebuild, call.make, chosen | {"fingerprint": call.fingerprint()})
+    chosen = given(options) | ({"check_space": False} if no_space_check else {})
+    fill(out, rebuild, call.make, chosen | {"options": call.options, "fingerprint": call.fingerprint()})
 
 
 @main.command()
@@ -186,7 +188,7 @@ def _records_at(path: str) -> int:
     """How many samples an archive holds before a build; 0 where there is none to read."""
     from edcache.stores import store_at
 
-    reader = store_at(path).reader(allow_partial=True)
+    reader = store_at(path).reader(ReadOptions(allow_partial=True))
     try:
         return len(reader.records.offset)
     except (ArchiveNotFoundError, ValueError):

@@ -28,9 +28,10 @@ def info(path: str, digest: bool, as_json: bool) -> None:
     Example:
       edcache info train.zip --json
     """
+    from edcache.options import ReadOptions
     from edcache.stores import store_at
 
-    said = _said(store_at(path).reader(allow_partial=True))
+    said = _said(store_at(path).reader(ReadOptions(allow_partial=True)))
     if digest:
         from edcache import maintain
 
