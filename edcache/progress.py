@@ -13,11 +13,12 @@ from functools import cache
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
+from edcache.options import Show
+
 logger = logging.getLogger("edcache")
 
 _LINE_SECONDS: Final = 30.0
 
-Show = bool | Callable[[int, int | None], object] | None
 Self = TypeVar("Self", bound="_Shown")
 
 

@@ -14,6 +14,7 @@ from edcache.cli.group import as_typed, main
 from edcache.cli.options import FOLDER, flags, given
 from edcache.errors import ArchiveNotFoundError, StaleCacheError
 from edcache.memory import check_outlives
+from edcache.options import ReadOptions
 from edcache.present.text import plural
 from edcache.sizes import human_bytes
 
@@ -50,7 +51,8 @@ def build(
     """
     check_codec(options)
     call = Call(factory, arguments, version)
-    fill(out, rebuild, call.make, call.options | given(options) | {"fingerprint": call.fingerprint()})
+    chosen = given(options) | {"options": call.options, "fingerprint": call.fingerprint()}
+    fill(out, rebuild, call.make, chosen)
 
 
 @main.command()
@@ -124,7 +126,7 @@ def _records_at(path: str) -> int:
     """How many samples an archive holds before a build; 0 where there is none to read."""
     from edcache.stores import store_at
 
-    reader = store_at(path).reader(allow_partial=True)
+    reader = store_at(path).reader(ReadOptions(allow_partial=True))
     try:
         return len(reader.records.offset)
     except (ArchiveNotFoundError, ValueError):

@@ -102,7 +102,7 @@ def _differences(head: Head, call: Call) -> Iterator[str]:
 
     expected = call.fingerprint()
     yield from differences(head.fingerprint, expected)
-    yield from label_differences(head, call.options.get("in_memory_keys"))
+    yield from label_differences(head, call.options.in_memory_keys)
     if source_changed(head.fingerprint, expected):
         digests = (head.fingerprint or {})["source"], expected["source"]
         yield "source digest: {} in the archive, {} now".format(*digests)

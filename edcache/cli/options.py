@@ -7,11 +7,12 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 import click
 from click.shell_completion import CompletionItem
 
+from edcache.options import Codec, IfFilling, OnError
 from edcache.servers import served
 from edcache.sizes import NBYTES
 
@@ -103,15 +104,14 @@ _FLAGS: Final = {
     "chunk_size": click.option(
         "--chunk-size", type=POSITIVE, help="Most samples that one publication holds."
     ),
-    "codec": click.option("--codec", type=click.Choice(["native", "pickle"]), help="native by default."),
+    "codec": click.option("--codec", type=click.Choice(get_args(Codec)), help="native by default."),
     "compression": click.option(
         "--compression", metavar="TEXT", help="zstd, zstd:19 or zstd+dict; none by default."
     ),
     "grow": click.option("--grow", is_flag=True, help="Add to an archive whose source has become longer."),
-    # This and on_error as in edcache.fill, which imports torch.
     "if_filling": click.option(
         *("--if-filling",),
-        type=click.Choice(["join", "wait", "fail"]),
+        type=click.Choice(get_args(IfFilling)),
         help="When another process fills it: join.",
     ),
     "in_memory_keys": click.option(
@@ -131,7 +131,7 @@ _FLAGS: Final = {
     ),
     "on_error": click.option(
         *("--on-error",),
-        type=click.Choice(["raise", "skip", "skip_final"]),
+        type=click.Choice(get_args(OnError)),
         help="What becomes of a sample that fails.",
     ),
     "out": click.option("-o", "--out", required=True, metavar="PATH", type=PATH, help="The archive to fill."),

@@ -35,9 +35,10 @@ from edcache.labels.tables import (
     pack_revision,
 )
 from edcache.labels.types import LabelTypes
+from edcache.options import Sync
 from edcache.writer.anywhere import Appending
 from edcache.writer.chunk import Chunk
-from edcache.writer.syncing import Sync, TimedSync
+from edcache.writer.syncing import TimedSync
 
 # How often a call begins again because another process has compacted the archive that it had open.
 MOST_REPLACED: Final = 20
