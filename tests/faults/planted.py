@@ -843,16 +843,16 @@ COPY, THROUGH = "tests/test_copy.py", "tests/test_read_through.py"
 _LOCAL = [
     Bug(
         "what a killed copy left is believed",
-        "local/bringing.py",
+        "local/fetch.py",
         "return there == format.pack_header(header) and has_sound_payload(file.pread, header)",
         "return there == format.pack_header(header)",
         (f"{COPY}::test_nothing_of_a_partial_copy_is_believed",),
     ),
     Bug(
         "a copy has its name before it is whole",
-        "local/whole.py",
-        '        partial = File.open(self._copy + PARTIAL, "a")\n',
-        '        partial = File.open(self._copy if before is None else self._copy + PARTIAL, "a")\n',
+        "local/copy.py",
+        'File.open(self.path + PARTIAL, "a")',
+        'File.open(self.path if before is None else self.path + PARTIAL, "a")',
         (f"{COPY}::test_a_copy_that_is_killed_at_any_operation_is_continued",),
     ),
     Bug(
@@ -871,7 +871,7 @@ _LOCAL = [
     ),
     Bug(
         "what is open may go",
-        "local/keeping.py",
+        "local/evict.py",
         "        if not file.try_lock(LOCK_USE):\n            return False\n",
         "",
         (f"{COPY}::test_what_somebody_has_open_never_goes",),
