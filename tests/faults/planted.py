@@ -717,7 +717,7 @@ _IMAGES = [
     Bug(
         "an image folder does not look at times",
         "folders.py",
-        "\\0{found.st_mtime_ns}",
+        "\\0{stat.st_mtime_ns}",
         "",
         ("tests/test_folders.py::test_a_tree_that_changed_is_noticed",),
     ),
@@ -949,8 +949,8 @@ _OLD_CACHES = [
     Bug(
         "checksums of an old zip are not looked at",
         "importers/members.py",
-        "    found = zlib.crc32(data)\n    if found != member.crc:",
-        "    found = zlib.crc32(data)\n    if False:",
+        "    crc = zlib.crc32(data)\n    if crc != member.crc:",
+        "    crc = zlib.crc32(data)\n    if False:",
         (f"{IMPORTS}::test_a_flipped_bit_is_found_by_the_checksum",),
     ),
     Bug(
@@ -963,8 +963,8 @@ _OLD_CACHES = [
     Bug(
         "of labels twice the first counts",
         "importers/edflow.py",
-        "contents(self.path, found[-1], _MOST_LABELS)",
-        "contents(self.path, found[0], _MOST_LABELS)",
+        "contents(self.path, labels[-1], _MOST_LABELS)",
+        "contents(self.path, labels[0], _MOST_LABELS)",
         (f"{IMPORTS}::test_of_labels_twice_the_last_counts",),
     ),
     Bug(
