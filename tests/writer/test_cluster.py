@@ -3,12 +3,12 @@
 import errno
 import os
 import signal
+import sys
 import threading
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
-from pathlib import Path
 
 import pytest
 import torch
@@ -90,8 +90,7 @@ def ray_pool():
     os.environ["RAY_AUTH_MODE"] = "disabled"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        folder = str(Path(__file__).parent)
-        environment = {"env_vars": {"PYTHONPATH": folder}}
+        environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
         yield edcache.ray_executor()
         ray.shutdown()

@@ -1,6 +1,6 @@
 """An attacker's workshop: a sound archive taken apart, changed, and packed again.
 
-Made from the specification alone, as tests/reference.py is. Every checksum, link, size and offset is
+Made from the specification alone, as ../reference.py is. Every checksum, link, size and offset is
 computed anew, so that of a forged file only the lie itself is left.
 """
 

@@ -1,6 +1,6 @@
 """Random archives with what they hold in plain Python, and where each byte of it lies.
 
-Where things lie is found by tests/reference.py alone, so that a test knows what damage has hit.
+Where things lie is found by tests/conformance/reference.py alone, so that a test knows what damage has hit.
 """
 
 from __future__ import annotations

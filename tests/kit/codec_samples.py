@@ -276,8 +276,7 @@ UUID = uuid.UUID(int=7)
 
 def run_script(script: str, **environment: str) -> str:
     """Run a script in a fresh process that imports what this one can; return what it printed."""
-    here = os.path.dirname(__file__)
-    path = os.pathsep.join([here, os.getcwd(), *filter(None, sys.path)])
+    path = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
     env = {**os.environ, "PYTHONPATH": path, **environment}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr

@@ -39,7 +39,7 @@ from edcache.places.url import Url
 
 COUNT = 1500
 SECRET = "s3cr3t-t0ken"
-GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.zip"))
+GOLDEN = sorted((Path(__file__).parents[1] / "conformance" / "golden").glob("*.zip"))
 
 
 def sample(k):

@@ -16,7 +16,7 @@ from click.shell_completion import BashComplete
 
 from edcache.cli import main
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LINE = re.search(r"eval .*", main.help)[0].strip()
 
 # How a shell is started with nothing of the user's, and what it reads first.

@@ -31,7 +31,8 @@ pytestmark = [
     ),
 ]
 
-HERE = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
+KIT = ROOT / "tests" / "kit"
 DTYPES = (torch.bfloat16, torch.float32, torch.float16, torch.uint8, torch.int64, torch.int32, torch.bool)
 
 
@@ -233,9 +234,9 @@ def test_padded_fields_arrive_as_a_list_of_values_and_lengths(tmp_path, on_devic
 
 def run(how, folder):
     environment = os.environ | {"PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(RANKS)}
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE.parent), str(HERE)])
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(KIT)])
     done = subprocess.run(
-        [sys.executable, HERE / "xla_ranks.py", how, folder],
+        [sys.executable, KIT / "xla_ranks.py", how, folder],
         env=environment,
         capture_output=True,
         text=True,
@@ -292,7 +293,7 @@ def test_the_loss_falls_alike_by_their_loader_and_ours(ranks):
 
 
 def test_the_readmes_snippet_runs_as_written(tmp_path):
-    text = (HERE.parent / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```(?:py|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     [snippet] = [block for block in blocks if "torch_xla.launch" in block]
     defined = blocks[0].split("ds = slow(")[0]
@@ -301,7 +302,7 @@ def test_the_readmes_snippet_runs_as_written(tmp_path):
     environment = os.environ | {
         "PJRT_DEVICE": "CPU",
         "CPU_NUM_DEVICES": "2",
-        "PYTHONPATH": str(HERE.parent),
+        "PYTHONPATH": str(ROOT),
     }
     done = subprocess.run(
         [sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300

@@ -1,6 +1,6 @@
 """Archives that were written once open for ever, with the samples that were put in.
 
-tests/golden/ is made by scripts/make_golden.py; what the archives hold is made anew here by
+tests/conformance/golden/ is made by scripts/make_golden.py; what the archives hold is made anew here by
 golden_samples.py, which shares nothing with the package.
 """
 
@@ -26,7 +26,9 @@ GOLDEN = HERE / "golden"
 
 
 def _load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("make_golden", HERE.parent / "scripts" / "make_golden.py")
+    spec = importlib.util.spec_from_file_location(
+        "make_golden", HERE.parents[1] / "scripts" / "make_golden.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

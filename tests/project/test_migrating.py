@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-GUIDE = (Path(__file__).parent.parent / "docs" / "migrating.md").read_text(encoding="utf-8")
+GUIDE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")
 
 
 def test_the_new_code_runs_as_written(tmp_path):

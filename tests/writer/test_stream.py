@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -137,7 +136,7 @@ def test_a_killed_one_goes_on_and_two_at_once_store_it_once(path, tmp_path):
     script.write_text(
         textwrap.dedent(f"""
             import sys, time
-            sys.path.insert(0, {str(Path(__file__).parent)!r})
+            sys.path[:] = {sys.path!r}
             from test_stream import Stream, store
             class Slow(Stream):
                 def __iter__(self):

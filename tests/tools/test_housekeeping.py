@@ -32,7 +32,7 @@ from edcache.housekeeping import (
     plan_pruning,
 )
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = str(Path(__file__).parents[2])
 DAY = 86_400.0
 NOW = time.time()
 try:

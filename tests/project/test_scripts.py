@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 DOCS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "RELIABILITY.md")),
     *(ROOT / "docs").iterdir(),
@@ -35,7 +35,7 @@ TRIALS = {
     ),
     "bench_views": ("--rows 500 --only take", r"\| `take\(n // 2\)` \| [\d.]+", 0),
     "coverage": (
-        "tests/test_once.py",
+        "tests/base/test_once.py",
         r"passed(.|\n)*Coverage failure: total of [\d.]+ is less than fail-under=100",
         2,
     ),
@@ -135,7 +135,10 @@ RUN_BY = {
     "quickstart": ["scripts/quickstart.py"],
     "train": ["scripts/train.py"],
     "fuzz": [str(file.relative_to(ROOT)) for file in (ROOT / "tests" / "fuzz").glob("fuzz_*.py")],
-    "suite": [f"tests/{name}.py" for name in ("conftest", "filled", "scale", "xla_ranks", "test_xla")],
+    "suite": [
+        *(f"tests/kit/{name}.py" for name in ("filled", "scale", "xla_ranks")),
+        *("tests/conftest.py", "tests/backends/test_xla.py"),
+    ],
     "bench": ["scripts/benchmark/__main__.py", "scripts/benchmark/plot.py", "scripts/benchmark/workloads.py"],
 }
 

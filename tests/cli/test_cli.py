@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pictures
@@ -26,7 +27,7 @@ from edcache.present import index_ranges
 from edcache.sizes import human_bytes
 from edcache.writer import Appender
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+ROOT = str(Path(__file__).parents[2])
 try:
     RUNNER = CliRunner(mix_stderr=False)
 except TypeError:  # click 8.2 and newer always keep the two apart

@@ -7,7 +7,7 @@ import pytest
 
 from edcache import CachedDataset
 
-SCRIPTS = Path(__file__).parent.parent / "scripts"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 
 @pytest.fixture

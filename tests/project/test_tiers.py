@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
+SUITE = Path(__file__).parents[1]
 TESTS = """
 import pytest
 from scale import SCALE, scaled, thinned
@@ -33,8 +33,8 @@ def test_cases(case):
 @pytest.fixture
 def run(tmp_path):
     """run("--full"): what pytest says of those three tests."""
-    for name in ("conftest.py", "scale.py"):
-        shutil.copy(HERE / name, tmp_path)
+    for name in ("conftest.py", "kit/scale.py"):
+        shutil.copy(SUITE / name, tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n    full\n    spread\n")
     (tmp_path / "test_some.py").write_text(TESTS)
 

@@ -33,7 +33,7 @@ from edcache.errors import (
 )
 from edcache.importers import import_cache, old_cache
 
-FOREIGN = Path(__file__).parent / "golden" / "foreign"
+FOREIGN = Path(__file__).parents[1] / "conformance" / "golden" / "foreign"
 
 
 @pytest.fixture

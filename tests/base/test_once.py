@@ -4,12 +4,14 @@ import ast
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
-from test_layers import FILES
 
+import edcache
 from edcache.once import once
 
+FILES = sorted(Path(edcache.__file__).parent.rglob("*.py"))
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 
 

@@ -183,7 +183,7 @@ def test_a_function_is_told_of_the_progress(path, log):
 def test_fill_inside_a_daemonic_process_computes_there(path, log):
     code = f"""
         import multiprocessing, sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.path[:] = {sys.path!r}
         from test_crew import Source, fill
         if __name__ == "__main__":
             process = multiprocessing.get_context("fork").Process(
@@ -239,7 +239,7 @@ def test_an_exception_that_cannot_be_sent_is_told_as_text(path, log):
 
 def test_it_is_told_too_where_exceptions_are_pickled_with_their_causes(path, log):
     code = (
-        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import sys; sys.path[:] = {sys.path!r}\n"
         "from test_crew import *\n"
         "import tblib.pickling_support; tblib.pickling_support.install()\n"
         f"test_an_exception_that_cannot_be_sent_is_told_as_text({str(path)!r}, {str(log)!r})\n"
@@ -449,7 +449,7 @@ def test_workers_that_cannot_start_end_the_fill(path, log, tmp_path):
             if os.environ.get("STARTED") == "1":
                 os._exit(9)
             os.environ["STARTED"] = "1"
-            sys.path.insert(0, {str(Path(__file__).parent)!r})
+            sys.path[:] = {sys.path!r}
             from test_crew import Source, fill
             fill(Source({str(log)!r}), {str(path)!r}, 1, multiprocessing_context="spawn")
         """)
@@ -514,7 +514,7 @@ def test_a_source_that_cannot_be_sent_is_refused(path, log):
 
 PROGRAM = """
 import sys
-sys.path.insert(0, {folder!r})
+sys.path[:] = {modules!r}
 from test_crew import Source, fill
 if __name__ == "__main__":
     fill(Source({log!r}, count=2000, seconds={seconds}), {path!r}, 2, multiprocessing_context={context!r})
@@ -523,9 +523,8 @@ if __name__ == "__main__":
 
 def start(path, log, tmp_path, context, seconds=0.005):
     script = tmp_path / "fill.py"
-    folder = str(Path(__file__).parent)
     script.write_text(
-        PROGRAM.format(folder=folder, log=str(log), path=str(path), context=context, seconds=seconds)
+        PROGRAM.format(modules=sys.path, log=str(log), path=str(path), context=context, seconds=seconds)
     )
     process = subprocess.Popen([sys.executable, script], stderr=subprocess.PIPE, text=True)
     limit = time.monotonic() + 30
