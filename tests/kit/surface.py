@@ -1,4 +1,4 @@
-"""What users see of the package, as text: `scripts/surface` writes it to tests/surface.txt."""
+"""What users see of the package, as text: `scripts/surface` writes it to tests/project/surface.txt."""
 
 import inspect
 import sys
@@ -9,7 +9,7 @@ from typing import Any
 
 import edcache
 
-FILE = Path(__file__).with_name("surface.txt")
+FILE = Path(__file__).parents[1] / "project" / "surface.txt"
 
 # Classes of objects that users get from a call and do not make.
 RETURNED = (
