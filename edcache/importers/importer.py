@@ -79,7 +79,11 @@ class _Place:
             return False
         with os.scandir(self.path) as entries:
             folders = [entry.path for entry in entries if entry.is_dir()][:_MOST_FOLDERS]
-        return any(name.lower().endswith(EXTENSIONS) for folder in folders for name in os.listdir(folder))
+        for folder in folders:
+            with os.scandir(folder) as entries:
+                if any(entry.name.lower().endswith(EXTENSIONS) for entry in entries):
+                    return True
+        return False
 
 
 class _Kind(NamedTuple):
