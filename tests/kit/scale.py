@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -23,9 +23,9 @@ SCALE = float(os.environ.get("EDCACHE_TEST_SCALE", "1"))
 SEED = int(os.environ.get("EDCACHE_TEST_SEED", "0"))
 
 
-def scaled(count: int) -> int:
-    """`count` at scale 1; at least 1."""
-    return max(1, round(count * SCALE))
+def scaled(count: int, least: int = 1) -> int:
+    """`count` at scale 1; never fewer than `least`."""
+    return max(least, round(count * SCALE))
 
 
 def seeded(name: str) -> random.Random:
@@ -33,8 +33,9 @@ def seeded(name: str) -> random.Random:
     return random.Random(f"{name} {SEED}")
 
 
-def thinned(cases: Sequence[Any], count: int) -> list[Any]:
+def thinned(family: Iterable[Any], count: int) -> list[Any]:
     """The cases of a parametrised test, of which all but `count`, evenly spread, are `full`."""
+    cases = list(family)
     quick = {number * len(cases) // count for number in range(count)}
     full = [pytest.param(case, marks=pytest.mark.full) for case in cases]
     return [case if number in quick else full[number] for number, case in enumerate(cases)]
