@@ -35,9 +35,9 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.local import SIDE, copies_in, copy_local
-from edcache.local.keeping import evict
-from edcache.local.origins import open_origin
-from edcache.local.whole import Copying
+from edcache.local.copy import Copying
+from edcache.local.evict import evict
+from edcache.local.origin import open_origin
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks"),

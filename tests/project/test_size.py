@@ -9,11 +9,11 @@ import edcache
 FILES = sorted(Path(edcache.__file__).parent.rglob("*.py"))
 
 # The most, and by how much the package may be below that until the number is lowered.
-LINES, SLACK = 42_300, 1_000
+LINES, SLACK = 41_700, 1_000
 
 # Of each function, its docstring included.
 FUNCTION_LINES = 60
-LONG = {"CachedDataset.__init__", "export", "split"}
+LONG = {"CachedDataset.__init__", "export"}
 
 # Of each function, without self. The doors of the package take every option by its name.
 PARAMETERS = 8
@@ -25,11 +25,7 @@ DOORS = {
     "Loader.__init__",
     "Readable.loader",
     "Reader.__init__",
-    "build",
-    "export",
     "fill",
-    "import_",
-    "labels",
 }
 
 # Of each class, without what it inherits.

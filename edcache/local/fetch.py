@@ -1,4 +1,4 @@
-"""Bring an archive here: what the file lacks, by several threads; what it has is proven, not believed.
+"""Fetch an archive: what the file lacks, by several threads; what it has is proven, not believed.
 
 The unit is the part: an entry of the chain, whose header and crc32 prove it, or what lies between entries
 (the zip directories). Which parts there are is read from the origin; which of them the file has, from the
@@ -16,12 +16,11 @@ from typing import Final, TypeVar
 
 from edcache import format
 from edcache.contents import Chain, has_sound_payload
+from edcache.digests import OnProgress
 from edcache.durable import File
 from edcache.errors import CorruptArchiveError, OptionError, StaleArchiveError
 from edcache.format import Header, PRead
-from edcache.local.origins import Origin
-
-OnProgress = Callable[[int, int], object]
+from edcache.local.origin import Origin
 
 PIECE_NBYTES: Final = 1 << 22
 # The directory of a million entries.
@@ -40,6 +39,18 @@ class _Part:
     header: Header | None = None
     pieces_left: int = 0
     is_sound: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+    def is_in(self, file: File) -> bool:
+        """Whether a file has it, by the crc32 of the entry."""
+        header = self.header
+        if header is None or file.next_data(self.start) >= self.end:
+            return False
+        there = file.pread(header.offset, header.nbytes)
+        return there == format.pack_header(header) and has_sound_payload(file.pread, header)
 
 
 class Plan:
@@ -68,9 +79,9 @@ class Plan:
             self._chain.note(pread, header)
             headers.append(header)
         self._chain.check_seal(pread, self.size, seal)
-        self.parts = list(self._found(headers))
+        self.parts = list(self._divided(headers))
 
-    def _found(self, headers: Iterable[Header]) -> Iterator[_Part]:
+    def _divided(self, headers: Iterable[Header]) -> Iterator[_Part]:
         position = 0
         for header in headers:
             if header.offset > position:
@@ -109,8 +120,8 @@ def _reading_ahead(origin: Origin, directory: int, size: int) -> PRead:
     known: dict[int, bytes] = {directory: listed}
     for first in range(0, len(offsets), _HEADERS_AT_ONCE):
         some = offsets[first : first + _HEADERS_AT_ONCE]
-        found = origin.read_many([(offset, format.MAX_HEADER_NBYTES) for offset in some])
-        known |= zip(some, found, strict=True)
+        headers = origin.read_many([(offset, format.MAX_HEADER_NBYTES) for offset in some])
+        known |= zip(some, map(bytes, headers), strict=True)
 
     def pread(offset: int, nbytes: int) -> bytes:
         data = known.get(offset, b"")
@@ -119,7 +130,7 @@ def _reading_ahead(origin: Origin, directory: int, size: int) -> PRead:
     return pread
 
 
-def bring(
+def fetch(
     origin: Origin,
     plan: Plan,
     file: File,
@@ -142,31 +153,33 @@ def bring(
         StaleArchiveError: the origin became shorter. StorageError.
     Cost: reads once what the file has, and writes what it lacks; `PIECE_NBYTES` of memory a thread, twice.
     """
-    bringing = _Bringing(origin, plan, file, threads, on_progress or (lambda done, size: None))
-    bringing.run(older)
-    return bringing.fetched
+    fetching = _Fetch(origin, plan, file, threads, on_progress or (lambda done, size: None))
+    fetching.run(older)
+    return fetching.fetched
 
 
-class _Bringing:
-    def __init__(self, origin: Origin, plan: Plan, file: File, threads: int, tell: OnProgress) -> None:
+class _Fetch:
+    def __init__(self, origin: Origin, plan: Plan, file: File, threads: int, on_progress: OnProgress) -> None:
         self._origin, self._plan, self._file = origin, plan, file
-        self._threads, self._tell = threads, tell
+        self._threads, self._on_progress = threads, on_progress
         self._counting = threading.Lock()
         self._done = 0
         self.fetched = 0
 
     def run(self, older: File | None) -> None:
-        """Bring all of it."""
+        """Fetch all of it."""
+        parts = self._plan.parts
         self._file.truncate(self._plan.size)
-        missing = self._missing(self._plan.parts, self._file, tells=True)
+        self._look(parts, self._file, self._note)
         if older is not None:
-            self._copy(self._present(missing, older), older.pread)
-            missing = [part for part in missing if not part.is_sound]
+            missing = _missing(parts)
+            self._look(missing, older, lambda nbytes: None)
+            self._copy([part for part in missing if part.is_sound], older.pread)
         for _ in range(2):
+            missing = _missing(parts)
             self.fetched += self._copy(missing, self._origin.pread)
-            missing = [part for part in missing if not part.is_sound]
-            self._done -= _nbytes(missing)
-        for part in missing:
+            self._done -= sum(part.nbytes for part in _missing(missing))
+        for part in _missing(parts):
             assert part.header is not None
             raise CorruptArchiveError(
                 f"{self._origin.path}: {part.header.name} at offset {part.start:,} fails its crc32, read "
@@ -174,17 +187,14 @@ class _Bringing:
             )
         self._plan.check(self._file)
 
-    def _missing(self, parts: list[_Part], file: File, tells: bool = False) -> list[_Part]:
+    def _look(self, parts: list[_Part], file: File, note: Callable[[int], object]) -> None:
+        """Which parts a file has."""
+
         def look(part: _Part) -> int:
-            part.is_sound = _has(file, part)
-            return part.end - part.start if part.is_sound else 0
+            part.is_sound = part.is_in(file)
+            return part.nbytes if part.is_sound else 0
 
-        self._each(look, parts, self._note if tells else lambda nbytes: None)
-        return [part for part in parts if not part.is_sound]
-
-    def _present(self, parts: list[_Part], older: File) -> list[_Part]:
-        absent = {id(part) for part in self._missing(parts, older)}
-        return [part for part in parts if id(part) not in absent]
+        self._each(look, parts, note)
 
     def _copy(self, parts: list[_Part], pread: PRead) -> int:
         """Write parts as `pread` has them, and look which of them came out sound; returns their bytes."""
@@ -209,17 +219,17 @@ class _Bringing:
                 part.pieces_left -= 1
                 is_last = not part.pieces_left
             if is_last:
-                part.is_sound = part.header is None or _has(self._file, part)
-                self._file.write_back(part.start, part.end - part.start)
+                part.is_sound = part.header is None or part.is_in(self._file)
+                self._file.write_back(part.start, part.nbytes)
             return nbytes
 
         self._each(copy, pieces(), self._note)
-        return _nbytes(parts)
+        return sum(part.nbytes for part in parts)
 
     def _note(self, nbytes: int) -> None:
         if nbytes:
             self._done += nbytes
-            self._tell(self._done, self._plan.size)
+            self._on_progress(self._done, self._plan.size)
 
     def _each(
         self, work: Callable[[Item], int], items: Iterable[Item], note: Callable[[int], object]
@@ -239,14 +249,5 @@ class _Bringing:
                 raise
 
 
-def _nbytes(parts: list[_Part]) -> int:
-    return sum(part.end - part.start for part in parts)
-
-
-def _has(file: File, part: _Part) -> bool:
-    """Whether a file has a part, by the crc32 of the entry."""
-    header = part.header
-    if header is None or file.next_data(part.start) >= part.end:
-        return False
-    there = file.pread(header.offset, header.nbytes)
-    return there == format.pack_header(header) and has_sound_payload(file.pread, header)
+def _missing(parts: list[_Part]) -> list[_Part]:
+    return [part for part in parts if not part.is_sound]

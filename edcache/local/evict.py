@@ -5,7 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 from edcache import durable
@@ -15,7 +16,7 @@ from edcache.local.side import LOCK_COPY, LOCK_USE, PARTIAL, SIDE, locked_side, 
 from edcache.sizes import human_bytes, parsed_bytes
 
 
-class Kept(NamedTuple):
+class Copy(NamedTuple):
     """A copy as it lies in a folder.
 
     path: of the copy, which has `PARTIAL` behind its name until it is whole. origin: what it is a copy of, ""
@@ -31,24 +32,17 @@ class Kept(NamedTuple):
     is_whole: bool
 
 
-def copies_in(folder: str) -> list[Kept]:
+def copies_in(folder: str) -> list[Copy]:
     """The copies in a folder and in those below it, least recently used first; other archives are not listed.
 
     A copy that was changed since, or replaced, is a copy no more.
     """
-    return sorted(_copies(folder), key=lambda kept: (kept.used, kept.path))
+    names = (os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    copies = (copy_at(name.removesuffix(SIDE)) for name in names if name.endswith(SIDE))
+    return sorted((copy for copy in copies if copy is not None), key=lambda copy: (copy.used, copy.path))
 
 
-def _copies(folder: str) -> Iterator[Kept]:
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            if name.endswith(SIDE):
-                kept = copy_at(os.path.join(parent, name.removesuffix(SIDE)))
-                if kept is not None:
-                    yield kept
-
-
-def copy_at(path: str) -> Kept | None:
+def copy_at(path: str) -> Copy | None:
     """The copy that belongs at a path, whole or not; None where what is there is none."""
     used, note = stamp_of(path + SIDE), note_of(path)
     if used is None:
@@ -63,7 +57,7 @@ def copy_at(path: str) -> Kept | None:
     if partial is not None:
         nbytes += max(partial[0], note.versions[0].nbytes if note else 0)
     here = durable.allocated(path) + durable.allocated(path + PARTIAL)
-    return Kept(path, origin, nbytes, here, used[1] / 1e9, whole is not None)
+    return Copy(path, origin, nbytes, here, used[1] / 1e9, whole is not None)
 
 
 def why_stays(path: str) -> str | None:
@@ -79,13 +73,10 @@ def why_stays(path: str) -> str | None:
 
 def _is_locked(path: str, start: int) -> bool:
     try:
-        file = File.open(path, "r")
+        with closing(File.open(path, "r")) as file:
+            return file.is_locked(start, 1)
     except ArchiveNotFoundError:
         return False
-    try:
-        return file.is_locked(start, 1)
-    finally:
-        file.close()
 
 
 def copies_beside(side: str) -> tuple[str, str]:
@@ -144,13 +135,13 @@ def make_room(folder: str, limit: int | None, nbytes: int, what: str, keep: Coll
             f"{folder}; allow more"
         )
     stays = {os.path.realpath(path) for path in keep}
-    others = [kept for kept in copies_in(folder) if os.path.realpath(kept.path) != os.path.realpath(what)]
-    excess = sum(kept.nbytes for kept in others) + nbytes - limit
-    for kept in others:
+    others = [copy for copy in copies_in(folder) if os.path.realpath(copy.path) != os.path.realpath(what)]
+    excess = sum(copy.nbytes for copy in others) + nbytes - limit
+    for copy in others:
         if excess <= 0:
             return
-        if os.path.realpath(kept.path) not in stays and evict(kept.path):
-            excess -= kept.nbytes
+        if os.path.realpath(copy.path) not in stays and evict(copy.path):
+            excess -= copy.nbytes
     if excess > 0:
         raise _no_space(
             f"{what}: {human_bytes(nbytes)}, max_bytes= allows {human_bytes(limit)} for all copies in "
@@ -176,16 +167,10 @@ def evict(path: str) -> bool:
 
 
 def _removed(path: str) -> bool:
-    try:
-        file = File.open(path, "r+")
-    except ArchiveNotFoundError:
-        return True
-    try:
+    with suppress(ArchiveNotFoundError), closing(File.open(path, "r+")) as file:
         if not file.try_lock(LOCK_USE):
             return False
         durable.remove(path)
-    finally:
-        file.close()
     return True
 
 

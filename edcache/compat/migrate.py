@@ -10,59 +10,49 @@ from edcache.errors import CorruptArchiveError, NotAnArchiveError
 from edcache.importers import import_cache, old_cache
 from edcache.stores import store_at
 
-_TAKING: Final = {"in_memory_keys", "codec", "compression", "allow_pickle", "num_workers", "progress"}
+_FOR_IMPORTING: Final = {"in_memory_keys", "codec", "compression", "allow_pickle", "num_workers", "progress"}
 logger = logging.getLogger("edcache")
 
 
-def is_url(path: str) -> bool:
-    """Whether a path has a scheme, as gs://bucket/folder has."""
-    return "://" in path
-
-
-def settled(path: str, old: str | None = None, *, trust_pickle: bool = False, **options: Any) -> str:
+def migrated(
+    path: str, dataset: Any, options: dict[str, Any], *, old: str | None = None, trust_pickle: bool = False
+) -> str:
     """The archive that stands for an old path, after the samples of an old cache were taken over.
 
     Args:
         path: where the archive lies unless an old cache does; then it is beside that, "toy.edcache.zip".
+        dataset: whose label columns an old cache without any gets; None has none.
+        options: of a CachedDataset; those that matter for importing count.
         old: where else an old cache may lie.
-        options: as for `import_cache`.
     Raises:
         PickleRefusedError, ForeignCacheError, StaleCacheError: as `import_cache`.
 
     The old cache is only read, and when its samples are all there it is not looked at again.
     """
-    if is_url(path):
+    if "://" in path:
         return path
-    if _is_taken(path):
+    if _is_something_else(path):
         path, old = f"{path.removesuffix('.zip')}.edcache.zip", path
     if old is None or not os.path.exists(old):
         return path
-    found = store_at(path).found()
-    if found is None or not found.complete:
+    archive = store_at(path).found()
+    if archive is None or not archive.complete:
         source = old_cache(old, trust_pickle=trust_pickle)
-        ds = import_cache(source, path, **options)
+        chosen: dict[str, Any] = {"in_memory_keys": getattr(dataset, "in_memory_keys", None)}
+        chosen |= {name: value for name, value in options.items() if name in _FOR_IMPORTING}
+        ds = import_cache(source, path, **chosen)
         for note in source.notes:
             logger.warning("%s: %s", old, note)
         logger.warning("%s: its %s samples are in %s now", old, f"{ds.reader.present:,}", path)
     return path
 
 
-def taking(dataset: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Those options of a dataset's that also matter when an old cache is taken over."""
-    kept = {name: value for name, value in options.items() if name in _TAKING}
-    # An old cache that lacks label columns gets them from its samples.
-    return {"in_memory_keys": getattr(dataset, "in_memory_keys", None)} | kept
-
-
-def _is_taken(path: str) -> bool:
+def _is_something_else(path: str) -> bool:
     """Whether something that is no archive is at a path."""
     try:
-        return os.path.isdir(path) or (store_at(path).found() is None and _has_bytes(path))
+        is_there = os.path.exists(path) and os.path.getsize(path) > 0
+        return os.path.isdir(path) or (store_at(path).found() is None and is_there)
     except NotAnArchiveError:
         return True
     except CorruptArchiveError:
         return False  # of ours: who opens it says what is wrong
-
-
-def _has_bytes(path: str) -> bool:
-    return os.path.exists(path) and os.path.getsize(path) > 0

@@ -5,24 +5,21 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from edcache import durable, format, memory, servers, temporary
-from edcache.digests import check_digest, parse_digest
+from edcache.digests import OnProgress, check_digest, parse_digest
 from edcache.durable import File
-from edcache.errors import (
-    ArchiveExistsError,
-    DigestError,
-    NotAnArchiveError,
-    OptionError,
-)
-from edcache.local.bringing import OnProgress, Plan, bring
-from edcache.local.keeping import check_space, limit_of, make_room
-from edcache.local.origins import Origin, as_identity, identity_at, name_of, open_origin, origin_at
+from edcache.errors import ArchiveExistsError, DigestError, NotAnArchiveError, OptionError
+from edcache.local.evict import check_space, limit_of, make_room
+from edcache.local.fetch import Plan, fetch
+from edcache.local.origin import Origin, identity_at, identity_of, name_of, open_origin, origin_at
 from edcache.local.side import PARTIAL, SIDE, Note, Side, Version, locked_side, note_of, note_use, stamp_of
+from edcache.options import Show
 from edcache.places import Where, shown
-from edcache.progress import ByteProgress, Show
+from edcache.progress import ByteProgress
 
 logger = logging.getLogger("edcache")
 
@@ -114,42 +111,39 @@ def copy_local(
     limit = limit_of(options.max_bytes)
     memory.check_outlives(target)
     servers.refuse(os.fspath(target))
-    source, place = origin_at(src, options.storage_options), durable.absolute(target)
+    source, target = origin_at(src, options.storage_options), durable.absolute(target)
     if isinstance(source, str) and os.path.isdir(source):
         if expected is not None:
             raise OptionError(f"{source}: a folder; expected_digest= is that of one archive")
-        return _copy_folder(source, place, threads, limit, on_progress)
-    copy = _place_of(name_of(source), place)
-    copying = Copying(copy, os.path.dirname(copy), threads, limit, [copy])
+        return _copy_folder(source, target, threads, limit, on_progress)
+    name = name_of(source)
+    is_file = not (os.path.isdir(target) or target.endswith(os.sep))
+    if not (is_file and target.endswith(os.path.splitext(name)[1])):
+        target = os.path.join(target, os.path.basename(name))
+    copying = Copying(target, os.path.dirname(target), threads, limit, [target])
     nbytes, fetched = copying.copy(source, expected, on_progress)
-    return Copied(copy, 1, nbytes, fetched)
-
-
-def _place_of(source: str, target: str) -> str:
-    ending = os.path.splitext(source)[1]
-    is_file = not os.path.isdir(target) and not target.endswith(os.sep) and target.endswith(ending)
-    return target if is_file else os.path.join(target, os.path.basename(source))
+    return Copied(target, 1, nbytes, fetched)
 
 
 def _copy_folder(
     source: str, target: str, threads: int, limit: int | None, on_progress: OnProgress | None
 ) -> Copied:
-    found = {path: os.path.join(target, os.path.relpath(path, source)) for path in _archives_below(source)}
-    if not found:
+    copies = {path: os.path.join(target, os.path.relpath(path, source)) for path in _archives_below(source)}
+    if not copies:
         raise OptionError(f"{source}: no archives in this folder; name one that holds some")
-    sizes = [durable.stamp(path)[0] for path in found]
+    sizes = [durable.stamp(path)[0] for path in copies]
     total, before, fetched = sum(sizes), 0, 0
     if limit is not None and total > limit:
         raise OptionError(f"{source}: {total:,} bytes of archives, max_bytes= allows {limit:,}; allow more")
-    for (path, copy), size in zip(found.items(), sizes, strict=True):
+    for (path, copy), size in zip(copies.items(), sizes, strict=True):
 
-        def tell(done: int, nbytes: int, before: int = before) -> None:
+        def advance(done: int, nbytes: int, before: int = before) -> None:
             if on_progress is not None:
                 on_progress(before + done, total)
 
-        fetched += Copying(copy, target, threads, limit, found.values()).copy(path, None, tell)[1]
+        fetched += Copying(copy, target, threads, limit, copies.values()).copy(path, None, advance)[1]
         before += size
-    return Copied(target, len(found), total, fetched)
+    return Copied(target, len(copies), total, fetched)
 
 
 def _archives_below(folder: str) -> Iterator[str]:
@@ -162,13 +156,11 @@ def _archives_below(folder: str) -> Iterator[str]:
 
 
 def _is_archive(path: str) -> bool:
-    file = File.open(path, "r")
-    try:
-        format.read_head(file.pread, path)
-    except NotAnArchiveError:
-        return False
-    finally:
-        file.close()
+    with closing(File.open(path, "r")) as file:
+        try:
+            format.read_head(file.pread, path)
+        except NotAnArchiveError:
+            return False
     return True
 
 
@@ -180,135 +172,115 @@ def current(copy: str, identity: tuple[str, ...]) -> Version | None:
     return version if version is not None and version.identity == identity else None
 
 
+@dataclass(frozen=True)
 class Copying:
     """Making one copy.
 
-    Args:
-        copy: where it belongs. folder: whose copies may go to make room for it. keep: those that must not.
+    path: where it belongs. folder: whose copies may go to make room for it. threads: reads at a time. limit:
+    bytes of all copies in the folder; None for any. keep: copies that must not go.
     """
 
-    def __init__(
-        self, copy: str, folder: str, threads: int, limit: int | None, keep: Collection[str]
-    ) -> None:
-        self._copy = copy
-        self._folder = folder or os.curdir
-        self._threads, self._limit, self._keep = threads, limit, keep
+    path: str
+    folder: str
+    threads: int
+    limit: int | None
+    keep: Collection[str]
 
     def copy(self, source: Where, expected: str | None, on_progress: OnProgress | None) -> tuple[int, int]:
         """Copy what is there unless that was done; returns its bytes, and those that were fetched."""
         # Without the lock, and so where nothing can be written too.
-        found = current(self._copy, identity_at(source))
-        if found is not None and found.digest == (expected or found.digest):
-            note_use(self._copy)
-            return found.nbytes, 0
-        durable.make_parent(self._copy)
-        origin = open_origin(source)
-        try:
+        version = current(self.path, identity_at(source))
+        if version is not None and version.digest == (expected or version.digest):
+            note_use(self.path)
+            return version.nbytes, 0
+        durable.make_parent(self.path)
+        with closing(open_origin(source)) as origin:
             return self.copy_from(origin, expected, on_progress)
-        finally:
-            origin.close()
 
     def copy_from(
         self, origin: Origin, expected: str | None = None, on_progress: OnProgress | None = None
     ) -> tuple[int, int]:
         """Copy an open origin unless that was done, alone on this machine; returns as `copy`."""
-        with locked_side(self._copy) as side:
+        with locked_side(self.path) as side:
             assert side is not None
-            identity = as_identity(origin.identity())
             # By another process, while this one waited.
-            found = current(self._copy, identity)
-            if found is not None:
-                self._prove(side, found, expected)
-                return found.nbytes, 0
-            return self._made(side, origin, identity, expected, on_progress)
+            version = current(self.path, identity_of(origin))
+            if version is not None:
+                self._prove(side, version, expected)
+                return version.nbytes, 0
+            return self._make(side, origin, expected, on_progress)
 
-    def _prove(self, side: Side, found: Version, expected: str | None) -> None:
+    def _prove(self, side: Side, version: Version, expected: str | None) -> None:
         """Compare a copy that is there with a digest, and remember that."""
-        note_use(self._copy)
-        if expected is None or found.digest == expected:
+        note_use(self.path)
+        if expected is None or version.digest == expected:
             return
-        file = File.open(self._copy, "r")
-        try:
+        with closing(File.open(self.path, "r")) as file:
             check_digest(file, expected)
-        finally:
-            file.close()
         note = side.read()
         assert note is not None
-        proven = tuple(v._replace(digest=expected) if v == found else v for v in note.versions)
+        proven = tuple(v._replace(digest=expected) if v == version else v for v in note.versions)
         side.write(note._replace(versions=proven))
 
-    def _made(
-        self,
-        side: Side,
-        origin: Origin,
-        identity: tuple[str, ...],
-        expected: str | None,
-        on_progress: OnProgress | None,
+    def _make(
+        self, side: Side, origin: Origin, expected: str | None, on_progress: OnProgress | None
     ) -> tuple[int, int]:
-        plan = Plan(origin)
+        identity, plan = identity_of(origin), Plan(origin)
         version = Version(identity, plan.uuid.hex(), plan.size)
         before = self._before(side, origin, version)
-        make_room(self._folder, self._limit, plan.size, self._copy, self._keep)
-        check_space(self._copy, plan.size - durable.allocated(self._copy + PARTIAL))
+        make_room(self.folder or os.curdir, self.limit, plan.size, self.path, self.keep)
+        check_space(self.path, plan.size - durable.allocated(self.path + PARTIAL))
         kept = () if before is None else (before,)
         side.write(Note(origin.path, (version, *kept)))
-        logger.info("%s: copying %s", self._copy, origin.path)
-        partial = File.open(self._copy + PARTIAL, "a")
-        older = None if before is None else File.open(self._copy, "r")
-        try:
-            fetched = bring(
-                origin, plan, partial, threads=self._threads, older=older, on_progress=on_progress
-            )
-            self._check_expected(partial, expected)
+        logger.info("%s: copying %s", self.path, origin.path)
+        with ExitStack() as stack:
+            partial = stack.enter_context(closing(File.open(self.path + PARTIAL, "a")))
+            older = None if before is None else stack.enter_context(closing(File.open(self.path, "r")))
+            fetched = fetch(origin, plan, partial, threads=self.threads, older=older, on_progress=on_progress)
+            if expected is not None:
+                self._check_digest(partial, expected)
             partial.sync()
             # Before it has its name: the stamp stays, so whenever this is killed the side file is right.
             proven = version._replace(stamp=partial.stamp(), digest=expected)
             side.write(Note(origin.path, (proven, *kept)))
             side.file.sync()
-            durable.move(partial, self._copy)
-        finally:
-            partial.close()
-            if older is not None:
-                older.close()
+            durable.move(partial, self.path)
         return plan.size, fetched
 
-    def _check_expected(self, partial: File, expected: str | None) -> None:
-        if expected is None:
-            return
+    def _check_digest(self, partial: File, expected: str) -> None:
         try:
             check_digest(partial, expected)
         except DigestError as error:
             durable.remove(partial.path)
-            raise DigestError(str(error).replace(partial.path, self._copy, 1)) from None
+            raise DigestError(str(error).replace(partial.path, self.path, 1)) from None
 
     def _before(self, side: Side, origin: Origin, version: Version) -> Version | None:
         """The version that the copy is of which is there, where it may be replaced."""
-        stamp, note = stamp_of(self._copy), side.read()
+        stamp, note = stamp_of(self.path), side.read()
         if stamp is None:
             return None
-        found = None if note is None else note.version_of(stamp)
-        if note is None or found is None:
+        before = None if note is None else note.version_of(stamp)
+        if note is None or before is None:
             of = "" if note is None else f" from {note.origin}"
             raise ArchiveExistsError(
-                f"{self._copy}: exists already, and is not as it was copied{of}; give another path, or "
+                f"{self.path}: exists already, and is not as it was copied{of}; give another path, or "
                 "delete it (edcache rm)"
             )
-        if note.origin != origin.path and found.uuid != version.uuid:
+        if note.origin != origin.path and before.uuid != version.uuid:
             raise ArchiveExistsError(
-                f"{self._copy}: a copy of another archive, {note.origin}; give {origin.path} another path or "
+                f"{self.path}: a copy of another archive, {note.origin}; give {origin.path} another path or "
                 "folder"
             )
-        return found
+        return before
 
 
 def whole_copies_of(path: str, folder: str) -> list[tuple[str, Version]]:
     """Whole copies of an origin in a folder, newest first, for when the origin cannot be asked."""
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    copies = [os.path.join(folder, name.removesuffix(SIDE)) for name in names if name.endswith(SIDE)]
-    found: list[tuple[int, str, Version]] = []
-    for copy in copies:
-        note, stamp = note_of(copy), stamp_of(copy)
+    copies: list[tuple[int, str, Version]] = []
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        copy = os.path.join(folder, name.removesuffix(SIDE))
+        note, stamp = note_of(copy) if name.endswith(SIDE) else None, stamp_of(copy)
         version = None if note is None or stamp is None else note.version_at(stamp)
         if note is not None and note.origin == path and stamp is not None and version is not None:
-            found.append((stamp[1], copy, version))
-    return [(copy, version) for _, copy, version in sorted(found, reverse=True)]
+            copies.append((stamp[1], copy, version))
+    return [(copy, version) for _, copy, version in sorted(copies, reverse=True)]
