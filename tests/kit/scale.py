@@ -1,7 +1,8 @@
 """How much of the suite is run, by one lever, `--full`, and with which randomness.
 
 `scripts/test` is quick. It leaves out what is marked `full`: tests, files by their `pytestmark`, and cases of
-a parametrised test by `thinned`. The families of tests that have no end it runs at scale 0.02.
+a parametrised test by `thinned`, or with the parameter "spawn" or "forkserver", by which each process imports
+torch anew. The families of tests that have no end it runs at scale 0.02.
 `scripts/test --full` runs every test, and each family at scale 1. Both have seed 0, so that a failure
 repeats. `scripts/soak` runs the families again and again with other seeds, and larger. EDCACHE_TEST_SCALE
 and EDCACHE_TEST_SEED choose scale and seed of any run.
