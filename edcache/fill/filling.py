@@ -203,7 +203,7 @@ class _Filling:
     def run(self) -> int:
         appender = self._job.open()
         try:
-            self._job.writer(appender)  # the labels are looked at before anything is computed
+            self._job.publisher(appender)  # the labels are looked at before anything is computed
             self._job = replace(self._job, since=appender.chain.cursor.seq)
             return self._fill(appender, Presence(appender, self._job.length, self._job.since))
         finally:

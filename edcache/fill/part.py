@@ -13,10 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
-from edcache.errors import CodecError, LabelError, LabelTypeError, SourceError
-from edcache.fill.job import Job, placed
-from edcache.fill.presence import Presence, PublishClock
-from edcache.labels.tables import Failure
+from edcache.errors import SourceError
+from edcache.fill.job import Job
+from edcache.fill.presence import Presence
 from edcache.writer import AnyAppender
 
 
@@ -58,14 +57,12 @@ class Part:
         self._job = job
         self._appender = appender
         self._watch = watch
-        self._writer = job.writer(appender)
+        self._publisher = job.publisher(appender)
         self.presence = Presence(appender, job.length, job.since)
         self._claim_size = appender.head.claim_size
         self._only = claims
         self._held: list[int] = []
-        self._failed: list[Failure] = []
         self._unseen = 0
-        self._clock = PublishClock()
 
     def run(self) -> None:
         """Compute what is missing, and wait for what others have claimed.
@@ -117,25 +114,22 @@ class Part:
             if self._watch.is_aside(index):
                 continue
             self._add(index)
-            if self._writer.full or self._clock.due:
+            if self._publisher.full or self._publisher.overdue:
                 self._publish(keep=claim)
-        if not self._writer.pending and not self._failed:
+        if not self._publisher.pending and not self._publisher.failures:
             self._release()
 
     def _add(self, index: int) -> None:
-        before = self._writer.pending_nbytes
+        before = self._publisher.pending_nbytes
         self._watch.begin(index)
         try:
             with self._watch.interruptible():
                 sample = self._job.compute(index)
-            self._writer.add(index, sample)
-        except (SourceError, CodecError, LabelError) as error:
-            if self._job.on_error == "raise":
-                if isinstance(error, SourceError):
-                    raise
-                raise placed(error, self._job.path) from error
-            self._failed.append(self._job.failure(index, error))
-        self._watch.done(self._writer.pending_nbytes - before)
+        except SourceError as error:
+            self._publisher.refuse(index, error)
+        else:
+            self._publisher.add(index, sample)
+        self._watch.done(self._publisher.pending_nbytes - before)
 
     def _look(self) -> None:
         found = self.presence.update() - self._unseen
@@ -146,28 +140,11 @@ class Part:
     def _publish(self, keep: int | None = None) -> None:
         """Publish what is pending and let go of the claims, but for the one still being computed."""
         try:
-            pending = self._publish_pending()
-            self._unseen += pending
-            self._watch.published(pending)
-            if self._failed:
-                self._appender.amend(failed=[failure.to_json() for failure in self._failed])
-                self._failed = []
+            published = self._publisher.publish()
+            self._unseen += published
+            self._watch.published(published)
         finally:
-            self._clock.published()
             self._release(keep)
-
-    def _publish_pending(self) -> int:
-        """Publish what was computed; returns how many samples."""
-        indices = self._writer.pending_indices
-        try:
-            self._writer.publish()
-        except LabelTypeError as error:
-            # Another process published labels of another type first.
-            if self._job.on_error == "raise":
-                raise
-            self._failed += [self._job.failure(index, error) for index in indices]
-            return 0
-        return len(indices)
 
     def _release(self, keep: int | None = None) -> None:
         for claim in self._held:
