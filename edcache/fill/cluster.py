@@ -10,9 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from edcache.errors import EdcacheError, MissingDependencyError, SourceError, WorkerError
 from edcache.fill.job import Job
@@ -41,14 +44,9 @@ class Encoded(NamedTuple):
 
 def fill_claims(job: Job, claims: list[int]) -> int:
     """A task: compute what is missing in some claims, and append it; returns how many samples."""
-    watch = _Counting()
-    appender = job.open()
-    try:
+    with closing(job.open()) as appender:
         appender.join_fillers()
-        Part(job, appender, watch, claims).run()
-    finally:
-        appender.close()
-    return watch.samples
+        return Part(job, appender, Watch(), claims).run()
 
 
 def encode_samples(job: Job, indices: list[int]) -> Encoded:
@@ -72,14 +70,6 @@ def encode_samples(job: Job, indices: list[int]) -> Encoded:
 
 def _has_failed(future: Any) -> bool:
     return bool(future.cancelled() or future.exception() is not None)
-
-
-class _Counting(Watch):
-    def __init__(self) -> None:
-        self.samples = 0
-
-    def published(self, samples: int) -> None:
-        self.samples += samples
 
 
 class Cluster:
@@ -112,9 +102,8 @@ class Cluster:
         return self._run_appending() if shared_filesystem else self._run_returning()
 
     def _missing_claims(self) -> list[int]:
-        starts = range(0, len(self._presence.present), self._size)
-        missing = self._presence.missing
-        return [start // self._size for start in starts if missing[start : start + self._size].any()]
+        claims: list[int] = np.unique(np.flatnonzero(self._presence.missing) // self._size).tolist()
+        return claims
 
     def _run_appending(self) -> int:
         claims = self._missing_claims()
@@ -164,17 +153,12 @@ class Cluster:
             held.add(claim)
             # Its last holder published before letting go, so now is the time to look.
             self._presence.update()
-            indices = self._missing_in(claim)
+            indices = self._presence.missing_in(claim)
             if indices:
                 yield claim, partial(self._executor.submit, encode_samples, self._job, indices)
             else:
                 held.remove(claim)
                 self._appender.release(claim)
-
-    def _missing_in(self, claim: int) -> list[int]:
-        start = claim * self._size
-        missing = self._presence.missing[start : start + self._size]
-        return [start + offset for offset, is_missing in enumerate(missing.tolist()) if is_missing]
 
     def _append(self, encoded: Encoded) -> int:
         published = 0

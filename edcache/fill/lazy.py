@@ -15,13 +15,14 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
 from edcache.errors import OptionError, StorageError
 from edcache.fill.job import Job
 from edcache.fill.presence import Presence
+from edcache.once import ForkLock
 from edcache.writer import ChunkBuilder
 
 logger = logging.getLogger("edcache")
@@ -36,17 +37,7 @@ _LOOK_SECONDS = 0.2
 _IDLE_SECONDS = 0.3
 
 
-_opening = threading.Lock()
-
-
-def _forget_opening() -> None:
-    """A fork while another thread opened an archive would leave the lock taken for ever."""
-    global _opening
-    _opening = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_opening)
+_opening: Final = ForkLock()
 
 
 class LazyFiller:
@@ -75,11 +66,8 @@ class LazyFiller:
 
     def create(self) -> None:
         """Make the archive where there is none, and check that it is for a source of this length."""
-        appender = self._job.open()
-        try:
+        with closing(self._job.open()) as appender:
             self._job.publisher(appender)  # the labels are looked at
-        finally:
-            appender.close()
 
     def get(self, index: int) -> Any:
         """Compute a sample, keep it for the archive, and return it as the source made it."""
@@ -108,19 +96,16 @@ class LazyFiller:
             self._open = None
 
     def _opened(self) -> _OpenArchive:
-        found = self._open
-        if found is not None and found.is_mine:
-            return found
+        archive = self._open
+        if archive is not None and archive.is_mine:
+            return archive
         with _opening:
-            return self._open_here()
-
-    def _open_here(self) -> _OpenArchive:
-        if self._open is None or not self._open.is_mine:
-            self._open = _OpenArchive(self._job, self._max_bytes, self._on_full == "raise")
-            # Workers of a DataLoader leave by os._exit, which skips atexit but not these. Nothing but the
-            # open archive is held, so that a filler that is dropped goes, and takes it along.
-            multiprocessing_util.Finalize(self, self._open.close, exitpriority=10)
-        return self._open
+            if self._open is None or not self._open.is_mine:
+                self._open = _OpenArchive(self._job, self._max_bytes, self._on_full == "raise")
+                # Workers of a DataLoader leave by os._exit, which skips atexit but not these. Nothing but the
+                # open archive is held, so that a filler that is dropped goes, and takes it along.
+                multiprocessing_util.Finalize(self, self._open.close, exitpriority=10)
+            return self._open
 
 
 class _OpenArchive:

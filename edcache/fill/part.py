@@ -59,13 +59,12 @@ class Part:
         self._watch = watch
         self._publisher = job.publisher(appender)
         self.presence = Presence(appender, job.length, job.since)
-        self._claim_size = appender.head.claim_size
         self._only = claims
         self._held: list[int] = []
-        self._unseen = 0
+        self._published = self._unseen = 0
 
-    def run(self) -> None:
-        """Compute what is missing, and wait for what others have claimed.
+    def run(self) -> int:
+        """Compute what is missing, and wait for what others have claimed; returns how many were published.
 
         Raises: what ends the fill; before it goes on, what was computed is published.
         """
@@ -74,6 +73,7 @@ class Part:
         finally:
             self._publish()
             self.presence.update()
+        return self._published
 
     def _compute_claims(self) -> None:
         claimed_by_others = []
@@ -91,26 +91,20 @@ class Part:
 
     def _claims(self) -> Iterator[int]:
         """The numbers of the claims in which something is missing, first those that failed before."""
-        size, presence = self._claim_size, self.presence
+        size, presence = self._appender.head.claim_size, self.presence
         first = np.unique(np.flatnonzero(presence.retried & presence.missing) // size).tolist()
         everything = range(-(-len(presence.present) // size)) if self._only is None else self._only
         first = [claim for claim in first if claim in everything]
         for claim in [*first, *(claim for claim in everything if claim not in set(first))]:
-            if self._missing_in(claim):
+            if presence.missing_in(claim):
                 yield claim
-
-    def _missing_in(self, claim: int) -> list[int]:
-        presence, start = self.presence, claim * self._claim_size
-        part = slice(start, start + self._claim_size)
-        settled = presence.present[part] | presence.absent[part] | presence.tried[part]
-        return [start + offset for offset in np.flatnonzero(~settled).tolist()]
 
     def _compute(self, claim: int) -> None:
         """Compute what is missing in a claim that this process has locked."""
         self._held.append(claim)
         # Its last holder published before letting go, so now is the time to look.
         self._look()
-        for index in self._missing_in(claim):
+        for index in self.presence.missing_in(claim):
             if self._watch.is_aside(index):
                 continue
             self._add(index)
@@ -141,6 +135,7 @@ class Part:
         """Publish what is pending and let go of the claims, but for the one still being computed."""
         try:
             published = self._publisher.publish()
+            self._published += published
             self._unseen += published
             self._watch.published(published)
         finally:

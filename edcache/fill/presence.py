@@ -21,6 +21,7 @@ class Presence:
 
     def __init__(self, appender: AnyAppender, length: int, since: int = 0) -> None:
         self._appender = appender
+        self._claim_size = appender.head.claim_size
         self._since = since
         self._entries = self._chunks = self._lost = 0
         self.present, self.absent, self.tried, self.retried = (np.zeros(length, bool) for _ in range(4))
@@ -56,6 +57,13 @@ class Presence:
         """Which samples are to be computed: bool [length]."""
         settled: npt.NDArray[np.bool_] = self.present | self.absent | self.tried
         return ~settled
+
+    def missing_in(self, claim: int) -> list[int]:
+        """The indices in a claim that are to be computed."""
+        start = claim * self._claim_size
+        part = slice(start, start + self._claim_size)
+        settled = self.present[part] | self.absent[part] | self.tried[part]
+        return [start + offset for offset in np.flatnonzero(~settled).tolist()]
 
     @property
     def complete(self) -> bool:

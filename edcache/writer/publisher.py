@@ -224,10 +224,8 @@ class Publisher(ChunkEncoder):
         except LabelError:
             self._builder = self._new_builder()
             raise
-        if count:
-            builder.clear()
-        else:
-            self._builder = self._new_builder()
+        # One assignment, so that an interrupt finds all of it pending, or nothing.
+        self._builder = builder.successor(is_published=True) if count else self._new_builder()
         return count
 
     def append(self, chunk: Chunk) -> int:
