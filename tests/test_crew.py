@@ -26,6 +26,7 @@ from edcache.errors import (
 from edcache.fill.crew import Crew, crew_context, usable_cpus
 from edcache.fill.job import Job
 from edcache.labels.spec import LabelSpec
+from edcache.options import FillOptions
 from edcache.writer import new_head
 
 COUNT = 200
@@ -418,7 +419,7 @@ def test_a_worker_that_somebody_else_ends_is_replaced(path, log, tmp_path, numbe
 
 def test_a_sample_that_a_second_worker_had_begun_is_set_aside_once(path, log):
     spec = LabelSpec.parse(None)
-    job = Job(Source(log), str(path), new_head(spec), spec, 10, "never", on_error="skip")
+    job = Job(Source(log), str(path), new_head(spec), spec, 10, "never", FillOptions(on_error="skip"))
     recorded = []
     crew = Crew(job, 2, crew_context(None), lambda: None, recorded.append)
     for _ in range(4):

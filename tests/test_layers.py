@@ -17,7 +17,7 @@ PACKAGE = Path(edcache.__file__).parent
 FLOORS = [
     {"errors"},
     {"bounded", "modules", "once", "servers", "sizes", "suggestion", "zipdirectory"},
-    {"memory"},
+    {"memory", "options"},
     {"format", "durable", "codec", "labels", "fingerprint", "progress", "selection"},
     {"temporary"},
     {"places"},

@@ -21,8 +21,9 @@ from edcache.local.bringing import OnProgress, Plan, bring
 from edcache.local.keeping import check_space, limit_of, make_room
 from edcache.local.origins import Origin, as_identity, identity_at, name_of, open_origin, origin_at
 from edcache.local.side import PARTIAL, SIDE, Note, Side, Version, locked_side, note_of, note_use, stamp_of
+from edcache.options import Show
 from edcache.places import Where, shown
-from edcache.progress import ByteProgress, Show
+from edcache.progress import ByteProgress
 
 logger = logging.getLogger("edcache")
 

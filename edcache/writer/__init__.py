@@ -17,9 +17,8 @@ from edcache.writer.appender import MOST_REPLACED, Appender
 from edcache.writer.cache import CacheWriter, adopt_labels, check_options, new_head
 from edcache.writer.chunk import Chunk, ChunkBuilder
 from edcache.writer.protocol import AnyAppender
-from edcache.writer.publisher import ChunkEncoder, FailureOf, Publisher, check_writing
+from edcache.writer.publisher import ChunkEncoder, FailureOf, Publisher
 from edcache.writer.recovery import never_created, recover
-from edcache.writer.syncing import Sync
 
 __all__ = [
     "MOST_REPLACED",
@@ -31,10 +30,8 @@ __all__ = [
     "ChunkEncoder",
     "FailureOf",
     "Publisher",
-    "Sync",
     "adopt_labels",
     "check_options",
-    "check_writing",
     "never_created",
     "new_head",
     "recover",

@@ -14,12 +14,12 @@ from edcache.errors import StorageError
 from edcache.format import Head
 from edcache.labels.revisions import RevisionTypes, check_types, settled
 from edcache.labels.tables import ChunkTable, Revision, pack_chunk_table, pack_revision
+from edcache.options import Sync
 from edcache.writer.chunk import Chunk
 from edcache.writer.claims import FileClaims
 from edcache.writer.log import Log
 from edcache.writer.protocol import AnyAppender
 from edcache.writer.recovery import discard_abandoned, lacks_head, recover_log
-from edcache.writer.syncing import Sync
 
 # How often a call begins again because another process has compacted the archive that it had open.
 MOST_REPLACED: Final = 20

@@ -13,7 +13,8 @@ from edcache.durable import File
 from edcache.errors import StaleArchiveError, StorageError
 from edcache.format import PAGE, Cursor, Head, Header
 from edcache.labels.tables import ChunkTable, Revision, pack_index, pack_labels
-from edcache.writer.syncing import Sync, TimedSync
+from edcache.options import Sync
+from edcache.writer.syncing import TimedSync
 
 
 class Log:

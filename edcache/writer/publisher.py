@@ -9,28 +9,20 @@ from typing import Any, Final
 
 from edcache.codec import Encoder
 from edcache.codec.compression import Compression, train_dictionary
-from edcache.errors import CodecError, EdcacheError, LabelError, OptionError, SourceError
+from edcache.errors import CodecError, EdcacheError, LabelError, SourceError
 from edcache.format import Head
-from edcache.labels.columns import LabelCollector, LabelTypes
+from edcache.labels.columns import LabelCollector
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
+from edcache.labels.types import LabelTypes
 from edcache.writer.chunk import CHUNK_NBYTES, Chunk, ChunkBuilder
 from edcache.writer.protocol import AnyAppender
-from edcache.writer.syncing import Sync, check_sync
 
 LEAST_SECONDS: Final = 0.2
 MOST_SECONDS: Final = 2.0
 
 FailureOf = Callable[[int, EdcacheError], Failure]
 """What the archive keeps of a sample that could not be made or stored."""
-
-
-def check_writing(sync: Sync, chunk_size: int | None, chunk_nbytes: int = CHUNK_NBYTES) -> None:
-    """Raise OptionError for options that no writer takes; called before anything on the disk is touched."""
-    check_sync(sync)
-    for name, value in (("chunk_size", chunk_size), ("chunk_nbytes", chunk_nbytes)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise OptionError(f"{name}={value!r}; give a positive integer")
 
 
 class PublishClock:
