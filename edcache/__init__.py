@@ -17,7 +17,7 @@
     CacheOptions    what these take by keyword, as an object; ReadOptions, WriteOptions, FillOptions: parts
     EdcacheError    above every exception; edcache.errors shows the tree, each is edcache.NAME
 
-The rooms, lowest floor first; imports go down only (tests/test_layers.py):
+The rooms, lowest floor first; imports go down only (tests/project/test_layers.py):
 
     0  errors, and above it bounded, modules,   the exception tree; what a stranger's bytes may allocate;
        once, servers, sizes, suggestion,        names of modules; properties without a lock; a URL of a

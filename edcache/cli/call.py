@@ -72,7 +72,7 @@ class Call:
         """
         try:
             return self._factory(**self._given)
-        except Exception as error:
+        except Exception as error:  # whatever the factory raises
             raise OptionError(f"{self._where} raised {_named(error)}") from error
 
     def _bound(self) -> dict[str, Any]:
@@ -108,14 +108,14 @@ def _load(where: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = import_module(module)
+        factory: Any = import_module(module)
         for name in attribute.split("."):
-            found = getattr(found, name)
-    except Exception as error:
+            factory = getattr(factory, name)
+    except Exception as error:  # whatever importing the module raises
         raise OptionError(f'cannot load "{where}": {_named(error)}') from error
-    if not callable(found):
-        raise OptionError(f'"{where}" is {found!r}, not a function that makes a dataset')
-    return found
+    if not callable(factory):
+        raise OptionError(f'"{where}" is {factory!r}, not a function that makes a dataset')
+    return factory
 
 
 def _named(error: Exception) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,6 @@ from edcache.present.text import csv_lines, json_lines, plain, printable, table
 
 if TYPE_CHECKING:
     from edcache.dataset import CachedDataset
-    from edcache.labels.view import Labels
     from edcache.reader import AnyReader
 
 
@@ -147,49 +146,52 @@ def ls(path: str, limit: int, offset: int, as_json: bool) -> None:
       edcache ls train.zip --offset 1000 --limit 5
     """
     cache = _opened(path)
-    total, names = len(cache.reader.records.offset), list(cache.labels)
+    records, names = cache.reader.records, list(cache.labels)
+    total = len(records.offset)
     rows = range(min(offset, total), min(offset + limit, total))
+    part = slice(rows.start, rows.stop)
+    columns = {
+        "index": _indices(cache)[part],
+        "offset": records.offset[part],
+        "nbytes": records.nbytes[part],
+        "crc32": records.crc32[part],
+    }
     if as_json:
-        print_lines(json_lines(_record_object(names, *record) for record in _records(cache, rows)))
+        print_lines(json_lines(_objects(cache, columns, names)))
         return
     cells = (
         (index, f"{at:,}", f"{nbytes:,}", f"{crc:#010x}", *values)
-        for index, at, nbytes, crc, values in _records(cache, rows)
+        for index, at, nbytes, crc, *values in _rows(cache, columns, names)
     )
-    print_lines(table(("index", "offset", "nbytes", "crc32", *names), cells))
+    print_lines(table((*columns, *names), cells))
     if len(rows) < total:
         click.echo(f"{len(rows):,} of {total:,} records; --limit and --offset choose others", err=True)
 
 
-def _records(cache: CachedDataset, rows: range) -> Iterator[tuple[int, int, int, int, Sequence[Any]]]:
-    """Index, offset, nbytes, crc32 and label values of the records in these rows of the index table."""
-    records, names = cache.reader.records, list(cache.labels)
-    for start in range(rows.start, rows.stop, BLOCK):
-        part = slice(start, min(start + BLOCK, rows.stop))
-        columns = (records.offset[part], records.nbytes[part], records.crc32[part])
-        indices = (
-            list(range(part.start, part.stop)) if records.index is None else records.index[part].tolist()
-        )
-        values = _label_rows(cache.labels.take(indices), names, len(indices))
-        yield from zip(indices, *(column.tolist() for column in columns), values, strict=True)
+def _indices(cache: CachedDataset) -> Any:
+    """The indices that have a record: int64, sorted."""
+    import numpy as np
+
+    index = cache.reader.records.index
+    return np.arange(len(cache)) if index is None else np.asarray(index)
 
 
-def _record_object(
-    names: Sequence[str], index: int, offset: int, nbytes: int, crc: int, values: Sequence[Any]
-) -> dict[str, Any]:
-    labels = _as_object(names, values)
-    return {"index": index, "offset": offset, "nbytes": nbytes, "crc32": crc, "labels": labels}
+def _rows(cache: CachedDataset, columns: Mapping[str, Any], names: Sequence[str]) -> Iterator[Sequence[Any]]:
+    """The values of columns, the first being the index, and of labels; some rows in memory at a time."""
+    for start in range(0, max(len(columns["index"]), 1), BLOCK):
+        parts = [column[start : start + BLOCK] for column in columns.values()]
+        labels = cache.labels.take(parts[0])
+        values = (*(part.tolist() for part in parts), *(labels.to_list(name) for name in names))
+        yield from zip(*values, strict=True)
 
 
-def _as_object(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
-    return {name: plain(value) for name, value in zip(names, values, strict=True)}
-
-
-def _label_rows(labels: Labels, names: Sequence[str], count: int) -> Iterator[tuple[Any, ...]]:
-    """The values of these columns, row by row."""
-    if not names:
-        return iter([()] * count)
-    return zip(*(labels.to_list(name) for name in names), strict=True)
+def _objects(
+    cache: CachedDataset, columns: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """The same as JSON has it."""
+    for row in _rows(cache, columns, names):
+        labels = dict(zip(names, row[len(columns) :], strict=True))
+        yield dict(zip(columns, row, strict=False)) | {"labels": plain(labels)}
 
 
 # ------------------------------------------------------------------------------------------ labels
@@ -242,18 +244,22 @@ def _list(
     path: str, form: str, where: str | None, count: str | None, columns: str | None, limit: int | None
 ) -> None:
     """Print the labels, or how often each value of one column occurs."""
+    import numpy as np
+
     cache = _opened(path)
-    indices = _chosen(cache, where)
+    indices = _indices(cache)
+    if where is not None:
+        indices = np.intersect1d(cache.filter(where).indices, indices)
     if count is not None:
         counts = cache.labels.take(indices).counts(count).items()
         _print_rows(("value", "count"), islice(counts, limit), form)
         return
     names = list(cache.labels) if columns is None else [name.strip() for name in columns.split(",")]
-    rows = _labels_of(cache, indices[:limit], names)
+    index = {"index": indices[:limit]}
     if form == "json":
-        print_lines(json_lines({"index": i, "labels": _as_object(names, values)} for i, *values in rows))
+        print_lines(json_lines(_objects(cache, index, names)))
     else:
-        _print_rows(("index", *names), rows, form)
+        _print_rows(("index", *names), _rows(cache, index, names), form)
 
 
 def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str]) -> None:
@@ -280,25 +286,8 @@ def _add(cache: CachedDataset, name: str | None, file: str, on: str | None) -> N
         cache.add_labels(name, values)
 
 
-def _chosen(cache: CachedDataset, where: str | None) -> Any:
-    """The indices that have a record and fulfil the where-string: int64, sorted."""
-    import numpy as np
-
-    records = cache.reader.records
-    present = np.arange(len(cache)) if records.index is None else np.asarray(records.index)
-    return present if where is None else np.intersect1d(cache.filter(where).indices, present)
-
-
-def _labels_of(cache: CachedDataset, indices: Any, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-    """(index, value, ...) for each index, a block of rows in memory at a time."""
-    for start in range(0, max(len(indices), 1), BLOCK):
-        part = indices[start : start + BLOCK]
-        values = _label_rows(cache.labels.take(part), names, len(part))
-        yield from ((index, *row) for index, row in zip(part.tolist(), values, strict=True))
-
-
 def _print_rows(header: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
     if form == "json":
-        print_lines(json_lines(_as_object(header, row) for row in rows))
+        print_lines(json_lines(plain(dict(zip(header, row, strict=True))) for row in rows))
     else:
         print_lines((csv_lines if form == "csv" else table)(header, rows))

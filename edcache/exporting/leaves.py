@@ -43,13 +43,15 @@ def leaves_of(sample: Any, place: str) -> Leaves:
     Raises:
         ExportError: 'export(): sample 17: field "x" is a set, which no format holds; ...'.
     """
-    found: Leaves = {}
+    leaves: Leaves = {}
     for path, value in _walked(sample, ()):
         name = ".".join(map(str, path))
-        if name in found:
+        if name in leaves:
             raise ExportError(f'{place}: two fields are called "{name}"; rename one with with_transform()')
-        found[name] = _plain(value, name, place)
-    return found
+        leaves[name] = _plain(value, name, place)
+    if not leaves:
+        raise ExportError(f"{place}: it has no field; leave it out with a filter")
+    return leaves
 
 
 def refused(place: str, name: str, value: object, why: str) -> ExportError:
@@ -130,3 +132,16 @@ def _picture_of(image: Any, name: str, place: str) -> Picture:
     file = io.BytesIO()
     image.save(file, "PNG")
     return Picture(file.getvalue(), "png")
+
+
+def nbytes_of(leaves: Leaves) -> int:
+    """About so many bytes takes a sample."""
+    return 64 + sum(map(_nbytes_of_one, leaves.values()))
+
+
+def _nbytes_of_one(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, Picture):
+        return len(value.data)
+    return len(value) if isinstance(value, str | bytes) else 8

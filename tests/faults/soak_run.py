@@ -23,19 +23,19 @@ ROOT = Path(__file__).parents[2]
 LOG = ROOT / "soak.jsonl"
 # The short ones first: what the end of the time cuts short is not counted.
 FAMILIES = (
-    "tests/test_repair.py",
-    "tests/test_compact.py",
-    "tests/test_kill.py",
-    "tests/test_model.py",
-    "tests/test_model_compressed.py",
-    "tests/test_memory.py",
-    "tests/test_copy.py",
-    "tests/test_read_through.py",
-    "tests/test_redis_faults.py",
-    "tests/test_places_faults.py",
+    "tests/tools/test_repair.py",
+    "tests/tools/test_compact.py",
+    "tests/writer/test_kill.py",
+    "tests/dataset/test_model.py",
+    "tests/dataset/test_model_compressed.py",
+    "tests/backends/test_memory.py",
+    "tests/backends/test_copy.py",
+    "tests/backends/test_read_through.py",
+    "tests/backends/test_redis_faults.py",
+    "tests/backends/test_places_faults.py",
     "tests/fuzz",
     "tests/attacks",
-    "tests/test_stress.py",
+    "tests/reader/test_stress.py",
     "tests/faults",
 )
 SCALES = (1, 2, 4, 8)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from planted import BUGS, Bug
-from planted_run import ROOT, chosen, look_for_all, planted, sampled
+from planted_run import ROOT, chosen, located, look_for_all, planted, sampled
 
 PACKAGE = ROOT / "edcache"
 SAMPLE = 5
@@ -25,7 +25,7 @@ def names_in(file: Path) -> set[str]:
 def test_a_planted_bug_fits_the_present_code_and_its_tests_are_there(bug: Bug) -> None:
     planted(bug, PACKAGE)
     for test in bug.tests:
-        file, _, name = test.partition("::")
+        file, _, name = located(test).partition("::")
         assert not name or name.partition("[")[0] in names_in(ROOT / file)
 
 
