@@ -12,11 +12,9 @@ from typing import Final
 
 from edcache import format, memory
 from edcache.durable import File
-from edcache.errors import ArchiveNotFoundError, OptionError, StorageError
+from edcache.errors import ArchiveNotFoundError, StorageError
 from edcache.places import Place, Where, open_place
 from edcache.sizes import human_bytes
-
-PRELOAD_CHOICES: Final = (None, "shm")
 
 _COPYING: Final = 0
 _PIECE_NBYTES: Final = 1 << 24
@@ -77,15 +75,6 @@ class Preloaded(File):
     def reopened(self) -> File:
         """The copy of what the path leads to now."""
         return Preloaded.of(self.where)
-
-
-def check_preload(preload: str | None, path: str) -> None:
-    """Raise OptionError for what is no choice of `preload=`."""
-    if preload not in PRELOAD_CHOICES:
-        choices = " or ".join(map(repr, PRELOAD_CHOICES))
-        raise OptionError(f"preload={preload!r}; choose {choices}")
-    if preload and memory.is_memory(path):
-        raise OptionError(f"{path}: in memory already; leave preload out")
 
 
 def _copy(source: Place, copy: File) -> None:

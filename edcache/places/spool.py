@@ -18,11 +18,12 @@ from typing import Final
 from edcache import durable, format, memory, temporary
 from edcache.durable import File
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError
+from edcache.options import Show
 from edcache.places.asking import Stamp
 from edcache.places.remote import RemotePlace
 from edcache.places.upload import upload
 from edcache.places.url import Url
-from edcache.progress import Show, uploading
+from edcache.progress import uploading
 
 _PIECE_NBYTES: Final = 1 << 24
 

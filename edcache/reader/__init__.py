@@ -19,8 +19,7 @@ Each imports only those below it.
 
 from edcache.reader.base import AnyReader
 from edcache.reader.group import Group, Memory, Spans
-from edcache.reader.reader import VERIFY_CHOICES, Reader
+from edcache.reader.reader import Reader
 from edcache.reader.session import Session
-from edcache.reader.storage import IO_CHOICES
 
-__all__ = ["IO_CHOICES", "VERIFY_CHOICES", "AnyReader", "Group", "Memory", "Reader", "Session", "Spans"]
+__all__ = ["AnyReader", "Group", "Memory", "Reader", "Session", "Spans"]

@@ -16,8 +16,6 @@ from edcache.errors import StorageError
 from edcache.local import ReadThrough
 from edcache.places import Place
 
-IO_CHOICES = ("auto", "mmap", "pread")
-
 _PROBES = 8
 # After so many batches that lay in memory, only every so-manyth is probed.
 _HOT_BATCHES, _HOT_STRIDE = 32, 16

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 from dataclasses import replace
-from typing import Any
 
 from edcache import format, memory
 from edcache.errors import CorruptArchiveError, NotAnArchiveError, StorageError
 from edcache.format import Head
+from edcache.options import ReadOptions, Sync
 from edcache.places import Where
 from edcache.reader import AnyReader, Reader
 from edcache.stores.store import Store
-from edcache.writer import AnyAppender, Appender, Sync, never_created, recover
+from edcache.writer import AnyAppender, Appender, never_created, recover
 
 
 def _differs(found: Head, head: Head) -> bool:
@@ -32,9 +32,9 @@ class FileStore(Store):
         """See the base class."""
         return isinstance(where, str)
 
-    def reader(self, **options: Any) -> AnyReader:
+    def reader(self, options: ReadOptions) -> AnyReader:
         """See the base class."""
-        return Reader(self.where, **options)
+        return Reader(self.where, options)
 
     def found(self) -> AnyReader | None:
         """See the base class.

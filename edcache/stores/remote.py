@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from edcache.errors import ArchiveExistsError, OptionError
 from edcache.format import Head
+from edcache.options import Folder, ReadOptions, Show, Sync
 from edcache.places import Spool, Url, Where, check_writable, local_path
-from edcache.progress import Show
 from edcache.reader import AnyReader, Reader
 from edcache.stores.file import FileStore
-from edcache.stores.store import Folder, Store
-from edcache.writer import AnyAppender, Appender, Sync
+from edcache.stores.store import Store
+from edcache.writer import AnyAppender, Appender
 
 
 class RemoteStore(Store):
@@ -30,9 +29,9 @@ class RemoteStore(Store):
         """See the base class."""
         return isinstance(where, Url)
 
-    def reader(self, **options: Any) -> AnyReader:
+    def reader(self, options: ReadOptions) -> AnyReader:
         """See the base class."""
-        return Reader(self.where, **options)
+        return Reader(self.where, options)
 
     def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
         """See the base class: a spool file."""

@@ -7,12 +7,13 @@ from typing import Any
 
 from edcache.errors import OptionError
 from edcache.format import Head
+from edcache.options import Folder, ReadOptions, Sync
 from edcache.places import Where
 from edcache.reader import AnyReader
 from edcache.redis import RedisAppender, RedisReader, prefix_for, replace_head
 from edcache.servers import Server
-from edcache.stores.store import Folder, Store
-from edcache.writer import AnyAppender, Sync
+from edcache.stores.store import Store
+from edcache.writer import AnyAppender
 
 
 class ServerStore(Store):
@@ -38,16 +39,13 @@ class ServerStore(Store):
             )
         return ServerStore(self.where.with_prefix(prefix_for(fingerprint)))
 
-    def reader(self, **options: Any) -> AnyReader:
+    def reader(self, options: ReadOptions) -> AnyReader:
         """See the base class."""
         # What each record is checked by is in its frame; what is missing is known.
-        options.pop("verify", None)
-        options.pop("allow_partial", None)
-        known = {name: options.pop(name) for name in ("allow_pickle", "decode") if name in options}
-        for name, value in options.items():
-            if value not in (None, "auto"):
+        for name in ("io", "expected_digest", "preload", "local", "max_bytes"):
+            if getattr(options, name) not in (None, "auto"):
                 raise OptionError(f"{self.where}: {name}= is for an archive that is a file")
-        return RedisReader(self.where, **known)
+        return RedisReader(self.where, allow_pickle=options.allow_pickle, decode=options.decode)
 
     def found(self) -> AnyReader | None:
         """See the base class."""

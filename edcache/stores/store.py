@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar
 
 from edcache.errors import ArchiveNotFoundError, OptionError
 from edcache.format import Head
+from edcache.options import Folder, ReadOptions, Show, Sync
 from edcache.places import Where, shown
-from edcache.progress import Show
 from edcache.reader import AnyReader
-from edcache.writer import AnyAppender, Sync
-
-Folder: TypeAlias = "str | os.PathLike[str] | None"
+from edcache.writer import AnyAppender
 
 
 class Store(ABC):
@@ -56,8 +53,8 @@ class Store(ABC):
     # --- reading ---
 
     @abstractmethod
-    def reader(self, **options: Any) -> AnyReader:
-        """What reads its samples; arguments and errors as of `edcache.Reader`, but storage_options.
+    def reader(self, options: ReadOptions) -> AnyReader:
+        """What reads its samples; errors as of `edcache.Reader`.
 
         Raises:
             OptionError: what is said of files, of another kind.
@@ -74,7 +71,7 @@ class Store(ABC):
             return None
 
     def _opened(self) -> AnyReader:
-        reader = self.reader(allow_partial=True)
+        reader = self.reader(ReadOptions(allow_partial=True))
         reader.head  # noqa: B018
         return reader
 
