@@ -22,7 +22,7 @@ from click.testing import CliRunner
 from edcache import CachedDataset, CacheWriter, Reader
 from edcache.cli import main
 from edcache.format import Head
-from edcache.present import index_ranges
+from edcache.selection import index_ranges
 from edcache.sizes import human_bytes
 from edcache.writer import Appender
 

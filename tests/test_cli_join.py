@@ -13,7 +13,7 @@ from test_merge import expect_as_concat, sample, write
 from test_split import expect_as_original
 
 from edcache import CachedDataset, CacheWriter, exporting
-from edcache.cli import main, out
+from edcache.cli import exchange, main
 from edcache.sizes import human_bytes
 
 try:
@@ -125,7 +125,7 @@ def test_an_export_that_cannot_be_is_one_line(parts, tmp_path):
 
 
 def test_the_formats_of_the_command_are_those_of_the_function():
-    assert out.FORMATS == exporting.FORMATS
+    assert exchange.FORMATS == exporting.FORMATS
 
 
 def test_commands_for_one_archive_take_no_folder(parts):

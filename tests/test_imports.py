@@ -43,6 +43,16 @@ def test_opening_an_archive_and_reading_a_sample_imports_nothing_heavy(path):
     assert imported(path, "assert dataset[1]['x'] == [1] * 4") == []
 
 
+def test_naming_the_classes_does_not_load_pyarrow():
+    code = (
+        "import sys, torch; before = set(sys.modules); import edcache\n"
+        "edcache.CachedDataset, edcache.CacheWriter, edcache.Labels, edcache.samplers.Balanced\n"
+        "print('pyarrow' in set(sys.modules) - before)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert answer.stdout == "False\n"
+
+
 def test_a_label_column_of_numbers_imports_nothing_heavy(path):
     assert imported(path, "assert dataset.labels['label'][5] == 5; dataset.labels['score']") == []
 

@@ -29,7 +29,7 @@ from edcache.errors import (
     OptionError,
     UnknownLabelError,
 )
-from edcache.present import repair_lines
+from edcache.present.reports import repair_lines
 
 
 def sample(index):

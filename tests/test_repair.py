@@ -30,7 +30,7 @@ from edcache.errors import (
 )
 from edcache.labels.tables import Dictionary
 from edcache.maintain import Doubtful, RepairReport
-from edcache.maintain.repair import dictionary_of
+from edcache.maintain.rewrite import dictionary_of
 
 PAGE = 4096
 

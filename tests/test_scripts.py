@@ -44,7 +44,7 @@ TRIALS = {
     "soak": ("0.0001", r"the time is over; not counted\n(.*\n)*no failure", 0),
 }
 # What CI runs, beside them.
-IN_CI = {"test": "scripts/test\n", "test-xla": "scripts/test-xla --without-xla"}
+IN_CI = {"test": "scripts/test\nscripts/test --full\n", "test-xla": "scripts/test-xla --without-xla"}
 
 
 def test_each_has_a_trial_here_or_runs_in_ci():

@@ -32,7 +32,7 @@ import edcache
 from edcache import CachedDataset, CacheWriter, Reader, cachable
 from edcache.errors import OptionError, StaleCacheError
 from edcache.fingerprint import source_digest, source_fingerprint
-from edcache.present import fingerprint_lines
+from edcache.present.reports import fingerprint_lines
 from edcache.redis.keys import prefix_for
 
 COUNT = 4

@@ -13,6 +13,7 @@ A room imports only from those below it.
 """
 
 from edcache.exporting.export import FORMATS, ExportReport, export
+from edcache.exporting.leaves import children_of
 from edcache.exporting.plan import OnProgress
 
-__all__ = ["FORMATS", "ExportReport", "OnProgress", "export"]
+__all__ = ["FORMATS", "ExportReport", "OnProgress", "children_of", "export"]

@@ -73,25 +73,23 @@ def described(value: object) -> str:
 
 
 def _walked(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    children = _children(value)
-    if children is None:
+    children = children_of(value)
+    if children is None or (isinstance(value, list) and all(type(item) in _ATOMS for item in value)):
         yield path, value
         return
     for key, child in children:
         yield from _walked(child, (*path, key))
 
 
-def _children(value: Any) -> list[tuple[Any, Any]] | None:
-    """None for a leaf, which an empty container and a list of plain values are too."""
+def children_of(value: Any) -> list[tuple[Any, Any]] | None:
+    """Key and value of each child of a dict, dataclass, list or tuple; None for anything else."""
     if isinstance(value, Mapping):
         return list(value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type | ImageFile):
         return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return list(zip(value._fields, value, strict=True))
-    if isinstance(value, tuple) or (isinstance(value, list) and not all(type(v) in _ATOMS for v in value)):
-        return list(enumerate(value))
-    return None
+    return list(enumerate(value)) if isinstance(value, list | tuple) else None
 
 
 def _plain(value: Any, name: str, place: str) -> Any:

@@ -25,7 +25,6 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.format import PAGE, Cursor, Head, Header
-from edcache.labels.columns import LabelTypes
 from edcache.labels.revisions import RevisionTypes, check_types, settled
 from edcache.labels.tables import (
     ChunkTable,
@@ -35,6 +34,7 @@ from edcache.labels.tables import (
     pack_labels,
     pack_revision,
 )
+from edcache.labels.types import LabelTypes
 from edcache.options import Sync
 from edcache.writer.anywhere import Appending
 from edcache.writer.chunk import Chunk

@@ -86,7 +86,7 @@ def run_tests(copy: Path, tests: Sequence[str], keyword: str, scale: float) -> t
         del environment[name]
     base = ["--basetemp", str(copy.parent / f"{copy.name}-tmp")]
     ran = subprocess.run(
-        [sys.executable, *_PYTEST, *base, "-k", keyword, *tests],
+        [sys.executable, *_PYTEST, "--full", *base, "-k", keyword, *tests],
         cwd=copy,
         env=environment,
         stdout=subprocess.PIPE,

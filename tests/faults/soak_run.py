@@ -97,7 +97,7 @@ def settings_of(number: int) -> dict[str, str]:
 
 def commands(jobs: int) -> dict[str, list[str]]:
     """What a round runs, family by family, so that a round that is cut short has counted some."""
-    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    pytest = [sys.executable, "-m", "pytest", "--full", "-x", "-q", "-p", "no:cacheprovider"]
     if jobs > 1 and importlib.util.find_spec("xdist"):
         pytest += ["-n", str(jobs), "--dist", "loadfile"]
     families = {family: [*pytest, family] for family in FAMILIES}

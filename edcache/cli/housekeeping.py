@@ -5,49 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
 from edcache.cli.call import Call
-from edcache.cli.group import (
-    FAILED,
-    FOLDER,
-    PATH,
-    argument_option,
-    json_option,
-    main,
-    print_json,
-    print_lines,
-    quantity,
-    size,
-)
+from edcache.cli.group import FAILED, main
+from edcache.cli.options import FOLDER, PATH, duration, flags, print_lines, print_report, size
 from edcache.memory import PREFIX
-from edcache.present import (
-    comparison_lines,
-    fingerprint_lines,
-    listing_lines,
-    listing_object,
-    memory_lines,
-    memory_object,
-    plural,
-    printable,
-    pruning_row,
-    sizes_text,
-    table,
-)
+from edcache.present import reports
+from edcache.present.text import plural, printable, table
 from edcache.sizes import human_bytes
 
 if TYPE_CHECKING:
     from edcache.format import Head
     from edcache.housekeeping import Listed
-
-_SECONDS: Final = {"h": 3600, "d": 86_400, "w": 604_800}
-
-
-_duration: Final = quantity(_SECONDS, "12h, 30d or 8w")
-
-_yes_option = click.option("--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked.")
 
 
 # ------------------------------------------------------------------------------------------ caches
@@ -55,7 +27,7 @@ _yes_option = click.option("--yes", is_flag=True, help="Do not ask; without a te
 
 @main.command()
 @click.argument("directory", metavar="[DIR]", required=False, type=FOLDER)
-@json_option
+@flags("as_json")
 def caches(directory: str | None, as_json: bool) -> None:
     """List the archives in DIR and below it, least recently used first.
 
@@ -68,23 +40,13 @@ def caches(directory: str | None, as_json: bool) -> None:
       edcache caches cache --json
     """
     if directory == PREFIX:
-        _list_memory(as_json)
+        from edcache.housekeeping import archives_in_memory
+
+        held = archives_in_memory()
+        print_report(as_json, reports.memory_object(held), reports.memory_lines(held))
         return
     folder, archives = _archives(directory)
-    if as_json:
-        print_json(listing_object(folder, archives))
-    else:
-        print_lines(listing_lines(folder, archives))
-
-
-def _list_memory(as_json: bool) -> None:
-    from edcache.housekeeping import archives_in_memory
-
-    archives = archives_in_memory()
-    if as_json:
-        print_json(memory_object(archives))
-    else:
-        print_lines(memory_lines(archives))
+    print_report(as_json, reports.listing_object(folder, archives), reports.listing_lines(folder, archives))
 
 
 def _archives(directory: str | None) -> tuple[str, list[Listed]]:
@@ -105,7 +67,7 @@ def _archives(directory: str | None) -> tuple[str, list[Listed]]:
 @main.command()
 @click.argument("path", type=PATH)
 @click.argument("factory", metavar="[MODULE:FACTORY]", required=False)
-@argument_option
+@flags("arguments")
 @click.option("--version", metavar="VALUE", help="The version that the call is of.")
 def why(path: str, factory: str | None, arguments: Sequence[str], version: str | None) -> None:
     """Say of which call an archive is; with a call, what differs from it, and exit 1 if anything does.
@@ -123,12 +85,12 @@ def why(path: str, factory: str | None, arguments: Sequence[str], version: str |
     if factory is None and (arguments or version is not None):
         raise click.UsageError("--arg and --version belong to a call; name its MODULE:FACTORY too")
     head = head_of(path)
-    lines = list(fingerprint_lines(shown(path), head.fingerprint))
+    lines = list(reports.fingerprint_lines(shown(path), head.fingerprint))
     different: list[str] = []
     if factory is not None:
         call = Call(factory, arguments, version)
         different = list(_differences(head, call))
-        lines += ["", *comparison_lines(call.fingerprint(), different)]
+        lines += ["", *reports.comparison_lines(call.fingerprint(), different)]
     print_lines(lines)
     if different:
         sys.exit(FAILED)
@@ -151,7 +113,7 @@ def _differences(head: Head, call: Call) -> Iterator[str]:
 
 @main.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
-@_yes_option
+@flags("yes")
 @click.option("--force", is_flag=True, help="Also what another process is filling.")
 def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
     """Delete archives, and what a rebuild that was killed left beside them.
@@ -182,8 +144,8 @@ def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
         click.echo(printable(f"{file}: deleted, {human_bytes(nbytes)}"))
     for server in servers:
         removed = remove(server)
-        told = f"{plural(removed.keys, 'key')}, {plural(removed.records, 'record')} among them"
-        click.echo(printable(f"{server}: deleted, {told}"))
+        counts = f"{plural(removed.keys, 'key')}, {plural(removed.records, 'record')} among them"
+        click.echo(printable(f"{server}: deleted, {counts}"))
     if gone < len(doomed):
         sys.exit(FAILED)
 
@@ -231,10 +193,10 @@ def _confirm(question: str, yes: bool) -> None:
 
 @main.command()
 @click.argument("directory", metavar="[DIR]", required=False, type=FOLDER)
-@click.option("--older-than", metavar="DURATION", callback=_duration, help="Unused so long: 12h, 30d, 8w.")
+@click.option("--older-than", metavar="DURATION", callback=duration, help="Unused so long: 12h, 30d, 8w.")
 @click.option("--max-size", metavar="SIZE", callback=size, help="What may stay: 500MB, 1.5GB, 1TiB.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@_yes_option
+@flags("yes")
 def prune(
     directory: str | None, older_than: float | None, max_size: float | None, dry_run: bool, yes: bool
 ) -> None:
@@ -253,16 +215,16 @@ def prune(
     folder, archives = _archives(directory)
     plan = plan_pruning(archives, older_than=older_than, max_nbytes=max_size)
     if plan.doomed:
-        rows = (pruning_row(folder, archive) for archive in plan.doomed)
+        rows = (reports.pruning_row(folder, archive) for archive in plan.doomed)
         print_lines(table(("path", "size", "last used"), rows, whole=1))
     for reason in plan.busy:
         click.echo(printable(f"{reason}; it stays"), err=True)
     if dry_run:
-        click.echo(f"{sizes_text(plan.doomed)} to delete; {sizes_text(plan.kept)} to stay")
+        click.echo(f"{reports.sizes_text(plan.doomed)} to delete; {reports.sizes_text(plan.kept)} to stay")
         return
     if plan.doomed:
-        _confirm(f"delete {sizes_text(plan.doomed)}?", yes)
+        _confirm(f"delete {reports.sizes_text(plan.doomed)}?", yes)
     gone = dict(_deleted(archive.path for archive in plan.doomed))
     stay = [archive for archive in (*plan.kept, *plan.doomed) if archive.path not in gone]
     went = f"{plural(len(gone), 'archive')} deleted, {human_bytes(sum(gone.values()))} freed"
-    click.echo(f"{went}; {sizes_text(stay)} stay")
+    click.echo(f"{went}; {reports.sizes_text(stay)} stay")
