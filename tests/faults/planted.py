@@ -177,8 +177,8 @@ _CHAIN = [
     ),
     Bug(
         "seal's directory unchecked",
-        "reader/hold.py",
-        "            self._chain.check_seal(file.pread, self._size, self._seal)\n",
+        "reader/tables.py",
+        "            self.chain.check_seal(file.pread, self.size, self.seal)\n",
         "",
         (
             "tests/attacks/test_attacks_differential.py"
@@ -187,8 +187,8 @@ _CHAIN = [
     ),
     Bug(
         "index not compared with the chain",
-        "reader/hold.py",
-        "        if self.chunks is not None:\n            self._chain.check_index(index)\n",
+        "reader/tables.py",
+        "        if self.chunks is not None:\n            self.chain.check_index(index)\n",
         "",
         ("tests/attacks/test_attacks.py",),
         keyword="chunk_outside or chunk_overlap or no_chunks",
@@ -440,7 +440,7 @@ _READER = [
     Bug(
         "record without its crc32",
         "reader/checks.py",
-        "        if found != said:",
+        "        if crc != expected:",
         "        if False:",
         ("tests/test_blocks.py::test_a_damaged_record_is_named_and_no_other",),
     ),
@@ -467,29 +467,29 @@ _READER = [
     ),
     Bug(
         "index without its crc32",
-        "reader/hold.py",
+        "reader/tables.py",
         "        if format.crc32(data) != header.payload_crc:\n            raise CorruptArchiveError(",
         "        if False:\n            raise CorruptArchiveError(",
         ("tests/test_flips.py::test_a_flipped_bit_is_never_read_as_another_value",),
     ),
     Bug(
         "maps a torn tail",
-        "reader/hold.py",
-        "end = self._chain.cursor.offset if self._seal is None else self._size",
-        "end = self._size",
+        "reader/tables.py",
+        "end = self.chain.cursor.offset if self.seal is None else self.size",
+        "end = self.size",
         ("tests/test_process.py",),
         keyword="a_torn_tail_that_is_cut",
     ),
     Bug(
         "another archive at the path",
-        "reader/hold.py",
+        "reader/file.py",
         "                if self._is_rewritten(file):",
         "                if True:",
         ("tests/test_compact.py::test_a_reader_that_looks_again_refuses_another_archive",),
     ),
     Bug(
         "missing, but for the last",
-        "reader/reader.py",
+        "reader/base.py",
         "return np.flatnonzero(absent)",
         "return np.flatnonzero(absent[:-1])",
         ("tests/faults/test_planted_gaps.py",),
@@ -733,7 +733,7 @@ _LABELS = [
     Bug(
         "labels that were added outlive a newer sample",
         "labels/revisions.py",
-        "np.where(written[for_rows] > layer.seq, pick[for_rows], own)",
+        "np.where(written[layer.rows] > layer.seq, pick[layer.rows], own)",
         "own",
         (
             "tests/test_relabel.py"
@@ -897,21 +897,21 @@ _LOCAL = [
     ),
     Bug(
         "records that are read are not fetched again",
-        "reader/hold.py",
-        "if self._view is not None or not self.storage.mend(offset, nbytes):",
+        "reader/file.py",
+        "if not self.storage.mend(*extent):",
         "if True:",
         (f"{THROUGH}::test_a_damaged_block_is_fetched_again",),
     ),
     Bug(
         "a damaged dictionary is not fetched again",
-        "reader/hold.py",
+        "reader/tables.py",
         "if format.crc32(data) != entry.crc32 and self.storage.mend(offset, nbytes):",
         "if False:",
         (f"{THROUGH}::test_dictionaries_index_and_labels_are_mended_too",),
     ),
     Bug(
         "a damaged index is not fetched again",
-        "reader/hold.py",
+        "reader/tables.py",
         "if format.crc32(data) != header.payload_crc and self.storage.mend(offset, nbytes):",
         "if False:",
         (f"{THROUGH}::test_dictionaries_index_and_labels_are_mended_too",),
@@ -1059,7 +1059,7 @@ _FRAMEWORKS = [
     ),
     Bug(
         "an archive is complete without its seal",
-        "reader/reader.py",
+        "reader/base.py",
         "return self.sealed and self.has_all",
         "return self.has_all",
         ("tests/test_partial.py::test_the_warning_says_what_is_there_and_what_to_do",),
