@@ -15,7 +15,7 @@ from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
 from edcache.options import FillOptions, Sync
 from edcache.stores import Store, store_at
-from edcache.writer import AnyAppender, ChunkWriter, adopt_labels
+from edcache.writer import AnyAppender, FailureOf, Publisher, adopt_labels
 
 # What a fill knows of each sample, and what comes and goes while it looks for those that are missing.
 _BOOKS_NBYTES: Final = 4
@@ -75,9 +75,15 @@ class Job:
             raise
         return appender
 
-    def writer(self, appender: AnyAppender) -> ChunkWriter:
-        """What encodes samples for the archive, with the label columns that it was begun with."""
-        return ChunkWriter(appender, adopt_labels(appender.head, self.spec, self.path), self.chunk_size)
+    def publisher(self, appender: AnyAppender, *, keeps_failures: bool = True) -> Publisher:
+        """What encodes and publishes samples, with the label columns that the archive was begun with.
+
+        Args:
+            keeps_failures: whether `on_error` may keep samples that are refused from ending the fill.
+        """
+        spec = adopt_labels(appender.head, self.spec, self.path)
+        failure_of = self.failure_of if keeps_failures else None
+        return Publisher(appender, spec, self.chunk_size, failure_of=failure_of, path=self.path)
 
     def compute(self, index: int) -> Any:
         """One sample from the source, tried as often as asked for.
@@ -93,8 +99,12 @@ class Job:
                 continue
         return compute(self.source, index, self.path)
 
-    def failure(self, index: int, error: BaseException) -> Failure:
-        """What the archive keeps of a sample that could not be made."""
+    @property
+    def failure_of(self) -> FailureOf | None:
+        """What the archive keeps of a sample that could not be made; None where that ends the fill."""
+        return None if self.options.on_error == "raise" else self._failure
+
+    def _failure(self, index: int, error: EdcacheError) -> Failure:
         cause = error.__cause__ if isinstance(error, SourceError) and error.__cause__ else error
         is_final = self.options.on_error == "skip_final"
         text = traceback_of(cause)[-_MOST_TRACEBACK:]
@@ -220,8 +230,3 @@ def check_length(path: str, found: int | None, length: int) -> None:
         f"{path}: begun for {found:,} samples, the source has {length:,} now; {growing}"
         'build it again (keep_existing=False, or on_stale="rebuild"), or choose another path'
     )
-
-
-def placed(error: EdcacheError, path: str) -> EdcacheError:
-    """The same error, with the archive in front of its text."""
-    return type(error)(f"{path}: {error}")

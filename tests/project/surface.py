@@ -9,7 +9,7 @@ from typing import Any
 
 import edcache
 
-FILE = Path(__file__).parents[1] / "project" / "surface.txt"
+FILE = Path(__file__).with_name("surface.txt")
 
 # Classes of objects that users get from a call and do not make.
 RETURNED = (
