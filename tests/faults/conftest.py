@@ -7,7 +7,7 @@ import pytest
 
 from edcache import contents, format
 from edcache.maintain import survey
-from edcache.reader import hold
+from edcache.reader import tables
 
 
 def remembering(function):
@@ -102,7 +102,7 @@ def remembered():
         patch.setattr(contents, "revised", remembering_revised(contents.revised))
         patch.setattr(survey, "check_chunk", remembering_chunks(survey.check_chunk))
         patch.setattr(survey, "merge", remembering_merge(survey.merge))
-        for module in (hold, survey):
+        for module in (tables, survey):
             patch.setattr(module, "parse_index", remembering(module.parse_index))
             patch.setattr(module, "parse_labels", remembering(module.parse_labels))
         yield

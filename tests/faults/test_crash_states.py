@@ -38,7 +38,7 @@ from edcache.errors import NotAnArchiveError
 from edcache.format import PAGE
 from edcache.labels.spec import LabelSpec
 from edcache.local import SIDE
-from edcache.reader import hold
+from edcache.reader import tables
 from edcache.writer import Appender, log, new_head, recovery
 
 pytestmark = pytest.mark.spread
@@ -71,7 +71,7 @@ class Reads(Parts):
                 self._present = present(self._cache)
                 versions = label_versions(self._cache)
                 # Read once, by whichever sample comes first.
-                self._cache.reader._here.dictionaries()
+                self._cache.reader.session.tables.dictionaries  # noqa: B018
             except EdcacheError as error:
                 yield type(error).__name__, 0
                 return
@@ -306,7 +306,7 @@ def whole_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(format, "walk", as_one_call(format.walk))
     monkeypatch.setattr(contents, "has_sound_payload", as_one_call(contents.has_sound_payload))
     monkeypatch.setattr(recovery, "find_headers", as_one_call(contents.find_headers))
-    for module in (hold, log):
+    for module in (tables, log):
         monkeypatch.setattr(module, "read_table", as_one_call(contents.read_table))
 
 

@@ -398,7 +398,7 @@ def test_an_unsealed_archive_is_checked_too(tmp_path):
 
 
 def is_done(ds):
-    return ds.reader._here.checks.is_done
+    return ds.reader.session.checks.is_done
 
 
 def one_by_one(ds, indices):
