@@ -423,6 +423,7 @@ class Filled(lightning.LightningDataModule):
         return DataLoader(self.ds, 8, shuffle=True)
 
 
+@pytest.mark.full
 @quiet_lightning
 def test_lightnings_spawned_ranks_fill_one_cache_together_and_share_its_epochs(tmp_path):
     trainer(devices=2, strategy="ddp_spawn").fit(Tiny(tmp_path), Filled(tmp_path))
