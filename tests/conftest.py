@@ -105,5 +105,6 @@ def pytest_terminal_summary(terminalreporter, config):
     if not config.option.full:
         left_out, scale = config.stash[_LEFT_OUT], os.environ["EDCACHE_TEST_SCALE"]
         terminalreporter.section("left out; scripts/test --full has all")
-        terminalreporter.write_line(f"{left_out.total()} tests of {', '.join(sorted(left_out)) or 'no file'}")
-        terminalreporter.write_line(f"of what is tried in many ways: all but {scale} of them")
+        if left_out:
+            terminalreporter.write_line(f"{left_out.total()} tests of {', '.join(sorted(left_out))}")
+        terminalreporter.write_line(f"what is tried in many ways was tried at scale {scale}")
