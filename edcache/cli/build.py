@@ -11,8 +11,8 @@ import click
 
 from edcache.cli.call import Call
 from edcache.cli.group import FOLDER, PATH, argument_option, as_typed, main, pickle_option, progress_option
+from edcache.durable import check_outlives
 from edcache.errors import ArchiveNotFoundError, StaleCacheError
-from edcache.memory import check_outlives
 from edcache.present import plural
 from edcache.sizes import human_bytes
 
@@ -200,7 +200,7 @@ def _told_how_to_resume(out: str, rebuild: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from edcache.places import shown
+        from edcache.durable import shown
 
         out = shown(out)
         if rebuild:

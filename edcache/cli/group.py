@@ -15,9 +15,9 @@ import click
 from click.shell_completion import CompletionItem
 
 from edcache import __version__
+from edcache.durable import hidden
 from edcache.errors import EdcacheError
 from edcache.present import one_line
-from edcache.servers import served
 from edcache.sizes import NBYTES
 from edcache.suggestion import path_suggestion, suggestion
 
@@ -187,7 +187,7 @@ def bar(doing: str, path: str, progress: bool | None) -> Iterator[Callable[[int,
     if not progress:
         yield None
         return
-    from edcache.places import shown
+    from edcache.durable import shown
 
     name = os.path.basename(shown(path))
     with click.progressbar(length=1, label=f"{doing} {name}", file=sys.stderr) as bar:
@@ -215,7 +215,7 @@ class _Path(click.types.StringParamType):
         return [CompletionItem(incomplete, type=self._kind)]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return served(str(value))
+        return hidden(str(value))
 
 
 PATH: Final = _Path()

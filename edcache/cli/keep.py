@@ -22,7 +22,6 @@ from edcache.cli.group import (
     quantity,
     size,
 )
-from edcache.memory import PREFIX
 from edcache.present import (
     comparison_lines,
     fingerprint_lines,
@@ -67,7 +66,7 @@ def caches(directory: str | None, as_json: bool) -> None:
     Example:
       edcache caches cache --json
     """
-    if directory == PREFIX:
+    if directory == "shm://":
         _list_memory(as_json)
         return
     folder, archives = _archives(directory)
@@ -78,7 +77,7 @@ def caches(directory: str | None, as_json: bool) -> None:
 
 
 def _list_memory(as_json: bool) -> None:
-    from edcache.housekeeping import archives_in_memory
+    from edcache.memory import archives_in_memory
 
     archives = archives_in_memory()
     if as_json:
@@ -117,8 +116,8 @@ def why(path: str, factory: str | None, arguments: Sequence[str], version: str |
     Example:
       edcache why train.zip digits:make --arg split=train
     """
+    from edcache.durable import shown
     from edcache.housekeeping import head_of
-    from edcache.places import shown
 
     if factory is None and (arguments or version is not None):
         raise click.UsageError("--arg and --version belong to a call; name its MODULE:FACTORY too")

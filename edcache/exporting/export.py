@@ -9,9 +9,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from edcache import memory
 from edcache.archives import Path
 from edcache.dataset import CachedDataset
+from edcache.durable import check_outlives, local_path
 from edcache.errors import OptionError, PartialArchiveError
 from edcache.exporting.columns import Looker, joined
 from edcache.exporting.huggingface import HuggingFace, datasets_package
@@ -33,7 +33,6 @@ from edcache.exporting.rows import Parquets
 from edcache.exporting.single import Folders, Naming, Tars, check_json_labels
 from edcache.fill import worker_count
 from edcache.labels.exchange import Column
-from edcache.places import local_path
 from edcache.sizes import parsed_bytes
 from edcache.views import Samples
 
@@ -111,7 +110,7 @@ def export(
     count = worker_count(num_workers)
     if to == "hf":
         datasets_package()
-    memory.check_outlives(out)
+    check_outlives(out)
     target = local_path(out)
     check_free(target)
     samples = prepared(_opened(ds, allow_partial))

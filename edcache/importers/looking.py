@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from edcache.durable import local_path
 from edcache.errors import ForeignCacheError, OptionError
 from edcache.importers.edflow import EXAMPLE, EdflowFolder, EdflowZip
 from edcache.importers.images import Images, has_images, looks_like_a_copy
@@ -19,7 +20,6 @@ from edcache.importers.source import OldCache, read_whole
 from edcache.importers.tensordict import META, Tensordict
 from edcache.importers.torch_xla import METADATA, SAMPLE, TorchXla
 from edcache.importers.webdataset import Webdataset
-from edcache.places import local_path
 
 _HASH = re.compile(r"[0-9a-f]{32,}\.pt")
 _LOOKED_AT = 10_000

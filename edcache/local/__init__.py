@@ -10,9 +10,9 @@
 Each imports only those below it.
 """
 
-from edcache.local.keeping import Kept, copies_beside, copies_in, copy_at, discard_side, leftovers, why_stays
+from edcache.local.keeping import Kept, copies_in
 from edcache.local.side import PARTIAL, SIDE
-from edcache.local.through import ReadThrough, finished, open_archive, open_through, reopen_through
+from edcache.local.through import ReadThrough
 from edcache.local.whole import Copied, CopyOptions, copy_local, copy_to_local
 
 __all__ = [
@@ -22,16 +22,7 @@ __all__ = [
     "CopyOptions",
     "Kept",
     "ReadThrough",
-    "copies_beside",
     "copies_in",
-    "copy_at",
     "copy_local",
     "copy_to_local",
-    "discard_side",
-    "finished",
-    "leftovers",
-    "open_archive",
-    "open_through",
-    "reopen_through",
-    "why_stays",
 ]

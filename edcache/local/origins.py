@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from edcache import durable
-from edcache.durable import File
-from edcache.places import Where, located
-from edcache.places.remote import RemotePlace
-from edcache.servers import refuse
+from edcache.durable import ByteSource, File, Location
 
 Identity = tuple[str, ...]
 """What changes when an origin does: of a file its size, the time of its last change and its inode."""
@@ -86,9 +82,9 @@ class FileOrigin:
 class RemoteOrigin:
     """An object behind a URL; what is read is of the state that it had when it was opened."""
 
-    def __init__(self, place: RemotePlace) -> None:
-        self.path = place.path
-        self._place = place
+    def __init__(self, source: ByteSource) -> None:
+        self.path = source.path
+        self._place = source
 
     def size(self) -> int:
         """Bytes of that state."""
@@ -102,29 +98,28 @@ class RemoteOrigin:
         """The bytes of many extents, fetched all at a time."""
         return [bytes(data) for data in self._place.read_many(extents)]
 
-    def identity(self) -> tuple[int, str]:
-        """Size, and what its server tells states apart by."""
-        stamp = self._place.identity()
-        return stamp.size, stamp.tag
+    def identity(self) -> tuple[object, ...]:
+        """What tells the state that was opened from others."""
+        return self._place.tag()
 
     def close(self) -> None:
         """Let go of it."""
         self._place.close()
 
 
-def open_origin(where: Where) -> Origin:
-    """Open what is at a path or behind a URL; raises as `open_place`."""
-    return FileOrigin(where) if isinstance(where, str) else RemoteOrigin(RemotePlace(where))
+def open_origin(where: Location) -> Origin:
+    """Open what is at a path or behind a URL; raises as `Location.open`."""
+    return RemoteOrigin(where.open()) if where.by_request else FileOrigin(where.local_path())
 
 
-def identity_at(where: Where) -> Identity:
+def identity_at(where: Location) -> Identity:
     """The identity of what is there: of a path by one call of the system, of a URL by one or two requests.
 
     Raises:
         ArchiveNotFoundError, StorageError.
     """
-    if isinstance(where, str):
-        return as_identity(durable.stamp(where))
+    if not where.by_request:
+        return as_identity(durable.stamp(where.local_path()))
     origin = open_origin(where)
     try:
         return as_identity(origin.identity())
@@ -135,21 +130,3 @@ def identity_at(where: Where) -> Identity:
 def as_identity(said: object) -> Identity:
     """What `Origin.identity` says, as it is compared and kept."""
     return tuple(map(str, said)) if isinstance(said, (tuple, list)) else (str(said),)
-
-
-def origin_at(
-    path: str | os.PathLike[str] | Where, storage_options: Mapping[str, Any] | None = None
-) -> Where:
-    """Where an origin is, as everywhere on this machine: a full path, or a URL.
-
-    Raises:
-        OptionError: it is a cache in Redis.
-    """
-    where = located(path, storage_options)
-    refuse(where)
-    return where
-
-
-def name_of(where: Where) -> str:
-    """What an origin is called, in messages and in side files: without credentials."""
-    return where if isinstance(where, str) else where.shown

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from edcache import durable, format, memory, servers, temporary
+from edcache import durable, format, temporary
 from edcache.digests import check_digest, parse_digest
-from edcache.durable import File
+from edcache.durable import File, Location, local_path, located, shown
 from edcache.errors import (
     ArchiveExistsError,
     DigestError,
@@ -19,9 +19,8 @@ from edcache.errors import (
 )
 from edcache.local.bringing import OnProgress, Plan, bring
 from edcache.local.keeping import check_space, limit_of, make_room
-from edcache.local.origins import Origin, as_identity, identity_at, name_of, open_origin, origin_at
+from edcache.local.origins import Origin, as_identity, identity_at, open_origin
 from edcache.local.side import PARTIAL, SIDE, Note, Side, Version, locked_side, note_of, note_use, stamp_of
-from edcache.places import Where, shown
 from edcache.progress import ByteProgress, Show
 
 logger = logging.getLogger("edcache")
@@ -112,14 +111,13 @@ def copy_local(
     if type(threads) is not int or threads < 1:
         raise OptionError(f"num_threads={threads!r}; give a number from 1 on")
     limit = limit_of(options.max_bytes)
-    memory.check_outlives(target)
-    servers.refuse(os.fspath(target))
-    source, place = origin_at(src, options.storage_options), durable.absolute(target)
-    if isinstance(source, str) and os.path.isdir(source):
+    durable.check_outlives(target)
+    source, place = located(src, options.storage_options), local_path(target)
+    if not source.by_request and os.path.isdir(source.path):
         if expected is not None:
-            raise OptionError(f"{source}: a folder; expected_digest= is that of one archive")
-        return _copy_folder(source, place, threads, limit, on_progress)
-    copy = _place_of(name_of(source), place)
+            raise OptionError(f"{source.path}: a folder; expected_digest= is that of one archive")
+        return _copy_folder(source.path, place, threads, limit, on_progress)
+    copy = _place_of(source.path, place)
     copying = Copying(copy, os.path.dirname(copy), threads, limit, [copy])
     nbytes, fetched = copying.copy(source, expected, on_progress)
     return Copied(copy, 1, nbytes, fetched)
@@ -147,7 +145,7 @@ def _copy_folder(
             if on_progress is not None:
                 on_progress(before + done, total)
 
-        fetched += Copying(copy, target, threads, limit, found.values()).copy(path, None, tell)[1]
+        fetched += Copying(copy, target, threads, limit, found.values()).copy(located(path), None, tell)[1]
         before += size
     return Copied(target, len(found), total, fetched)
 
@@ -194,7 +192,7 @@ class Copying:
         self._folder = folder or os.curdir
         self._threads, self._limit, self._keep = threads, limit, keep
 
-    def copy(self, source: Where, expected: str | None, on_progress: OnProgress | None) -> tuple[int, int]:
+    def copy(self, source: Location, expected: str | None, on_progress: OnProgress | None) -> tuple[int, int]:
         """Copy what is there unless that was done; returns its bytes, and those that were fetched."""
         # Without the lock, and so where nothing can be written too.
         found = current(self._copy, identity_at(source))

@@ -14,6 +14,7 @@ from edcache import format
 from edcache.codec import Compression
 from edcache.contents import Contents
 from edcache.digests import OnProgress
+from edcache.durable import ByteSource, located
 from edcache.errors import CorruptRecordError, LengthError, OptionError
 from edcache.format import Head
 from edcache.labels.arrays import take_rows
@@ -21,7 +22,6 @@ from edcache.labels.joining import labelled_columns, labelled_rows, stacked
 from edcache.labels.tables import MAX_SCHEMAS, Failure, Revision
 from edcache.maintain.copying import Copier, Ints, NewArchive, intact_dictionaries
 from edcache.maintain.survey import Survey, sound_survey
-from edcache.places import Place, located, open_place
 
 _NO_COLUMN: Final = object()
 
@@ -34,7 +34,7 @@ class Source:
             table, revisions included. length: samples of its dataset.
     """
 
-    def __init__(self, file: Place, allow_partial: bool) -> None:
+    def __init__(self, file: ByteSource, allow_partial: bool) -> None:
         survey: Survey = sound_survey(file, allow_partial)
         assert survey.contents is not None
         assert survey.revised is not None
@@ -70,7 +70,7 @@ def opened(paths: Sequence[str], allow_partial: bool) -> Iterator[list[Source]]:
     Raises: as `sound_survey`.
     """
     with ExitStack() as stack:
-        files = (stack.enter_context(closing(open_place(located(path)))) for path in paths)
+        files = (stack.enter_context(closing(located(path).open())) for path in paths)
         yield [Source(file, allow_partial) for file in files]
 
 
@@ -222,7 +222,7 @@ def check_dictionaries(sources: Sequence[Source], asked_by: str) -> None:
 
 
 def assemble(
-    target: str, shares: Sequence[Share], like: Place, progress: Progress, asked_by: str
+    target: str, shares: Sequence[Share], like: ByteSource, progress: Progress, asked_by: str
 ) -> Assembled:
     """Write a sealed archive of the samples of some shares, one after the other; nothing may be at the path.
 

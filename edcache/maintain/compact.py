@@ -8,16 +8,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from edcache import format, memory
+from edcache import durable, format
 from edcache.contents import Contents, merge, read_revision, read_table
 from edcache.digests import OnProgress
-from edcache.durable import File
+from edcache.durable import File, local_path
 from edcache.errors import ArchiveLockedError, CorruptRecordError, StaleArchiveError
 from edcache.format import Header
 from edcache.labels.tables import ChunkTable, Dictionary, Failure, Revision
 from edcache.maintain.copying import Copier, Ints, NewArchive, check_free, chunk_count
 from edcache.maintain.survey import Survey, sound_survey
-from edcache.places import local_path
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def compact(
         the new one; a leftover `.edcache.new` is begun anew by the next run.
     """
     tell = on_progress or (lambda done, total: None)
-    memory.check_outlives(path if target is None else target)
+    durable.check_outlives(path if target is None else target)
     name = local_path(path) if target is not None else os.path.realpath(local_path(path))
     with closing(File.open(name, "r")) as file:
         if target is None:

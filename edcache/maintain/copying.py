@@ -11,14 +11,14 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache import durable, format, memory, temporary
+from edcache import durable, format, temporary
 from edcache.codec import Compression
 from edcache.contents import Contents
+from edcache.durable import ByteSource
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, StorageError
 from edcache.format import Head
 from edcache.labels.arrays import take_rows
 from edcache.labels.tables import Dictionary, IndexTable, Records
-from edcache.places import Place
 from edcache.writer import Appender, Chunk
 
 CHUNK_NBYTES: Final = 4 << 20
@@ -44,8 +44,8 @@ class NewArchive:
         ArchiveLockedError: another process is writing the same file.
     """
 
-    def __init__(self, target: str, head: Head, like: Place) -> None:
-        memory.check_outlives(target)
+    def __init__(self, target: str, head: Head, like: ByteSource) -> None:
+        durable.check_outlives(target)
         self._target = target
         self._session = temporary.start(target)
         self._work = self._session.path
@@ -115,7 +115,7 @@ class Copier:
     """
 
     def __init__(
-        self, source: Place, out: Appender, on_nbytes: Callable[[int], object], on_damage: OnDamage
+        self, source: ByteSource, out: Appender, on_nbytes: Callable[[int], object], on_damage: OnDamage
     ) -> None:
         self._source = source
         self._out = out
@@ -190,7 +190,7 @@ def _compressed(
     return compressed, frames
 
 
-def intact_dictionaries(source: Place, dictionaries: Iterable[Dictionary]) -> Iterator[bytes]:
+def intact_dictionaries(source: ByteSource, dictionaries: Iterable[Dictionary]) -> Iterator[bytes]:
     """The compression dictionaries that fit their crc32."""
     for entry in dictionaries:
         data = source.pread(entry.offset, entry.nbytes)

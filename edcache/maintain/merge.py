@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from edcache.archives import Path, several
 from edcache.digests import OnProgress
+from edcache.durable import local_path
 from edcache.maintain.assembling import Progress, Share, assemble, check_dictionaries, opened
 from edcache.maintain.copying import check_free
-from edcache.places import local_path
 
 
 @dataclass(frozen=True)

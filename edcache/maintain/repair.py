@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.digests import OnProgress
-from edcache.durable import File
+from edcache.durable import File, local_path
 from edcache.maintain.copying import Copier, Ints, NewArchive, check_free, intact_dictionaries
 from edcache.maintain.salvage import Doubtful, Salvage
-from edcache.places import local_path
 from edcache.writer import Appender
 
 _SHOWN: Final = 20

@@ -16,6 +16,7 @@ import numpy as np
 from edcache import bounded, durable, format
 from edcache.archives import Path
 from edcache.digests import OnProgress
+from edcache.durable import local_path
 from edcache.errors import EdcacheError, OptionError
 from edcache.labels.classes import classes
 from edcache.labels.columns import LabelTypes
@@ -30,7 +31,6 @@ from edcache.labels.tables import (
 from edcache.labels.view import Labels
 from edcache.maintain.assembling import Assembled, Progress, Share, Source, assemble, joined_head, opened
 from edcache.maintain.copying import CHUNK_NBYTES, Ints, check_free
-from edcache.places import local_path
 from edcache.sizes import human_bytes, parsed_bytes
 
 _ASKED_BY: Final = "split()"

@@ -12,7 +12,8 @@ from edcache.present.text import one_line, plural, printable, table
 from edcache.sizes import human_bytes
 
 if TYPE_CHECKING:
-    from edcache.housekeeping import Held, Listed
+    from edcache.housekeeping import Listed
+    from edcache.memory import Held
 
 
 def listing_lines(directory: str, archives: Sequence[Listed]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from edcache import format
 from edcache.codec import PICKLE_SCHEMA, Decoder, Decoders, Decoding, aliased
 from edcache.codec.compression import decompress, decompress_into, most_content
 from edcache.contents import Chain, Contents, partial_text, read_revision, read_table
-from edcache.durable import File
+from edcache.durable import ByteSource
 from edcache.errors import (
     ArchiveError,
     CorruptArchiveError,
@@ -42,11 +42,10 @@ from edcache.labels.tables import (
 )
 from edcache.labels.view import checked_indices
 from edcache.once import once
-from edcache.places import Place
 from edcache.reader.checks import LARGE, Checks, Places
 from edcache.reader.group import Group, Records
 from edcache.reader.requested import Piece, Requested
-from edcache.reader.storage import is_at_hand, storage_of
+from edcache.reader.storage import Storage
 
 Ints = npt.NDArray[np.int64]
 
@@ -80,7 +79,12 @@ class Hold:
     """
 
     def __init__(
-        self, file: Place, io: str, verify: str, decoding: Decoding | None = None, before: Hold | None = None
+        self,
+        file: ByteSource,
+        io: str,
+        verify: str,
+        decoding: Decoding | None = None,
+        before: Hold | None = None,
     ) -> None:
         self.file = file
         self.path = file.path
@@ -102,7 +106,9 @@ class Hold:
             if self._chain.seal is not None:
                 # Its last header may have been written since it was looked for.
                 self._seal = self._found_seal(file)
-        elif verify == "open" or (verify != "never" and self._seal[0].seq <= _WALKED and is_at_hand(file)):
+        elif verify == "open" or (
+            verify != "never" and self._seal[0].seq <= _WALKED and not (file.by_request or file.is_partial)
+        ):
             # Cheap among a file's few entries; then the zip directory and the index can tell of no others.
             self._announce_headers(file, self._seal[1].payload_end)
             self._chain.extend(file.pread, self._size)
@@ -111,14 +117,14 @@ class Hold:
         # Not a byte behind the last entry: a writer may cut a torn tail off, and a mapping of what is no
         # longer there is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
         end = self._chain.cursor.offset if self._seal is None else self._size
-        self.storage = storage_of(file, min(end, self._size), io)
+        self.storage = Storage(file, min(end, self._size), io)
         self.contents = self._sealed_contents() if self._seal else self._chain.contents(self._sound_table)
         self._prepare()
 
-    def _found_seal(self, file: Place) -> tuple[Header, Header] | None:
+    def _found_seal(self, file: ByteSource) -> tuple[Header, Header] | None:
         return format.read_seal(file.pread, self._size, self.head.uuid)
 
-    def _announce_headers(self, file: Place, directory: int) -> None:
+    def _announce_headers(self, file: ByteSource, directory: int) -> None:
         """Let the kernel fetch every header at once, rather than each when the one before was read."""
         listed = file.pread(directory, min(self._size - directory, _DIRECTORY_NBYTES))
         offsets = [offset for offset in format.directory_offsets(listed) if offset < self._size]
@@ -134,13 +140,13 @@ class Hold:
     @property
     def has_writer(self) -> bool:
         """Whether a process writes the archive now; False where that cannot be asked, as behind a URL."""
-        is_filled = isinstance(self.file, File) and self.file.is_locked(format.LOCK_FILLER, format.FILLERS)
+        is_filled = self.file.is_locked(format.LOCK_FILLER, format.FILLERS)
         return is_filled or self.is_appended
 
     @property
     def is_appended(self) -> bool:
         """Whether a process is publishing something just now; False where that cannot be asked."""
-        return isinstance(self.file, File) and self.file.is_locked(format.LOCK_APPEND, 1)
+        return self.file.is_locked(format.LOCK_APPEND, 1)
 
     @property
     def holds_nothing(self) -> bool:
@@ -604,14 +610,14 @@ class Hold:
         except CorruptArchiveError as error:
             raise CorruptArchiveError(f"{self.path}: {error}") from error
 
-    def _has_changed(self, file: Place) -> bool:
+    def _has_changed(self, file: ByteSource) -> bool:
         size = file.size()
         if self.sealed:
             return size != self._size
         # The size alone does not tell: a torn tail may have been cut and its bytes used for a chunk.
         return next(format.walk(file.pread, size, self.head.uuid, self._chain.cursor), None) is not None
 
-    def _is_rewritten(self, file: Place) -> bool:
+    def _is_rewritten(self, file: ByteSource) -> bool:
         """Whether another file is the same archive, compacted."""
         try:
             return format.read_head(file.pread, self.path)[0].uuid == self.head.uuid
@@ -629,7 +635,7 @@ class Hold:
             for _ in range(_MOST_LOOKS):
                 # In this order: what is the same as it was before nobody published is what is there.
                 is_filled = hold.has_writer and not hold.is_appended
-                if hold.sealed or is_filled or type(hold.file) is not File:
+                if hold.sealed or is_filled or not hold.file.is_live:
                     break
                 is_appended, newer = hold.is_appended, hold.look_again()
                 if newer is not None:

@@ -15,10 +15,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache import bounded, memory
+from edcache import bounded, durable
 from edcache.codec import STORED, Decode, Decoder, Decoding
 from edcache.digests import check_digest, no_digest, parse_digest
-from edcache.durable import absolute
+from edcache.durable import ByteSource, Location, absolute, located
 from edcache.errors import (
     ArchiveClosedError,
     CodecError,
@@ -32,15 +32,12 @@ from edcache.errors import (
 )
 from edcache.format import Head
 from edcache.labels.tables import Failure, Records
-from edcache.local import ReadThrough, finished, open_archive, open_through, reopen_through
-from edcache.memory import is_memory
-from edcache.places import Place, Where, located, open_place
-from edcache.preload import Preloaded, check_preload
 from edcache.reader.group import Group
 from edcache.reader.hold import Hold
 from edcache.reader.storage import IO_CHOICES
 
 VERIFY_CHOICES: Final = ("touch", "open", "always", "never")
+_PRELOAD_CHOICES: Final = (None, "shm")
 # States of archives of which this process has warned.
 _warned: set[tuple[object, ...]] = set()
 
@@ -89,7 +86,7 @@ class Reader:
 
     def __init__(
         self,
-        path: Where | os.PathLike[str],
+        path: str | os.PathLike[str] | Location,
         *,
         verify: str = "touch",
         allow_pickle: bool = False,
@@ -114,14 +111,16 @@ class Reader:
         if local is None and max_bytes is not None:
             raise OptionError(f"max_bytes={max_bytes!r}; it is for the copies in local=, which was not given")
         self._where = located(path, storage_options)
-        self.path = self._where if isinstance(self._where, str) else self._where.shown
-        check_preload(preload, self.path)
+        self.path = self._where.path
+        if preload not in _PRELOAD_CHOICES:
+            raise OptionError(f"preload={preload!r}; choose {' or '.join(map(repr, _PRELOAD_CHOICES))}")
+        if preload and self._where.is_volatile:
+            raise OptionError(f"{self.path}: in memory already; leave preload out")
         self.preload = preload
         if local is not None:
-            memory.check_outlives(local)
+            durable.check_outlives(local)
         self.local = None if local is None else absolute(local)
         self._max_bytes = max_bytes
-        self._pinned: Any = None
         self.verify = verify
         self.allow_pickle = allow_pickle
         self.allow_partial = allow_partial
@@ -131,18 +130,17 @@ class Reader:
         self._expected_digest = None if expected_digest is None else parse_digest(expected_digest)
         self._proven_nbytes: int | None = None
         self._uuid: bytes | None = None
-        self._copy: str | None = None
+        # Of the copy that is read, where another process opened it.
+        self._token: Any = None
         self._hold: Hold | None = None
         self._closed = False
 
     def __getstate__(self) -> dict[str, Any]:
-        file = self._here.file
-        copy = file.name if isinstance(file, Preloaded) else None
-        return self.__dict__ | {"_hold": None, "_uuid": self.head.uuid, "_copy": copy}
+        return self.__dict__ | {"_hold": None, "_uuid": self.head.uuid, "_token": self._here.file.token}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self.preload or is_memory(self.path):
+        if self.preload or self._where.is_volatile:
             # In memory it is there while somebody has it open, which whoever sent this may cease to.
             self.head  # noqa: B018
 
@@ -303,7 +301,7 @@ class Reader:
     @property
     def by_request(self) -> bool:
         """Whether it is behind a URL, so that each read is a request."""
-        return not isinstance(self._where, str)
+        return self._where.by_request
 
     @contextmanager
     def reading_ahead(
@@ -384,7 +382,7 @@ class Reader:
         """
         count = len(self) if count is None else count
         if count <= self.known_length:
-            memory.check_books(count, nbytes, self.path)
+            bounded.check_books(count, nbytes, self.path)
         else:
             bounded.justify(nbytes * count, self.nbytes, self.path, f"{count:,} samples")
 
@@ -450,12 +448,12 @@ class Reader:
             return self._opened()
         except (CorruptArchiveError, NotAnArchiveError, StaleArchiveError):
             # Over a network it may have been the way, or it was replaced just then.
-            if isinstance(self._where, str) or self.local is not None:
+            if not self.by_request or self.local is not None:
                 raise
         return self._opened()
 
     def _opened(self) -> Hold:
-        file = self._place()
+        file = self._source()
         try:
             if self._expected_digest is not None:
                 self._prove(file, self._expected_digest)
@@ -474,23 +472,16 @@ class Reader:
         self._uuid = hold.head.uuid
         return hold
 
-    def _place(self) -> Place:
-        if self.local is not None:
-            return self._copy_here(self.local)
-        if self.preload is None:
-            return open_archive(self.path) if isinstance(self._where, str) else open_place(self._where)
+    def _source(self) -> ByteSource:
         # A process that got this by pickle reads what its sender reads, though the file may have changed.
-        found = None if self._copy is None else Preloaded.join(self._where, self._copy)
-        return found or Preloaded.of(self._where)
+        if self.local is not None:
+            options = {"folder": self.local, "max_bytes": self._max_bytes}
+            return durable.open_copy("local", self._where, self._token, **options)
+        if self.preload is not None:
+            return durable.open_copy(self.preload, self._where, self._token)
+        return self._where.open()
 
-    def _copy_here(self, folder: str) -> Place:
-        if self._pinned is not None:
-            return reopen_through(self._pinned, self._where)
-        return open_through(self._where, folder, self._max_bytes)
-
-    def _hold_on(self, file: Place) -> Hold:
-        if not isinstance(file, ReadThrough):
-            return Hold(file, self.io, self.verify, self.decoding)
+    def _hold_on(self, file: ByteSource) -> Hold:
         # A copy that lost in a power cut what it had: fetched again, it may make sense.
         try:
             hold = Hold(file, self.io, self.verify, self.decoding)
@@ -500,11 +491,9 @@ class Reader:
             if not file.mend_opening():
                 raise
             hold = Hold(file, self.io, self.verify, self.decoding)
-        file.opened()
-        is_first, self._pinned = self._pinned is None, file.pinned
-        if file.is_whole or not is_first:
-            return hold
-        whole = self._whole(hold)
+        file.accept()
+        # Only who opened the copy makes it whole.
+        whole = self._whole(hold) if self._token is None else None
         if whole is None:
             return hold
         file.close()
@@ -512,13 +501,10 @@ class Reader:
 
     def _whole(self, hold: Hold) -> Hold | None:
         """A hold on the copy where nearly all of it is here by now; None where that is how it is held."""
-        file = hold.file
-        if not isinstance(file, ReadThrough) or file.is_whole:
-            return None
-        found = finished(file, *hold.record_extents())
+        found = hold.file.finish(*hold.record_extents()) if hold.file.is_partial else None
         return None if found is None else self._hold_on(found)
 
-    def _prove(self, file: Place, expected: str) -> None:
+    def _prove(self, file: ByteSource, expected: str) -> None:
         """Hash the file, once for this reader and all its copies in other processes."""
         if self._proven_nbytes is None:
             self._proven_nbytes = check_digest(file, expected)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache import bounded, memory
+from edcache import bounded
 from edcache.codec import STORED, Decode, Decoder, Decoding
 from edcache.codec.compression import decompress
 from edcache.errors import (
@@ -406,7 +406,7 @@ class RedisReader:
         """Refuse to allocate so many bytes for each sample on the cache's word; see `Reader.justify`."""
         count = len(self) if count is None else count
         if count <= self.known_length:
-            memory.check_books(count, nbytes, self.path)
+            bounded.check_books(count, nbytes, self.path)
         else:
             bounded.justify(nbytes * count, self._here.log.nbytes, self.path, f"{count:,} samples")
 
