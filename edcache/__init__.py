@@ -14,13 +14,14 @@
     verify          check every byte of an archive; repair(), compact() and digest() mend, shrink, identify it
     merge           several archives copied into one; split() makes several of one
     export          samples as tar shards, folders, Parquet, a Hugging Face dataset or an .npz
+    CacheOptions    what these take by keyword, as an object; ReadOptions, WriteOptions, FillOptions: parts
     EdcacheError    above every exception; edcache.errors shows the tree, each is edcache.NAME
 
-The rooms, lowest floor first; imports go down only (tests/test_layers.py):
+The rooms, lowest floor first; imports go down only (tests/project/test_layers.py):
 
     0  errors, and above it bounded, modules,   the exception tree; what a stranger's bytes may allocate;
-       once, sizes, suggestion, zipdirectory    names of modules; properties without a lock; sizes as people
-                                                write them; names that were meant; how a zip file ends
+       once, sizes, suggestion, zipdirectory,   names of modules; properties without a lock; sizes as people
+       and above them options                   write them; names that were meant; the end of a zip; keywords
     1  format, durable, codec, labels,          bytes <-> values; files, and which backend has a path or a
        fingerprint, progress, selection         URL; samples; Arrow tables; what identifies a source; what a
                                                 person sees; indices
@@ -72,6 +73,10 @@ if TYPE_CHECKING:
     from edcache.maintain.repair import repair as repair
     from edcache.maintain.split import split as split
     from edcache.maintain.verify import verify as verify
+    from edcache.options import CacheOptions as CacheOptions
+    from edcache.options import FillOptions as FillOptions
+    from edcache.options import ReadOptions as ReadOptions
+    from edcache.options import WriteOptions as WriteOptions
     from edcache.reader import Reader as Reader
     from edcache.views import View as View
     from edcache.views import concat as concat
@@ -81,13 +86,17 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "CacheOptions": "edcache.options",
     "CacheWriter": "edcache.writer",
     "CachedDataset": "edcache.dataset",
     "Decoding": "edcache.codec",
+    "FillOptions": "edcache.options",
     "ImageFile": "edcache.codec",
     "Labels": "edcache.labels.view",
+    "ReadOptions": "edcache.options",
     "Reader": "edcache.reader",
     "View": "edcache.views",
+    "WriteOptions": "edcache.options",
     "cachable": "edcache.decorator",
     "collate": "edcache.batch",
     "compact": "edcache.maintain",

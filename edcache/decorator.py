@@ -10,19 +10,23 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Generic, ParamSpec, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, get_args, overload
 
-from edcache.dataset import NO_DIGEST_YET, READ_OPTIONS, CachedDataset, asks_lazily
+from edcache.dataset import CachedDataset, check_fillable
 from edcache.durable import hidden
 from edcache.errors import OptionError, StaleCacheError
 from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed, stale_message
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
+from edcache.options import CacheKeywords, CacheOptions, OnStale, check_choice, takes
 from edcache.reader import AnyReader
 from edcache.stores import store_at
 
-STALE_CHOICES: Final = ("error", "warn", "rebuild", "ignore")
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 _warned: set[tuple[str, str]] = set()
 
 P = ParamSpec("P")
@@ -41,13 +45,11 @@ class CachedFactory(Generic[P]):
         factory: Callable[P, Any],
         path: str | os.PathLike[str] | None,
         version: object,
-        on_stale: str,
-        options: dict[str, Any],
+        on_stale: OnStale,
+        options: CacheOptions,
     ) -> None:
-        if on_stale not in STALE_CHOICES:
-            raise OptionError(f"on_stale={on_stale!r}; choose one of {', '.join(map(repr, STALE_CHOICES))}")
-        if "expected_digest" in options:
-            raise OptionError(NO_DIGEST_YET)
+        check_choice("on_stale", on_stale, get_args(OnStale))
+        check_fillable(options)
         functools.update_wrapper(self, factory)
         self.uncached = factory
         self._path = None if path is None else hidden(os.fspath(path))
@@ -81,25 +83,22 @@ class CachedFactory(Generic[P]):
         arguments = self._arguments(args, kwargs)
         path = self._path_for(arguments)
         fingerprint = call_fingerprint(self.uncached, arguments, self.version)
-        store = store_at(path, self.options.get("storage_options"))
+        store = store_at(path, self.options.storage_options)
         if not store.by_request:
             path = store.path  # the factory may change the folder that this process works in
         found = store.found()
         rebuild = found is not None and self._is_stale(found, fingerprint)
         # What may be lost is computed again when a lazy cache is asked for it.
-        may_grow = bool(self.options.get("grow")) or (store.may_lose and asks_lazily(self.options))
+        may_grow = self.options.grow or (store.may_lose and self.options.is_lazy)
         if found is not None and found.complete and not rebuild and not may_grow:
-            # A label column that it lacks is made of its samples.
-            names = READ_OPTIONS | {"in_memory_keys"}
-            read_only = {name: value for name, value in self.options.items() if name in names}
-            return CachedDataset(None, path, **read_only)
+            return CachedDataset(None, path, replace(self.options, max_bytes=None))
         origin: dict[str, Any] | bool = fingerprint
         if found is not None and not rebuild:
             # The archive's own fingerprint was judged above; on_stale may have let it pass.
             origin = found.head.fingerprint or False
         source = self.uncached(*args, **kwargs)
-        options: dict[str, Any] = {"keep_existing": not rebuild} | self.options
-        return CachedDataset(source, path, fingerprint=origin, **options)
+        options = replace(self.options, keep_existing=self.options.keep_existing and not rebuild)
+        return CachedDataset(source, path, options, fingerprint=origin)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         bound = self._signature.bind(*args, **kwargs)
@@ -133,7 +132,7 @@ class CachedFactory(Generic[P]):
         """Whether to build anew; raises or warns as on_stale says."""
         changed = differences(found.head.fingerprint, fingerprint)
         if not found.complete:
-            changed += label_differences(found.head, self.options.get("in_memory_keys"))
+            changed += label_differences(found.head, self.options.in_memory_keys)
         if not changed:
             if source_changed(found.head.fingerprint, fingerprint):
                 self._warn_once(found, fingerprint)
@@ -183,10 +182,13 @@ def cachable(
     path: str | os.PathLike[str] | None = None,
     *,
     version: object = None,
-    on_stale: str = "error",
-    **options: Any,
+    on_stale: OnStale = "error",
+    **keywords: Unpack[CacheKeywords],
 ) -> Callable[[Callable[P, Any]], CachedFactory[P]]: ...
-def cachable(path: Any = None, *, version: object = None, on_stale: str = "error", **options: Any) -> Any:
+@takes(CacheOptions)
+def cachable(
+    path: Any = None, *, version: object = None, on_stale: OnStale = "error", **keywords: Any
+) -> Any:
     """Cache the datasets that a function makes: the first call fills an archive, later ones open it.
 
     Args:
@@ -196,7 +198,7 @@ def cachable(path: Any = None, *, version: object = None, on_stale: str = "error
         on_stale: what to do when the archive was made with other arguments or another version:
             "error" raises StaleCacheError, which shows the difference; "warn" uses it with a
             warning; "rebuild" builds it anew; "ignore" uses it.
-        options: as for CachedDataset: in_memory_keys, compression, chunk_size, lazy, ...
+        keywords: these options; expected_digest, local and allow_partial are for `from_cache`.
     Returns:
         A decorator; the decorated function has `.uncached` and `.cache_path(*args, **kwargs)`.
 
@@ -208,7 +210,8 @@ def cachable(path: Any = None, *, version: object = None, on_stale: str = "error
     ...     return SlowDigits(split)
     """
     if callable(path):
-        return CachedFactory(path, None, None, "error", {})
+        return CachedFactory(path, None, None, "error", CacheOptions())
+    options = CacheOptions.of(None, keywords, "cachable")
 
     def decorate(factory: Callable[P, Any]) -> CachedFactory[P]:
         return CachedFactory(factory, path, version, on_stale, options)

@@ -56,14 +56,14 @@ class ImageFolder(Dataset[dict[str, Any]]):
         self.paths: list[str] = []
         self._labels = array("q")
         for number, name in enumerate(self.classes):
-            found = list(_files(self.folder, name, self.extensions))
-            if not found:
+            files = list(_files(self.folder, name, self.extensions))
+            if not files:
                 raise OptionError(
                     f"{self.folder}: the folder {name!r} has no {', '.join(self.extensions)} file; remove "
                     "it, or pass extensions="
                 )
-            self.paths += found
-            self._labels.extend([number] * len(found))
+            self.paths += files
+            self._labels.extend([number] * len(files))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -84,11 +84,11 @@ class ImageFolder(Dataset[dict[str, Any]]):
         digest = hashlib.sha256()
         for path in self.paths:
             try:
-                found = os.stat(os.path.join(self.folder, *path.split("/")))
+                stat = os.stat(os.path.join(self.folder, *path.split("/")))
             except OSError:
                 digest.update(f"{path}\0-\n".encode("utf-8", "surrogatepass"))
                 continue
-            line = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\n"
+            line = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
             digest.update(line.encode("utf-8", "surrogatepass"))
         turned = "exif_transpose" if self.decoding.exif_transpose else None
         decode = filter(None, (str(self.decoding.form), self.decoding.mode, turned))
@@ -103,12 +103,12 @@ class ImageFolder(Dataset[dict[str, Any]]):
 def _folders(root: str) -> list[str]:
     try:
         with os.scandir(root) as entries:
-            found = sorted(entry.name for entry in entries if entry.is_dir())
+            names = sorted(entry.name for entry in entries if entry.is_dir())
     except OSError as error:
         raise OptionError(f"{root}: {error.strerror}; give a folder that has one folder a class") from error
-    if not found:
+    if not names:
         raise OptionError(f"{root}: no folder in it; an image folder has one for each class: root/dog/1.jpg")
-    return found
+    return names
 
 
 def _files(root: str, name: str, extensions: tuple[str, ...]) -> Iterator[str]:

@@ -13,11 +13,12 @@ from functools import cache
 from types import TracebackType
 from typing import Any, Final, TypeVar
 
+from edcache.options import Show
+
 logger = logging.getLogger("edcache")
 
 _LINE_SECONDS: Final = 30.0
 
-Show = bool | Callable[[int, int | None], object] | None
 Self = TypeVar("Self", bound="_Shown")
 
 
@@ -106,17 +107,17 @@ class Progress(_Shown):
 
 
 class ByteProgress(_Shown):
-    """A bar over bytes, fed with (bytes done, bytes in all); shown as `Progress` shows its own.
+    """A bar fed with (done, in all), of bytes unless told otherwise; shown as `Progress` shows its own.
 
     Args:
-        what: is done, such as "copying train.zip". show: as in `Progress`.
+        what: is done, such as "copying train.zip". show: as in `Progress`. unit: what is counted.
     """
 
-    def __init__(self, what: str, show: Show) -> None:
-        super().__init__(show, desc=what, unit="B", unit_scale=True)
+    def __init__(self, what: str, show: Show, unit: str = "B") -> None:
+        super().__init__(show, desc=what, unit=unit, unit_scale=unit == "B")
 
     def __call__(self, done: int, total: int) -> None:
-        """So many bytes are done, of so many."""
+        """So many are done, of so many."""
         if self._tell is not None:
             self._tell(done, total)
         if self._bar is not None:

@@ -23,7 +23,8 @@ from edcache.labels.revisions import label_revision
 from edcache.labels.spec import LabelSpec, checked_name
 from edcache.labels.tables import MAX_LABELS, Revision
 from edcache.labels.wording import unknown_label
-from edcache.writer import MOST_REPLACED, Appender, Sync
+from edcache.options import Sync
+from edcache.writer import MOST_REPLACED, Appender
 
 if TYPE_CHECKING:
     from edcache.batch.paths import FieldPath

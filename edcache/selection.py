@@ -137,6 +137,15 @@ def repeated(selection: Selection, times: int) -> Selection:
     return Cycle(selection, range(times * len(selection)))
 
 
+def index_ranges(indices: Ints, most: int = 200, hint: str = "; --json lists all") -> str:
+    """Sorted indices as "17, 40-63"; the first runs, and how many more there are."""
+    ends = np.flatnonzero(np.diff(indices) != 1)
+    runs = zip(indices[[0, *(ends[:most] + 1)]].tolist(), indices[[*ends[:most], -1]].tolist(), strict=True)
+    texts = [f"{low}" if low == high else f"{low}-{high}" for low, high in runs]
+    more = len(ends) + 1 - most
+    return ", ".join(texts[:most]) + (f", and {more:,} more runs{hint}" if more > 0 else "")
+
+
 def _composed(numbers: range, part: range) -> range:
     """The numbers at the positions of a part."""
     if not part:

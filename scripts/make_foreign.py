@@ -1,9 +1,10 @@
-"""Writes tests/golden/foreign: small caches of other systems, made by those systems themselves.
+"""Writes tests/conformance/golden/foreign: small caches of other systems, made by those systems themselves.
 
-    python scripts/make_foreign.py tests/golden/foreign
+    python scripts/make_foreign.py tests/conformance/golden/foreign
 
 Needs edflow 0.4.0, webdataset, tensordict, monai, mosaicml-streaming, litdata and datasets; the tests that
-read what it wrote need the last two alone. What the samples are is told in tests/test_importers_foreign.py.
+read what it wrote need the last two alone. What the samples are is told in
+tests/interop/test_importers_foreign.py.
 """
 
 from __future__ import annotations

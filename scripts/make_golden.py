@@ -1,4 +1,4 @@
-"""Write the golden archives of tests/golden/: python scripts/make_golden.py [FOLDER]
+"""Write the golden archives of tests/conformance/golden/: python scripts/make_golden.py [FOLDER]
 
 Run it once per format version; files of a released version are never written again.
 """
@@ -15,7 +15,7 @@ import pyarrow
 import zstandard
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "conformance")]
 
 import golden_samples as samples  # noqa: E402
 

@@ -8,13 +8,43 @@ from pathlib import Path
 import pytest
 
 _COUNTED = "counted"
+_LEFT_OUT = pytest.StashKey[Counter]()
 
 
-def pytest_collection_modifyitems(items):
-    """The tests of a file share a process, and what its fixtures made, but for those that are `spread`."""
+def pytest_addoption(parser):
+    parser.addoption("--full", action="store_true", help="every test, at its full size (see scale.py)")
+
+
+def pytest_configure(config):
+    config.stash[_LEFT_OUT] = Counter()
+    # Before a test file reads it, and for the processes that run the tests.
+    os.environ.setdefault("EDCACHE_TEST_SCALE", "1" if config.option.full else "0.02")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Those that are `full` are left out, unless all are asked for.
+
+    The tests of a file share a process, and what its fixtures made, but for those that are `spread`.
+    """
+    if not config.option.full:
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        config.hook.pytest_deselected(items=left_out)
+        config.stash[_LEFT_OUT].update(item.path.stem.removeprefix("test_") for item in left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("full")]
     for item in items:
         if not item.get_closest_marker("spread"):
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left out"] = dict(session.config.stash[_LEFT_OUT])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Every process that runs tests has collected, and left out, the same."""
+    node.config.stash[_LEFT_OUT] |= Counter(getattr(node, "workeroutput", {}).get("left out"))
 
 
 def pytest_make_parametrize_id(config, val, argname):
@@ -44,9 +74,9 @@ def tally(request):
     return count
 
 
-def pytest_terminal_summary(terminalreporter):
+def pytest_terminal_summary(terminalreporter, config):
     """The counts of all tests that passed, whichever process ran them; EDCACHE_TEST_COUNTS names a file for
-    them, as JSON."""
+    them, as JSON. And what was left out."""
     counted = Counter()
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
@@ -59,3 +89,8 @@ def pytest_terminal_summary(terminalreporter):
         width = max(map(len, counted))
         for what, number in sorted(counted.items()):
             terminalreporter.write_line(f"{what:<{width}}  {number:>12,}")
+    if not config.option.full:
+        left_out, scale = config.stash[_LEFT_OUT], os.environ["EDCACHE_TEST_SCALE"]
+        terminalreporter.section("left out; scripts/test --full has all")
+        terminalreporter.write_line(f"{left_out.total()} tests of {', '.join(sorted(left_out)) or 'no file'}")
+        terminalreporter.write_line(f"of what is tried in many ways: all but {scale} of them")

@@ -7,16 +7,15 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from edcache.errors import OptionError
+from edcache.options import CacheOptions
 from edcache.suggestion import suggestion
-
-# Options of @cachable that say how to read or when to fill; a build from the command line decides these.
-_NOT_FOR_BUILDING: Final = ("lazy", "force_cache", "keep_existing", "zero_copy", "verify", "fingerprint")
 
 
 class Call:
@@ -27,7 +26,7 @@ class Call:
         arguments: texts "name=value"; a value is read as JSON where it is JSON, and as text elsewhere.
         version: the text of the user's version, read alike; None takes that of @cachable.
     Attributes:
-        options: of a function under @cachable, its options that matter for building.
+        options: of a function under @cachable, its options, but for how to read and when to fill.
     Raises:
         click.UsageError: the arguments are not those of the factory.
         OptionError: 'cannot load "digits:mak": AttributeError: ...'.
@@ -40,10 +39,17 @@ class Call:
         self._given = dict(_named_value(text) for text in arguments)
         self._version = None if version is None else _value(version)
         self._factory = _load(where)
-        self.options: dict[str, Any] = {}
+        self.options = CacheOptions()
         if isinstance(self._factory, CachedFactory):
             decorated = self._factory
-            self.options = {k: v for k, v in decorated.options.items() if k not in _NOT_FOR_BUILDING}
+            self.options = replace(
+                decorated.options,
+                verify="touch",
+                zero_copy=False,
+                lazy=False,
+                force_cache=None,
+                keep_existing=True,
+            )
             self._version = decorated.version if self._version is None else self._version
             self._factory = decorated.uncached
         self._arguments = self._bound()
@@ -66,7 +72,7 @@ class Call:
         """
         try:
             return self._factory(**self._given)
-        except Exception as error:
+        except Exception as error:  # whatever the factory raises
             raise OptionError(f"{self._where} raised {_named(error)}") from error
 
     def _bound(self) -> dict[str, Any]:
@@ -102,14 +108,14 @@ def _load(where: str) -> Any:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
-        found: Any = import_module(module)
+        factory: Any = import_module(module)
         for name in attribute.split("."):
-            found = getattr(found, name)
-    except Exception as error:
+            factory = getattr(factory, name)
+    except Exception as error:  # whatever importing the module raises
         raise OptionError(f'cannot load "{where}": {_named(error)}') from error
-    if not callable(found):
-        raise OptionError(f'"{where}" is {found!r}, not a function that makes a dataset')
-    return found
+    if not callable(factory):
+        raise OptionError(f'"{where}" is {factory!r}, not a function that makes a dataset')
+    return factory
 
 
 def _named(error: Exception) -> str:

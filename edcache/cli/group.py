@@ -1,28 +1,22 @@
-"""The group of all commands: an error is one line and an exit code; options and printing that they share."""
+"""The group of all commands: an error is one line and an exit code."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any, Final
 
 import click
-from click.shell_completion import CompletionItem
 
 from edcache import __version__
-from edcache.durable import hidden
 from edcache.errors import EdcacheError
-from edcache.present import one_line
-from edcache.sizes import NBYTES
+from edcache.present.text import one_line
 from edcache.suggestion import path_suggestion, suggestion
 
-FAILED, INTERRUPTED = 1, 130
-BLOCK: Final = 10_000
+FAILED: Final = 1
+_INTERRUPTED: Final = 130
 
 
 class _WrongUsage(click.ClickException):
@@ -61,18 +55,25 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with _usage_in_one_line():
+            with _usage_in_one_line(), errors_in_one_line(FAILED):
                 return super().invoke(ctx)
         except KeyboardInterrupt as stop:
             click.echo(f"edcache: {stop.args[0] if stop.args else 'interrupted'}", err=True)
-            ctx.exit(INTERRUPTED)
-        except BrokenPipeError:
-            raise  # click ends quietly when nobody reads on
-        except (EdcacheError, OSError) as error:
-            if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
-                raise
-            click.echo(f"edcache: {error_line(error)}", err=True)
-            ctx.exit(FAILED)
+            ctx.exit(_INTERRUPTED)
+
+
+@contextmanager
+def errors_in_one_line(code: int) -> Iterator[None]:
+    """Let an error end the command with a line and an exit code."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # click ends quietly when nobody reads on
+    except (EdcacheError, OSError) as error:
+        if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
+            raise
+        click.echo(f"edcache: {error_line(error)}", err=True)
+        click.get_current_context().exit(code)
 
 
 def as_typed(text: str) -> str:
@@ -141,95 +142,8 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
       edcache info train.zip
     """
     if ctx.invoked_subcommand is None:
-        from edcache.cli.taking import as_edflow
+        from edcache.cli.exchange import as_edflow
 
         as_edflow(dataset, server, address)
     elif dataset is not None or server or address is not None:
         raise click.UsageError(f"-d, -s and -a are edflow's flags, and go without {ctx.invoked_subcommand}")
-
-
-def print_lines(lines: Iterable[str]) -> None:
-    """Print lines as they come, many at a time."""
-    remaining = iter(lines)
-    while block := list(islice(remaining, BLOCK)):
-        # color=True: click would take escape sequences out of labels that go into a file.
-        click.echo("\n".join(block), color=True)
-
-
-def print_json(value: object) -> None:
-    """Print one JSON document."""
-    click.echo(json.dumps(value, indent=1))
-
-
-def quantity(units: Mapping[str, int], examples: str) -> Callable[..., float | None]:
-    """Reads an option's number with its unit, which must be there: to some 200 is bytes, to others GB."""
-
-    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-        if text is None:
-            return None
-        found = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", text.lower(), re.ASCII)
-        if found is None or found[2] not in units:
-            raise click.BadParameter(f'"{text}"; write a number with its unit, as in {examples}')
-        return float(found[1]) * units[found[2]]
-
-    return read
-
-
-size: Final = quantity(NBYTES, "500MB, 1.5GB or 1TiB")
-
-
-@contextmanager
-def bar(doing: str, path: str, progress: bool | None) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr over the bytes of a file, fed with (bytes done, bytes in all)."""
-    said = os.environ.get("EDCACHE_PROGRESS")
-    if progress is None:
-        progress = said != "0" if said is not None else sys.stderr.isatty()
-    if not progress:
-        yield None
-        return
-    from edcache.durable import shown
-
-    name = os.path.basename(shown(path))
-    with click.progressbar(length=1, label=f"{doing} {name}", file=sys.stderr) as bar:
-
-        def move(done: int, total: int) -> None:
-            bar.length = total
-            bar.update(done - bar.pos)
-
-        yield move
-
-
-class _Path(click.types.StringParamType):
-    """The path of an archive, or a URL; what is shown of that has no password. Shells complete it.
-
-    Args:
-        kind: "file" or "dir": what they offer.
-    """
-
-    def __init__(self, kind: str = "file") -> None:
-        self._kind = kind
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type=self._kind)]
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return hidden(str(value))
-
-
-PATH: Final = _Path()
-FOLDER: Final = _Path("dir")
-json_option = click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text.")
-progress_option = click.option(
-    "--progress/--no-progress", default=None, help="Show a progress bar; by default on a terminal."
-)
-pickle_option = click.option(
-    "--allow-pickle", is_flag=True, help="Read pickles, which run whatever code their author chose."
-)
-partial_option = click.option(
-    "--allow-partial", is_flag=True, help="Take an archive as it is that is not sealed."
-)
-argument_option = click.option(
-    "--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument; repeatable."
-)

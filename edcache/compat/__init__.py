@@ -3,7 +3,7 @@
     edflow       CachedDataset, PathCachedDataset, ExamplesFolder, cachable
     torch_xla    CachedDataset
     monai        CacheDataset, PersistentDataset; it imports MONAI
-    settling     where the archive of an old path lies, and what becomes of an old cache at that path
+    migrate      where the archive of an old path lies, and what becomes of an old cache at that path
 
 docs/migrating.md has old code beside new code, and what is different.
 """

@@ -23,7 +23,7 @@ import numpy as np
 
 import edcache.dataset
 import edcache.decorator
-from edcache.compat.settling import settled, taking
+from edcache.compat.migrate import migrated
 from edcache.errors import OptionError, SampleIndexError
 from edcache.fingerprint import source_fingerprint
 
@@ -94,7 +94,7 @@ class CachedDataset(_Base):
                 f"the dataset, a {type(dataset).__name__}, has no `root` and `name` to make the path of its "
                 "cache from; set them, or use PathCachedDataset(dataset, path)"
             )
-        path = _settled(os.fspath(root), str(name), trust_pickle, taking(dataset, options))
+        path = _migrated(os.fspath(root), str(name), trust_pickle, dataset, options)
         options |= {"force_cache": force_cache, "keep_existing": keep_existing or not force_cache}
         self._open(dataset, path, chunk_size, options)
 
@@ -103,9 +103,9 @@ class CachedDataset(_Base):
         cls, root: str, name: str, _legacy: bool = True, *, trust_pickle: bool = False, **options: Any
     ) -> CachedDataset:
         """Open `<root>/cached/<name>.zip`, or the old cache there, without the dataset that made it."""
-        found = cls.__new__(cls)
-        found._open(None, _settled(os.fspath(root), name, trust_pickle, {}), CHUNK_SIZE, options)
-        return found
+        cache = cls.__new__(cls)
+        cache._open(None, _migrated(os.fspath(root), name, trust_pickle, None, {}), CHUNK_SIZE, options)
+        return cache
 
     @property
     def root(self) -> str:
@@ -125,7 +125,7 @@ class PathCachedDataset(_Base):
     def __init__(
         self, dataset: Any, path: str | os.PathLike[str], *, trust_pickle: bool = False, **options: Any
     ) -> None:
-        where = settled(os.fspath(path), trust_pickle=trust_pickle, **taking(dataset, options))
+        where = migrated(os.fspath(path), dataset, options, trust_pickle=trust_pickle)
         self._open(dataset, where, options.pop("chunk_size", CHUNK_SIZE), options)
 
 
@@ -173,9 +173,10 @@ def cachable(path: str | os.PathLike[str], *, trust_pickle: bool = False, **opti
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> edcache.dataset.CachedDataset:
             wanted = edcache.decorator.cachable(path, **options)(indexed).cache_path(*args, **kwargs)
-            where = settled(wanted, trust_pickle=trust_pickle, **taking(None, options))
+            where = migrated(wanted, None, options, trust_pickle=trust_pickle)
             stale = {"on_stale": "ignore"} if where != wanted else {}
-            factory = edcache.decorator.cachable(_literal(where), **options | stale)(indexed)
+            literal = where.replace("{", "{{").replace("}", "}}")
+            factory = edcache.decorator.cachable(literal, **options | stale)(indexed)
             return factory(*args, **kwargs)
 
         return call
@@ -207,10 +208,6 @@ def open_or_fill(dataset: Any, **options: Any) -> CachedDataset:
     return CachedDataset(dataset, force_cache=True, keep_existing=True, **options)
 
 
-def _settled(root: str, name: str, trust_pickle: bool, options: dict[str, Any]) -> str:
+def _migrated(root: str, name: str, trust_pickle: bool, dataset: Any, options: dict[str, Any]) -> str:
     base = os.path.join(root, "cached", name)
-    return settled(f"{base}.zip", base, trust_pickle=trust_pickle, **options)
-
-
-def _literal(path: str) -> str:
-    return path.replace("{", "{{").replace("}", "}}")
+    return migrated(f"{base}.zip", dataset, options, old=base, trust_pickle=trust_pickle)

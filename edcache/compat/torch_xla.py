@@ -17,7 +17,7 @@ import os
 from typing import Any
 
 import edcache.dataset
-from edcache.compat.settling import is_url, settled, taking
+from edcache.compat.migrate import migrated
 from edcache.durable import backend_of
 
 
@@ -47,8 +47,8 @@ class CachedDataset(edcache.dataset.CachedDataset):
         given = os.fspath(path).rstrip("/")
         ending = backend_of(given).ending
         where = given if given.endswith(ending) else f"{given}{ending}"
-        if not is_url(given):
-            where = settled(where, given, trust_pickle=trust_pickle, **taking(data_set, options))
+        if "://" not in given:
+            where = migrated(where, data_set, options, old=given, trust_pickle=trust_pickle)
         if data_set is not None and "force_cache" not in options:
             options = {"lazy": True} | options
         super().__init__(data_set, where, **options)

@@ -7,7 +7,7 @@
 Each imports only those below it.
 """
 
-from edcache.dataset.building import asks_lazily
-from edcache.dataset.cached import NO_DIGEST_YET, READ_OPTIONS, CachedDataset
+from edcache.dataset.building import check_fillable
+from edcache.dataset.cached import CachedDataset
 
-__all__ = ["NO_DIGEST_YET", "READ_OPTIONS", "CachedDataset", "asks_lazily"]
+__all__ = ["CachedDataset", "check_fillable"]

@@ -2,110 +2,74 @@
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from edcache.errors import OptionError, StaleArchiveError
 from edcache.fill import (
     Job,
     LazyFiller,
     bytes_limit,
-    check_job,
     check_length,
     check_origin,
     check_source,
     claim_size,
     declared,
     fill,
-    fill_stream,
     is_stream,
     length_of,
     worker_count,
 )
 from edcache.fingerprint import moved_paths, source_changed, source_fingerprint
 from edcache.labels.spec import LabelSpec
+from edcache.options import CacheOptions, FillOptions, Workers
 from edcache.reader import AnyReader
 from edcache.stores import Store
-from edcache.writer import MOST_REPLACED, Sync, adopt_labels, check_options, check_writing, new_head
+from edcache.writer import MOST_REPLACED, adopt_labels, check_options, new_head
 
 _warned: set[str] = set()
 
-FILL_OPTIONS: Final = (
-    *("num_workers", "multiprocessing_context", "executor", "shared_filesystem"),
-    *("if_filling", "check_space", "progress"),
-)
-
 
 class Building:
-    """Makes one cache: what `CachedDataset` was given for that, whose words these are, and the making.
+    """Makes one cache of its source, as the options say.
 
     Args:
-        fill_options: of `FILL_OPTIONS`, for every fill that is not told otherwise.
+        fingerprint: of the source; None where nothing is compared.
     Attributes:
         job: what is filled, from which source. length: samples of the source, where it has len().
     """
 
     def __init__(
-        self,
-        store: Store,
-        source: Any,
-        *,
-        in_memory_keys: Any,
-        is_lazy: bool,
-        chunk_size: int | None,
-        codec: str | None,
-        compression: str | None,
-        sync: Sync,
-        grow: bool,
-        on_error: str,
-        retries: int,
-        timeout: float | None,
-        max_bytes: int | float | str | None,
-        on_full: str,
-        fingerprint: dict[str, Any] | None,
-        spool: str | os.PathLike[str] | None,
-        fill_options: dict[str, Any],
+        self, store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | None
     ) -> None:
-        keys = in_memory_keys if in_memory_keys is not None else getattr(source, "in_memory_keys", None)
-        spec = LabelSpec.parse(keys)
-        check_writing(sync, chunk_size)
-        check_job(on_error, retries, timeout)
-        if max_bytes is not None and not is_lazy:
+        keys = options.in_memory_keys
+        spec = LabelSpec.parse(getattr(source, "in_memory_keys", None) if keys is None else keys)
+        self._is_lazy = options.is_lazy
+        if options.max_bytes is not None and not self._is_lazy:
             raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
         self._store = store
         self._is_stream = is_stream(source)
-        filled = store.filled_in(is_stream=self._is_stream, is_lazy=is_lazy, sync=sync, spool=spool)
-        self._stands_in = filled is not store
-        self._is_lazy = is_lazy
-        self._lazy_options: dict[str, Any] = {
-            "max_bytes": bytes_limit(max_bytes, store.path),
-            "on_full": on_full,
-        }
-        self._fill_options = fill_options
-        self._asked = {"codec": codec, "compression": compression}
+        filled = store.filled_in(
+            is_stream=self._is_stream, is_lazy=self._is_lazy, sync=options.sync, spool=options.spool
+        )
+        self._max_bytes, self._on_full = bytes_limit(options.max_bytes, store.path), options.on_full
+        self._asked = {"codec": options.codec, "compression": options.compression}
         has_length = not self._is_stream and hasattr(source, "__len__")
         self.length = length_of(source, store.path) if has_length else None
         head = new_head(
             spec,
             length=self.length,
             claim_size=claim_size(self.length or 0),
-            codec=codec or "native",
-            compression=compression,
+            codec=options.codec or "native",
+            compression=options.compression,
             fingerprint=fingerprint,
         )
         self.job = Job(
-            *(declared(source), filled.path, head, spec, chunk_size, sync),
-            on_error=on_error,
-            retries=retries,
-            timeout=timeout,
-            grow=grow,
+            *(declared(source), filled.path, head, spec, options.chunk_size, options.sync),
+            options=FillOptions.part_of(options),
         )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # Of this process: an engine's client, a bar's function.
-        return self.__dict__ | {"_fill_options": self._fill_options | {"executor": None, "progress": None}}
 
     def start(self, keep_existing: bool) -> LazyFiller | None:
         """Make what is missing; or where that is lazy, what makes it when it is asked for.
@@ -118,14 +82,11 @@ class Building:
             raise OptionError(f"{path}: lazy=True fills what is there; to begin anew delete the file")
         if keep_existing and self._is_done() and not (self._is_lazy and self._store.may_lose):
             return None
-        if self._is_stream:
-            self._fill_stream(keep_existing)
+        if self._is_stream or not self._is_lazy:
+            self.fill(self.job.options, rebuild=not keep_existing)
             return None
         check_source(self.job.source, path)
-        if not self._is_lazy:
-            self.fill(rebuild=not keep_existing)
-            return None
-        filler = LazyFiller(self.job, **self._lazy_options)
+        filler = LazyFiller(self.job, self._max_bytes, self._on_full)
         self._until_it_stays(filler.create)
         return filler
 
@@ -140,7 +101,7 @@ class Building:
         asked = self.job.head
         origin = check_origin(path, found.head, self.job)
         length = asked.length or 0
-        if not self._is_stream and not (self.job.grow and len(found) < length):
+        if not self._is_stream and not (self.job.options.grow and len(found) < length):
             longer = len(found) if len(found) > length else None
             check_length(path, found.declared_length or longer, length)
         adopt_labels(found.head, self._kept_labels(found), path)
@@ -174,17 +135,17 @@ class Building:
                 "made; if it makes other samples now, pass keep_existing=False to build it anew"
             )
 
-    def fill(self, *, rebuild: bool = False, **options: Any) -> None:
-        """Compute what is missing now.
-
-        Args:
-            options: of `FILL_OPTIONS`, before those that were given first.
-        """
-        told = self._fill_options | options
+    def fill(self, options: FillOptions, *, rebuild: bool = False) -> None:
+        """Compute what is missing now."""
+        if self._is_stream and (self._is_lazy or options.executor is not None):
+            raise OptionError(
+                f"{self._store.path}: the source can only be iterated; lazy=True and executor= take one with "
+                "len() and [index]"
+            )
 
         def run() -> None:
-            with self._store.published(told["progress"], self._is_done, replaces=rebuild):
-                fill(self.job, rebuild=rebuild, **told)
+            with self._store.published(options.progress, self._is_done, replaces=rebuild):
+                fill(replace(self.job, options=options), rebuild=rebuild)
 
         self._until_it_stays(run, rebuild)
 
@@ -204,31 +165,18 @@ class Building:
                 return
         run()
 
-    def _fill_stream(self, keep_existing: bool) -> None:
-        if self._is_lazy or self._fill_options["executor"] is not None:
-            raise OptionError(
-                f"{self._store.path}: the source can only be iterated; lazy=True and executor= take one with "
-                "len() and [index]"
-            )
-        workers = worker_count(self._fill_options["num_workers"])
-        show, rebuild = self._fill_options["progress"], not keep_existing
 
-        def run() -> None:
-            with self._store.published(show, self._is_done, replaces=rebuild):
-                fill_stream(self.job, workers, show, rebuild=rebuild)
-
-        self._until_it_stays(run, rebuild)
+def check_fillable(options: CacheOptions) -> None:
+    """Raise OptionError for options of an archive that is only opened."""
+    if options.expected_digest is not None:
+        raise OptionError(
+            "expected_digest= is for CachedDataset.from_cache(): what is filled here has no published digest"
+        )
+    if options.local is not None:
+        raise OptionError("local= is for CachedDataset.from_cache(): what is filled here is here already")
 
 
-def asks_lazily(options: Mapping[str, Any]) -> bool:
-    """Whether options of `CachedDataset` ask for a lazy cache; `force_cache`, the older word, decides."""
-    force_cache = options.get("force_cache")
-    return bool(options.get("lazy", False) if force_cache is None else not force_cache)
-
-
-def identity(
-    source: Any, num_workers: int | str | None, given: dict[str, Any] | bool | None
-) -> dict[str, Any] | None:
+def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | None) -> dict[str, Any] | None:
     """The fingerprint of a bare source, None where nothing is to be compared.
 
     That of an iterable says by how many it is iterated, which makes its order.

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, overload
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache import durable, relabel
 from edcache.archives import Path, digests_of, several
-from edcache.codec import STORED, Decode
-from edcache.dataset.building import FILL_OPTIONS, Building, asks_lazily, identity
+from edcache.dataset.building import Building, check_fillable, identity
 from edcache.dataset.reading import StoredSamples
 from edcache.errors import OptionError
 from edcache.fill import LazyFiller
@@ -21,23 +20,29 @@ from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
 from edcache.labels.view import Labels
-from edcache.progress import Show
+from edcache.options import (
+    FIXED,
+    CacheKeywords,
+    CacheOptions,
+    FillOptions,
+    OpenKeywords,
+    OpenOptions,
+    ReadOptions,
+    Sync,
+    WarmupKeywords,
+    Workers,
+    takes,
+)
 from edcache.reader import AnyReader
 from edcache.selection import Picks
 from edcache.stores import store_at
-from edcache.views import OPENING_OPTIONS, Several, Transform, View
-from edcache.writer import Sync
+from edcache.views import Several, View
 
-InMemoryKeys = Sequence[Any] | Mapping[str, Any] | None
-
-READ_OPTIONS = OPENING_OPTIONS | {"batch_transform", "transform"}
-# Those that may be set of an open cache too.
-LIVE_OPTIONS = frozenset({"batch_transform", "transform", "zero_copy"})
-NO_DIGEST_YET = (
-    "expected_digest= is for CachedDataset.from_cache(): what is filled here has no published digest"
-)
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
+@takes(CacheOptions)
 class CachedDataset(StoredSamples):
     """A dataset whose samples are computed once and read from one archive ever after.
 
@@ -50,60 +55,11 @@ class CachedDataset(StoredSamples):
             "redis://host:6379/0?prefix=name" (rediss:// for TLS, unix:// for a socket); `ttl=` seconds after
             which what is written expires; without `prefix=` one is made of the fingerprint. What is said of
             files (sync, io, verify, check_space, chunks) means nothing there; see edcache/redis/.
-        in_memory_keys: the label columns: a list of keys, or a mapping from name to field path
-            ("target.boxes", 1) or function. Default: the source's own attribute `in_memory_keys`. One that a
-            complete archive lacks is made of its samples, as by `add_labels`.
-        lazy: False fills what is missing now. True computes a sample when it is first asked for.
-        force_cache: edflow's word for the same choice: True fills now, False is lazy.
-        keep_existing: False builds the archive anew and puts it in the place of an old one.
-        chunk_size: most samples that one publication holds; a kill loses at most that many.
-        codec: "native" (the default of a new archive), or "pickle" (needs allow_pickle=True as well).
-        compression: "zstd", "zstd:19" or "zstd+dict", per record; a new archive has none by default.
-        allow_pickle: read records that are pickles. Only for archives whose author you trust.
-        zero_copy: arrays lie over the mapped file instead of in memory you own. numpy arrays are read-only
-            then; torch knows no such tensor, and writing into one ends the process.
-        verify: when checksums are looked at: "touch" (first read in a process), "always", "never"; "open" is
-            "touch", and compares index, zip directory and chain when the archive is opened, however long.
-        sync: "seal" (default), "chunk", "never" or seconds: when what was published is brought to the disk,
-            so that a power cut cannot take it. A crash of the process never takes it.
-        progress: True or False; by default a bar shows on a terminal and in a notebook, and elsewhere now and
-            then a line. A function is called with (samples present, samples of the dataset) instead.
-        num_workers: processes that compute what is missing, each of which appends for itself: 0 computes in
-            this one, None and "auto" take one for each processor that this process may use.
-        multiprocessing_context: "fork", "spawn", "forkserver", or a context; the platform's by default.
-        executor: computes instead: anything with the interface of `concurrent.futures.Executor`, such as
-            Dask's `client.get_executor()`, mpi4py's, loky's, Python's own, or `edcache.ray_executor()`.
-        shared_filesystem: whether the executor's processes see the file, and append for themselves; False
-            lets them return encoded samples, which this process appends.
-        if_filling: where another process fills the archive already: "join" shares the work, "wait" waits
-            for it, "fail" raises ArchiveLockedError.
-        grow: a source that is longer than the archive adds to it; else that is a StaleCacheError.
-        on_error: what becomes of a sample that cannot be made: "raise" ends the fill, "skip" records it
-            (see `errors`) and a later fill tries again, "skip_final" records it as absent for good.
-        retries: how often a sample whose source raised is tried again at once.
-        timeout: seconds for one sample; one that hangs, in C code too, is then as one that raises.
-        check_space: end a fill early where the disk cannot hold what is missing.
-        max_bytes: a lazy archive grows no larger: bytes, "20GB", or a part of the free disk such as 0.5.
-            What does not fit is computed every time.
-        on_full: what a full disk does to a lazy cache: "passthrough" computes every time, with one warning;
-            "raise" raises StorageError.
         fingerprint: what must match the archive's. By default the class of the source and its attributes (of
             what it wraps and holds, too), which are described in `edcache.fingerprint`; or a JSON-able
             dict. False compares nothing.
-        transform: called with every sample that is read, live: the place of random augmentation.
-        batch_transform: called with every collated batch of `batch`, `loader` and a DataLoader with torch's
-            `default_collate` or an `edcache.collate`, in the worker where there is one. Both may be set
-            later, as attributes.
-        io: "mmap", "pread", or "auto": pread where the file system is another machine's.
-        decode: what is made of every `edcache.ImageFile` in a sample: "pil", "numpy", "tensor", None for the
-            file's bytes, or an `edcache.Decoding`; "stored" is what was chosen when it was written.
-        expected_digest, local, allow_partial: for `from_cache`, see there.
-        storage_options: for the engine that reads a URL, see `edcache.Reader`. An archive that is filled for
-            a URL is a spool file of this machine until it is complete, then uploaded, and deleted here. A
-            killed fill goes on from it.
-        spool: the folder of spool files; `$EDCACHE_SPOOL`, else `~/.cache/edcache/spool`.
-        preload: "shm" copies a complete archive into shared memory, once per host for all processes of the
-            user that ask for it; samples are read from there. Not with lazy=True.
+        options: as an object; keywords stand in place of some.
+        keywords: these options; expected_digest, local and allow_partial are for `from_cache`.
     Raises:
         SourceError: the source raised at an index; what was computed before is kept.
         StaleCacheError: the archive is of another source, or of another length.
@@ -117,117 +73,50 @@ class CachedDataset(StoredSamples):
         self,
         source: Any,
         path: str | os.PathLike[str] | None = None,
+        options: CacheOptions | None = None,
         *,
-        in_memory_keys: InMemoryKeys = None,
-        lazy: bool = False,
-        force_cache: bool | None = None,
-        keep_existing: bool = True,
-        chunk_size: int | None = None,
-        codec: str | None = None,
-        compression: str | None = None,
-        allow_pickle: bool = False,
-        zero_copy: bool = False,
-        verify: str = "touch",
-        sync: Sync = "seal",
-        progress: Show = None,
-        num_workers: int | str | None = 0,
-        multiprocessing_context: Any = None,
-        executor: Any = None,
-        shared_filesystem: bool = True,
-        if_filling: str = "join",
-        grow: bool = False,
-        on_error: str = "raise",
-        retries: int = 0,
-        timeout: float | None = None,
-        check_space: bool = True,
-        max_bytes: int | float | str | None = None,
-        on_full: str = "passthrough",
         fingerprint: dict[str, Any] | bool | None = None,
-        transform: Transform = None,
-        batch_transform: Transform = None,
-        io: str = "auto",
-        decode: Decode = STORED,
-        expected_digest: str | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-        spool: str | os.PathLike[str] | None = None,
-        preload: str | None = None,
-        local: str | os.PathLike[str] | None = None,
-        allow_partial: bool = False,
+        **keywords: Unpack[CacheKeywords],
     ) -> None:
-        if source is not None and expected_digest is not None:
-            raise OptionError(NO_DIGEST_YET)
-        if source is not None and local is not None:
-            raise OptionError("local= is for CachedDataset.from_cache(): what is filled here is here already")
-        if codec == "pickle" and not allow_pickle:
-            raise OptionError('codec="pickle" needs allow_pickle=True too, or nothing could be read back')
-        self.zero_copy = zero_copy
-        self._store = store_at(_path_of(source) if path is None else path, storage_options)
-        origin: dict[str, Any] | None = None
-        if source is not None:
-            origin = identity(source, num_workers, fingerprint)
-            self._store = self._store.completed(lambda: origin)
-        self._reader = self._store.reader(
-            verify=verify,
-            allow_pickle=allow_pickle,
-            io=io,
-            decode=decode,
-            expected_digest=expected_digest,
-            preload=preload,
-            local=local,
-            max_bytes=max_bytes if source is None else None,
-            # With a source, what is missing is computed, or was told.
-            allow_partial=allow_partial or source is not None,
-        )
-        self.path = self._reader.path
-        self.transform, self.batch_transform = transform, batch_transform
+        options = CacheOptions.of(options, keywords, "CachedDataset")
+        self._store = store_at(_path_of(source) if path is None else path, options.storage_options)
         self._building: Building | None = None
         self._filler: LazyFiller | None = None
         self._labels: Labels | None = None
+        self.zero_copy = options.zero_copy
+        self.transform, self.batch_transform = options.transform, options.batch_transform
         if source is None:
-            self._pin()
-            self._add_keys(LabelSpec.parse(in_memory_keys))
-            return
-        is_lazy = asks_lazily({"lazy": lazy, "force_cache": force_cache})
-        if preload and is_lazy:
+            self._attach(options)
+            self._add_keys(LabelSpec.parse(options.in_memory_keys))
+        else:
+            self._make(source, options, fingerprint)
+
+    _fixed = FIXED
+
+    def _attach(self, options: ReadOptions) -> None:
+        self._reader = self._store.reader(options)
+        self.path = self._reader.path
+        self._pin()
+
+    def _make(self, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None) -> None:
+        check_fillable(options)
+        origin = identity(source, options.num_workers, fingerprint)
+        self._store = self._store.completed(lambda: origin)
+        # What is missing is computed, or was told; max_bytes is of what is filled.
+        self._reader = self._store.reader(replace(options, allow_partial=True, max_bytes=None))
+        self.path = self._reader.path
+        if options.preload and options.is_lazy:
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
-        self._building = Building(
-            self._store,
-            source,
-            in_memory_keys=in_memory_keys,
-            is_lazy=is_lazy,
-            chunk_size=chunk_size,
-            codec=codec,
-            compression=compression,
-            sync=sync,
-            grow=grow,
-            on_error=on_error,
-            retries=retries,
-            timeout=timeout,
-            max_bytes=max_bytes,
-            on_full=on_full,
-            fingerprint=origin,
-            spool=spool,
-            fill_options={
-                "num_workers": num_workers,
-                "multiprocessing_context": multiprocessing_context,
-                "executor": executor,
-                "shared_filesystem": shared_filesystem,
-                "if_filling": if_filling,
-                "check_space": check_space,
-                "progress": progress,
-            },
-        )
+        self._building = Building(self._store, source, options, origin)
         self._reader.known_length = self._building.length or 0
         # In memory it is there while somebody has it open: from here on this dataset's reader.
         with durable.kept(self.path) as keeper:
-            self._filler = self._building.start(keep_existing)
+            self._filler = self._building.start(options.keep_existing)
             # Who had made it meanwhile may have gone since, and the archive with him.
             while keeper.has_lost():
                 self._filler = self._building.start(keep_existing=True) or self._filler
             self._pin()
         self._add_keys(self._building.job.spec)
-
-    _fixed = frozenset(inspect.getfullargspec(__init__).kwonlyargs) - LIVE_OPTIONS
 
     def _pin(self) -> None:
         """Open the archive now: a wrong path fails here, and one that replaces it later is another one."""
@@ -251,15 +140,20 @@ class CachedDataset(StoredSamples):
 
     @classmethod
     @overload
-    def from_cache(cls, path: Path, name: str | None = None, **options: Any) -> CachedDataset: ...
+    def from_cache(  # type: ignore[overload-overlap]  # a str is an iterable of str
+        cls, path: Path, name: str | None = None, **keywords: Unpack[OpenKeywords]
+    ) -> CachedDataset: ...
 
     @classmethod
     @overload
-    def from_cache(cls, path: Iterable[Path], name: None = None, **options: Any) -> Several: ...
+    def from_cache(
+        cls, path: Iterable[Path], name: None = None, **keywords: Unpack[OpenKeywords]
+    ) -> Several: ...
 
     @classmethod
+    @takes(OpenOptions)
     def from_cache(
-        cls, path: Path | Iterable[Path], name: str | None = None, **options: Any
+        cls, path: Path | Iterable[Path], name: str | None = None, **keywords: Any
     ) -> CachedDataset | Several:
         """Open an archive, or several as one dataset, without the source dataset.
 
@@ -268,12 +162,8 @@ class CachedDataset(StoredSamples):
                 `<path>/cached/<name>.zip`. Several archives are a list, a glob such as "part-*.zip", or a
                 folder: all of its .zip files and those below it. Globs and folders are sorted by paths,
                 part-2 before part-10, and may stand in a list.
-            options: allow_pickle, zero_copy, verify, transform, batch_transform, io, decode, preload and
-                storage_options, as in the class; allow_partial, which opens an archive that is not sealed
-                without the warning; expected_digest, "sha256:...", which `edcache.digest` said when it was
-                published, of several archives a list in their order, or a dict by path; and local, a folder
-                of this machine for a copy of a sealed archive that is far away, which is usable at once and
-                fills with what is read, and max_bytes, of all copies in that folder together.
+            keywords: these options; expected_digest of several archives is a list in their order, or a dict
+                by path.
         Returns:
             This class for one path. For a list, a glob or a folder, of one archive too, an
             `edcache.views.Several`, which is as `edcache.concat` of them, with `archives`, `refresh`, `info`,
@@ -302,29 +192,24 @@ class CachedDataset(StoredSamples):
         the least recently used first. A whole copy that `edcache.copy_to_local` made in the folder is used
         where it is there.
         """
-        known = READ_OPTIONS | {"expected_digest", "local", "max_bytes"}
-        unknown = set(options) - known
-        if unknown:
-            raise OptionError(
-                f"from_cache() takes {', '.join(sorted(known))}, not {', '.join(sorted(unknown))}"
-            )
+        expected = keywords.pop("expected_digest", None)
+        OpenOptions.of(None, keywords, "from_cache")
         if name is not None:
             if not isinstance(path, str | os.PathLike):
                 raise OptionError(f"from_cache(..., name={name!r}) takes one root, not a list")
-            return cls(None, os.path.join(os.fspath(path), "cached", f"{name}.zip"), **options)
-        found = several(path)
-        if found is not None:
-            return cls._several(found, **options)
+            path = os.path.join(os.fspath(path), "cached", f"{name}.zip")
+        elif (paths := several(path)) is not None:
+            return cls._several(paths, expected, keywords)
         assert isinstance(path, str | bytes | os.PathLike)
-        return cls(None, os.fsdecode(path), **options)
+        return cls(None, os.fsdecode(path), expected_digest=expected, **keywords)
 
     @classmethod
-    def _several(cls, paths: Sequence[str], expected_digest: Any = None, **options: Any) -> Several:
+    def _several(cls, paths: Sequence[str], expected_digest: Any, keywords: dict[str, Any]) -> Several:
         expected = digests_of(paths, expected_digest)
         opened: list[CachedDataset] = []
         try:
             for path, digest in zip(paths, expected, strict=True):
-                opened.append(cls(None, path, expected_digest=digest, **options))
+                opened.append(cls(None, path, expected_digest=digest, **keywords))
         except BaseException:
             for archive in opened:
                 archive.close()
@@ -493,18 +378,17 @@ class CachedDataset(StoredSamples):
             self._labels = None
         return changed
 
-    def warmup(self, num_workers: int | str | None = None, **options: Any) -> CachedDataset:
+    @takes(FillOptions)
+    def warmup(self, num_workers: Workers = None, **keywords: Unpack[WarmupKeywords]) -> CachedDataset:
         """Compute every missing sample now, with a progress bar, and seal the archive.
 
         Args:
-            num_workers: as in the class; None takes what was given there.
-            options: multiprocessing_context, executor, shared_filesystem, if_filling, check_space and
-                progress, as in the class.
+            keywords: these options; what is left out, and num_workers=None, are as the dataset was made with.
         Raises: as the class; OptionError where the dataset was opened without its source.
         """
-        unknown = set(options) - set(FILL_OPTIONS)
-        if unknown:
-            raise OptionError(f"warmup() takes {', '.join(FILL_OPTIONS)}, not {', '.join(sorted(unknown))}")
+        given = None if self._building is None else self._building.job.options
+        more: dict[str, Any] = {} if num_workers is None else {"num_workers": num_workers}
+        options = FillOptions.of(given, {**keywords, **more}, "warmup")
         if self._building is None:
             if not self.complete:
                 count = len(self) - self._reader.present
@@ -524,7 +408,7 @@ class CachedDataset(StoredSamples):
             self._reader.missing()  # what the server has lost
         if self.complete:
             return self
-        self._building.fill(**options if num_workers is None else options | {"num_workers": num_workers})
+        self._building.fill(options)
         self.refresh()
         return self
 

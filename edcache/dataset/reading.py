@@ -17,8 +17,9 @@ from edcache.codec import Decoding, Node, read_through
 from edcache.errors import ImageError, MissingSampleError
 from edcache.fill import LazyFiller
 from edcache.labels.view import Labels, checked_indices
+from edcache.options import Transform
 from edcache.reader import AnyReader, Memory
-from edcache.views import Root, Transform, checked_function
+from edcache.views import Root, checked_function
 
 Ints = npt.NDArray[np.int64]
 Self = TypeVar("Self", bound="StoredSamples")

@@ -39,7 +39,7 @@ _BACKENDS: Final = {
     **dict.fromkeys(("redis", "rediss", "unix"), _REDIS),
     **dict.fromkeys(("http", "https", "s3", "s3a", "gs", "gcs", "hf"), _OBJECTS),
 }
-_LISTED: Final = "edcache.local:keeping"
+_LISTED: Final = "edcache.local:evict"
 # By the words of `local=` and `preload=`: what opens a copy in the place of the archive.
 _COPIES: Final = {"local": "edcache.local.through:open_copy", "shm": "edcache.preload:open_copy"}
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:://|::)")

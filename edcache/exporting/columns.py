@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -13,91 +13,71 @@ from edcache.errors import ExportError
 from edcache.exporting.leaves import Leaves, Picture, refused
 from edcache.labels.exchange import Column
 
+Columns = dict[str, Column]
+
 _KINDS: Final = {bool: "bool", int: "int", float: "float", complex: "complex", str: "text", bytes: "bytes"}
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A column as some samples show it, and a sample that does, for messages."""
-
-    column: Column
-    place: str
-
-
-class Looker:
-    """Tells what the leaves of a sample are.
+def columns_of(leaves: Leaves, place: str, to: str, arrays: str) -> Columns:
+    """The columns that one sample needs.
 
     Args:
         to: the format. arrays: numpy's kinds of arrays that it holds.
+    Raises:
+        ExportError: a leaf that the format does not hold.
     """
-
-    def __init__(self, to: str, arrays: str) -> None:
-        self._to, self._arrays = to, arrays
-
-    def look(self, leaves: Leaves, place: str) -> dict[str, Column]:
-        """The columns that one sample needs.
-
-        Raises:
-            ExportError: a leaf that the format does not hold.
-        """
-        if not leaves:
-            raise ExportError(f"{place}: it has no field; leave it out with a filter")
-        return {name: self._column(name, value, place) for name, value in leaves.items()}
-
-    def _column(self, name: str, value: Any, place: str) -> Column:
-        if value is None:
-            return Column(name, "null", is_nullable=True)
-        if type(value) in _KINDS:
-            if isinstance(value, complex) and "c" not in self._arrays:
-                raise refused(place, name, value, f"{self._to} holds no complex numbers")
-            return Column(name, _KINDS[type(value)])
-        if isinstance(value, Picture):
-            return Column(name, "image")
-        if isinstance(value, np.ndarray):
-            if value.dtype.kind not in self._arrays or not value.dtype.isnative:
-                held = "arrays of bool, int and float" + (", complex too" if "c" in self._arrays else "")
-                raise refused(
-                    place, name, value, f"{self._to} holds {held} in the byte order of this machine"
-                )
-            return Column(name, "array", value.dtype.name, value.shape, value.ndim)
-        if isinstance(value, datetime.datetime):
-            return Column(name, "datetime" if value.tzinfo is None else "datetime with a zone")
-        if isinstance(value, datetime.date):
-            return Column(name, "date")
-        return Column(name, "list", self._element(name, value, place))
-
-    def _element(self, name: str, values: list[Any], place: str) -> str:
-        kinds = {_KINDS[type(value)] for value in values if value is not None}
-        if len(kinds) > 1:
-            raise refused(place, name, values, f"its values are {' and '.join(sorted(kinds))}")
-        return kinds.pop() if kinds else "null"
+    columns: Columns = {}
+    for name, value in leaves.items():
+        if isinstance(value, complex) and "c" not in arrays:
+            raise refused(place, name, value, f"{to} holds no complex numbers")
+        if isinstance(value, np.ndarray) and not (value.dtype.kind in arrays and value.dtype.isnative):
+            held = "arrays of bool, int and float" + (", complex too" if "c" in arrays else "")
+            raise refused(place, name, value, f"{to} holds {held} in the byte order of this machine")
+        columns[name] = _column(name, value, place)
+    return columns
 
 
-def joined(found: Iterable[tuple[dict[str, Column], str]]) -> dict[str, Column]:
+def _column(name: str, value: Any, place: str) -> Column:
+    if value is None:
+        return Column(name, "null", is_nullable=True)
+    if type(value) in _KINDS:
+        return Column(name, _KINDS[type(value)])
+    if isinstance(value, Picture):
+        return Column(name, "image")
+    if isinstance(value, np.ndarray):
+        return Column(name, "array", value.dtype.name, value.shape, value.ndim)
+    if isinstance(value, datetime.datetime):
+        return Column(name, "datetime" if value.tzinfo is None else "datetime with a zone")
+    if isinstance(value, datetime.date):
+        return Column(name, "date")
+    kinds = {_KINDS[type(item)] for item in value if item is not None}
+    if len(kinds) > 1:
+        raise refused(place, name, value, f"its values are {' and '.join(sorted(kinds))}")
+    return Column(name, "list", kinds.pop() if kinds else "null")
+
+
+def joined(samples: Iterable[tuple[Columns, str]]) -> Columns:
     """The columns that hold what all samples show.
 
     Args:
-        found: of each sample what it shows, and what messages about it begin with.
+        samples: what each shows, and what messages about it begin with.
     Raises:
         ExportError: 'export(): sample 7: field "x" is float, and int in sample 0; ...'.
     """
-    seen: dict[str, Seen] = {}
-    numbers: dict[str, int] = {}
-    looked = 0
-    for shown, place in found:
-        looked += 1
+    known: dict[str, tuple[Column, str, int]] = {}
+    count = 0
+    for shown, place in samples:
+        count += 1
         for name, column in shown.items():
-            known = seen.get(name)
-            seen[name] = Seen(column if known is None else _both(known, column, place), place)
-            numbers[name] = numbers.get(name, 0) + 1
+            before, where, times = known.get(name, (column, place, 0))
+            known[name] = _both(before, column, where, place), place, times + 1
     return {
-        name: replace(one.column, is_nullable=one.column.is_nullable or numbers[name] < looked)
-        for name, one in seen.items()
+        name: replace(column, is_nullable=column.is_nullable or times < count)
+        for name, (column, _, times) in known.items()
     }
 
 
-def _both(known: Seen, new: Column, place: str) -> Column:
-    old = known.column
+def _both(old: Column, new: Column, where: str, place: str) -> Column:
     if old == new:
         return old
     is_nullable = old.is_nullable or new.is_nullable
@@ -107,14 +87,13 @@ def _both(known: Seen, new: Column, place: str) -> Column:
         return replace(old if new.dtype == "null" else new, is_nullable=is_nullable)
     if (old.kind, old.dtype, old.ndim) == (new.kind, new.dtype, new.ndim):
         return replace(old, shape=old.shape if old.shape == new.shape else None, is_nullable=is_nullable)
-    before, now = _said(old), _said(new)
     raise ExportError(
-        f'{place}: field "{new.name}" is {now}, and {before} in another sample ({known.place}); a column has '
-        "one type: make it one with with_transform(), or leave it out with select()"
+        f'{place}: field "{new.name}" is {_described(new)}, and {_described(old)} in another sample '
+        f"({where}); a column has one type: make it one with with_transform(), or leave it out with select()"
     )
 
 
-def check_fits(columns: Mapping[str, Column], shown: Mapping[str, Column], position: int) -> None:
+def check_fits(columns: Mapping[str, Column], shown: Mapping[str, Column], place: str) -> None:
     """Refuse a sample that is otherwise than those that were looked at.
 
     Raises:
@@ -123,9 +102,9 @@ def check_fits(columns: Mapping[str, Column], shown: Mapping[str, Column], posit
     for name in columns.keys() | shown.keys():
         known, now = columns.get(name), shown.get(name, Column(name, "null"))
         if known is None or not _fits(known, now):
-            before = "in no sample" if known is None else _said(known)
+            before = "in no sample" if known is None else _described(known)
             raise ExportError(
-                f'export(): sample {position}: field "{name}" is {_said(now)}, and was {before} when samples '
+                f'{place}: field "{name}" is {_described(now)}, and was {before} when samples '
                 "were looked at; a transform must give the same every time"
             )
 
@@ -139,7 +118,7 @@ def _fits(known: Column, now: Column) -> bool:
     return (now.dtype == known.dtype or is_empty_list) and (not known.is_fixed or now.shape == known.shape)
 
 
-def _said(column: Column) -> str:
+def _described(column: Column) -> str:
     if column.kind == "array":
         shape = f"of {column.ndim} dimensions" if column.shape is None else column.shape
         return f"an array of {column.dtype} {shape}"

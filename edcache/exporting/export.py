@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Final
+from itertools import accumulate
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -13,31 +15,31 @@ from edcache.archives import Path
 from edcache.dataset import CachedDataset
 from edcache.durable import check_outlives, local_path
 from edcache.errors import OptionError, PartialArchiveError
-from edcache.exporting.columns import Looker, joined
-from edcache.exporting.huggingface import HuggingFace, datasets_package
-from edcache.exporting.leaves import Leaves
-from edcache.exporting.npz import Stacked, check_npz
+from edcache.exporting.columns import Columns, columns_of, joined
+from edcache.exporting.files import Folders, Tars, check_json_labels, files_of
+from edcache.exporting.leaves import nbytes_of
+from edcache.exporting.npz import check_npz, write_npz
 from edcache.exporting.places import check_free, new_file, new_folder
 from edcache.exporting.plan import (
-    Job,
     OnProgress,
+    Plan,
+    Writer,
     labels_to_go,
-    nbytes_of,
     of_interest,
-    place_of,
     prepared,
-    scanned,
+    read,
     worked,
 )
-from edcache.exporting.rows import Parquets
-from edcache.exporting.single import Folders, Naming, Tars, check_json_labels
+from edcache.exporting.tables import HuggingFace, Parquets, datasets_package
 from edcache.fill import worker_count
-from edcache.labels.exchange import Column
 from edcache.sizes import parsed_bytes
 from edcache.views import Samples
 
 FORMATS: Final = ("webdataset", "files", "parquet", "hf", "npz")
-_FEW: Final = 1000
+_WRITERS: Final = {"webdataset": Tars, "files": Folders, "parquet": Parquets, "hf": HuggingFace}
+_FILES: Final = ("webdataset", "files")
+_FOLDERS_A_PART: Final = 1000
+_LOOKED_AT: Final = 256
 
 
 @dataclass(frozen=True)
@@ -113,20 +115,12 @@ def export(
     check_outlives(out)
     target = local_path(out)
     check_free(target)
-    samples = prepared(_opened(ds, allow_partial))
-    if not len(samples):
-        raise OptionError("export(): there is no sample to write")
-    plan = _Plan(samples, to, count)
-    job = Job(samples, labels_to_go(samples, labels, plan.names), plan.sample_nbytes)
-    if to in ("webdataset", "files"):
-        check_json_labels(job)
-    tell = on_progress or (lambda done, total: None)
-    tell(0, len(job))
-    if to == "npz":
-        _write_npz(job, plan, target, tell)
-    else:
-        _write_folder(job, plan, target, shard_nbytes, count, tell)
-    return ExportReport(target, to, len(job), *_measured(target))
+    plan = _planned(_opened(ds, allow_partial), to, labels, count)
+    with closing(_written(plan, to, target, shard_nbytes, count)) as counts:
+        for done in accumulate(counts, initial=0):
+            if on_progress is not None:
+                on_progress(done, len(plan))
+    return ExportReport(target, to, len(plan), *_measured(target))
 
 
 def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples:
@@ -137,96 +131,80 @@ def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples
             f"export(): {unsealed[0]} is not sealed, so that samples may be missing; fill it again, or pass "
             "allow_partial=True"
         )
-    return samples
+    if not len(samples):
+        raise OptionError("export(): there is no sample to write")
+    return prepared(samples)
 
 
-class _Plan:
-    """What samples show before anything is written.
+def _planned(ds: Samples, to: str, labels: bool | Sequence[str], num_workers: int) -> Plan:
+    """What samples show before anything is written: one of every kind there is."""
+    positions = of_interest(ds, needs_shapes=to not in _FILES)
+    parts = [positions[at : at + _LOOKED_AT].tolist() for at in range(0, len(positions), _LOOKED_AT)]
+    looks = [look for part in worked(_Look(ds, to), parts, num_workers) for look in part]
+    columns: Columns = {}
+    if to not in _FILES:
+        columns = joined((look.columns, look.place) for look in looks)
+    if to == "npz":
+        check_npz(columns)
+    names = {name for look in looks for name in look.names}
+    sample_nbytes = sum(look.nbytes for look in looks) / max(len(looks), 1)
+    plan = Plan(ds, columns, labels_to_go(ds, labels, names), sample_nbytes)
+    if to in _FILES:
+        check_json_labels(plan)
+    return plan
 
-    Attributes:
-        names: of all leaves. sample_nbytes: on average. columns: where samples become rows.
-    """
 
-    def __init__(self, ds: Samples, to: str, num_workers: int) -> None:
-        self.to = to
-        self.columns: dict[str, Column] = {}
-        look = _Looking(to)
-        positions = of_interest(ds, needs_shapes=look.makes_columns)
-        found, self.names, nbytes = [], set[str](), 0
-        for position, shown in zip(
-            positions.tolist(), scanned(ds, look, positions, num_workers), strict=True
-        ):
-            self.names.update(shown.names)
-            nbytes += shown.nbytes
-            found.append((shown.columns, place_of(position)))
-        self.sample_nbytes = nbytes / max(len(positions), 1)
-        if look.makes_columns:
-            self.columns = joined(found)
-        if to == "npz":
-            check_npz(self.columns)
+class _Shown(NamedTuple):
+    """What one sample shows: its leaves' names, about its bytes, and the columns that it needs."""
+
+    place: str
+    names: tuple[str, ...]
+    nbytes: int
+    columns: Columns
 
 
 @dataclass(frozen=True)
-class _Shown:
-    names: tuple[str, ...]
-    nbytes: int
-    columns: dict[str, Column]
+class _Look:
+    """Looks at samples as their format will, and so raises what writing them would raise."""
+
+    ds: Samples
+    to: str
+
+    def __call__(self, positions: Sequence[int]) -> list[_Shown]:
+        shown = []
+        for place, leaves in read(self.ds, positions):
+            columns: Columns = {}
+            if self.to in _FILES:
+                files_of(leaves, place, self.to)
+            else:
+                columns = columns_of(leaves, place, self.to, "biufc" if self.to == "npz" else "biuf")
+            shown.append(_Shown(place, tuple(leaves), nbytes_of(leaves), columns))
+        return shown
 
 
-class _Looking:
-    """Looks at a sample as its format will, and so raises what writing it would raise."""
-
-    def __init__(self, to: str) -> None:
-        self.makes_columns = to not in ("webdataset", "files")
-        self._naming = None if self.makes_columns else Naming(to)
-        self._looker = Looker(to, "biufc" if to == "npz" else "biuf")
-
-    def __call__(self, position: int, leaves: Leaves) -> _Shown:
-        place = place_of(position)
-        columns: dict[str, Column] = {}
-        if self._naming is not None:
-            self._naming.files(leaves, place)
-        else:
-            columns = self._looker.look(leaves, place)
-        return _Shown(tuple(leaves), nbytes_of(leaves), columns)
-
-
-def _write_npz(job: Job, plan: _Plan, target: str, tell: OnProgress) -> None:
-    done = 0
-    stacked = Stacked(job, plan.columns, os.path.dirname(target))
-    with new_file(target) as stream:
-        for count in stacked.write(stream, range(len(job))):
-            done += count
-            tell(done, len(job))
-
-
-def _write_folder(
-    job: Job, plan: _Plan, target: str, shard_nbytes: int, num_workers: int, tell: OnProgress
-) -> None:
-    parts = job.parts(shard_nbytes)
-    if plan.to == "files":
-        parts = [range(s, min(s + _FEW, len(job))) for s in range(0, len(job), _FEW)]
+def _written(
+    plan: Plan, to: str, target: str, shard_nbytes: int, num_workers: int
+) -> Generator[int, None, None]:
+    """Write all; yields how many samples more were written."""
+    if to == "npz":
+        with new_file(target) as stream:
+            yield from write_npz(plan, os.path.dirname(target), stream)
+        return
+    parts = plan.parts(shard_nbytes)
+    if to == "files":
+        whole = range(len(plan))
+        parts = [whole[start : start + _FOLDERS_A_PART] for start in whole[::_FOLDERS_A_PART]]
     with new_folder(target) as work:
-        writer = _writer(job, plan, work)
-        done = 0
-        for count in worked(writer, list(enumerate(parts)), num_workers):
-            done += count
-            tell(done, len(job))
+        folder = work
+        if to == "hf":
+            folder = os.path.join(work, "parts")
+            os.mkdir(folder)
+        writer: Writer = _WRITERS[to](plan, folder)
+        if isinstance(writer, HuggingFace):
+            writer.features  # noqa: B018 - what cannot be one is told now
+        yield from worked(writer, list(enumerate(parts)), num_workers)
         if isinstance(writer, HuggingFace):
             writer.assemble(work, len(parts))
-
-
-def _writer(job: Job, plan: _Plan, work: str) -> Any:
-    digits = len(str(max(len(job) - 1, 0)))
-    if plan.to == "webdataset":
-        return Tars(job, work, digits)
-    if plan.to == "files":
-        return Folders(job, work, digits)
-    if plan.to == "parquet":
-        return Parquets(job, plan.columns, work)
-    inside = os.path.join(work, "parts")
-    os.mkdir(inside)
-    return HuggingFace(job, plan.columns, inside)
 
 
 def _measured(path: str) -> tuple[int, int]:

@@ -43,13 +43,15 @@ def leaves_of(sample: Any, place: str) -> Leaves:
     Raises:
         ExportError: 'export(): sample 17: field "x" is a set, which no format holds; ...'.
     """
-    found: Leaves = {}
+    leaves: Leaves = {}
     for path, value in _walked(sample, ()):
         name = ".".join(map(str, path))
-        if name in found:
+        if name in leaves:
             raise ExportError(f'{place}: two fields are called "{name}"; rename one with with_transform()')
-        found[name] = _plain(value, name, place)
-    return found
+        leaves[name] = _plain(value, name, place)
+    if not leaves:
+        raise ExportError(f"{place}: it has no field; leave it out with a filter")
+    return leaves
 
 
 def refused(place: str, name: str, value: object, why: str) -> ExportError:
@@ -73,25 +75,23 @@ def described(value: object) -> str:
 
 
 def _walked(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    children = _children(value)
-    if children is None:
+    children = children_of(value)
+    if children is None or (isinstance(value, list) and all(type(item) in _ATOMS for item in value)):
         yield path, value
         return
     for key, child in children:
         yield from _walked(child, (*path, key))
 
 
-def _children(value: Any) -> list[tuple[Any, Any]] | None:
-    """None for a leaf, which an empty container and a list of plain values are too."""
+def children_of(value: Any) -> list[tuple[Any, Any]] | None:
+    """Key and value of each child of a dict, dataclass, list or tuple; None for anything else."""
     if isinstance(value, Mapping):
         return list(value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type | ImageFile):
         return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return list(zip(value._fields, value, strict=True))
-    if isinstance(value, tuple) or (isinstance(value, list) and not all(type(v) in _ATOMS for v in value)):
-        return list(enumerate(value))
-    return None
+    return list(enumerate(value)) if isinstance(value, list | tuple) else None
 
 
 def _plain(value: Any, name: str, place: str) -> Any:
@@ -132,3 +132,16 @@ def _picture_of(image: Any, name: str, place: str) -> Picture:
     file = io.BytesIO()
     image.save(file, "PNG")
     return Picture(file.getvalue(), "png")
+
+
+def nbytes_of(leaves: Leaves) -> int:
+    """About so many bytes takes a sample."""
+    return 64 + sum(map(_nbytes_of_one, leaves.values()))
+
+
+def _nbytes_of_one(value: Any) -> int:
+    if isinstance(value, np.ndarray):
+        return int(value.nbytes)
+    if isinstance(value, Picture):
+        return len(value.data)
+    return len(value) if isinstance(value, str | bytes) else 8

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import IO, Any, Final
 
 from edcache import durable, temporary
@@ -30,9 +30,8 @@ def new_folder(out: str) -> Iterator[str]:
         ArchiveLockedError: another process writes there.
     """
     check_free(out)
-    session = temporary.start(out, is_folder=True)
-    work = os.path.dirname(session.path)
-    try:
+    with closing(temporary.start(out, is_folder=True)) as session:
+        work = os.path.dirname(session.path)
         try:
             yield work
             check_free(out)
@@ -44,8 +43,6 @@ def new_folder(out: str) -> Iterator[str]:
             with suppress(EdcacheError):
                 durable.remove_tree(work)
             raise
-    finally:
-        session.close()
 
 
 @contextmanager
@@ -64,22 +61,14 @@ def new_file(out: str) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def shard(path: str) -> Iterator[IO[bytes]]:
+def shard(path: str, sync: bool = True) -> Iterator[IO[bytes]]:
     """A new file in a folder that is being written; it is brought to the disk when the block ends well."""
     file = File.open(path, "x")
     try:
-        with io.BufferedWriter(_Writing(file), _BUFFER) as stream:
+        with io.BufferedWriter(_Writing(file), _BUFFER if sync else io.DEFAULT_BUFFER_SIZE) as stream:
             yield stream
-        file.sync()
-    finally:
-        file.close()
-
-
-def write_small(path: str, data: bytes) -> None:
-    """A new file with these bytes, not synced."""
-    file = File.open(path, "x")
-    try:
-        file.pwrite(0, data)
+        if sync:
+            file.sync()
     finally:
         file.close()
 

@@ -1,4 +1,4 @@
-"""What will be exported: every kind of sample is looked at before anything is written."""
+"""What is exported, in which parts; and the work of several processes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from edcache.durable import refused
 from edcache.errors import EdcacheError
+from edcache.exporting.columns import Columns
 from edcache.exporting.leaves import Leaves, leaves_of
 from edcache.views import Samples
 
@@ -21,47 +22,69 @@ OnProgress = Callable[[int, int], object]
 
 _BATCH_NBYTES: Final = 16 << 20
 _MOST_IN_A_BATCH: Final = 1 << 14
-_SCANNED: Final = 256
 _PROBES: Final = 32
 
 
 @dataclass(frozen=True)
-class Job:
+class Plan:
     """What is exported.
 
-    ds: the samples. labels: the names of label columns that go along. sample_nbytes: of a sample, on average,
-    of some that were looked at.
+    ds: the samples. columns: where samples become rows. labels: the names of label columns that go along.
+    sample_nbytes: of a sample, on average, of some that were looked at.
     """
 
     ds: Samples
+    columns: Columns
     labels: tuple[str, ...]
     sample_nbytes: float
 
     def __len__(self) -> int:
         return len(self.ds)
 
-    def samples(self, part: range) -> Iterator[tuple[int, Leaves]]:
-        """The samples at consecutive positions: position and leaves; some 16 MiB of them are in memory."""
-        count = int(np.clip(_BATCH_NBYTES // max(self.sample_nbytes, 1), 1, _MOST_IN_A_BATCH))
-        for start in range(part.start, part.stop, count):
-            yield from read(self.ds, range(start, min(start + count, part.stop)))
+    def parts(self, nbytes: int, part: range | None = None) -> list[range]:
+        """Consecutive positions, of all or of a part, that are about so many bytes each."""
+        whole = range(len(self)) if part is None else part
+        count = int(max(1, nbytes // max(self.sample_nbytes, 1)))
+        return [whole[start : start + count] for start in range(0, len(whole), count)]
 
-    def parts(self, shard_nbytes: int) -> list[range]:
-        """Consecutive positions that make shards of about so many bytes."""
-        count = int(max(1, shard_nbytes // max(self.sample_nbytes, 1)))
-        return [range(start, min(start + count, len(self))) for start in range(0, len(self), count)]
+    def pieces(self, part: range) -> list[range]:
+        """Consecutive positions that are some 16 MiB each, which is what is in memory at a time."""
+        return self.parts(_BATCH_NBYTES, part)
+
+    def samples(self, part: range) -> Iterator[tuple[str, Leaves]]:
+        """The samples at consecutive positions: what messages begin with, and leaves."""
+        for piece in self.pieces(part):
+            for start in range(0, len(piece), _MOST_IN_A_BATCH):
+                yield from read(self.ds, piece[start : start + _MOST_IN_A_BATCH])
+
+    def label_table(self, part: range) -> Any:
+        """The label columns that go along, of consecutive samples."""
+        labels = self.ds.labels.take(np.arange(part.start, part.stop))
+        return labels.table.select(list(self.labels))
 
 
-def read(ds: Samples, positions: Sequence[int]) -> Iterator[tuple[int, Leaves]]:
-    """The samples at some positions: each position and its leaves."""
-    samples = ds.__getitems__(list(positions))
-    for position, sample in zip(positions, samples, strict=True):
-        yield position, leaves_of(sample, place_of(position))
+@dataclass(frozen=True)
+class Writer:
+    """Writes the files of a part of the samples into a folder; a process each may."""
+
+    plan: Plan
+    folder: str
+
+    def __call__(self, numbered: tuple[int, range]) -> int:
+        """Write part `number`; returns how many samples it has."""
+        self._write(*numbered)
+        return len(numbered[1])
+
+    def _write(self, number: int, part: range) -> None:
+        """Write the files of consecutive samples."""
+        raise NotImplementedError
 
 
-def place_of(position: int) -> str:
-    """What an error about a sample begins with."""
-    return f"export(): sample {position}"
+def read(ds: Samples, positions: Sequence[int]) -> Iterator[tuple[str, Leaves]]:
+    """The samples at some positions: what messages begin with, "export(): sample 17", and leaves."""
+    for position, sample in zip(positions, ds.__getitems__(list(positions)), strict=True):
+        place = f"export(): sample {position}"
+        yield place, leaves_of(sample, place)
 
 
 def prepared(ds: Samples) -> Samples:
@@ -127,52 +150,20 @@ def worked(work: Callable[[Any], Any], parts: Sequence[Any], num_workers: int) -
         yield made
 
 
-def scanned(
-    ds: Samples, look: Callable[[int, Leaves], Any], positions: Ints, num_workers: int
-) -> Iterator[Any]:
-    """What a function makes of the samples at some positions, in their order."""
-    parts = [positions[start : start + _SCANNED].tolist() for start in range(0, len(positions), _SCANNED)]
-    for found in worked(_Looking(ds, look), parts, num_workers):
-        yield from found
-
-
-class _Looking:
-    def __init__(self, ds: Samples, look: Callable[[int, Leaves], Any]) -> None:
-        self._ds, self._look = ds, look
-
-    def __call__(self, positions: list[int]) -> list[Any]:
-        return [self._look(position, leaves) for position, leaves in read(self._ds, positions)]
-
-
-def nbytes_of(leaves: Leaves) -> int:
-    """About so many bytes takes a sample."""
-    return 64 + sum(map(_nbytes_of_one, leaves.values()))
-
-
-def _nbytes_of_one(value: Any) -> int:
-    if isinstance(value, np.ndarray):
-        return int(value.nbytes)
-    if isinstance(value, tuple):
-        return len(value[0])
-    return len(value) if isinstance(value, str | bytes) else 8
-
-
-def labels_to_go(ds: Samples, asked: bool | Sequence[str], names: set[str]) -> tuple[str, ...]:
-    """The label columns that go along: those asked for, but for those that are fields of the samples.
+def labels_to_go(ds: Samples, labels: bool | Sequence[str], names: set[str]) -> tuple[str, ...]:
+    """The label columns that go along: those named, or all, but for those that are fields of the samples.
 
     Args:
         names: of all leaves.
     """
-    if asked is False:
+    if labels is False:
         return ()
-    known = list(ds.labels)
-    if asked is not True:
-        for name in asked:
-            ds.labels.column(name)
-        known = list(asked)
-    mirrored: set[str] = set()
+    chosen = list(ds.labels) if labels is True else list(labels)
+    for name in chosen:
+        ds.labels.column(name)
+    fields: set[str] = set()
     if ds._transform is None:
         for path, column in ds._root._columns().items():
             text = ".".join(map(str, path)) if isinstance(path, tuple) else str(path)
-            mirrored |= {column} if text in names else set()
-    return tuple(name for name in known if name not in mirrored)
+            fields |= {column} if text in names else set()
+    return tuple(name for name in chosen if name not in fields)

@@ -17,25 +17,24 @@ Each imports only those above it.
 """
 
 from edcache.fill.cluster import ray_executor
+from edcache.fill.crew import worker_count
 from edcache.fill.features import declared
-from edcache.fill.filling import fill, worker_count
-from edcache.fill.job import Job, check_job, check_length, check_origin, check_source, claim_size, length_of
+from edcache.fill.filling import fill
+from edcache.fill.job import Job, check_length, check_origin, check_source, claim_size, length_of
 from edcache.fill.lazy import LazyFiller
 from edcache.fill.space import bytes_limit
-from edcache.fill.stream import fill_stream, is_stream
+from edcache.fill.stream import is_stream
 
 __all__ = [
     "Job",
     "LazyFiller",
     "bytes_limit",
-    "check_job",
     "check_length",
     "check_origin",
     "check_source",
     "claim_size",
     "declared",
     "fill",
-    "fill_stream",
     "is_stream",
     "length_of",
     "ray_executor",

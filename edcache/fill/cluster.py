@@ -68,7 +68,7 @@ def encode_samples(job: Job, indices: list[int]) -> Encoded:
         try:
             encoder.add(index, job.compute(index))
         except (SourceError, CodecError, LabelError) as error:
-            if job.on_error == "raise":
+            if job.options.on_error == "raise":
                 if isinstance(error, SourceError):
                     raise
                 raise placed(error, job.path) from error
@@ -196,7 +196,7 @@ class Cluster:
                     published += new.count
             except LabelTypeError as error:
                 # Another task came first with labels of another type.
-                if self._job.on_error == "raise":
+                if self._job.options.on_error == "raise":
                     raise
                 failures = [*failures, *(self._job.failure(index, error) for index in new.indices)]
         if failures:

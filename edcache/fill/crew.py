@@ -25,6 +25,7 @@ from edcache.fill.board import MOST_ASIDE, Board
 from edcache.fill.job import Job
 from edcache.fill.worker import work
 from edcache.labels.tables import Failure
+from edcache.options import check_workers
 
 logger = logging.getLogger("edcache")
 
@@ -152,14 +153,14 @@ class Crew:
         now = time.monotonic()
         if begun != worker.began or index is None:
             worker.began, worker.since = begun, now
-        elif self._job.timeout is not None and now - worker.since > self._job.timeout:
+        elif self._job.options.timeout is not None and now - worker.since > self._job.options.timeout:
             # Code in Python ends and what was computed before is published; code in C does not hear it.
             if not worker.is_late:
                 # Before it lets go of its claim, or the next one would hang there too.
                 self._note_delay(index)
                 worker.is_late = True
                 worker.process.terminate()
-            elif now - worker.since > self._job.timeout + _STOP_SECONDS:
+            elif now - worker.since > self._job.options.timeout + _STOP_SECONDS:
                 worker.process.kill()
 
     def _replace(self, worker: _Worker) -> None:
@@ -180,7 +181,7 @@ class Crew:
         progress = self._board.total, len(self.set_aside)
         self._barren_deaths = 1 if progress != self._progress else self._barren_deaths + 1
         self._progress = progress
-        if self._barren_deaths > max(_DEATHS, self._job.retries + 1) * (self._size + 1):
+        if self._barren_deaths > max(_DEATHS, self._job.options.retries + 1) * (self._size + 1):
             raise WorkerError(
                 f"{self._job.path}: {self._barren_deaths} worker processes ended one after the other "
                 f"({_ending(exitcode)}) and published nothing; what was there is kept; use num_workers=0 to "
@@ -189,10 +190,10 @@ class Crew:
 
     def _note_delay(self, index: int) -> None:
         self._delays[index] += 1
-        if self._delays[index] <= self._job.retries:
+        if self._delays[index] <= self._job.options.retries:
             return
-        text = f"took longer than timeout={self._job.timeout:g} seconds"
-        if self._job.on_error == "raise":
+        text = f"took longer than timeout={self._job.options.timeout:g} seconds"
+        if self._job.options.on_error == "raise":
             raise SourceError(
                 f"{self._job.path}: sample {index} {text}; what was computed before is kept, and filling "
                 "again continues there"
@@ -204,16 +205,17 @@ class Crew:
         logger.warning(
             "%s: the process that computed sample %d ended (%s)", self._job.path, index, _ending(exitcode)
         )
-        if self._deaths[index] >= max(_DEATHS, self._job.retries + 1):
+        if self._deaths[index] >= max(_DEATHS, self._job.options.retries + 1):
             text = f"ended its process {self._deaths[index]} times ({_ending(exitcode)})"
             self._put_aside(index, "WorkerError", text)
 
     def _put_aside(self, index: int, error: str, text: str) -> None:
         if any(failure.index == index for failure in self.set_aside):
             return  # another worker had begun it before it was
-        failure = Failure(index, self._job.on_error == "skip_final", error, f"sample {index} {text}", "")
+        is_final = self._job.options.on_error == "skip_final"
+        failure = Failure(index, is_final, error, f"sample {index} {text}", "")
         self.set_aside.append(failure)
-        if self._job.on_error != "raise":
+        if self._job.options.on_error != "raise":
             # At once: whatever ends this fill, the next need not find it out again.
             self._record(failure)
         if len(self.set_aside) > MOST_ASIDE:
@@ -292,6 +294,16 @@ def _cgroup_cpus() -> int | None:
     except (OSError, StopIteration, ValueError):
         return None
     return None if quota == "max" else max(1, int(quota) // int(period))
+
+
+def worker_count(asked: int | str | None) -> int:
+    """How many workers `num_workers=` asks for.
+
+    Raises:
+        OptionError: it is no number from 0 up, and not "auto".
+    """
+    check_workers(asked)
+    return asked if isinstance(asked, int) else usable_cpus()
 
 
 def crew_context(asked: Any) -> Any:

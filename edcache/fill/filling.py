@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -19,54 +19,33 @@ from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
     NotAnArchiveError,
-    OptionError,
     SourceError,
     WorkerError,
 )
 from edcache.fill.cluster import Cluster
-from edcache.fill.crew import Crew, crew_context, usable_cpus
+from edcache.fill.crew import Crew, crew_context, worker_count
 from edcache.fill.job import Job, check_length, check_source
 from edcache.fill.part import Part, Watch
 from edcache.fill.presence import Presence
 from edcache.fill.space import SpaceCheck
+from edcache.fill.stream import fill_stream, is_stream
 from edcache.format import Head
 from edcache.labels.tables import Failure
-from edcache.progress import Progress, Show
+from edcache.options import FillOptions
+from edcache.progress import Progress
 from edcache.writer import AnyAppender
 
 logger = logging.getLogger("edcache")
 
-IF_FILLING: Final = ("join", "wait", "fail")
 _LOOK_SECONDS = 0.2
 
 
-def fill(
-    job: Job,
-    *,
-    num_workers: int | str | None = 0,
-    multiprocessing_context: Any = None,
-    executor: Any = None,
-    shared_filesystem: bool = True,
-    if_filling: str = "join",
-    check_space: bool = True,
-    progress: Show = None,
-    rebuild: bool = False,
-) -> int:
+def fill(job: Job, *, rebuild: bool = False) -> int:
     """Compute every sample of a source that the archive lacks, and seal it.
 
     Args:
-        num_workers: processes that compute; 0 computes in this one, None and "auto" take one for each
-            processor that this process may use. A timeout takes one at least.
-        multiprocessing_context: "fork", "spawn", "forkserver", or a context; the platform's by default.
-        executor: computes instead of workers of our own: anything with the interface of
-            `concurrent.futures.Executor`. The source goes with every task.
-        shared_filesystem: whether its processes see the file, and append for themselves; False lets them
-            return encoded samples, which this process appends. After an error, tasks that run already may
-            go on appending for a while.
-        if_filling: where another process fills the archive already: "join" shares the work, "wait" waits
-            for it, and takes over where it ends early, "fail" raises ArchiveLockedError.
-        check_space: whether to end early where the disk cannot hold what is missing.
-        progress: as `Progress` takes it.
+        job: how, `job.options` say. The source goes with every task of an executor; after an error, tasks
+            that run already may go on appending for a while.
         rebuild: fill `path + ".edcache.new"` from nothing and put it in the place of `path` at the end;
             whoever has the old archive open keeps reading it. Of several processes that rebuild at once one
             does; the others wait, and take what it built.
@@ -83,24 +62,25 @@ def fill(
     A chunk is published when it is full, and otherwise after a tenth of the time spent so far
     (0.2 to 2 seconds): a kill costs little of what was computed, even in the first seconds.
     """
+    if is_stream(job.source):
+        return fill_stream(job, rebuild)
     check_source(job.source, job.path)
-    if if_filling not in IF_FILLING:
-        raise OptionError(f"if_filling={if_filling!r}; choose one of {', '.join(map(repr, IF_FILLING))}")
-    compute = _means(job, num_workers, multiprocessing_context, executor, shared_filesystem)
+    compute = _means(job.options)
     if rebuild and not job.store.begin_anew(job.head):
-        return _rebuild(job, compute, if_filling, check_space, progress)
-    return _Filling(job, compute, if_filling, check_space, progress).run()
+        return _rebuild(job, compute)
+    return _Filling(job, compute).run()
 
 
-def _rebuild(job: Job, compute: _Compute, if_filling: str, check_space: bool, progress: Show) -> int:
+def _rebuild(job: Job, compute: _Compute) -> int:
     before = _head_of(job.path)
-    with temporary.replacing(job.path, None if if_filling == "fail" else _LOOK_SECONDS) as session:
+    patience = None if job.options.if_filling == "fail" else _LOOK_SECONDS
+    with temporary.replacing(job.path, patience) as session:
         found = _head_of(job.path)
         if found is not None and found != before and found.fingerprint == job.head.fingerprint:
             # The same call in another process built it while this one waited.
             durable.remove(session.path)
             return 0
-        computed = _Filling(replace(job, path=session.path), compute, if_filling, check_space, progress).run()
+        computed = _Filling(replace(job, path=session.path), compute).run()
         if job.sync != "never":
             session.sync()  # a sealed one is synced already; one that lacks samples is not
         durable.replace(session.path, job.path)
@@ -121,39 +101,21 @@ def _head_of(path: str) -> Head | None:
         file.close()
 
 
-def worker_count(asked: int | str | None) -> int:
-    """How many workers `num_workers=` asks for.
-
-    Raises:
-        OptionError: it is no number from 0 up, and not "auto".
-    """
-    if asked is None or asked == "auto":
-        return usable_cpus()
-    if type(asked) is not int or asked < 0:
-        raise OptionError(f'num_workers={asked!r}; give 0 or more, or "auto"')
-    return asked
-
-
 _Compute = Callable[[Job, AnyAppender, Presence, "_Shown"], int]
 
 
-def _means(job: Job, num_workers: int | str | None, context: Any, executor: Any, shared: bool) -> _Compute:
-    """How a fill computes: by an engine, by a crew of workers, or alone.
-
-    Raises:
-        OptionError: options that contradict each other.
-    """
-    workers, made = worker_count(num_workers), crew_context(context)
-    if executor is not None:
-        if workers or job.timeout is not None:
-            raise OptionError("executor= has processes of its own; leave num_workers and timeout out")
-        return partial(_by_engine, executor, shared)
-    if job.timeout is not None:
+def _means(options: FillOptions) -> _Compute:
+    """How a fill computes: by an engine, by a crew of workers, or alone."""
+    context = crew_context(options.multiprocessing_context)
+    if options.executor is not None:
+        return partial(_by_engine, options.executor, options.shared_filesystem)
+    workers = worker_count(options.num_workers)
+    if options.timeout is not None:
         workers = max(1, workers)
     # A daemonic process, such as a DataLoader's worker, may not start others.
     if not workers or multiprocessing.current_process().daemon:
         return _alone
-    return partial(_by_crew, workers, made)
+    return partial(_by_crew, workers, context)
 
 
 def _alone(job: Job, appender: AnyAppender, presence: Presence, watch: _Shown) -> int:
@@ -168,7 +130,7 @@ def _by_crew(
     tick, record = partial(_look, appender, presence, watch), partial(_record, appender)
     crew = Crew(job, min(workers, claims), context, tick, record)
     crew.run()
-    if crew.set_aside and job.on_error == "raise":
+    if crew.set_aside and job.options.on_error == "raise":
         told = "; ".join(failure.message for failure in crew.set_aside)
         raise SourceError(f"{job.path}: {told}; the others are kept, and filling again tries again")
     return crew.computed
@@ -193,12 +155,10 @@ def _look(appender: AnyAppender, presence: Presence, watch: _Shown) -> None:
 class _Filling:
     """One call of `fill`."""
 
-    def __init__(self, job: Job, compute: _Compute, if_filling: str, check_space: bool, show: Show) -> None:
+    def __init__(self, job: Job, compute: _Compute) -> None:
         self._job = job
+        self._options = job.options
         self._compute = compute
-        self._if_filling = if_filling
-        self._check_space = check_space
-        self._show = show
 
     def run(self) -> int:
         appender = self._job.open()
@@ -214,8 +174,9 @@ class _Filling:
         if not presence.missing.any():
             self._seal(appender, presence)
             return 0
-        is_first = appender.join_fillers() if self._if_filling == "join" else not appender.has_fillers
-        with Progress(os.path.basename(self._job.path), kept, total, self._show, is_first) as progress:
+        is_first = appender.join_fillers() if self._options.if_filling == "join" else not appender.has_fillers
+        name = os.path.basename(self._job.path)
+        with Progress(name, kept, total, self._options.progress, is_first) as progress:
             self._heed_others(appender, presence, progress)
             appender.join_fillers()
             watch = _Shown(progress, self._space(presence), appender)
@@ -236,17 +197,17 @@ class _Filling:
         return computed
 
     def _heed_others(self, appender: AnyAppender, presence: Presence, progress: Progress) -> None:
-        if self._if_filling == "fail" and appender.has_fillers:
+        if self._options.if_filling == "fail" and appender.has_fillers:
             raise ArchiveLockedError(
                 f'{self._job.path}: another process is filling it; wait for it, or use if_filling="join"'
             )
-        while self._if_filling == "wait" and appender.has_fillers and presence.missing.any():
+        while self._options.if_filling == "wait" and appender.has_fillers and presence.missing.any():
             time.sleep(_LOOK_SECONDS)
             progress.advance(presence.update())
 
     def _space(self, presence: Presence) -> SpaceCheck | None:
         missing = int(np.count_nonzero(presence.missing))
-        return SpaceCheck(self._job.path, missing) if self._check_space else None
+        return SpaceCheck(self._job.path, missing) if self._options.check_space else None
 
     def _seal(self, appender: AnyAppender, presence: Presence) -> None:
         if presence.complete:

@@ -13,10 +13,10 @@ from edcache.fingerprint import comparable, differences, stale_message
 from edcache.format import MAX_LENGTH, Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
+from edcache.options import FillOptions, Sync
 from edcache.stores import Store, store_at
-from edcache.writer import AnyAppender, ChunkWriter, Sync, adopt_labels
+from edcache.writer import AnyAppender, ChunkWriter, adopt_labels
 
-ON_ERROR: Final = ("raise", "skip", "skip_final")
 # What a fill knows of each sample, and what comes and goes while it looks for those that are missing.
 _BOOKS_NBYTES: Final = 4
 _MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
@@ -32,11 +32,6 @@ class Job:
 
     Attributes:
         source: has __len__ and __getitem__(int). head: of the archive, where it does not exist yet.
-        on_error: what becomes of a sample that cannot be made: "raise" ends the fill, "skip" records it
-            and goes on, "skip_final" records it as absent for good.
-        retries: how often a sample whose source raised is tried again at once.
-        timeout: seconds for one sample, or None.
-        grow: whether a source that is longer than the archive makes it longer.
         since: entries of the archive from this sequence number on are of this fill.
     """
 
@@ -46,10 +41,7 @@ class Job:
     spec: LabelSpec
     chunk_size: int | None = None
     sync: Sync = "seal"
-    on_error: str = "raise"
-    retries: int = 0
-    timeout: float | None = None
-    grow: bool = False
+    options: FillOptions = FillOptions()  # noqa: RUF009 - it is frozen
     since: int = 0
 
     @property
@@ -75,7 +67,7 @@ class Job:
             length = self.length
             # One that was written without a dataset is as long as what it holds, until it gets one.
             found = appender.end_index if appender.length is None else appender.length
-            if found < length and (self.grow or appender.length is None):
+            if found < length and (self.options.grow or appender.length is None):
                 appender.amend(length=length)
             check_length(self.path, appender.length, length)
         except BaseException:
@@ -94,7 +86,7 @@ class Job:
             SourceError: "train.zip: the source raised at index 7: ValueError: ...; ..."; the source's
                 exception is its __cause__.
         """
-        for _ in range(self.retries):
+        for _ in range(self.options.retries):
             try:
                 return compute(self.source, index, self.path)
             except SourceError:
@@ -104,7 +96,7 @@ class Job:
     def failure(self, index: int, error: BaseException) -> Failure:
         """What the archive keeps of a sample that could not be made."""
         cause = error.__cause__ if isinstance(error, SourceError) and error.__cause__ else error
-        is_final = self.on_error == "skip_final"
+        is_final = self.options.on_error == "skip_final"
         text = traceback_of(cause)[-_MOST_TRACEBACK:]
         return Failure(index, is_final, type(cause).__name__, text_of(cause), text)
 
@@ -166,16 +158,6 @@ def traceback_of(error: BaseException) -> str:
 def claim_size(length: int) -> int:
     """Consecutive samples that one process computes at a time: few enough that all end together."""
     return min(64, max(1, length // 100))
-
-
-def check_job(on_error: str, retries: int, timeout: float | None) -> None:
-    """Raise OptionError for options that no fill takes."""
-    if on_error not in ON_ERROR:
-        raise OptionError(f"on_error={on_error!r}; choose one of {', '.join(map(repr, ON_ERROR))}")
-    if type(retries) is not int or retries < 0:
-        raise OptionError(f"retries={retries!r}; give 0 or more")
-    if timeout is not None and not timeout > 0:
-        raise OptionError(f"timeout={timeout!r}; give seconds above 0, or None")
 
 
 def check_source(source: Any, path: str) -> None:

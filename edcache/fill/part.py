@@ -130,7 +130,7 @@ class Part:
                 sample = self._job.compute(index)
             self._writer.add(index, sample)
         except (SourceError, CodecError, LabelError) as error:
-            if self._job.on_error == "raise":
+            if self._job.options.on_error == "raise":
                 if isinstance(error, SourceError):
                     raise
                 raise placed(error, self._job.path) from error
@@ -163,7 +163,7 @@ class Part:
             self._writer.publish()
         except LabelTypeError as error:
             # Another process published labels of another type first.
-            if self._job.on_error == "raise":
+            if self._job.options.on_error == "raise":
                 raise
             self._failed += [self._job.failure(index, error) for index in indices]
             return 0

@@ -12,10 +12,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from edcache import durable, temporary
 from edcache.errors import CodecError, LabelError, OptionError
+from edcache.fill.crew import worker_count
 from edcache.fill.job import Job, check_blame, check_origin, placed, refusal
 from edcache.fill.presence import PublishClock
 from edcache.labels.tables import Failure
-from edcache.progress import Progress, Show
+from edcache.progress import Progress
 from edcache.writer import AnyAppender
 
 
@@ -27,12 +28,13 @@ def is_stream(source: Any) -> bool:
     return hasattr(source, "__iter__") and not is_map
 
 
-def fill_stream(job: Job, num_workers: int, progress: Show = None, rebuild: bool = False) -> int:
+def fill_stream(job: Job, rebuild: bool = False) -> int:
     """Store the samples of `job.source` in their order, and seal the archive when there are no more.
 
+    `num_workers` are DataLoader workers that iterate an IterableDataset, each its own share of it. Their
+    order, which a DataLoader keeps, depends on their number.
+
     Args:
-        num_workers: DataLoader workers that iterate an IterableDataset, each its own share of it. Their
-            order, which a DataLoader keeps, depends on their number.
         rebuild: as `fill` has it.
     Returns:
         How many samples were stored. What is there from before is passed over, not stored again.
@@ -41,19 +43,20 @@ def fill_stream(job: Job, num_workers: int, progress: Show = None, rebuild: bool
 
     Of several processes one fills; the others wait for it, and go on where it ends early.
     """
+    num_workers = worker_count(job.options.num_workers)
     if num_workers and not isinstance(job.source, IterableDataset):
         raise OptionError(
             f"{job.path}: num_workers={num_workers} is for an IterableDataset, which divides itself"
         )
     if not rebuild:
-        return _fill(job, num_workers, progress)
+        return _fill(job, num_workers)
     with temporary.replacing(job.path) as session:
-        stored = _fill(replace(job, path=session.path), num_workers, progress)
+        stored = _fill(replace(job, path=session.path), num_workers)
         durable.replace(session.path, job.path)
     return stored
 
 
-def _fill(job: Job, num_workers: int, progress: Show) -> int:
+def _fill(job: Job, num_workers: int) -> int:
     appender = job.store.appender(job.head, job.sync)
     try:
         is_first = appender.join_fillers()
@@ -62,7 +65,7 @@ def _fill(job: Job, num_workers: int, progress: Show) -> int:
         check_origin(job.path, appender.head, job)
         if appender.chain.seal is not None:
             return 0
-        return _Stream(job, appender).run(num_workers, progress, is_first)
+        return _Stream(job, appender).run(num_workers, is_first)
     finally:
         appender.close()
 
@@ -77,9 +80,9 @@ class _Stream:
         self._kept = set(appender.indices_of(appender.chain.chunks).tolist()) | set(appender.chain.failures)
         self._clock = PublishClock()
 
-    def run(self, num_workers: int, show: Show, is_first: bool) -> int:
+    def run(self, num_workers: int, is_first: bool) -> int:
         name, kept = os.path.basename(self._job.path), len(self._kept)
-        with Progress(name, kept, None, show, is_first) as progress:
+        with Progress(name, kept, None, self._job.options.progress, is_first) as progress:
             try:
                 count = self._store(self._samples(num_workers), progress)
             finally:
@@ -123,7 +126,7 @@ class _Stream:
         try:
             self._writer.add(index, sample)
         except (CodecError, LabelError) as error:
-            if self._job.on_error == "raise":
+            if self._job.options.on_error == "raise":
                 raise placed(error, self._job.path) from error
             # It is gone with the iteration: there is no later try.
             self._failed.append(replace(self._job.failure(index, error), final=True))

@@ -12,17 +12,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from edcache.codec import ImageFile
-from edcache.codec.foreign import restored
 from edcache.errors import ForeignCacheError
-from edcache.importers.source import OldCache, read_whole
+from edcache.importers.source import OldCache, read_part, read_whole
 
 INDEX: Final = "index.json"
 
 _INDEX_NBYTES = 1 << 28
 _LENGTH_DTYPES = ("<u1", "<u2", "<u4", "<u8")
-_VALUE_DTYPES = {
-    8: "uint8",
-    9: "int8",
+_VALUE_DTYPES = {8: "uint8", 9: "int8"} | {
     16: "uint16",
     17: "int16",
     18: "float16",
@@ -34,7 +31,6 @@ _VALUE_DTYPES = {
     66: "float64",
 }
 _SCALARS = frozenset({*_VALUE_DTYPES.values()})
-_IMAGES = frozenset({"jpeg", "png"})
 _PLAIN: Final[dict[str, Callable[[bytes], Any]]] = {
     "bytes": bytes,
     "str": lambda data: data.decode("utf-8"),
@@ -42,6 +38,8 @@ _PLAIN: Final[dict[str, Callable[[bytes], Any]]] = {
     "str_int": lambda data: int(data.decode("utf-8")),
     "str_float": lambda data: float(data.decode("utf-8")),
     "json": json.loads,
+    "jpeg": ImageFile,
+    "png": ImageFile,
 }
 
 
@@ -71,22 +69,22 @@ class Mds(OldCache):
                 raise
             raise ForeignCacheError(f"{file}: not as MDSWriter writes it: {error!r:.200}") from error
         self._ends = np.cumsum(counts, dtype=np.int64)
-        self._text_digest = hashlib.sha256(text).hexdigest()[:16]
+        self.identity = {INDEX: hashlib.sha256(text).hexdigest()[:16]}
         for shard, count in zip(self._shards, counts, strict=True):
             self._check(shard, count)
-        self._found_all(sum(counts))
+        self._set_length(sum(counts))
 
     def _check(self, shard: _Shard, count: int) -> None:
         """The file is there with its size, which justifies the number of its samples."""
         place = os.path.join(self.path, shard.name)
-        found = os.path.getsize(place) if os.path.isfile(place) and not os.path.islink(place) else -1
-        if found < 0 and os.path.exists(f"{place}.zstd"):
+        nbytes = os.path.getsize(place) if os.path.isfile(place) and not os.path.islink(place) else -1
+        if nbytes < 0 and os.path.exists(f"{place}.zstd"):
             raise ForeignCacheError(
                 f'{self.path}: its shards are compressed; unpack them first: "zstd -d *.zstd"'
             )
-        if found != shard.nbytes or found < 4 * (count + 2):
+        if nbytes != shard.nbytes or nbytes < 4 * (count + 2):
             raise ForeignCacheError(
-                f"{place}: {f'has {found:,} bytes' if found >= 0 else 'is no file'}, index.json says "
+                f"{place}: {f'has {nbytes:,} bytes' if nbytes >= 0 else 'is no file'}, index.json says "
                 f"{shard.nbytes:,} and {count:,} samples"
             )
 
@@ -110,23 +108,16 @@ class Mds(OldCache):
         return sample
 
     def _bytes(self, shard: _Shard, inside: int, shown: str) -> bytes:
-        try:
-            with open(os.path.join(self.path, shard.name), "rb") as file:
-                file.seek(4 * (1 + inside))
-                begin, end = np.frombuffer(file.read(8), "<u4").tolist()
-                if not begin <= end <= shard.nbytes:
-                    raise ForeignCacheError(f"{shown}: from offset {begin:,} to {end:,} of {shard.nbytes:,}")
-                file.seek(begin)
-                return file.read(end - begin)
-        except OSError as error:
-            raise ForeignCacheError(f"{shown}: {error.strerror}") from error
+        path = os.path.join(self.path, shard.name)
+        begin, end = np.frombuffer(read_part(path, shown, 4 * (1 + inside), 8), "<u4").tolist()
+        if not begin <= end <= shard.nbytes:
+            raise ForeignCacheError(f"{shown}: from offset {begin:,} to {end:,} of {shard.nbytes:,}")
+        return read_part(path, shown, begin, end - begin)
 
     def _value(self, encoding: str, data: bytes, shown: str) -> Any:
         kind, _, more = encoding.partition(":")
         if kind == "pkl":
-            return restored(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
-        if kind in _IMAGES:
-            return ImageFile(data)
+            return self._unpickled(data, shown)
         try:
             if kind == "ndarray":
                 return _array(more, data)
@@ -136,18 +127,15 @@ class Mds(OldCache):
         except (KeyError, IndexError, OverflowError, RecursionError, TypeError, ValueError) as error:
             raise ForeignCacheError(f"{shown}: does not decode as {encoding}: {str(error)[:200]}") from error
 
-    def _identity(self) -> dict[str, Any]:
-        return {INDEX: self._text_digest}
 
-
-def _shard(file: str, said: dict[str, Any]) -> _Shard:
-    columns = tuple(zip(said["column_names"], said["column_encodings"], said["column_sizes"], strict=True))
-    name, nbytes = said["raw_data"]["basename"], said["raw_data"]["bytes"]
-    if said["format"] != "mds" or os.path.basename(name) != name or type(nbytes) is not int:
-        raise ValueError(f"a shard {name!r} of format {said['format']!r}")
+def _shard(file: str, entry: dict[str, Any]) -> _Shard:
+    columns = tuple(zip(entry["column_names"], entry["column_encodings"], entry["column_sizes"], strict=True))
+    name, nbytes = entry["raw_data"]["basename"], entry["raw_data"]["bytes"]
+    if entry["format"] != "mds" or os.path.basename(name) != name or type(nbytes) is not int:
+        raise ValueError(f"a shard {name!r} of format {entry['format']!r}")
     for column, encoding, size in columns:
         kind = encoding.partition(":")[0]
-        if kind not in _PLAIN.keys() | _SCALARS | _IMAGES | {"pkl", "ndarray"}:
+        if kind not in _PLAIN.keys() | _SCALARS | {"pkl", "ndarray"}:
             raise ForeignCacheError(f"{file}: column {column!r} is encoded as {encoding}, which is not read")
         if size is not None:
             _count(size)
@@ -160,9 +148,9 @@ def _count(number: Any) -> int:
     return number
 
 
-def _array(said: str, data: bytes) -> Any:
+def _array(text: str, data: bytes) -> Any:
     """An array whose dtype and shape are said in the encoding, or lie before its values."""
-    dtype, _, shape_text = said.partition(":")
+    dtype, _, shape_text = text.partition(":")
     at = 0
     if not dtype:
         dtype, at = _VALUE_DTYPES[data[0]], 1

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, Final, NamedTuple
 
 from edcache.errors import ForeignCacheError
+from edcache.importers.source import read_part
 
 _HEADER: Final = struct.Struct("<4s2xHHxxxxIIIHH")
 _SIGNATURE: Final = b"PK\x03\x04"
@@ -45,17 +46,17 @@ def listed(path: str) -> tuple[list[Member], bool]:
     try:
         with open(path, "rb") as file:
             try:
-                found, has_directory = _directory(file), True
+                members, has_directory = _directory(file), True
             except _NO_DIRECTORY:
-                found, has_directory = list(_headers(file)), False
-            total, size = sum(member.nbytes for member in found), os.fstat(file.fileno()).st_size
+                members, has_directory = list(_headers(file)), False
+            total, size = sum(member.nbytes for member in members), os.fstat(file.fileno()).st_size
     except OSError as error:
         raise ForeignCacheError(f"{path}: {error.strerror}") from error
     if total > size:
         raise ForeignCacheError(
             f"{path}: its members have {total:,} bytes and the file {size:,}: they share some, as in a bomb"
         )
-    return found, has_directory
+    return members, has_directory
 
 
 def contents(path: str, member: Member, most: int) -> bytes:
@@ -70,55 +71,36 @@ def contents(path: str, member: Member, most: int) -> bytes:
         raise ForeignCacheError(f"{where}: packed by method {member.method}; pack it anew with zip")
     if max(member.size, member.nbytes) > most:
         raise ForeignCacheError(f"{where}: claims {member.size:,} bytes, more than the {most:,} allowed")
-    data = _unpacked(where, _raw(path, where, member), member)
-    found = zlib.crc32(data)
-    if found != member.crc:
-        raise ForeignCacheError(f"{where}: crc32 {found:#010x}, its header says {member.crc:#010x}")
+    raw = read_part(path, where, data_offset(path, member), member.nbytes)
+    if len(raw) < member.nbytes:
+        raise ForeignCacheError(f"{where}: the file ends in the middle of it")
+    data = _unpacked(where, raw, member)
+    crc = zlib.crc32(data)
+    if crc != member.crc:
+        raise ForeignCacheError(f"{where}: crc32 {crc:#010x}, its header says {member.crc:#010x}")
     return data
 
 
 def data_offset(path: str, member: Member) -> int:
     """Where the stored bytes of a member begin. Raises: ForeignCacheError, where no member begins."""
     where = f"{path}: {member.name} at offset {member.offset:,}"
-    try:
-        with open(path, "rb") as file:
-            return _beginning(file, where, member)
-    except OSError as error:
-        raise ForeignCacheError(f"{where}: {error.strerror}") from error
+    header = read_part(path, where, member.offset, _HEADER.size)
+    if len(header) < _HEADER.size or header[:4] != _SIGNATURE:
+        raise ForeignCacheError(f"{where}: no member begins there")
+    *_, name, extra = _HEADER.unpack(header)
+    return member.offset + _HEADER.size + int(name) + int(extra)
 
 
 def prove(path: str, member: Member) -> None:
     """Read the bytes of a stored member, and raise ForeignCacheError where they do not fit its checksum."""
-    where = f"{path}: {member.name} at offset {member.offset:,}"
-    found, left = 0, member.nbytes
+    crc, left = 0, member.nbytes
     with open(path, "rb") as file:
-        _beginning(file, where, member)
+        file.seek(data_offset(path, member))
         while left and (data := file.read(min(left, 1 << 20))):
-            found, left = zlib.crc32(data, found), left - len(data)
-    if left or found != member.crc:
-        raise ForeignCacheError(f"{where}: crc32 {found:#010x}, its header says {member.crc:#010x}")
-
-
-def _beginning(file: BinaryIO, where: str, member: Member) -> int:
-    """Stand where the bytes of a member begin, and say where that is."""
-    file.seek(member.offset)
-    header = file.read(_HEADER.size)
-    if len(header) < _HEADER.size or header[:4] != _SIGNATURE:
-        raise ForeignCacheError(f"{where}: no member begins there")
-    *_, name, extra = _HEADER.unpack(header)
-    return file.seek(name + extra, os.SEEK_CUR)
-
-
-def _raw(path: str, where: str, member: Member) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            _beginning(file, where, member)
-            raw = file.read(member.nbytes)
-    except OSError as error:
-        raise ForeignCacheError(f"{where}: {error.strerror}") from error
-    if len(raw) < member.nbytes:
-        raise ForeignCacheError(f"{where}: the file ends in the middle of it")
-    return raw
+            crc, left = zlib.crc32(data, crc), left - len(data)
+    if left or crc != member.crc:
+        where = f"{path}: {member.name} at offset {member.offset:,}"
+        raise ForeignCacheError(f"{where}: crc32 {crc:#010x}, its header says {member.crc:#010x}")
 
 
 def _unpacked(where: str, raw: bytes, member: Member) -> bytes:

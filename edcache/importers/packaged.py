@@ -1,4 +1,4 @@
-"""Caches that only the package which wrote them reads: litdata's chunks, and what datasets saved."""
+"""Caches that something else reads: litdata's chunks, what datasets saved, a tree of image files."""
 
 from __future__ import annotations
 
@@ -11,11 +11,23 @@ from typing import Any, ClassVar, Final
 from edcache.codec import ImageFile
 from edcache.errors import ForeignCacheError, MissingDependencyError, PickleRefusedError
 from edcache.fill import declared
+from edcache.folders import image_folder
 from edcache.importers.source import OldCache, read_whole
 
 STATE: Final = "state.json"
 INDEX: Final = "index.json"
-_INDEX_NBYTES = 1 << 28
+BEGUN: Final = "autocopy_start.txt"
+ENDED: Final = "autocopy_end.txt"
+INDEX_NBYTES: Final = 1 << 28
+"""Bytes that a file may have that says what a folder holds."""
+
+_CONTAINERS = frozenset({None, "builtins.dict", "builtins.list", "builtins.tuple"})
+_SAFE = frozenset(
+    {
+        *("str", "text", "bool", "int", "float", "bytes", "file", "pil", "jpeg", "jpeg_array", "image"),
+        *("numpy", "no_header_numpy", "tensor", "no_header_tensor"),
+    }
+)
 
 
 class Packaged(OldCache):
@@ -32,11 +44,11 @@ class Packaged(OldCache):
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
         file = os.path.join(path, self.described_in)
-        text = read_whole(file, file, _INDEX_NBYTES)
+        text = read_whole(file, file, INDEX_NBYTES)
         self._check(text, file)
-        self._digest = hashlib.sha256(text).hexdigest()[:16]
+        self.identity = {self.described_in: hashlib.sha256(text).hexdigest()[:16]}
         self._dataset: Any = None
-        self._found_all(len(self._opened()))
+        self._set_length(len(self._opened()))
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_dataset": None}
@@ -45,29 +57,21 @@ class Packaged(OldCache):
         """Raise where the package would run code for what the file describes."""
 
     @abstractmethod
-    def _imported(self) -> Any:
-        """What of the package opens a folder."""
-
-    @abstractmethod
-    def _opened_by(self, opener: Any) -> Any:
-        """The folder as a dataset of the package's."""
+    def _open(self) -> Any:
+        """The folder as a dataset of the package's. Raises: ImportError."""
 
     def _opened(self) -> Any:
         if self._dataset is None:
             try:
-                opener = self._imported()
+                self._dataset = self._open()
             except ImportError as error:
                 raise MissingDependencyError(
                     f"{self.path}: needs {self.package}; pip install {self.package}"
                 ) from error
-            self._dataset = self._opened_by(opener)
         return self._dataset
 
     def _read(self, index: int) -> Any:
         return self._opened()[index]
-
-    def _identity(self) -> dict[str, Any]:
-        return {self.described_in: self._digest}
 
 
 class Litdata(Packaged):
@@ -92,13 +96,10 @@ class Litdata(Packaged):
                 "import; if you trust its author, trust_pickle=True (--trust-pickle) lets it"
             )
 
-    def _imported(self) -> Any:
+    def _open(self) -> Any:
         from litdata import StreamingDataset
 
-        return StreamingDataset
-
-    def _opened_by(self, opener: Any) -> Any:
-        return opener(self.path)
+        return StreamingDataset(self.path)
 
 
 def _unsafe(config: dict[str, Any]) -> list[str]:
@@ -111,17 +112,8 @@ def _unsafe(config: dict[str, Any]) -> list[str]:
 
 def _odd(spec: dict[str, Any]) -> list[str]:
     """The containers that litdata would make by importing what the file names."""
-    found = [] if spec["type"] in _CONTAINERS else [str(spec["type"])]
-    return found + [name for child in spec["children_spec"] for name in _odd(child)]
-
-
-_CONTAINERS = frozenset({None, "builtins.dict", "builtins.list", "builtins.tuple"})
-_SAFE = frozenset(
-    {
-        *("str", "text", "bool", "int", "float", "bytes", "file", "pil", "jpeg", "jpeg_array", "image"),
-        *("numpy", "no_header_numpy", "tensor", "no_header_tensor"),
-    }
-)
+    own = [] if spec["type"] in _CONTAINERS else [str(spec["type"])]
+    return own + [name for child in spec["children_spec"] for name in _odd(child)]
 
 
 class HuggingFace(Packaged):
@@ -134,18 +126,15 @@ class HuggingFace(Packaged):
     package = "datasets"
     described_in = STATE
 
-    def _imported(self) -> Any:
+    def _open(self) -> Any:
         import datasets
 
-        return datasets
-
-    def _opened_by(self, opener: Any) -> Any:
-        found = opener.load_from_disk(self.path)
-        columns = found.features.items()
-        self._images = [name for name, kind in columns if isinstance(kind, opener.Image)]
+        dataset = datasets.load_from_disk(self.path)
+        columns = dataset.features.items()
+        self._images = [name for name, kind in columns if isinstance(kind, datasets.Image)]
         for name in self._images:
-            found = found.cast_column(name, opener.Image(decode=False))
-        return declared(found)
+            dataset = dataset.cast_column(name, datasets.Image(decode=False))
+        return declared(dataset)
 
     def _read(self, index: int) -> Any:
         sample = dict(super()._read(index))
@@ -154,3 +143,24 @@ class HuggingFace(Packaged):
             if image is not None:
                 sample[name] = ImageFile(image["bytes"] if image["bytes"] is not None else image["path"])
         return sample
+
+
+class Images(OldCache):
+    """What `edcache.image_folder` has, with a note where KappaData's copying did not end."""
+
+    kind = "images"
+
+    def __init__(self, path: str, trust_pickle: bool = False) -> None:
+        super().__init__(path, trust_pickle)
+        self._folder = image_folder(path)
+        self.in_memory_keys = self._folder.in_memory_keys
+        begun, ended = (os.path.exists(os.path.join(path, name)) for name in (BEGUN, ENDED))
+        if begun and not ended:
+            self.notes.append(
+                f"its copying did not end: {BEGUN} is there, {ENDED} is not; files may be missing"
+            )
+        self.identity = self._folder.__edcache_fingerprint__()
+        self._set_length(len(self._folder))
+
+    def _read(self, index: int) -> Any:
+        return self._folder[index]

@@ -1,18 +1,21 @@
-"""OldCache: a cache of another system, as a source dataset."""
+"""OldCache: a cache of another system, as a source dataset; and how its files are read."""
 
 from __future__ import annotations
 
 import abc
+import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from edcache.codec.foreign import MOST_NBYTES
+from edcache.codec.foreign import MOST_NBYTES, restored
+from edcache.codec.torchsave import torch_loaded
 from edcache.errors import ForeignCacheError, MissingSampleError, SampleIndexError
+from edcache.selection import index_ranges
 
 Indices = npt.NDArray[np.int64]
 
@@ -26,6 +29,7 @@ class OldCache(Dataset[Any], abc.ABC):
     Attributes:
         path: as it was given.
         kind: its name in `edcache.importers.KINDS`.
+        identity: what tells this cache from others, as plain values.
         missing: the indices without a sample: int64 [k], sorted. Reading one raises MissingSampleError.
         in_memory_keys: the label columns that the old cache had, as far as samples have them; or None.
         more_labels: name -> values of label columns that are in no sample.
@@ -43,6 +47,7 @@ class OldCache(Dataset[Any], abc.ABC):
         self.path = path
         self.trust_pickle = trust_pickle
         self.most_nbytes = MOST_NBYTES
+        self.identity: dict[str, Any] = {}
         self.notes: list[str] = []
         self.more_labels: dict[str, list[Any]] = {}
         self._length = 0
@@ -55,7 +60,8 @@ class OldCache(Dataset[Any], abc.ABC):
         position = index + len(self) if index < 0 else index
         if not 0 <= position < len(self):
             raise SampleIndexError(f"{self.path}: index {index} not in [-{len(self)}, {len(self)})")
-        if self._is_missing(position):
+        place = int(np.searchsorted(self.missing, position))
+        if place < len(self.missing) and int(self.missing[place]) == position:
             raise MissingSampleError(f"{self.path}: no sample {position}; this {self.kind} cache has none")
         return self._read(position)
 
@@ -68,7 +74,7 @@ class OldCache(Dataset[Any], abc.ABC):
 
         It stands there as a call, so that a CachedDataset over the real source takes the archive for its own.
         """
-        arguments = {"kind": self.kind, "samples": len(self), **self._identity()}
+        arguments = {"kind": self.kind, "samples": len(self), **self.identity}
         return {"factory": "edcache import", "arguments": arguments, "version": None, "source": None}
 
     def first(self) -> int:
@@ -80,23 +86,16 @@ class OldCache(Dataset[Any], abc.ABC):
     def _read(self, index: int) -> Any:
         """The sample at an index in [0, len) that is not missing."""
 
-    @abc.abstractmethod
-    def _identity(self) -> dict[str, Any]:
-        """What tells this cache from others, as plain values."""
+    def _unpickled(self, data: bytes, shown: str) -> Any:
+        return restored(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
 
-    def _is_missing(self, index: int) -> bool:
-        place = int(np.searchsorted(self.missing, index))
-        return place < len(self.missing) and int(self.missing[place]) == index
-
-    def _found(self, indices: Indices, length: int | None = None) -> None:
+    def _set_indices(self, indices: Indices, length: int | None = None) -> None:
         """Take note of the indices that have a sample, unique and sorted, and of the length, if one was said.
 
         Raises:
             ForeignCacheError: there is none, or the length is absurd.
         """
-        if not len(indices):
-            raise ForeignCacheError(f"{self.path}: no sample in this {self.kind} cache")
-        self._length = max(int(indices[-1]) + 1, length or 0)
+        self._set_length(max(int(indices[-1]) + 1, length or 0) if len(indices) else 0)
         if self._length > _FREE_LENGTH + _LENGTH_A_SAMPLE * len(indices):
             raise ForeignCacheError(
                 f"{self.path}: {len(indices):,} samples, and the length would be {self._length:,}; remove "
@@ -106,11 +105,10 @@ class OldCache(Dataset[Any], abc.ABC):
         present[indices] = True
         self.missing = np.flatnonzero(~present)
         if len(self.missing):
-            self.notes.append(
-                f"{len(self.missing):,} of {self._length:,} samples are not in it: {ranges(self.missing)}"
-            )
+            shown = index_ranges(self.missing, 20, "")
+            self.notes.append(f"{len(self.missing):,} of {self._length:,} samples are not in it: {shown}")
 
-    def _found_all(self, length: int) -> None:
+    def _set_length(self, length: int) -> None:
         """Take note that so many samples are there, each of which has bytes of its own.
 
         Raises:
@@ -121,16 +119,37 @@ class OldCache(Dataset[Any], abc.ABC):
         self._length = length
 
 
-def ranges(indices: Indices, most: int = 20) -> str:
-    """Sorted indices as "17, 40-63"; the first runs."""
-    starts = np.append(0, np.flatnonzero(np.diff(indices) != 1) + 1)
-    ends = np.append(starts[1:], len(indices)) - 1
-    runs = [
-        f"{indices[low]}" if low == high else f"{indices[low]}-{indices[high]}"
-        for low, high in zip(starts[:most].tolist(), ends[:most].tolist(), strict=True)
-    ]
-    more = f", and {len(starts) - most:,} more runs" if len(starts) > most else ""
-    return ", ".join(runs) + more
+class Files(OldCache):
+    """A folder with a file for each sample, of torch.save unless a kind decodes them otherwise."""
+
+    def _set_files(self, files: Mapping[int, tuple[str, os.stat_result]], length: int | None = None) -> None:
+        """Take note of the files: their names inside the folder, with slashes, by index.
+
+        Raises:
+            ForeignCacheError: as `_set_indices`.
+        """
+        indices: Indices = np.array(sorted(files), np.int64)
+        self._names = [files[index][0] for index in indices.tolist()]
+        self._indices = indices
+        self.identity = {"names, sizes and times": files_digest(files[index] for index in indices.tolist())}
+        self._set_indices(indices, length)
+
+    def _read(self, index: int) -> Any:
+        name = self._names[int(np.searchsorted(self._indices, index))]
+        shown = f"{self.path}: {name}"
+        data = read_whole(os.path.join(self.path, *name.split("/")), shown, self.most_nbytes)
+        return self._decode(data, shown)
+
+    def _decode(self, data: bytes, shown: str) -> Any:
+        return torch_loaded(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
+
+
+def files_digest(files: Iterable[tuple[object, os.stat_result]]) -> str:
+    """What names, or whatever else stands before their stat, sizes and times tell files from others by."""
+    digest = hashlib.sha256()
+    for name, stat in files:
+        digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:16]
 
 
 def read_whole(path: str, shown: str, most: int) -> bytes:
@@ -145,6 +164,20 @@ def read_whole(path: str, shown: str, most: int) -> bytes:
             if size > most:
                 raise ForeignCacheError(f"{shown} has {size:,} bytes, more than the {most:,} allowed")
             return file.read(most + 1)
+    except OSError as error:
+        raise ForeignCacheError(f"{shown}: {error.strerror}") from error
+
+
+def read_part(path: str, shown: str, offset: int, nbytes: int) -> bytes:
+    """So many bytes of a file, from an offset on, or fewer where it ends before.
+
+    Raises:
+        ForeignCacheError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(nbytes)
     except OSError as error:
         raise ForeignCacheError(f"{shown}: {error.strerror}") from error
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import re
 import zipfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -16,11 +15,12 @@ from edcache import bounded
 from edcache.codec import tensor_dtype
 from edcache.errors import ForeignCacheError
 from edcache.importers.members import Member, contents, data_offset, listed, prove
-from edcache.importers.source import OldCache, read_whole
+from edcache.importers.source import OldCache, files_digest, read_part, read_whole
 
 META: Final = "meta.json"
 _META_NBYTES = 1 << 24
 _FREE_LENGTH = 1_000_000
+_DEEPEST = 100
 _DTYPE = re.compile(r"torch\.(\w+)")
 
 
@@ -35,11 +35,6 @@ class _Leaf(NamedTuple):
     nbytes: int
 
 
-# (name of a file of the folder, bytes that it must have) -> (file, offset of its first byte)
-_Place = Callable[[str, int], tuple[str, int]]
-_Text = Callable[[str], bytes]
-
-
 class Tensordict(OldCache):
     """A TensorDict with a batch dimension: sample i is the dict of its leaves at [i], nested as it was."""
 
@@ -47,14 +42,16 @@ class Tensordict(OldCache):
 
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
-        text, place = _of_folder(path) if os.path.isdir(path) else _of_zip(path)
-        self._leaves: list[_Leaf] = []
-        self._digest = hashlib.sha256()
-        self._add(text, place, (), None)
+        files: _Folder | _Zip = _Folder(path) if os.path.isdir(path) else _Zip(path)
+        meta = _meta(files, ())
+        self._set_length(meta["shape"][0])
+        self._leaves = list(self._leaves_of(files, (), meta))
         if len(self) > _FREE_LENGTH and not any(leaf.nbytes for leaf in self._leaves):
             raise ForeignCacheError(f"{path}: {len(self):,} samples without a byte")
-        self._identified = self._digest.hexdigest()[:16]
-        del self._digest
+        empty = os.stat_result((0,) * 10)  # the file of no bytes need not be there
+        stats = ((leaf[2:], os.stat(leaf.file) if leaf.nbytes else empty) for leaf in self._leaves)
+        keys = [leaf.keys for leaf in self._leaves]
+        self.identity = {"shapes, sizes and times": files_digest([(keys, empty), *stats])}
 
     def _read(self, index: int) -> Any:
         sample: dict[str, Any] = {}
@@ -66,121 +63,116 @@ class Tensordict(OldCache):
         return sample
 
     def _row(self, leaf: _Leaf, index: int) -> torch.Tensor:
-        data = bytearray(leaf.nbytes)
-        try:
-            with open(leaf.file, "rb") as file:
-                file.seek(leaf.offset + index * leaf.nbytes)
-                read = file.readinto(data)
-        except OSError as error:
-            raise ForeignCacheError(f"{leaf.file}: {error.strerror}") from error
-        if read < leaf.nbytes:
+        data = read_part(leaf.file, leaf.file, leaf.offset + index * leaf.nbytes, leaf.nbytes)
+        if len(data) < leaf.nbytes:
             raise ForeignCacheError(f"{leaf.file}: it ends in the middle of row {index}")
         if not data:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
-        return torch.frombuffer(data, dtype=leaf.dtype).reshape(leaf.shape)
+        return torch.frombuffer(bytearray(data), dtype=leaf.dtype).reshape(leaf.shape)
 
-    def _identity(self) -> dict[str, Any]:
-        return {"shapes, sizes and times": self._identified}
+    def _leaves_of(
+        self, files: _Folder | _Zip, inside: tuple[str, ...], meta: dict[str, Any]
+    ) -> Iterator[_Leaf]:
+        """The leaves of one level, and of those below it."""
+        for key, entry in meta.items():
+            if not isinstance(entry, dict) or key.startswith("_"):
+                continue
+            keys = (*inside, key)
+            if os.path.basename(key) != key or key in ("", ".", ".."):
+                raise ForeignCacheError(f"{self.path}: {'/'.join(keys)}: {key!r} is no name of a file")
+            if entry.get("type") == "TensorDict":
+                yield from self._leaves_of(files, keys, _meta(files, keys, len(self)))
+            else:
+                yield self._leaf(files, keys, entry)
 
-    def _add(self, text: _Text, place: _Place, inside: tuple[str, ...], length: int | None) -> None:
-        """Add the leaves of one level, and of those below it."""
-        name = "/".join((*inside, META))
-        shown = f"{self.path}: {name}"
-        try:
-            said = bounded.loads(text(name))
-        except ValueError as error:
-            raise ForeignCacheError(f"{shown}: {error}") from None
-        shape = said.get("shape") if isinstance(said, dict) else None
-        if not isinstance(said, dict) or not _is_shape(shape):
-            raise ForeignCacheError(f"{shown}: no shape in it, which tensordict writes")
-        if "TensorDict" not in str(said.get("_type")) or "Lazy" in str(said.get("_type")):
-            raise ForeignCacheError(f"{shown}: of {said.get('_type')}; save a plain TensorDict of it")
-        if not shape or (length is not None and shape[0] != length):
-            raise ForeignCacheError(
-                f"{shown}: batch size {shape}; samples are along a first dimension of all"
-            )
-        if length is None:
-            self._found_all(shape[0])
-        if len(inside) > 100:
-            raise ForeignCacheError(f"{shown}: nested too deep")
-        for key, what in said.items():
-            if isinstance(what, dict) and not key.startswith("_"):
-                self._add_entry(text, place, (*inside, key), what)
-
-    def _add_entry(self, text: _Text, place: _Place, keys: tuple[str, ...], what: dict[str, Any]) -> None:
+    def _leaf(self, files: _Folder | _Zip, keys: tuple[str, ...], entry: dict[str, Any]) -> _Leaf:
         shown = f"{self.path}: {'/'.join(keys)}"
-        if os.path.basename(keys[-1]) != keys[-1] or keys[-1] in ("", ".", ".."):
-            raise ForeignCacheError(f"{shown}: {keys[-1]!r} is no name of a file")
-        if what.get("type") == "TensorDict":
-            self._add(text, place, keys, len(self))
-            return
-        match = _DTYPE.fullmatch(str(what.get("dtype")))
+        match = _DTYPE.fullmatch(str(entry.get("dtype")))
         dtype = tensor_dtype(match[1]) if match else None
-        shape = what.get("shape")
-        if "type" in what or what.get("is_nested") or dtype is None or not _is_shape(shape):
-            kind = what.get("type") or what.get("dtype") or "no tensor"
+        shape = entry.get("shape")
+        if "type" in entry or entry.get("is_nested") or dtype is None or not _is_shape(shape):
+            kind = entry.get("type") or entry.get("dtype") or "no tensor"
             raise ForeignCacheError(f"{shown}: {kind}; only plain tensors are read, save the others apart")
         assert shape is not None
         if shape[:1] != [len(self)]:
             raise ForeignCacheError(f"{shown}: shape {shape}, in a batch of {len(self):,}")
         row = math.prod(shape[1:]) * dtype.itemsize
-        file, offset = place("/".join(keys) + ".memmap", len(self) * row)
-        self._digest.update(
-            f"{keys} {dtype} {shape} {offset} {_times(file) if row and len(self) else 0}\n".encode()
-        )
-        self._leaves.append(_Leaf(keys, file, offset, dtype, tuple(shape[1:]), row))
+        file, offset = files.place("/".join(keys) + ".memmap", len(self) * row)
+        return _Leaf(keys, file, offset, dtype, tuple(shape[1:]), row)
+
+
+def _meta(files: _Folder | _Zip, inside: tuple[str, ...], length: int | None = None) -> dict[str, Any]:
+    """What the description of one level says, with a shape; `length` is that of the levels above."""
+    name = "/".join((*inside, META))
+    shown = f"{files.path}: {name}"
+    try:
+        meta = bounded.loads(files.text(name))
+    except ValueError as error:
+        raise ForeignCacheError(f"{shown}: {error}") from None
+    shape = meta.get("shape") if isinstance(meta, dict) else None
+    if not isinstance(meta, dict) or not _is_shape(shape):
+        raise ForeignCacheError(f"{shown}: no shape in it, which tensordict writes")
+    if "TensorDict" not in str(meta.get("_type")) or "Lazy" in str(meta.get("_type")):
+        raise ForeignCacheError(f"{shown}: of {meta.get('_type')}; save a plain TensorDict of it")
+    if not shape or (length is not None and shape[0] != length):
+        raise ForeignCacheError(f"{shown}: batch size {shape}; samples are along a first dimension of all")
+    if len(inside) > _DEEPEST:
+        raise ForeignCacheError(f"{shown}: nested too deep")
+    return meta
 
 
 def _is_shape(shape: Any) -> bool:
     return isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in shape)
 
 
-def _times(file: str) -> tuple[int, int]:
-    stat = os.stat(file)
-    return stat.st_size, stat.st_mtime_ns
+class _Folder:
+    """The files of a folder."""
 
+    def __init__(self, path: str) -> None:
+        self.path = path
 
-def _of_folder(path: str) -> tuple[_Text, _Place]:
-    def inside(name: str) -> str:
-        file = os.path.join(path, *name.split("/"))
-        if os.path.realpath(file) != os.path.join(os.path.realpath(path), *name.split("/")):
-            raise ForeignCacheError(f"{path}: {name} is a link; links are not followed")
-        return file
+    def text(self, name: str) -> bytes:
+        return read_whole(self._inside(name), f"{self.path}: {name}", _META_NBYTES)
 
-    def text(name: str) -> bytes:
-        return read_whole(inside(name), f"{path}: {name}", _META_NBYTES)
-
-    def place(name: str, nbytes: int) -> tuple[str, int]:
-        file = inside(name)
-        found = os.path.getsize(file) if os.path.isfile(file) else -1
-        if found != nbytes and (found, nbytes) != (-1, 0):
-            there = "is no file" if found < 0 else f"has {found:,} bytes"
-            raise ForeignCacheError(f"{path}: {name} {there}; its shape and dtype take {nbytes:,}")
+    def place(self, name: str, nbytes: int) -> tuple[str, int]:
+        """The file, and the offset in it, of what is called so and must have so many bytes."""
+        file = self._inside(name)
+        size = os.path.getsize(file) if os.path.isfile(file) else -1
+        if size != nbytes and (size, nbytes) != (-1, 0):
+            there = "is no file" if size < 0 else f"has {size:,} bytes"
+            raise ForeignCacheError(f"{self.path}: {name} {there}; its shape and dtype take {nbytes:,}")
         return file, 0
 
-    return text, place
+    def _inside(self, name: str) -> str:
+        file = os.path.join(self.path, *name.split("/"))
+        if os.path.realpath(file) != os.path.join(os.path.realpath(self.path), *name.split("/")):
+            raise ForeignCacheError(f"{self.path}: {name} is a link; links are not followed")
+        return file
 
 
-def _of_zip(path: str) -> tuple[_Text, _Place]:
-    members: dict[str, Member] = {member.name: member for member in listed(path)[0]}
+class _Zip:
+    """The members of a .tdz, as `_Folder`."""
 
-    def found(name: str) -> Member:
-        if name not in members:
-            raise ForeignCacheError(f"{path}: no member {name}")
-        return members[name]
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._members = {member.name: member for member in listed(path)[0]}
 
-    def text(name: str) -> bytes:
-        return contents(path, found(name), _META_NBYTES)
+    def text(self, name: str) -> bytes:
+        return contents(self.path, self._member(name), _META_NBYTES)
 
-    def place(name: str, nbytes: int) -> tuple[str, int]:
-        member = found(name)
+    def place(self, name: str, nbytes: int) -> tuple[str, int]:
+        """As `_Folder.place`; the bytes are compared with their checksum."""
+        member = self._member(name)
         if member.method != zipfile.ZIP_STORED:
-            raise ForeignCacheError(f"{path}: {name} is compressed; unzip it, and import the folder")
+            raise ForeignCacheError(f"{self.path}: {name} is compressed; unzip it, and import the folder")
         if member.size != nbytes or member.nbytes != nbytes:
             raise ForeignCacheError(
-                f"{path}: {name} has {member.size:,} bytes; its shape and dtype take {nbytes:,}"
+                f"{self.path}: {name} has {member.size:,} bytes; its shape and dtype take {nbytes:,}"
             )
-        prove(path, member)
-        return path, data_offset(path, member)
+        prove(self.path, member)
+        return self.path, data_offset(self.path, member)
 
-    return text, place
+    def _member(self, name: str) -> Member:
+        if name not in self._members:
+            raise ForeignCacheError(f"{self.path}: no member {name}")
+        return self._members[name]

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import ast
 import glob
-import hashlib
 import json
 import os
 import re
 import tarfile
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
 
 from edcache.codec import ImageFile, dtypes
-from edcache.codec.foreign import restored
 from edcache.codec.torchsave import torch_loaded
 from edcache.errors import CorruptRecordError, ForeignCacheError
-from edcache.importers.source import OldCache
+from edcache.importers.source import OldCache, files_digest, read_part
 
 KEY: Final = "__key__"
 
@@ -28,10 +26,7 @@ _NOT_DATA = re.compile(r"(?:.*/)?__[^/]*__(?:/|$)", re.DOTALL)
 _INTS = frozenset({"cls", "cls2", "index", "inx", "id"})
 _UNDECODED = (CorruptRecordError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError)
 _MOST_HEADER = 10_000
-_TEXTS = frozenset({"txt", "text", "transcript"})
-_JSONS = frozenset({"json", "jsn"})
 _PICKLES = frozenset({"pyd", "pickle", "pkl"})
-_IMAGES = frozenset({"jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff"})
 
 
 class Webdataset(OldCache):
@@ -51,14 +46,13 @@ class Webdataset(OldCache):
         self._keys: list[str] = []
         self._extensions: list[str] = []
         self._begins, self._columns = array("q"), [array("q") for _ in range(4)]
-        digest = hashlib.sha256()
+        stats = []
         for number, shard in enumerate(self._shards):
-            stat = os.stat(shard)
-            digest.update(f"{os.path.basename(shard)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+            stats.append((os.path.basename(shard), os.stat(shard)))
             self._add_shard(number, shard)
-        self._digest = digest.hexdigest()[:16]
+        self.identity = {"shards, sizes and times": files_digest(stats)}
         self._begins.append(len(self._columns[0]))
-        self._found_all(len(self._keys))
+        self._set_length(len(self._keys))
         self.in_memory_keys = [KEY, *self._common_labels()]
 
     def _add_shard(self, number: int, shard: str) -> None:
@@ -106,36 +100,26 @@ class Webdataset(OldCache):
             shard, offset, nbytes, extension = (column[row] for column in self._columns)
             name = self._extensions[extension]
             shown = f"{self._shards[shard]}: {self._keys[index]}.{name}"
-            sample[name] = self._value(
-                name, _bytes(self._shards[shard], shown, offset, nbytes, self.most_nbytes), shown
-            )
+            if nbytes > self.most_nbytes:
+                raise ForeignCacheError(
+                    f"{shown} has {nbytes:,} bytes, more than the {self.most_nbytes:,} allowed"
+                )
+            data = read_part(self._shards[shard], shown, offset, nbytes)
+            if len(data) < nbytes:
+                raise ForeignCacheError(f"{shown}: the file ends in the middle of it")
+            sample[name] = self._value(name, data, shown)
         return sample
 
-    def _value(self, name: str, data: bytes, shown: str) -> Any:
-        last = name.rpartition(".")[2].lower()
+    def _value(self, extension: str, data: bytes, shown: str) -> Any:
+        last = extension.rpartition(".")[2].lower()
         if last in _PICKLES:
-            return restored(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
+            return self._unpickled(data, shown)
         if last == "pth":
             return torch_loaded(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
-        if last in _IMAGES:
-            return ImageFile(data)
         try:
-            return _plain(last, data)
+            return _DECODERS.get(last, bytes)(data)
         except _UNDECODED as error:
             raise ForeignCacheError(f"{shown}: does not decode: {str(error)[:200]}") from error
-
-    def _identity(self) -> dict[str, Any]:
-        return {"shards, sizes and times": self._digest}
-
-
-def _plain(extension: str, data: bytes) -> Any:
-    if extension in _INTS:
-        return int(data)
-    if extension in _TEXTS:
-        return data.decode("utf-8")
-    if extension in _JSONS:
-        return json.loads(data)
-    return npy_array(data) if extension == "npy" else data
 
 
 def npy_array(data: bytes) -> Any:
@@ -150,13 +134,13 @@ def npy_array(data: bytes) -> Any:
     end = begin + int.from_bytes(data[8:begin], "little")
     if end - begin > _MOST_HEADER:
         raise ValueError(f"a header of {end - begin:,} bytes")
-    said = ast.literal_eval(data[begin:end].decode("utf-8" if data[6] == 3 else "latin1").strip())
-    if not isinstance(said, dict) or said.keys() != {"descr", "fortran_order", "shape"}:
+    header = ast.literal_eval(data[begin:end].decode("utf-8" if data[6] == 3 else "latin1").strip())
+    if not isinstance(header, dict) or header.keys() != {"descr", "fortran_order", "shape"}:
         raise ValueError("a header that numpy does not write")
-    dtype, shape = _dtype(said["descr"]), dtypes.check_shape(list(said["shape"]))
+    dtype, shape = _dtype(header["descr"]), dtypes.check_shape(list(header["shape"]))
     if dtypes.array_nbytes(shape, dtype.itemsize) != len(data) - end:
         raise ValueError(f"an array of shape {shape} and dtype {dtype}, and {len(data) - end:,} bytes for it")
-    return np.ndarray(shape, dtype, bytearray(data[end:]), order="F" if said["fortran_order"] else "C")
+    return np.ndarray(shape, dtype, bytearray(data[end:]), order="F" if header["fortran_order"] else "C")
 
 
 def _dtype(description: Any) -> np.dtype[Any]:
@@ -165,22 +149,17 @@ def _dtype(description: Any) -> np.dtype[Any]:
         return dtypes.parse(description)
     for _, kind, *_ in description:
         _dtype(kind)
-    found: np.dtype[Any] = np.lib.format.descr_to_dtype(description)
-    return found
+    dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(description)
+    return dtype
 
 
-def _bytes(shard: str, shown: str, offset: int, nbytes: int, most: int) -> bytes:
-    if nbytes > most:
-        raise ForeignCacheError(f"{shown} has {nbytes:,} bytes, more than the {most:,} allowed")
-    try:
-        with open(shard, "rb") as file:
-            file.seek(offset)
-            data = file.read(nbytes)
-    except OSError as error:
-        raise ForeignCacheError(f"{shown}: {error.strerror}") from error
-    if len(data) < nbytes:
-        raise ForeignCacheError(f"{shown}: the file ends in the middle of it")
-    return data
+_DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
+    **dict.fromkeys(_INTS, int),
+    **dict.fromkeys(("txt", "text", "transcript"), lambda data: data.decode("utf-8")),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+    **dict.fromkeys(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff"), ImageFile),
+    "npy": npy_array,
+}
 
 
 class _Cut(Exception):
@@ -210,7 +189,7 @@ def _files(shard: str, notes: list[str]) -> Iterator[tuple[str, str, int, int]]:
                     continue
                 yield match[1], match[2], entry.offset_data, entry.size
             # Over a header that is cut or damaged, tarfile ends as over the zeros at the end.
-            if _bytes(shard, shard, tar.offset, min(512, size - tar.offset), 512) != bytes(512):
+            if read_part(shard, shard, tar.offset, 512) != bytes(512):
                 raise _Cut
     except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
         if offset:

@@ -7,23 +7,27 @@ values: up to half a second, at the first sample that a process writes or reads.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-_DTYPES = {
-    kind: np.dtype(name)
-    for kind, name in (
-        *((pa.bool_(), "?"), (pa.int8(), "i1"), (pa.int16(), "i2"), (pa.int32(), "i4"), (pa.int64(), "i8")),
-        *((pa.uint8(), "u1"), (pa.uint16(), "u2"), (pa.uint32(), "u4"), (pa.uint64(), "u8")),
-        *((pa.float16(), "f2"), (pa.float32(), "f4"), (pa.float64(), "f8")),
-    )
-}
-NUMBERS = tuple(_DTYPES)
-"""The Arrow types of bools, integers and floats."""
+from edcache.labels.arrow import pa
+
+
+@cache
+def numpy_dtypes() -> dict[pa.DataType, np.dtype[Any]]:
+    """The Arrow types of bools, integers and floats, and the numpy dtype of each."""
+    # kind.to_pandas_dtype() needs pandas before pyarrow 15.
+    codes = "? i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8"
+    return {pa.from_numpy_dtype(np.dtype(code)): np.dtype(code) for code in codes.split()}
+
+
+def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
+    """The numpy dtype of an Arrow bool, integer or float type."""
+    return numpy_dtypes()[kind]
 
 
 def detached(value: Any) -> Any:
@@ -32,11 +36,6 @@ def detached(value: Any) -> Any:
         return value
     value = value.detach().cpu().resolve_conj().resolve_neg()
     return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
-
-
-def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """The numpy dtype of an Arrow bool, integer or float type."""
-    return _DTYPES[kind]  # kind.to_pandas_dtype() needs pandas before pyarrow 15
 
 
 def number_values(array: pa.Array) -> npt.NDArray[Any]:
@@ -54,6 +53,13 @@ def number_values(array: pa.Array) -> npt.NDArray[Any]:
         values = values[bits[array.offset : array.offset + len(array)].view(np.bool_)]
     values.flags.writeable = False
     return values
+
+
+def widened_float16(array: pa.Array) -> pa.Array:
+    """A float16 array as float32, which older pyarrow neither casts nor compares."""
+    values = array.to_numpy(zero_copy_only=False).astype(np.float32)
+    missing = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    return pa.array(values, mask=missing)
 
 
 def list_items(lists: pa.Array) -> pa.Array:
@@ -140,8 +146,8 @@ def take_rows(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
 
 def _taken(column: pa.ChunkedArray, rows: npt.NDArray[np.int64]) -> pa.ChunkedArray | pa.Array:
     kind = column.type
-    is_plain = kind in _DTYPES and kind != pa.bool_() and not column.null_count and column.num_chunks == 1
-    if is_plain:
+    is_number = kind in numpy_dtypes() and kind != pa.bool_()
+    if is_number and not column.null_count and column.num_chunks == 1:
         return from_numpy(number_values(column.chunk(0))[rows], kind)
     return column.take(from_numpy(rows, pa.int64()))
 

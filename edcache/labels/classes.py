@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from edcache.errors import LabelTypeError
-from edcache.labels.view import Labels, is_text, one_chunk, to_numpy
+from edcache.labels.arrow import pa
+from edcache.labels.types import is_text
+from edcache.labels.view import Labels, one_chunk, to_numpy
 
 # Integers of so small a range are looked up in a table instead of being hashed.
 _SMALL_RANGE = 1 << 16

@@ -7,31 +7,28 @@ collected        one column from single values, with the same rules
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
-from edcache.errors import LabelError, LabelTypeError
-from edcache.labels.arrays import from_numpy, from_texts, list_items, number_values, numpy_dtype
+from edcache.errors import LabelTypeError
+from edcache.labels.arrays import from_numpy, from_texts, list_items, numpy_dtype, widened_float16
+from edcache.labels.arrow import pa
 from edcache.labels.spec import LabelSource, LabelSpec
-from edcache.labels.values import (
+from edcache.labels.types import (
     EXACT,
-    INTEGERS,
-    SETTLED,
     Clash,
     ColumnType,
-    NotALabel,
-    cell_of,
-    deciding_numbers,
-    element_type,
+    LabelTypes,
+    chunk_clash,
+    common_names,
     is_list,
-    is_number,
-    type_of_text,
-    type_text,
-    widened_float16,
+    is_text,
+    no_type,
+    numbers_in,
 )
+from edcache.labels.values import INTEGERS, SETTLED, NotALabel, cell_of
 from edcache.labels.wording import described
 
 _OFFSET_LIMIT = 2**31 - 1  # what the int32 offsets of string and list can address
@@ -52,7 +49,7 @@ class LabelCollector:
         self.spec = spec
         types = seen.types if seen is not None else {}
         self._columns = [
-            _Column(name, spec.source_of(name), types.get(name, ColumnType())) for name in spec.names
+            _Column(name, spec.source_of(name), types.get(name, no_type())) for name in spec.names
         ]
         self._rows = 0
 
@@ -107,7 +104,7 @@ class _Column:
         self._name = name
         self._source = source
         self._seen = seen
-        self._chunk = ColumnType()
+        self._chunk = no_type()
         self._values: list[Any] = []
         self._class: type | None = None  # the class whose next value needs no look at the types
         self._low = 0
@@ -126,7 +123,7 @@ class _Column:
     def _add_checked(self, index: int, value: Any) -> None:
         try:
             cell = cell_of(value)
-            seen, chunk = self._seen.with_cell(cell), self._chunk.with_cell(cell)
+            seen, chunk = (of.with_values(cell.type, cell.numbers) for of in (self._seen, self._chunk))
         except NotALabel as problem:
             raise self._unsupported(index, value, str(problem)) from None
         except Clash as clash:
@@ -176,22 +173,29 @@ class _Column:
 
 def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
     """One Arrow array of the values, which are known to fit `kind`; no validity bitmap without a None."""
-    if is_list(kind):
-        return _build_lists(values, kind)
     if pa.types.is_null(kind):
         return pa.nulls(len(values))
-    if is_number(kind) or pa.types.is_boolean(kind):
-        return _build_numpy(values, numpy_dtype(kind), kind)
-    if pa.types.is_date32(kind):
-        return _build_numpy(values, np.dtype("M8[D]"), kind)
-    if pa.types.is_timestamp(kind):
-        return _build_numpy(values, np.dtype(f"M8[{kind.unit}]"), kind)
-    if pa.types.is_duration(kind):
-        return _build_numpy(values, np.dtype(f"m8[{kind.unit}]"), kind)
-    return from_texts(values, kind)
+    if is_text(kind):
+        return from_texts(values, kind)
+    if not is_list(kind):
+        return _build_numpy(values, kind)
+    present = [value for value in values if value is not None]
+    if present and all(isinstance(value, np.ndarray) for value in present):
+        element = kind.value_type
+        items = from_numpy(np.concatenate(present, dtype=numpy_dtype(element), casting="unsafe"), element)
+    else:
+        items = _build([item for value in present for item in value], kind.value_type)
+    ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
+    missing = np.array([*(value is None for value in values), False])
+    return pa.ListArray.from_arrays(from_numpy(ends, pa.int32(), missing), items)
 
 
-def _build_numpy(values: list[Any], dtype: np.dtype[Any], kind: pa.DataType) -> pa.Array:
+def _build_numpy(values: list[Any], kind: pa.DataType) -> pa.Array:
+    if pa.types.is_temporal(kind):
+        unit = "D" if pa.types.is_date32(kind) else kind.unit
+        dtype = np.dtype(f"{'m8' if pa.types.is_duration(kind) else 'M8'}[{unit}]")
+    else:
+        dtype = numpy_dtype(kind)
     missing = None
     if any(value is None for value in values):
         missing = np.fromiter((value is None for value in values), np.bool_, len(values))
@@ -201,21 +205,6 @@ def _build_numpy(values: list[Any], dtype: np.dtype[Any], kind: pa.DataType) -> 
     if dtype.kind in "mM":
         array = array.view(np.int64).astype(np.int32 if pa.types.is_date32(kind) else np.int64)
     return from_numpy(array, kind, missing)
-
-
-def _build_lists(values: list[Any], kind: pa.DataType) -> pa.Array:
-    ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
-    missing = np.array([*(value is None for value in values), False])
-    offsets = from_numpy(ends, pa.int32(), missing if missing.any() else None)
-    return pa.ListArray.from_arrays(offsets, _build_flat(values, kind.value_type))
-
-
-def _build_flat(values: list[Any], element: pa.DataType) -> pa.Array:
-    present = [value for value in values if value is not None]
-    if present and all(isinstance(value, np.ndarray) for value in present):
-        flat = np.concatenate(present, dtype=numpy_dtype(element), casting="unsafe")
-        return from_numpy(flat, element)
-    return _build([item for value in present for item in value], element)
 
 
 def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Table:
@@ -234,7 +223,7 @@ def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Ta
     """
     if not tables:
         return pa.table({})
-    names = _common_names([table.column_names for table in tables], where)
+    names = common_names([table.column_names for table in tables], where)
     if not names:
         return tables[0] if len(tables) == 1 else pa.concat_tables([table.select([]) for table in tables])
     columns = [unify_column(name, [table.column(name) for table in tables], where, piece) for name in names]
@@ -254,7 +243,7 @@ def collected_columns(names: Sequence[str], rows: Iterable[tuple[int, Sequence[A
     Raises:
         LabelTypeError: as `LabelCollector.add`.
     """
-    columns = [_Column(name, lambda sample: None, ColumnType()) for name in names]
+    columns = [_Column(name, lambda sample: None, no_type()) for name in names]
     parts: list[list[pa.Array]] = [[] for _ in names]
     for index, values in rows:
         for k, value in enumerate(values):
@@ -275,72 +264,6 @@ def no_labels(names: Sequence[str]) -> pa.Table:
     return pa.table({name: pa.nulls(0) for name in names})
 
 
-class LabelTypes:
-    """The types of label columns over many chunks, with what decides whether one more chunk fits.
-
-    Every chunk's table carries the types of all chunks up to it, so that a writer that knows only the
-    last one still refuses what `unify` would refuse.
-    """
-
-    def __init__(self, types: Mapping[str, ColumnType]) -> None:
-        self.types = dict(types)
-
-    @classmethod
-    def of(cls, table: pa.Table) -> LabelTypes:
-        """The types of one chunk's labels."""
-        columns = ((name, table.column(name)) for name in table.column_names)
-        return cls({name: ColumnType().with_values(part.type, _numbers_of(part)) for name, part in columns})
-
-    def joined(self, other: LabelTypes, where: str) -> LabelTypes:
-        """The types of both together.
-
-        Raises:
-            LabelTypeError: `train.zip: label "y" is int64 in one chunk and string in another; ...`.
-            LabelError: other columns.
-        """
-        types = {}
-        for name in _common_names([list(self.types), list(other.types)], where):
-            old, new = self.types[name], other.types[name]
-            try:
-                types[name] = old.with_values(new.arrow, new.witnesses())
-            except Clash as clash:
-                raise _chunk_clash(name, old.arrow, new.arrow, str(clash), where) from None
-        return LabelTypes(types)
-
-    def to_json(self) -> dict[str, Any]:
-        """name -> [type, an int is negative, one is 2**63 or more, one that is no float64 or null]."""
-        return {name: [type_text(kind.arrow), *kind[1:]] for name, kind in self.types.items()}
-
-    @classmethod
-    def from_json(cls, said: Any) -> LabelTypes:
-        """Read what `to_json` made; ValueError for anything else."""
-        if type(said) is not dict:
-            raise ValueError("its label types are no object")
-        return cls({name: _type_of_json(entry) for name, entry in said.items()})
-
-
-def _type_of_json(entry: Any) -> ColumnType:
-    if type(entry) is not list or len(entry) != 4:
-        raise ValueError("one of its label types is none")
-    text, negative, beyond, inexact = entry
-    if type(negative) is not bool or type(beyond) is not bool or type(inexact) not in (int, type(None)):
-        raise ValueError("one of its label types is none")
-    if inexact is not None and not -(1 << 63) <= inexact < 1 << 64:
-        raise ValueError("one of its label types has an integer beyond 64 bits")
-    return ColumnType(type_of_text(text), negative, beyond, inexact)
-
-
-def _common_names(chunks: Sequence[list[str]], where: str) -> list[str]:
-    first = chunks[0]
-    for names in chunks:
-        if sorted(names) != sorted(first):
-            raise LabelError(
-                f"{_prefix(where)}one chunk has the labels {', '.join(first) or '(none)'}, another "
-                f"{', '.join(names) or '(none)'}; write all chunks with the same in_memory_keys"
-            )
-    return first
-
-
 def unify_column(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: str = "chunk") -> pa.Array:
     """The parts of one column as one contiguous array; raises as `unify`."""
     kind = column_type(name, parts, where, piece)
@@ -350,21 +273,13 @@ def unify_column(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece:
 
 def column_type(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: str = "chunk") -> pa.DataType:
     """The type of the parts of one column together; raises as `unify`."""
-    whole, part = ColumnType(), parts[0]
+    whole, part = no_type(), parts[0]
     try:
         for part in parts:
-            whole = whole.with_values(part.type, _numbers_of(part))
+            whole = whole.with_values(part.type, numbers_in(part))
     except Clash as clash:
-        raise _chunk_clash(name, whole.arrow, part.type, str(clash), where, piece) from None
+        raise chunk_clash(name, (whole.arrow, part.type, str(clash)), where, piece) from None
     return _enlarged(whole.arrow, parts)
-
-
-def _numbers_of(part: pa.ChunkedArray) -> Iterable[int]:
-    """The ints that decide about a wider type, of one column of one chunk."""
-    if not pa.types.is_integer(element_type(part.type)):
-        return
-    for chunk in part.chunks:
-        yield from deciding_numbers(number_values(list_items(chunk) if is_list(part.type) else chunk))
 
 
 def _enlarged(kind: pa.DataType, parts: Sequence[pa.ChunkedArray]) -> pa.DataType:
@@ -386,16 +301,3 @@ def _cast(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
         chunk = widened_float16(chunk)
     # Unchecked: Arrow would refuse exact ints past 2**53; ColumnType has seen every value.
     return chunk.cast(kind, safe=False)
-
-
-def _chunk_clash(
-    name: str, old: pa.DataType, new: pa.DataType, reason: str, where: str, piece: str = "chunk"
-) -> LabelTypeError:
-    return LabelTypeError(
-        f'{_prefix(where)}label "{name}" is {old} in one {piece} and {new} in another{reason}; write it as '
-        f'one type, for example in_memory_keys={{"{name}": lambda s: str(s["{name}"])}}'
-    )
-
-
-def _prefix(where: str) -> str:
-    return f"{where}: " if where else ""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from edcache.labels.arrays import numpy_dtype
-from edcache.labels.values import widened_float16
+from edcache.labels.arrays import numpy_dtype, widened_float16
+from edcache.labels.arrow import pa
 
 # Of so many floats what is computed stays in the processor's cache.
 _BLOCK = 1 << 15

@@ -16,11 +16,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from edcache.errors import LabelTypeError
 from edcache.labels.arrays import numpy_dtype
+from edcache.labels.arrow import pa, pc
 from edcache.labels.comparable import comparable_type
 from edcache.labels.wording import described, unknown_label
 

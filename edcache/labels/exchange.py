@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from edcache.errors import ExportError
 from edcache.labels.arrays import from_numpy
+from edcache.labels.arrow import pa
 
 _MOST_LISTED: Final = 1024
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from edcache.errors import ArchiveNotFoundError, LabelError, LabelTypeError, OptionError
 from edcache.labels.arrays import detached, from_numpy, numpy_dtype
+from edcache.labels.arrow import pa, pc
 from edcache.labels.columns import collected, unify_column
 from edcache.labels.comparable import comparable
-from edcache.labels.values import is_label_type, is_list, is_number, merged
+from edcache.labels.types import is_label_type, is_list, is_number, merged
 from edcache.labels.wording import article, shown
 
 _TYPES = "bool, integers, floats, text, bytes, dates, times, durations, and lists of one of these"
@@ -182,8 +182,6 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
         LabelError: 'the table has "id" = 7 twice; ...'.
     Cost: of 10 million keys and a table of as many rows, some seconds.
     """
-    import pyarrow.compute as pc
-
     if on not in table.column_names:
         found = ", ".join(map(str, table.column_names))
         raise OptionError(f'the table has no column "{on}" to join on; its columns are {found}')
@@ -214,8 +212,6 @@ def _exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """The column in another type; null for numbers that an integer type does not hold."""
     if not (pa.types.is_integer(kind) and is_number(column.type)):
         return column.cast(kind)
-    import pyarrow.compute as pc
-
     limits, own = np.iinfo(numpy_dtype(kind)), column.type
     if pa.types.is_floating(own):
         # The limits are powers of two, which a float has.

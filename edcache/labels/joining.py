@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from edcache.labels.arrow import pa
 from edcache.labels.columns import unify
 
 

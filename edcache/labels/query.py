@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from edcache.errors import LabelTypeError, OptionError
 from edcache.labels.arrays import detached
+from edcache.labels.arrow import pa, pc
 from edcache.labels.view import Labels, Rows, checked_indices
 from edcache.labels.wording import described, unknown_label
 
 if TYPE_CHECKING:
-    import pyarrow.compute as pc
-
     from edcache.labels.compare import Column
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
@@ -55,8 +53,6 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
         if len(found) == len(plain):
             return _rows(found, None, labels.num_rows)
     # Here, because these need pyarrow.compute, 25 ms to import, and to read samples does not.
-    import pyarrow.compute as pc
-
     from edcache.labels.compare import Column
     from edcache.labels.where import parse_where
 

@@ -8,13 +8,13 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from edcache.errors import LabelTypeError
 from edcache.labels.arrays import from_numpy
-from edcache.labels.columns import LabelTypes, column_type, unify_column
+from edcache.labels.arrow import pa
+from edcache.labels.columns import column_type, unify_column
 from edcache.labels.tables import Revision, spread
-from edcache.labels.values import Clash, ColumnType
+from edcache.labels.types import Clash, LabelTypes, no_type
 
 # A row for each of so many samples takes little, whatever they are; beyond, what is stored must justify it.
 _FEW: Final = 1 << 20
@@ -235,9 +235,9 @@ def check_types(told: LabelTypes | None, revisions: Sequence[RevisionTypes], whe
         for name in revision.dropped:
             types.pop(name, None)
         for name, new in revision.columns.types.items():
-            old = types.get(name, ColumnType())
+            old = types.get(name, no_type())
             try:
-                types[name] = old.with_values(new.arrow, new.witnesses())
+                types[name] = old.with_type(new)
             except Clash as clash:
                 raise LabelTypeError(
                     f'{where}: label "{name}" is {old.arrow} in the archive and {new.arrow} in labels that '

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from typing import Any, overload
 
 import numpy as np
-import pyarrow as pa
 
+from edcache.labels.arrow import pa, pc
 from edcache.labels.comparable import comparable
 from edcache.labels.wording import shown
 
@@ -100,8 +100,6 @@ def _summary(name: str, column: pa.ChunkedArray) -> ColumnSummary:
 
 def _ends(values: pa.Array) -> tuple[Any, Any]:
     """The least and the greatest value, nan aside."""
-    import pyarrow.compute as pc
-
     if pa.types.is_duration(values.type):  # which Arrow does not order
         ends = _ends(values.view(pa.int64()))
         return tuple(as_python(value) for value in pa.array(ends, pa.int64()).view(values.type))

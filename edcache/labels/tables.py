@@ -10,36 +10,37 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from edcache import bounded
 from edcache.errors import CorruptArchiveError
 from edcache.labels.arrays import from_numpy, number_values, numpy_dtype
-from edcache.labels.columns import LabelTypes
+from edcache.labels.arrow import pa
 from edcache.labels.framing import Metadata, check_file, check_stream
-from edcache.labels.values import is_label_type
+from edcache.labels.types import LabelTypes, is_label_type
 
 _META: Final = b"edcache"
 _CHUNKS: Final = b"edcache.chunks"
 _LABEL: Final = "label/"
 _COLUMNS: Final = {
-    "index": pa.int64(),
-    "offset": pa.uint64(),
-    "nbytes": pa.uint64(),
-    "crc32": pa.uint32(),
-    "schema": pa.uint16(),
-    "raw_nbytes": pa.uint64(),
+    "index": "int64",
+    "offset": "uint64",
+    "nbytes": "uint64",
+    "crc32": "uint32",
+    "schema": "uint16",
+    "raw_nbytes": "uint64",
 }
+_REQUIRED: Final = ["offset", "nbytes", "crc32", "schema"]
+_RECORDS: Final = [[*i, *_REQUIRED, *raw] for i in ([], ["index"]) for raw in ([], ["raw_nbytes"])]
 MAX_LABELS: Final = 1 << 16
 MAX_SCHEMAS: Final = 1 << 16
 _MOST_SAMPLES: Final = 1 << 62
-_REQUIRED: Final = ("offset", "nbytes", "crc32", "schema")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,15 +120,21 @@ class Failure:
         return [self.index, self.final, self.error, self.message, self.traceback]
 
 
-def failures_of(said: Any) -> list[Failure]:
+def failures_of(value: Any) -> list[Failure]:
     """Read what JSON has of failures; ValueError for anything else."""
-    if not isinstance(said, list):
-        raise ValueError("its failures are no list")
-    for entry in said:
-        kinds = [type(part) for part in entry] if isinstance(entry, list) else None
-        if kinds != [int, bool, str, str, str] or not 0 <= entry[0] < 1 << 62:
-            raise ValueError("one of its failures is none")
-    return [Failure(*entry) for entry in said]
+    failures = [Failure(*entry) for entry in _entries(value, "failures", int, bool, str, str, str)]
+    if any(not 0 <= failure.index < _MOST_SAMPLES for failure in failures):
+        raise ValueError("one of its failures is none")
+    return failures
+
+
+def _entries(value: Any, what: str, *kinds: type) -> list[list[Any]]:
+    """A list out of JSON whose entries are lists of values of these types; ValueError for anything else."""
+    if type(value) is not list:
+        raise ValueError(f"its {what} are no list")
+    if any(type(entry) is not list or tuple(map(type, entry)) != kinds for entry in value):
+        raise ValueError(f"one of its {what} is none")
+    return value
 
 
 class IndexTable(NamedTuple):
@@ -169,15 +176,13 @@ class Revision:
 
 def pack_chunk_table(table: ChunkTable) -> memoryview:
     """The Arrow IPC stream for the start of a chunk's payload."""
-    columns = _columns(table.records)
-    for name in table.labels.column_names:
-        columns[_LABEL + name] = table.labels.column(name).combine_chunks()
+    columns = _columns(table.records) | _label_columns(table.labels)
     meta = {
         "schemas": table.schemas,
         "records_nbytes": table.records_nbytes,
         "labels": table.label_types.to_json(),
     }
-    return _stream(_batch(columns, meta))
+    return _packed(columns, meta, pa.ipc.new_stream)
 
 
 def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
@@ -188,11 +193,8 @@ def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
     """
     with _reported("the chunk's table"):
         metadata, end = check_stream(data, len(_COLUMNS) + MAX_LABELS)
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            _check_columns(reader.schema, allow_labels=True)
-            table = reader.read_all()
-        _check_rows(table, rows)
-        meta = _said(metadata, {_META}, {"schemas", "records_nbytes", "labels"})
+        table = _read(pa.ipc.open_stream, data, rows, _RECORDS)
+        meta = _meta(metadata, {_META}, {"schemas", "records_nbytes", "labels"})
         labels = _label_table(table)
         records = _records(table)
         if records.index is None:
@@ -201,8 +203,7 @@ def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
         nbytes = meta["records_nbytes"]
         if type(nbytes) is not int or nbytes < 0:
             raise ValueError(f"it says that its records take {str(nbytes)[:80]} bytes")
-        behind = len(data) - end
-        return ChunkTable(records, labels, _texts(meta["schemas"]), types, nbytes, behind)
+        return ChunkTable(records, labels, _schemas(meta), types, nbytes, len(data) - end)
 
 
 def _label_table(table: pa.Table) -> pa.Table:
@@ -225,7 +226,7 @@ def pack_index(table: IndexTable) -> memoryview:
         meta["labels"] = [[name, is_revised] for name, is_revised in table.labels]
     # No JSON: a quarter of a million chunks would take its parser longer than all else.
     chunks = base64.b64encode(table.blocks.astype("<i8").tobytes())
-    return _file(_batch(_columns(table.records), meta, {_CHUNKS: chunks}))
+    return _packed(_columns(table.records), meta, pa.ipc.new_file, {_CHUNKS: chunks})
 
 
 def parse_index(data: Any, rows: int) -> IndexTable:
@@ -237,10 +238,9 @@ def parse_index(data: Any, rows: int) -> IndexTable:
     with _reported("index.arrow"):
         metadata = check_file(data, len(_COLUMNS))
         names = {"length", "schemas", "dictionaries", "failed", "labels"}
-        meta = _said(metadata, {_META, _CHUNKS}, names, {"failed", "labels"})
-        table = _read_file(data, allow_labels=False)
-        _check_rows(table, rows)
-        records, length = _records(table), meta["length"]
+        meta = _meta(metadata, {_META, _CHUNKS}, names, {"failed", "labels"})
+        records = _records(_read(pa.ipc.open_file, data, rows, _RECORDS, prefix=None))
+        length = meta["length"]
         if type(length) is not int or length < rows or (records.index is None and length != rows):
             raise ValueError(f"it has {rows} rows and claims {str(length)[:80]} samples")
         if records.index is not None and not _is_index_column(records.index, length):
@@ -250,18 +250,12 @@ def parse_index(data: Any, rows: int) -> IndexTable:
         failures = failures_of(meta.get("failed", []))
         if any(failure.index >= length for failure in failures):
             raise ValueError("one of its failures is of no sample")
-        labels = _label_columns(meta["labels"]) if "labels" in meta else None
-        return IndexTable(records, length, _texts(meta["schemas"]), dictionaries, blocks, failures, labels)
-
-
-def _label_columns(said: Any) -> list[tuple[str, bool]]:
-    if type(said) is not list or any(type(entry) is not list for entry in said):
-        raise ValueError("its label columns are no list")
-    if any([type(part) for part in entry] != [str, bool] for entry in said):
-        raise ValueError("one of its label columns is none")
-    if len(dict(said)) != len(said):
-        raise ValueError("two of its label columns have one name")
-    return [(name, is_revised) for name, is_revised in said]
+        labels = None
+        if "labels" in meta:
+            labels = [(entry[0], entry[1]) for entry in _entries(meta["labels"], "label columns", str, bool)]
+            if len(dict(labels)) != len(labels):
+                raise ValueError("two of its label columns have one name")
+        return IndexTable(records, length, _schemas(meta), dictionaries, blocks, failures, labels)
 
 
 def _blocks(text: memoryview) -> npt.NDArray[np.int64]:
@@ -271,25 +265,21 @@ def _blocks(text: memoryview) -> npt.NDArray[np.int64]:
     return blocks.astype(np.int64, copy=False)
 
 
-def _dictionaries(said: Any) -> list[Dictionary]:
-    if type(said) is not list:
-        raise ValueError("its dictionaries are no list")
+def _dictionaries(value: Any) -> list[Dictionary]:
+    dictionaries = [Dictionary(*entry) for entry in _entries(value, "dictionaries", int, int, int)]
     end = 0
-    for entry in said:
-        if type(entry) is not list or len(entry) != 3 or any(type(part) is not int for part in entry):
-            raise ValueError("one of its dictionaries is none")
-        if entry[0] < end or entry[1] < 0:
+    for offset, nbytes, _ in dictionaries:
+        if offset < end or nbytes < 0:
             raise ValueError("its dictionaries overlap")
-        end = entry[0] + entry[1]
-    return [Dictionary(*entry) for entry in said]
+        end = offset + nbytes
+    return dictionaries
 
 
 def pack_revision(revision: Revision) -> memoryview:
     """The Arrow IPC stream of a revision."""
     columns = {} if revision.index is None else {"index": from_numpy(revision.index, pa.int64())}
-    for name in revision.labels.column_names:
-        columns[_LABEL + name] = revision.labels.column(name).combine_chunks()
-    return _stream(_batch(columns, {"dropped": list(revision.dropped)}))
+    meta = {"dropped": list(revision.dropped)}
+    return _packed(columns | _label_columns(revision.labels), meta, pa.ipc.new_stream)
 
 
 def parse_revision(data: Any, rows: int) -> Revision:
@@ -302,11 +292,8 @@ def parse_revision(data: Any, rows: int) -> Revision:
         metadata, end = check_stream(data, 1 + MAX_LABELS)
         if end != len(data):
             raise ValueError("bytes behind its table")
-        with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            _check_columns(reader.schema, allow_labels=True, allowed=([], ["index"]))
-            table = reader.read_all()
-        _check_rows(table, rows)
-        dropped = _said(metadata, {_META}, {"dropped"})["dropped"]
+        table = _read(pa.ipc.open_stream, data, rows, [[], ["index"]])
+        dropped = _meta(metadata, {_META}, {"dropped"})["dropped"]
         if type(dropped) is not list or any(type(name) is not str for name in dropped):
             raise ValueError("the columns that it drops are not names")
         if len(set(dropped)) != len(dropped):
@@ -322,8 +309,7 @@ def parse_revision(data: Any, rows: int) -> Revision:
 
 def pack_labels(labels: pa.Table) -> memoryview:
     """The Arrow IPC file labels.arrow: plain columns under their own names."""
-    columns = {name: labels.column(name).combine_chunks() for name in labels.column_names}
-    return _file(_batch(columns, {"rows": labels.num_rows}))
+    return _packed(_label_columns(labels, prefix=""), {"rows": labels.num_rows}, pa.ipc.new_file)
 
 
 def parse_labels(
@@ -339,7 +325,7 @@ def parse_labels(
     """
     with _reported("labels.arrow"):
         check_file(data, MAX_LABELS if names is None else len(names))
-        table = _read_file(data, allow_labels=True, prefix="")
+        table = _read(pa.ipc.open_file, data, None, [[]], prefix="")
         if names is not None and table.column_names != list(names):
             raise ValueError(f"it has other columns than {told_by} says")
         if table.num_columns and table.num_rows != rows:
@@ -366,83 +352,70 @@ def spread(labels: pa.Table, index: npt.NDArray[np.int64] | None, length: int) -
 
 
 def _columns(records: Records) -> dict[str, Any]:
-    return {name: from_numpy(column, _COLUMNS[name]) for name, column in records.columns().items()}
+    return {
+        name: from_numpy(column, pa.type_for_alias(_COLUMNS[name]))
+        for name, column in records.columns().items()
+    }
 
 
-def _batch(
-    columns: Mapping[str, Any], meta: Mapping[str, Any], more: Mapping[bytes, bytes] | None = None
-) -> pa.RecordBatch:
+def _label_columns(labels: pa.Table, prefix: str = _LABEL) -> dict[str, Any]:
+    return {prefix + name: labels.column(name).combine_chunks() for name in labels.column_names}
+
+
+def _packed(
+    columns: Mapping[str, Any], meta: Mapping[str, Any], writer: Any, more: Mapping[bytes, bytes] = {}
+) -> memoryview:
+    """Columns as Arrow IPC bytes of one batch. writer: pa.ipc.new_stream or new_file."""
     text = json.dumps(meta, ensure_ascii=True, separators=(",", ":"))
     fields = [pa.field(name, column.type) for name, column in columns.items()]
-    schema = pa.schema(fields, metadata={_META: text.encode("ascii"), **(more or {})})
-    return pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
-
-
-def _stream(batch: pa.RecordBatch) -> memoryview:
+    schema = pa.schema(fields, metadata={_META: text.encode("ascii"), **more})
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, batch.schema) as writer:
-        writer.write_batch(batch)
+    with writer(sink, schema) as stream:
+        stream.write_batch(pa.RecordBatch.from_arrays(list(columns.values()), schema=schema))
     return memoryview(sink.getvalue())
 
 
-def _file(batch: pa.RecordBatch) -> memoryview:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-    return memoryview(sink.getvalue())
+def _read(
+    opener: Any, data: Any, rows: int | None, columns: Sequence[list[str]], prefix: str | None = _LABEL
+) -> pa.Table:
+    """The one batch of Arrow IPC bytes, which alias `data`, after columns that no writer makes are refused.
 
-
-def _read_file(data: Any, *, allow_labels: bool, prefix: str = _LABEL) -> pa.Table:
-    reader = pa.ipc.open_file(pa.py_buffer(data))
-    _check_columns(reader.schema, allow_labels=allow_labels, prefix=prefix)
-    return pa.Table.from_batches([reader.get_batch(0)], schema=reader.schema)
-
-
-def _check_columns(
-    schema: pa.Schema,
-    *,
-    allow_labels: bool,
-    prefix: str = _LABEL,
-    allowed: Sequence[list[str]] | None = None,
-) -> None:
-    """Refuse columns that no writer makes, before a batch is read.
-
-    allowed: the choices of columns that are no labels; None for those of records.
+    Args:
+        opener: pa.ipc.open_stream or open_file. rows: that it must have; None for any number.
+        columns: the choices of columns that are no labels. prefix: what labels begin with; None for none.
     """
-    if len(set(schema.names)) != len(schema.names):
-        raise ValueError("two of its columns have one name")
-    is_label = [allow_labels and name.startswith(prefix) for name in schema.names]
-    own = [name for name, label in zip(schema.names, is_label, strict=True) if not label]
-    if allowed is None:
-        is_known = own == [name for name in _COLUMNS if name in own] and set(_REQUIRED) <= set(own)
-    else:
-        is_known = own in allowed
-    if prefix and not is_known:
-        raise ValueError(f"it has the columns {str(own)[:200]}")
-    for field, label in zip(schema, is_label, strict=True):
-        if not (is_label_type(field.type) if label else field.type == _COLUMNS[field.name]):
-            raise ValueError(f"column {field.name[:80]!r} is {str(field.type)[:80]}, which no writer makes")
-
-
-def _check_rows(table: pa.Table, rows: int) -> None:
-    if table.num_rows != rows:
+    with opener(pa.py_buffer(data)) as reader:
+        schema = reader.schema
+        if len(set(schema.names)) != len(schema.names):
+            raise ValueError("two of its columns have one name")
+        is_label = [prefix is not None and name.startswith(prefix) for name in schema.names]
+        own = [name for name, label in zip(schema.names, is_label, strict=True) if not label]
+        if own not in columns:
+            raise ValueError(f"it has the columns {str(own)[:200]}")
+        for field, label in zip(schema, is_label, strict=True):
+            if not (is_label_type(field.type) if label else str(field.type) == _COLUMNS[field.name]):
+                kind = str(field.type)[:80]
+                raise ValueError(f"column {field.name[:80]!r} is {kind}, which no writer makes")
+        table = reader.read_all()
+    if rows is not None and table.num_rows != rows:
         raise ValueError(f"it has {table.num_rows} rows, the header says {rows}")
-    for name in table.column_names:
+    for name in own:
         column = table.column(name)
-        if name in _COLUMNS and (column.null_count or column.num_chunks > 1):
+        if column.null_count or column.num_chunks > 1:
             raise ValueError(f"column {name!r} has {column.null_count} nulls")
+    return table
 
 
-def _said(
+def _meta(
     metadata: Metadata, keys: Set[bytes], names: Set[str], optional: Set[str] = frozenset()
 ) -> dict[str, Any]:
-    """What a table's metadata says."""
+    """The object of JSON in a table's metadata, which has these names."""
     if metadata.keys() != keys:
         raise ValueError("it lacks its metadata, or has more")
-    said = bounded.loads(metadata[_META])
-    if type(said) is not dict or not names - optional <= said.keys() <= names:
+    meta = bounded.loads(metadata[_META])
+    if type(meta) is not dict or not names - optional <= meta.keys() <= names:
         raise ValueError("its metadata has other keys than are written")
-    return said
+    return meta
 
 
 def _records(table: pa.Table) -> Records:
@@ -473,26 +446,19 @@ def _is_index_column(index: npt.NDArray[np.int64], length: int) -> bool:
     return bool(index[0] >= 0 and index[-1] < length and np.all(index[1:] > index[:-1]))
 
 
-def _texts(values: Sequence[Any]) -> list[str]:
-    if type(values) is not list or not all(type(value) is str for value in values):
+def _schemas(meta: Mapping[str, Any]) -> list[str]:
+    schemas = meta["schemas"]
+    if type(schemas) is not list or not all(type(schema) is str for schema in schemas):
         raise ValueError("its schemas are not texts")
-    if len(values) > MAX_SCHEMAS:
-        raise ValueError(f"it has {len(values):,} schemas, the format allows {MAX_SCHEMAS:,}")
-    return values
+    if len(schemas) > MAX_SCHEMAS:
+        raise ValueError(f"it has {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
+    return schemas
 
 
-class _reported:
+@contextmanager
+def _reported(what: str) -> Iterator[None]:
     """Turn what pyarrow and the checks above raise into a CorruptArchiveError."""
-
-    def __init__(self, what: str) -> None:
-        self.what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(
-            error,
-            (pa.ArrowException, ValueError, KeyError, TypeError, OSError, OverflowError),
-        ):
-            raise CorruptArchiveError(f"{self.what} does not read: {str(error)[:500]}") from error
+    try:
+        yield
+    except (pa.ArrowException, ValueError, KeyError, TypeError, OSError, OverflowError) as error:
+        raise CorruptArchiveError(f"{what} does not read: {str(error)[:500]}") from error

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from edcache.errors import (
     LabelTypeError,
@@ -16,8 +15,9 @@ from edcache.errors import (
     SampleIndexError,
 )
 from edcache.labels.arrays import from_numpy, number_values, take_rows
+from edcache.labels.arrow import pa
 from edcache.labels.comparable import comparable
-from edcache.labels.values import is_number
+from edcache.labels.types import is_list, is_number, is_text
 from edcache.labels.wording import unknown_label
 
 if TYPE_CHECKING:
@@ -295,7 +295,7 @@ def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:
     kind = array.type
     if is_number(kind) and not nullable:
         return number_values(array)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_list(kind) or pa.types.is_fixed_size_list(kind):
         return _lists_to_numpy(array, nullable)
     if nullable and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
         return _objects_with_none(array)
@@ -337,12 +337,6 @@ def _ragged(
 def _with_none(keys: list[Any], values: pa.Array) -> list[Any]:
     missing = values.is_null().to_pylist()
     return [None if gone else key for key, gone in zip(keys, missing, strict=True)]
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether a type is of strings or bytes."""
-    large = pa.types.is_large_string(kind) or pa.types.is_large_binary(kind)
-    return bool(large or pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:

@@ -29,10 +29,8 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeAlias
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from edcache.errors import WhereError
+from edcache.labels.arrow import pa, pc
 from edcache.labels.compare import Column
 
 _MAX_TEXT = 10_000

@@ -1,26 +1,26 @@
 """Copies on this machine of archives that are far away: whole ones, and ones that fill as they are read.
 
-    through   a copy that is read while it fills, block by block
-    whole     a copy that gets its name when it is whole, proven and on the disk
-    bringing  what a copy lacks, fetched by several threads; nothing of it is believed without its crc32
-    keeping   which copies a folder has, and which of them go when there is too little room
-    side      the side file of a copy, `train.zip.origin`: of what it is a copy, and the locks on it
-    origins   `Origin`: the far archive, as bytes at offsets, with what tells one state of it from another
+    through  a copy that is read while it fills, block by block
+    copy     a copy that gets its name when it is whole, proven and on the disk
+    fetch    what a copy lacks, by several threads; nothing of it is believed without its crc32
+    evict    which copies a folder has, and which of them go when there is too little room
+    side     the side file of a copy, `train.zip.origin`: of what it is a copy, and the locks on it
+    origin   `Origin`: the far archive, as bytes at offsets, with what tells one state of it from another
 
 Each imports only those below it.
 """
 
-from edcache.local.keeping import Kept, copies_in
+from edcache.local.copy import Copied, CopyOptions, copy_local, copy_to_local
+from edcache.local.evict import Copy, copies_in
 from edcache.local.side import PARTIAL, SIDE
 from edcache.local.through import ReadThrough
-from edcache.local.whole import Copied, CopyOptions, copy_local, copy_to_local
 
 __all__ = [
     "PARTIAL",
     "SIDE",
     "Copied",
+    "Copy",
     "CopyOptions",
-    "Kept",
     "ReadThrough",
     "copies_in",
     "copy_local",

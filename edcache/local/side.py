@@ -24,13 +24,13 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final, NamedTuple
+from contextlib import closing, contextmanager
+from typing import Final, NamedTuple
 
 from edcache import bounded, durable, format
 from edcache.durable import WHOLE_FILE_LOCK, File, Stamp
 from edcache.errors import ArchiveNotFoundError, StorageError
-from edcache.local.origins import Identity
+from edcache.local.origin import Identity
 from edcache.temporary import LOCK_USE as LOCK_USE
 from edcache.temporary import PARTIAL as PARTIAL
 from edcache.temporary import SIDE as SIDE
@@ -89,7 +89,7 @@ class Side:
 
     def _slots(self) -> list[tuple[int, Note | None]]:
         """How often each half was written, and what it says; 0 where nothing reads."""
-        return [_slot(self.file.pread(start, _SLOT_NBYTES)) for start in (0, _SLOT_NBYTES)]
+        return [_parsed(self.file.pread(start, _SLOT_NBYTES)) for start in (0, _SLOT_NBYTES)]
 
     def write(self, note: Note) -> None:
         """Say something else from now on.
@@ -111,25 +111,22 @@ def _crc(times: int, text: bytes) -> int:
     return format.crc32(times.to_bytes(8, "little") + text)
 
 
-def _slot(data: bytes) -> tuple[int, Note | None]:
-    if len(data) < _HEADER.size:
+def _parsed(slot: bytes) -> tuple[int, Note | None]:
+    if len(slot) < _HEADER.size:
         return 0, None
-    magic, times, crc, nbytes = _HEADER.unpack_from(data)
-    text = data[_HEADER.size : _HEADER.size + nbytes]
+    magic, times, crc, nbytes = _HEADER.unpack_from(slot)
+    text = slot[_HEADER.size : _HEADER.size + nbytes]
     if magic != _MAGIC or _crc(times, text) != crc:
         return 0, None
     try:
-        return times, _parsed(bounded.loads(text))
+        note = bounded.loads(text)
+        versions = tuple(
+            Version(tuple(map(str, identity)), uuid, nbytes, None if stamp is None else tuple(stamp), digest)
+            for identity, uuid, nbytes, stamp, digest in note["versions"]
+        )
+        return times, Note(note["origin"], versions) if type(note["origin"]) is str and versions else None
     except (ValueError, TypeError, KeyError):
         return 0, None
-
-
-def _parsed(said: Any) -> Note | None:
-    versions = tuple(
-        Version(tuple(map(str, identity)), uuid, nbytes, None if stamp is None else tuple(stamp), digest)
-        for identity, uuid, nbytes, stamp, digest in said["versions"]
-    )
-    return Note(said["origin"], versions) if type(said["origin"]) is str and versions else None
 
 
 def note_of(copy: str) -> Note | None:
@@ -138,10 +135,8 @@ def note_of(copy: str) -> Note | None:
         file = File.open(copy + SIDE, "r")
     except (ArchiveNotFoundError, StorageError):
         return None
-    try:
+    with closing(file):
         return Side(copy, file).read()
-    finally:
-        file.close()
 
 
 def stamp_of(path: str) -> Stamp | None:
@@ -162,8 +157,7 @@ def locked_side(copy: str, *, wait: bool = True) -> Iterator[Side | None]:
     The lock is the kernel's: it ends with the process that has it, however that dies.
     """
     while True:
-        file = File.open(copy + SIDE, "a")
-        try:
+        with closing(File.open(copy + SIDE, "a")) as file:
             if wait:
                 file.lock(LOCK_COPY)
             elif not file.try_lock(LOCK_COPY):
@@ -173,5 +167,3 @@ def locked_side(copy: str, *, wait: bool = True) -> Iterator[Side | None]:
             if file.is_named():
                 yield Side(copy, file)
                 return
-        finally:
-            file.close()

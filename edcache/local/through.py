@@ -28,9 +28,17 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.local.bringing import Plan, bring, not_sealed
-from edcache.local.keeping import limit_of, make_room
-from edcache.local.origins import Identity, Opener, Origin, as_identity, identity_at, open_origin
+from edcache.local.copy import THREADS, current, whole_copies_of
+from edcache.local.evict import limit_of, make_room
+from edcache.local.fetch import Plan, fetch, not_sealed
+from edcache.local.origin import (
+    Identity,
+    Opener,
+    Origin,
+    identity_at,
+    identity_of,
+    open_origin,
+)
 from edcache.local.side import (
     LOCK_USE,
     MAP_OFFSET,
@@ -43,7 +51,6 @@ from edcache.local.side import (
     note_of,
     note_use,
 )
-from edcache.local.whole import THREADS, current, whole_copies_of
 
 logger = logging.getLogger("edcache")
 
@@ -225,7 +232,7 @@ class ReadThrough(Wrapped):
         origin = self._open_origin()
         partial = File.open(copy + PARTIAL, "r+")
         try:
-            bring(origin, Plan(origin), partial, threads=THREADS)
+            fetch(origin, Plan(origin), partial, threads=THREADS)
             self._check_identity(origin)
             partial.sync()
             side.write(note._replace(versions=(note.versions[0]._replace(stamp=partial.stamp()),)))
@@ -333,7 +340,7 @@ class ReadThrough(Wrapped):
         return self._origin[1]
 
     def _check_identity(self, origin: Origin) -> None:
-        if as_identity(origin.identity()) != self.pinned.identity:
+        if identity_of(origin) != self.pinned.identity:
             raise StaleArchiveError(
                 f"{self.path}: it has changed since it was opened; open it again, which begins another copy"
             )
@@ -485,7 +492,7 @@ def _size(path: str) -> int | None:
 
 
 def _looked_at(origin: Origin) -> Version:
-    identity = as_identity(origin.identity())
+    identity = identity_of(origin)
     nbytes = origin.size()
     head, _ = format.read_head(origin.pread, origin.path)
     if format.read_seal(origin.pread, nbytes, head.uuid) is None:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from edcache.archives import Path, several
 from edcache.digests import OnProgress
 from edcache.durable import local_path
-from edcache.maintain.assembling import Progress, Share, assemble, check_dictionaries, opened
-from edcache.maintain.copying import check_free
+from edcache.maintain.rewrite import Progress, check_free
+from edcache.maintain.shares import Share, check_dictionaries, join, opened
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def merge(
     check_free(destination)
     with opened(named, allow_partial) as sources:
         check_dictionaries(sources, "merge()")
-        shares = [Share.whole(source) for source in sources]
+        shares = [Share(source, range(source.length)) for source in sources]
         progress = Progress(on_progress, sum(share.nbytes for share in shares))
-        made = assemble(destination, shares, sources[0].file, progress, "merge()")
-    return MergeReport(made.path, len(named), made.samples, made.length, made.nbytes)
+        piece = join(destination, shares, progress, "merge()")
+    return MergeReport(piece.path, len(named), piece.samples, piece.length, piece.nbytes)

@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from edcache.digests import OnProgress
 from edcache.durable import File, local_path
-from edcache.maintain.copying import Copier, Ints, NewArchive, check_free, intact_dictionaries
+from edcache.maintain.rewrite import Ints, Progress, Selection, check_free, rewriting
 from edcache.maintain.salvage import Doubtful, Salvage
-from edcache.writer import Appender
 
 _SHOWN: Final = 20
 
@@ -73,94 +72,38 @@ def repair(
         memory a sample, and its labels twice.
     """
     destination = local_path(target)
+    damage: list[tuple[Ints, str]] = []
     with closing(File.open(local_path(path), "r")) as file:
         check_free(destination)
         salvage = Salvage(file)
         head = replace(salvage.head, uuid=uuid.uuid4().bytes)
-        with NewArchive(destination, head, like=file) as new:
-            mending = _Mending(file, salvage, new.appender, on_progress)
-            mending.run()
-            new.publish(replace=False)
-    return mending.report(new.nbytes)
+        progress = Progress(on_progress, int(salvage.contents.index.records.nbytes.sum()))
+        with rewriting(destination, head, file, progress) as new:
+            new.copy(Selection(file, salvage.contents), lambda rows, why: damage.append((rows, why)))
+            is_told = salvage.length == max(new.out.length or 0, new.out.end_index)
+            new.publish(None if is_told else salvage.length, salvage.failures, salvage.revision)
+    return _report(salvage, damage, new.nbytes)
 
 
-class _Mending:
-    def __init__(self, file: File, salvage: Salvage, out: Appender, on_progress: OnProgress | None) -> None:
-        self._file, self._salvage, self._out = file, salvage, out
-        self._tell = on_progress or (lambda done, total: None)
-        self._records = salvage.contents.index.records
-        self._done, self._total = 0, int(self._records.nbytes.sum())
-        self._bad: list[Ints] = []
-        self._problems: list[str] = []
-
-    def run(self) -> None:
-        salvage = self._salvage
-        self._tell(0, self._total)
-        copier = Copier(self._file, self._out, self._advance, self._lose)
-        copier.copy_dictionaries(salvage.dictionaries)
-        if self._records.raw_nbytes is not None:
-            whole = intact_dictionaries(self._file, salvage.dictionaries)
-            self._known = {0, *(int.from_bytes(data[4:8], "little") for data in whole)}
-            copier.accepts = self._has_dictionary
-        copier.copy(salvage.contents)
-        self._note_rest()
-
-    def _has_dictionary(self, frame: memoryview) -> bool:
-        return dictionary_of(frame) in self._known
-
-    def _advance(self, nbytes: int) -> None:
-        self._done += nbytes
-        self._tell(self._done, self._total)
-
-    def _lose(self, rows: Ints, why: str) -> None:
-        assert self._records.index is not None
-        shown = rows[: max(0, _SHOWN - sum(map(len, self._bad)))]
-        self._bad.append(rows)
-        for row in shown.tolist():
-            place = f"{self._file.path}: at offset {self._records.offset[row]:,}"
-            self._problems.append(f"{place}: record {self._records.index[row]} {why}")
-
-    def _note_rest(self) -> None:
-        salvage, out = self._salvage, self._out
-        changes: dict[str, object] = {}
-        if salvage.length != max(out.length or 0, out.end_index):
-            changes["length"] = salvage.length
-        index = np.array([failure.index for failure in salvage.failures], np.int64)
-        assert self._records.index is not None
-        stay = ~np.isin(index, self._records.index) & ~np.isin(index, salvage.lost)
-        failed = [f.to_json() for f, stays in zip(salvage.failures, stay, strict=True) if stays]
-        if failed:
-            changes["failed"] = failed
-        if changes:
-            out.amend(**changes)
-        if salvage.revision is not None:
-            out.revise(salvage.revision)
-
-    def report(self, nbytes: int) -> RepairReport:
-        salvage, records = self._salvage, self._records
-        assert records.index is not None
-        bad = np.sort(np.concatenate([np.empty(0, np.int64), *self._bad]))
-        lost = np.union1d(salvage.lost, records.index[bad])
-        if len(bad) > _SHOWN:
-            self._problems.append(f"{self._file.path}: and {len(bad) - _SHOWN:,} more records")
-        return RepairReport(
-            kept=len(records.index) - len(bad),
-            lost=lost,
-            unlabelled=salvage.unlabelled[~np.isin(salvage.unlabelled, lost)],
-            doubtful=salvage.doubtful,
-            head_lost=salvage.head_lost,
-            length=salvage.length,
-            nbytes=nbytes,
-            problems=[*salvage.problems, *self._problems],
-            lost_revisions=salvage.lost_revisions,
-        )
-
-
-def dictionary_of(frame: memoryview) -> int:
-    """The id of the dictionary that a zstd frame needs, 0 for none (RFC 8878, section 3.1.1.1)."""
-    if len(frame) < 5:
-        return 0
-    descriptor = frame[4]
-    start = 5 if descriptor & 0x20 else 6  # a single segment has no window descriptor
-    nbytes = (0, 1, 2, 4)[descriptor & 3]
-    return int.from_bytes(frame[start : start + nbytes], "little")
+def _report(salvage: Salvage, damage: list[tuple[Ints, str]], nbytes: int) -> RepairReport:
+    records = salvage.contents.index.records
+    assert records.index is not None
+    bad = [(row, why) for rows, why in damage for row in rows.tolist()]
+    problems = [
+        f"{salvage.path}: at offset {records.offset[row]:,}: record {records.index[row]} {why}"
+        for row, why in bad[:_SHOWN]
+    ]
+    if len(bad) > _SHOWN:
+        problems.append(f"{salvage.path}: and {len(bad) - _SHOWN:,} more records")
+    lost = np.union1d(salvage.lost, records.index[np.array([row for row, _ in bad], np.int64)])
+    return RepairReport(
+        kept=len(records.index) - len(bad),
+        lost=lost,
+        unlabelled=salvage.unlabelled[~np.isin(salvage.unlabelled, lost)],
+        doubtful=salvage.doubtful,
+        head_lost=salvage.head_lost,
+        length=salvage.length,
+        nbytes=nbytes,
+        problems=[*salvage.problems, *problems],
+        lost_revisions=salvage.lost_revisions,
+    )

@@ -78,7 +78,7 @@ class Salvage:
         unlabelled: indices whose labels are lost. doubtful: see there.
         revision: what all revisions of labels that are intact say, as one; None where that is nothing.
         lost_revisions: names of those of which nothing intact tells what they said.
-        dictionaries: where they lie, whole or not. failures: what was last said of samples that failed.
+        dictionaries: where they lie, whole or not. failures: of samples without a record.
         problems: one line each, with path and offset.
     Raises:
         NotAnArchiveError, CorruptArchiveError: nothing of an archive is there.
@@ -416,14 +416,18 @@ class Salvage:
 
     @property
     def failures(self) -> list[Failure]:
-        """What was last said of each sample that failed; it may have a record."""
+        """Why samples have no record that is neither there nor lost: what was last said of each."""
         found: dict[int, Failure] = {}
         if self._sealed.index is not None:
             found = {failure.index: failure for failure in self._sealed.index.failures}
         for seq, failure in self._chain.failures.values():
             if seq > self._sealed.seq:
                 found[failure.index] = failure
-        return sorted(failure for failure in found.values() if failure.index < self.length)
+        index = np.array(list(found), np.int64)
+        records = self.contents.index.records
+        assert records.index is not None
+        stays = (index < self.length) & ~np.isin(index, records.index) & ~np.isin(index, self.lost)
+        return sorted(found[k] for k in index[stays].tolist())
 
 
 @dataclass(frozen=True)

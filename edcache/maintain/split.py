@@ -6,9 +6,9 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -19,7 +19,6 @@ from edcache.digests import OnProgress
 from edcache.durable import local_path
 from edcache.errors import EdcacheError, OptionError
 from edcache.labels.classes import classes
-from edcache.labels.columns import LabelTypes
 from edcache.labels.tables import (
     ChunkTable,
     IndexTable,
@@ -28,9 +27,10 @@ from edcache.labels.tables import (
     pack_labels,
     spread,
 )
+from edcache.labels.types import LabelTypes
 from edcache.labels.view import Labels
-from edcache.maintain.assembling import Assembled, Progress, Share, Source, assemble, joined_head, opened
-from edcache.maintain.copying import CHUNK_NBYTES, Ints, check_free
+from edcache.maintain.rewrite import CHUNK_NBYTES, Ints, Progress, check_free
+from edcache.maintain.shares import Piece, Share, Source, join, joined_head, opened
 from edcache.sizes import human_bytes, parsed_bytes
 
 _ASKED_BY: Final = "split()"
@@ -42,21 +42,6 @@ _COLUMN_NBYTES: Final = 3 * 64
 # A header, its name in the zip directory with sizes of 64 bits, and its place in the index.
 _ENTRY_NBYTES: Final = format.MAX_HEADER_NBYTES + 256
 _ROW_NBYTES: Final = 6 * 8
-
-
-@dataclass(frozen=True)
-class Piece:
-    """An archive that `split` made.
-
-    path: of it. samples: those with a record. length: of the dataset, with those that have none. nbytes: of
-    the file. value: of the label that it was split by.
-    """
-
-    path: str
-    samples: int
-    length: int
-    nbytes: int
-    value: Any = None
 
 
 def split(
@@ -101,25 +86,22 @@ def split(
     _check_asked(max_size, parts, by)
     where = local_path(folder)
     with opened([os.fspath(path)], allow_partial) as (source,):
-        share = Share.whole(source)
+        whole = Share(source, range(source.length))
         cuts: list[tuple[Any, range | Ints]]
         if by is not None:
             cuts = list(_by_value(source, by))
         elif parts is not None:
             cuts = [(None, samples) for samples in _equal(source, parts)]
         else:
-            cuts = [(None, samples) for samples in _Sizes(share).cut(_bytes_of(max_size))]
+            cuts = [(None, samples) for samples in _Sizes(whole).cut(_bytes_of(max_size))]
+        values = [value for value, _ in cuts]
         stem = os.path.splitext(os.path.basename(source.file.path))[0]
-        targets = _names(os.path.join(where, stem), [value for value, _ in cuts], by is not None)
+        targets = _names(os.path.join(where, stem), values, by is not None)
         for target in targets:
             check_free(target)
-        progress = Progress(on_progress, share.nbytes)
-        shares = ((share.taken(samples), target) for (_, samples), target in zip(cuts, targets, strict=True))
-        made = _assembled(shares, source, progress)
-    return [
-        Piece(one.path, one.samples, one.length, one.nbytes, value)
-        for one, (value, _) in zip(made, cuts, strict=True)
-    ]
+        shares = (Share(source, samples) for _, samples in cuts)
+        pieces = _joined(zip(targets, shares, strict=True), Progress(on_progress, whole.nbytes))
+    return [replace(piece, value=value) for piece, value in zip(pieces, values, strict=True)]
 
 
 def _check_asked(max_size: int | str | None, parts: int | None, by: str | None) -> None:
@@ -136,18 +118,18 @@ def _bytes_of(max_size: object) -> int:
     return nbytes
 
 
-def _assembled(shares: Iterator[tuple[Share, str]], source: Source, progress: Progress) -> list[Assembled]:
-    made: list[Assembled] = []
+def _joined(shares: Iterable[tuple[str, Share]], progress: Progress) -> list[Piece]:
+    pieces: list[Piece] = []
     try:
-        for share, target in shares:
-            made.append(assemble(target, [share], source.file, progress, _ASKED_BY))
+        for target, share in shares:
+            pieces.append(join(target, [share], progress, _ASKED_BY))
     except BaseException:
-        for one in made:
+        for piece in pieces:
             # The error that led here is the one to report.
             with suppress(EdcacheError):
-                durable.remove(one.path)
+                durable.remove(piece.path)
         raise
-    return made
+    return pieces
 
 
 def _names(stem: str, values: Sequence[Any], has_values: bool) -> list[str]:
@@ -188,7 +170,7 @@ class _Sizes:
 
     def __init__(self, share: Share) -> None:
         self._share, self._source = share, share.source
-        records = share.source.contents.index.records
+        records = share.source.table.records
         nbytes = records.nbytes.astype(np.int64)
         padding = np.array([format.record_alignment(n) - 1 for n in nbytes.tolist()], np.int64)
         self._stored = np.concatenate(([0], np.cumsum(nbytes + padding)))
@@ -244,14 +226,14 @@ class _Sizes:
     def _label_nbytes(self, first: int, last: int, start: int, stop: int) -> int:
         """Of the labels in chunks, in labels.arrow, and in a revision."""
         labels = self._source.labels
-        if self._source.has_row_per_sample():
+        if self._source.has_row_per_sample:
             return 3 * int(labels.slice(start, stop - start).nbytes)
         return 2 * int(labels.slice(first, last - first).nbytes)
 
     def _overheads(self) -> tuple[int, int]:
         """What an archive takes without records, and what each chunk takes besides."""
         source, none = self._source, np.empty(0, np.int64)
-        index, empty = source.contents.index, source.labels.slice(0, 0)
+        index, empty = source.table, source.labels.slice(0, 0)
         types = LabelTypes.of(empty)
         columns = _COLUMN_NBYTES * (empty.num_columns + _ROW_NBYTES // 8)
         table = ChunkTable(index.records.take(none), empty, list(index.schemas), types, 0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -321,7 +321,15 @@ class Survey:
             self.dead.torn = max(0, self.size - end)
 
 
-def sound_survey(file: ByteSource, allow_partial: bool) -> Survey:
+class Sound(NamedTuple):
+    """An archive without a fault: its survey, the newest record of every sample, and the label table."""
+
+    survey: Survey
+    contents: Contents
+    revised: Revised
+
+
+def sound_survey(file: ByteSource, allow_partial: bool) -> Sound:
     """Survey an archive whose records will be copied, without reading them.
 
     Args:
@@ -343,11 +351,12 @@ def sound_survey(file: ByteSource, allow_partial: bool) -> Survey:
         survey = Survey(file, False, forgives_power_cut=True)
     if survey.problems:
         raise CorruptArchiveError(survey.problems[0])
+    assert survey.contents is not None  # or there would be a problem
+    assert survey.revised is not None
     if survey.seal is None and not allow_partial:
-        assert survey.contents is not None
         present = len(survey.contents.index.records.offset)
         raise PartialArchiveError(partial_text(survey.path, present, survey.chain.length))
-    return survey
+    return Sound(survey, survey.contents, survey.revised)
 
 
 def _is_appended(file: File, survey: Survey) -> bool:

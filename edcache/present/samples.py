@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache.present.text import cell, plain, plural
+from edcache.exporting import children_of
+from edcache.present.reports import shape_text
+from edcache.present.text import cell, plain, plural, shortened
 
-_WIDEST: Final = 60
 _SHOWN_ITEMS: Final = 8
 _DEEPEST: Final = 64
 
@@ -27,21 +27,17 @@ def describe_sample(sample: object) -> list[dict[str, Any]]:
 
 def leaf_row(leaf: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     """A described leaf as the cells path, type, dtype, shape, value."""
-    shape = "" if "shape" not in leaf else _shape_text(leaf["shape"])
+    shape = "" if "shape" not in leaf else shape_text(leaf["shape"])
     return leaf["path"] or ".", leaf["type"], leaf.get("dtype", ""), shape, _value_text(leaf)
-
-
-def _shape_text(shape: Sequence[int]) -> str:
-    return " x ".join(map(str, shape)) or "scalar"
 
 
 def _value_text(leaf: Mapping[str, Any]) -> str:
     if "value" in leaf:
         return repr(leaf["value"]) if leaf["type"] == "str" else _short(leaf["value"])
-    said = [f"{name} {cell(leaf[name])}" for name in ("min", "mean", "max") if name in leaf]
-    said += [plural(leaf["items"], "item")] if "items" in leaf else []
-    said += [f"{leaf['nonfinite']:,} not finite"] if "nonfinite" in leaf else []
-    return ", ".join(said)
+    parts = [f"{name} {cell(leaf[name])}" for name in ("min", "mean", "max") if name in leaf]
+    parts += [plural(leaf["items"], "item")] if "items" in leaf else []
+    parts += [f"{leaf['nonfinite']:,} not finite"] if "nonfinite" in leaf else []
+    return ", ".join(parts)
 
 
 def _short(value: object) -> str:
@@ -51,26 +47,18 @@ def _short(value: object) -> str:
 
 
 def _leaves(value: Any, path: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], Any]]:
-    children = _children(value) if len(path) < _DEEPEST else None
-    if not children:
+    children = children_of(value) if len(path) < _DEEPEST else None
+    if not children or (isinstance(value, (list, tuple)) and _is_long(value)):
         yield path, value
         return
     for key, child in children:
         yield from _leaves(child, (*path, key))
 
 
-def _children(value: Any) -> list[tuple[object, Any]] | None:
-    """Key and value of each child; None for a leaf, which a long list of plain values is too."""
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return list(zip(value._fields, value, strict=True))
-    if isinstance(value, (list, tuple)):
-        atoms = all(item is None or isinstance(item, (bool, int, float, str, bytes)) for item in value)
-        return None if atoms and len(value) > _SHOWN_ITEMS else list(enumerate(value))
-    return None
+def _is_long(values: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether it is a long list of plain values."""
+    atoms = (type(None), bool, int, float, str, bytes)
+    return len(values) > _SHOWN_ITEMS and all(isinstance(value, atoms) for value in values)
 
 
 def _leaf(value: Any) -> dict[str, Any]:
@@ -83,8 +71,7 @@ def _leaf(value: Any) -> dict[str, Any]:
         return described | {"items": len(value)}
     if value is None or isinstance(value, (bool, int, float)):
         return described | {"value": plain(value)}
-    text = value if isinstance(value, str) else str(plain(value))
-    return described | {"value": text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."}
+    return described | {"value": shortened(value if isinstance(value, str) else str(plain(value)))}
 
 
 def _array_leaf(value: Any) -> dict[str, Any]:
@@ -107,9 +94,7 @@ def _as_array(value: Any) -> npt.NDArray[Any] | None:
         return np.asarray(value)
     try:
         tensor = value.detach().cpu()
-        if tensor.is_floating_point():
-            tensor = tensor.double()
-        array: npt.NDArray[Any] = tensor.numpy()
+        array: npt.NDArray[Any] = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
     except (AttributeError, TypeError, RuntimeError, ValueError, NotImplementedError):
         return None  # sparse, quantized, or no tensor at all
     return array
@@ -118,9 +103,7 @@ def _as_array(value: Any) -> npt.NDArray[Any] | None:
 def _statistics(array: npt.NDArray[Any]) -> dict[str, Any]:
     if array.dtype.kind not in "biuf":
         return {}
-    finite = array
-    if array.dtype.kind == "f":
-        finite = array[np.isfinite(array)]
+    finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
     lost = {"nonfinite": array.size - finite.size} if finite.size < array.size else {}
     if not finite.size:
         return lost
@@ -144,10 +127,3 @@ def describe_fields(fields: Iterable[Any]) -> list[dict[str, Any]]:
         }
         for field in fields
     ]
-
-
-def field_row(field: Mapping[str, Any]) -> tuple[str, str, str, str]:
-    """A field of `describe_fields` as a row: path, kind, dtype, shape."""
-    sized = field["kind"] in ("tensor", "array", "scalar")
-    shape = "varies" if field["shape"] is None else _shape_text(field["shape"])
-    return field["path"] or ".", field["kind"], field["dtype"] if sized else "", shape if sized else ""

@@ -12,10 +12,8 @@ from itertools import chain, islice
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 _WIDEST: Final = 60
-_SHOWN_RUNS: Final = 200
 _LAYOUT_ROWS: Final = 1000
 _NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
 
@@ -41,8 +39,11 @@ def one_line(message: str) -> str:
 
 def cell(value: object) -> str:
     """A value as one cell of a table, short and on one line."""
-    text = f"{value:.6g}" if isinstance(value, float) else str(plain(value))
-    text = printable(text)
+    return shortened(printable(f"{value:.6g}" if isinstance(value, float) else str(plain(value))))
+
+
+def shortened(text: str) -> str:
+    """The first sixty characters, or fewer and dots."""
     return text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."
 
 
@@ -124,13 +125,3 @@ def json_lines(objects: Iterable[object]) -> Iterator[str]:
         yield f"{before}{json.dumps(item)}" if before == "[" else f",{json.dumps(item)}"
         before = ","
     yield "]" if before == "," else "[]"
-
-
-def index_ranges(indices: npt.NDArray[np.int64]) -> str:
-    """Sorted indices as "17, 40-63"; the first two hundred runs."""
-    breaks = np.flatnonzero(np.diff(indices) != 1)
-    starts = indices[np.append(0, breaks + 1)].tolist()
-    ends = indices[np.append(breaks, len(indices) - 1)].tolist()
-    runs = [f"{low}" if low == high else f"{low}-{high}" for low, high in zip(starts, ends, strict=True)]
-    more = len(runs) - _SHOWN_RUNS
-    return ", ".join(runs[:_SHOWN_RUNS]) + (f", and {more:,} more runs; --json lists all" if more > 0 else "")

@@ -17,7 +17,6 @@ Each imports only those below it.
 
 from edcache.reader.anywhere import AnyReader
 from edcache.reader.group import Group, Memory, Spans
-from edcache.reader.reader import VERIFY_CHOICES, Reader
-from edcache.reader.storage import IO_CHOICES
+from edcache.reader.reader import Reader
 
-__all__ = ["IO_CHOICES", "VERIFY_CHOICES", "AnyReader", "Group", "Memory", "Reader", "Spans"]
+__all__ = ["AnyReader", "Group", "Memory", "Reader", "Spans"]

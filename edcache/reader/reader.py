@@ -10,13 +10,13 @@ import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache import bounded, durable
-from edcache.codec import STORED, Decode, Decoder, Decoding
+from edcache.codec import STORED, Decoder, Decoding
 from edcache.digests import check_digest, no_digest, parse_digest
 from edcache.durable import ByteSource, Location, absolute, located
 from edcache.errors import (
@@ -32,44 +32,27 @@ from edcache.errors import (
 )
 from edcache.format import Head
 from edcache.labels.tables import Failure, Records
+from edcache.options import ReadKeywords, ReadOptions, takes
 from edcache.reader.group import Group
 from edcache.reader.hold import Hold
-from edcache.reader.storage import IO_CHOICES
 
-VERIFY_CHOICES: Final = ("touch", "open", "always", "never")
-_PRELOAD_CHOICES: Final = (None, "shm")
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
 # States of archives of which this process has warned.
 _warned: set[tuple[object, ...]] = set()
 
 
+@takes(ReadOptions)
 class Reader:
     """Random access to the samples of one archive, sealed or still growing.
 
     Args:
         path: the archive, or its URL: http, https, s3, gs, hf, whatever fsspec knows. Nothing is opened
             before the first use.
-        verify: when a record's crc32 is checked: "touch" at its first read in this process,
-            "always" at every read, "never". The index of a sealed archive of up to a thousand entries is
-            compared with the chain of entries and with the zip directory when it is opened; "open" does so
-            whatever their number, and behind a URL too, and is "touch" otherwise; "never" does not.
-        allow_pickle: read records that are pickles, which run whatever code their author chose.
-        io: "mmap" maps the file, "pread" reads what is asked for into memory of this process, which is
-            what a file system of another machine wants. "auto" looks which it is.
-        decode: what is made of image files: "pil", "numpy", "tensor", None for `edcache.ImageFile`, or an
-            `edcache.Decoding`; "stored" is what their writer chose.
-        expected_digest: what `edcache.digest` said of the sealed archive when it was published. The process
-            that opens it hashes the file, before anything in it is parsed, and reads on through the
-            descriptor that it hashed. A process that gets this reader by fork or pickle hashes nothing: it
-            checks that the file at the path has the same uuid and the same size. Not noticed is who writes
-            into the file after it was hashed, beyond what the crc32s of the records tell.
-        storage_options: for the engine that reads a URL, as fsspec takes them: key, secret and endpoint_url
-            for s3, token for gs, headers for https. `request_timeout` (30 seconds, and one more for each half
-            MiB) and `request_tries` (5) limit every request. What is not given comes from the environment, as
-            each engine has it (AWS_*, GOOGLE_APPLICATION_CREDENTIALS, FSSPEC_*).
-        allow_partial: open an archive that is not sealed without the warning; see `complete`.
-        preload: "shm" reads from a copy in shared memory that all processes of the user on this host share.
-        local: a folder for a copy of the archive, which is usable at once and fills with what is read; see
-            `CachedDataset.from_cache`. max_bytes: what all copies in that folder may have together.
+        options: as an object; keywords stand in place of some.
+        storage_options: for the engine that reads a URL, see `edcache.CachedDataset`.
+        keywords: these options.
     Raises, at the first use:
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
         StaleArchiveError: unpickled in a process where the path leads to another archive.
@@ -87,47 +70,33 @@ class Reader:
     def __init__(
         self,
         path: str | os.PathLike[str] | Location,
+        options: ReadOptions | None = None,
         *,
-        verify: str = "touch",
-        allow_pickle: bool = False,
-        io: str = "auto",
-        decode: Decode = STORED,
-        expected_digest: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        allow_partial: bool = False,
-        preload: str | None = None,
-        local: str | os.PathLike[str] | None = None,
-        max_bytes: int | str | None = None,
+        **keywords: Unpack[ReadKeywords],
     ) -> None:
-        if verify not in VERIFY_CHOICES:
-            raise OptionError(f"verify={verify!r}; choose one of {', '.join(map(repr, VERIFY_CHOICES))}")
-        if io not in IO_CHOICES:
-            raise OptionError(f"io={io!r}; choose one of {', '.join(map(repr, IO_CHOICES))}")
-        if local is not None and expected_digest is not None:
+        options = ReadOptions.of(options, keywords, "Reader")
+        if options.local is None and options.max_bytes is not None:
             raise OptionError(
-                "expected_digest= is of a whole archive, local= reads parts of one; copy it with "
-                "copy_to_local(..., expected_digest=) and open the copy"
+                f"max_bytes={options.max_bytes!r}; it is for the copies in local=, which was not given"
             )
-        if local is None and max_bytes is not None:
-            raise OptionError(f"max_bytes={max_bytes!r}; it is for the copies in local=, which was not given")
         self._where = located(path, storage_options)
         self.path = self._where.path
-        if preload not in _PRELOAD_CHOICES:
-            raise OptionError(f"preload={preload!r}; choose {' or '.join(map(repr, _PRELOAD_CHOICES))}")
-        if preload and self._where.is_volatile:
+        if options.preload and self._where.is_volatile:
             raise OptionError(f"{self.path}: in memory already; leave preload out")
-        self.preload = preload
-        if local is not None:
-            durable.check_outlives(local)
-        self.local = None if local is None else absolute(local)
-        self._max_bytes = max_bytes
-        self.verify = verify
-        self.allow_pickle = allow_pickle
-        self.allow_partial = allow_partial
-        self.io = io
-        self.decoding = None if decode == STORED else Decoding.of(decode)
+        self.preload = options.preload
+        if options.local is not None:
+            durable.check_outlives(options.local)
+        self.local = None if options.local is None else absolute(options.local)
+        self._max_bytes: Any = options.max_bytes
+        self.verify = options.verify
+        self.allow_pickle = options.allow_pickle
+        self.allow_partial = options.allow_partial
+        self.io = options.io
+        self.decoding = None if options.decode == STORED else Decoding.of(options.decode)
         self.known_length = 0
-        self._expected_digest = None if expected_digest is None else parse_digest(expected_digest)
+        expected = options.expected_digest
+        self._expected_digest = None if expected is None else parse_digest(expected)
         self._proven_nbytes: int | None = None
         self._uuid: bytes | None = None
         # Of the copy that is read, where another process opened it.

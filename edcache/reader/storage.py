@@ -15,8 +15,6 @@ import numpy.typing as npt
 from edcache.durable import ByteSource
 from edcache.errors import StorageError
 
-IO_CHOICES = ("auto", "mmap", "pread")
-
 _PROBES = 8
 # After so many batches that lay in memory, only every so-manyth is probed.
 _HOT_BATCHES, _HOT_STRIDE = 32, 16

@@ -23,8 +23,8 @@ from edcache.errors import (
 )
 from edcache.fingerprint import differences
 from edcache.format import PAGE, Head, Header
-from edcache.labels.columns import LabelTypes
 from edcache.labels.tables import ChunkTable, pack_chunk_table
+from edcache.labels.types import LabelTypes
 from edcache.redis import frames
 from edcache.redis.claims import Claims
 from edcache.redis.client import PIECE_KEYS, PIECE_NBYTES, Client

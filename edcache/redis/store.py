@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 
 from edcache.errors import OptionError
 from edcache.format import Head
+from edcache.options import Folder, ReadOptions, Sync
 from edcache.reader import AnyReader
 from edcache.redis import RedisAppender, RedisReader, prefix_for, replace_head
 from edcache.servers import Server
 from edcache.stores import Store
-from edcache.stores.store import Folder
-from edcache.writer import AnyAppender, Sync
+from edcache.writer import AnyAppender
 
 
 class RedisStore(Store):
@@ -63,16 +63,13 @@ class RedisStore(Store):
             )
         return RedisStore(self.path.with_prefix(prefix_for(fingerprint)))
 
-    def reader(self, **options: Any) -> AnyReader:
+    def reader(self, options: ReadOptions) -> AnyReader:
         """See the base class."""
         # What each record is checked by is in its frame; what is missing is known.
-        options.pop("verify", None)
-        options.pop("allow_partial", None)
-        known = {name: options.pop(name) for name in ("allow_pickle", "decode") if name in options}
-        for name, value in options.items():
-            if value not in (None, "auto"):
+        for name in ("io", "expected_digest", "preload", "local", "max_bytes"):
+            if getattr(options, name) not in (None, "auto"):
                 raise OptionError(f"{self.path}: {name}= is for an archive that is a file")
-        return RedisReader(self.path, **known)
+        return RedisReader(self.path, allow_pickle=options.allow_pickle, decode=options.decode)
 
     def found(self) -> AnyReader | None:
         """See the base class."""

@@ -13,11 +13,12 @@ from edcache import format, temporary
 from edcache.durable import PATHS, ByteSource, absolute
 from edcache.errors import CorruptArchiveError, NotAnArchiveError, OptionError, StorageError
 from edcache.format import Head
+from edcache.options import Sync
 from edcache.stores.store import Store
 
 if TYPE_CHECKING:
     from edcache.reader import AnyReader
-    from edcache.writer import AnyAppender, Sync
+    from edcache.writer import AnyAppender
 
 
 class FileStore(Store):

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from edcache.durable import File
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, OptionError
+from edcache.options import Folder, Show, Sync
 from edcache.stores.file import FileStore
 from edcache.stores.spool import Spool
-from edcache.stores.store import Folder, Store
+from edcache.stores.store import Store
 
 if TYPE_CHECKING:
     from edcache.format import Head
-    from edcache.progress import Show
-    from edcache.writer import AnyAppender, Sync
+    from edcache.writer import AnyAppender
 
 
 class ObjectStore(Store):

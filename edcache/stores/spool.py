@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 from edcache import durable, format, temporary
 from edcache.durable import ByteSource, File
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError
-from edcache.progress import Show, uploading
+from edcache.options import Show
+from edcache.progress import uploading
 
 if TYPE_CHECKING:
     from edcache.stores.objects import ObjectStore

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from edcache.durable import Location
 from edcache.errors import ArchiveNotFoundError, OptionError
+from edcache.options import Folder, ReadOptions, Show, Sync
 
 if TYPE_CHECKING:
     from edcache.format import Head
-    from edcache.progress import Show
     from edcache.reader import AnyReader
-    from edcache.writer import AnyAppender, Sync
-
-Folder: TypeAlias = "str | os.PathLike[str] | None"
+    from edcache.writer import AnyAppender
 
 
 class Store(Location):
@@ -42,15 +39,15 @@ class Store(Location):
 
     # --- reading ---
 
-    def reader(self, **options: Any) -> AnyReader:
-        """What reads its samples; arguments and errors as of `edcache.Reader`, but storage_options.
+    def reader(self, options: ReadOptions) -> AnyReader:
+        """What reads its samples; errors as of `edcache.Reader`.
 
         Raises:
             OptionError: what is said of files, of another kind.
         """
         from edcache.reader import Reader
 
-        return Reader(self, **options)
+        return Reader(self, options)
 
     def found(self) -> AnyReader | None:
         """The archive that is there, if one is and its creator lived to write its head.
@@ -63,7 +60,7 @@ class Store(Location):
             return None
 
     def _opened(self) -> AnyReader:
-        reader = self.reader(allow_partial=True)
+        reader = self.reader(ReadOptions(allow_partial=True))
         reader.head  # noqa: B018
         return reader
 

@@ -15,18 +15,16 @@ Imports run downwards in this list only. What a selection of indices is stands i
 """
 
 from edcache.views.combining import Concat, Zipped, concat, zip_fields
-from edcache.views.reading import OPENING_OPTIONS, Transform, checked_function
+from edcache.views.reading import checked_function
 from edcache.views.roots import Root
 from edcache.views.samples import Samples, View
 from edcache.views.several import Several
 
 __all__ = [
-    "OPENING_OPTIONS",
     "Concat",
     "Root",
     "Samples",
     "Several",
-    "Transform",
     "View",
     "Zipped",
     "checked_function",

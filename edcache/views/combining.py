@@ -17,8 +17,9 @@ from edcache.codec import Node
 from edcache.errors import OptionError
 from edcache.labels.joining import beside, stacked
 from edcache.labels.view import Labels, checked_indices
+from edcache.options import Transform
 from edcache.reader import Memory
-from edcache.views.reading import Ints, Transform
+from edcache.views.reading import Ints
 from edcache.views.roots import Root
 from edcache.views.samples import Samples
 

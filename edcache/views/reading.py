@@ -6,7 +6,7 @@ import operator
 import reprlib
 import sys
 from array import array as Longs
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from edcache.batch import Batch, Projection, batch_for
 from edcache.errors import OptionError, SampleIndexError
 from edcache.labels.view import Labels, checked_indices
 from edcache.loader import Loader
+from edcache.options import FIXED, Transform
 from edcache.selection import Picks, Selection, Span
 
 if TYPE_CHECKING:
@@ -25,14 +26,6 @@ if TYPE_CHECKING:
     from edcache.views.samples import View
 
 Ints = npt.NDArray[np.int64]
-Transform = Callable[[Any], Any] | None
-
-OPENING_OPTIONS = frozenset(
-    {
-        *("allow_partial", "allow_pickle", "decode", "io", "preload", "storage_options", "verify"),
-        "zero_copy",
-    }
-)
 
 
 class Readable(Dataset[Any]):
@@ -45,7 +38,7 @@ class Readable(Dataset[Any]):
     _selection: Selection | None = None  # of the root's indices; None for all
     _fields: Projection | None = None
     _added: Transform = None  # what samples pass behind the root's own transform
-    _fixed: frozenset[str] = OPENING_OPTIONS  # names that are options, and no attributes to be set
+    _fixed: frozenset[str] = FIXED | {"zero_copy"}  # names that are options, and no attributes to be set
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

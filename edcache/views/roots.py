@@ -11,9 +11,10 @@ from edcache.batch import Projection
 from edcache.batch.collation import Special
 from edcache.batch.paths import FieldPath
 from edcache.codec import Node
+from edcache.options import Transform
 from edcache.reader import Memory
 from edcache.selection import Span
-from edcache.views.reading import Ints, Transform, checked_function
+from edcache.views.reading import Ints, checked_function
 from edcache.views.samples import Samples
 
 

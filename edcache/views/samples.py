@@ -17,9 +17,10 @@ from edcache.errors import OptionError
 from edcache.labels.classes import classes, sort_keys
 from edcache.labels.query import matching_rows
 from edcache.labels.view import Labels
+from edcache.options import Transform
 from edcache.selection import Picks, Selection, Span, repeated
 from edcache.views import resampling, splitting, wording
-from edcache.views.reading import Ints, Readable, Transform
+from edcache.views.reading import Ints, Readable
 from edcache.views.transforms import Selected, checked_step, extended
 
 if TYPE_CHECKING:

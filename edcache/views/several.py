@@ -10,9 +10,10 @@ import numpy as np
 
 from edcache.labels.tables import Failure
 from edcache.labels.view import Labels
+from edcache.options import Transform
 from edcache.selection import Picks, Selection
 from edcache.views.combining import Concat, concat
-from edcache.views.reading import Ints, Transform
+from edcache.views.reading import Ints
 from edcache.views.samples import Samples, View
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ Imports run upwards in this list only.
 
 from edcache.writer.anywhere import AnyAppender, Appending
 from edcache.writer.appender import MOST_REPLACED, Appender, never_created, recover
-from edcache.writer.batcher import ChunkEncoder, ChunkWriter, check_writing
+from edcache.writer.batcher import ChunkEncoder, ChunkWriter
 from edcache.writer.cache import CacheWriter, adopt_labels, check_options, new_head
 from edcache.writer.chunk import Chunk, ChunkBuilder
-from edcache.writer.syncing import Sync
 
 __all__ = [
     "MOST_REPLACED",
@@ -27,10 +26,8 @@ __all__ = [
     "ChunkBuilder",
     "ChunkEncoder",
     "ChunkWriter",
-    "Sync",
     "adopt_labels",
     "check_options",
-    "check_writing",
     "never_created",
     "new_head",
     "recover",

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from edcache.contents import Chain
 from edcache.errors import ArchiveClosedError
 from edcache.format import Head, Header
-from edcache.labels.columns import LabelTypes
+from edcache.labels.types import LabelTypes
 from edcache.writer.chunk import Chunk
 
 

@@ -25,7 +25,6 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.format import PAGE, Cursor, Head, Header
-from edcache.labels.columns import LabelTypes
 from edcache.labels.revisions import RevisionTypes, check_types, settled
 from edcache.labels.tables import (
     ChunkTable,
@@ -35,9 +34,11 @@ from edcache.labels.tables import (
     pack_labels,
     pack_revision,
 )
+from edcache.labels.types import LabelTypes
+from edcache.options import Sync
 from edcache.writer.anywhere import Appending
 from edcache.writer.chunk import Chunk
-from edcache.writer.syncing import Sync, TimedSync
+from edcache.writer.syncing import TimedSync
 
 # How often a call begins again because another process has compacted the archive that it had open.
 MOST_REPLACED: Final = 20
@@ -585,7 +586,7 @@ def _is_abandoned(file: File, begins_anew: Callable[[Head], bool]) -> bool:
     chain.extend(file.pread, file.size())
     # What lies behind may be a chunk of which the header is damaged.
     holds_nothing = chain.holds_nothing and file.size() <= chain.cursor.offset
-    # One that has grown is as long as its amendments say (tests/model.py).
+    # One that has grown is as long as its amendments say (tests/kit/model.py).
     return holds_nothing and begins_anew(replace(head, length=chain.length))
 
 

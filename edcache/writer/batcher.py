@@ -8,21 +8,12 @@ from typing import Any
 
 from edcache.codec import Encoder
 from edcache.codec.compression import Compression, train_dictionary
-from edcache.errors import LabelError, OptionError
+from edcache.errors import LabelError
 from edcache.format import Head
 from edcache.labels.columns import LabelCollector
 from edcache.labels.spec import LabelSpec
 from edcache.writer.anywhere import AnyAppender
 from edcache.writer.chunk import CHUNK_NBYTES, Chunk, ChunkBuilder
-from edcache.writer.syncing import Sync, check_sync
-
-
-def check_writing(sync: Sync, chunk_size: int | None, chunk_nbytes: int = CHUNK_NBYTES) -> None:
-    """Raise OptionError for options that no writer takes; called before anything on the disk is touched."""
-    check_sync(sync)
-    for name, value in (("chunk_size", chunk_size), ("chunk_nbytes", chunk_nbytes)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise OptionError(f"{name}={value!r}; give a positive integer")
 
 
 class ChunkWriter:

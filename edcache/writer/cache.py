@@ -9,7 +9,7 @@ import uuid as uuid_module
 import warnings
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edcache import durable, temporary
 from edcache.codec import Encoder
@@ -24,10 +24,13 @@ from edcache.errors import (
 )
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
+from edcache.options import WriteKeywords, WriteOptions, check_positive, takes
 from edcache.writer.appender import Appender
-from edcache.writer.batcher import ChunkWriter, check_writing
+from edcache.writer.batcher import ChunkWriter
 from edcache.writer.chunk import CHUNK_NBYTES
-from edcache.writer.syncing import Sync
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 def new_head(
@@ -54,6 +57,7 @@ def new_head(
     )
 
 
+@takes(WriteOptions)
 class CacheWriter:
     """Write an archive sample by sample, without a Dataset.
 
@@ -63,22 +67,15 @@ class CacheWriter:
             first sample was published. "a" continue or grow any archive, sealed or not, or make it. "w" write
             beside the path, under `path + ".edcache.new"`, and put it in the place of what is there when it
             is sealed; until then readers see the old one.
-        in_memory_keys: the label columns: a list of keys, or a mapping from name to field path or
-            callable. With mode="a" they are taken from the archive, except callables.
-        codec: "native" (exact, safe), or "pickle" (any object; readers must allow it).
-        compression: None, "zstd", "zstd:19" or "zstd+dict", per record.
-        chunk_size: publish after this many samples, at the latest.
+        options: as an object; keywords stand in place of some. With mode="a" the label columns are taken
+            from the archive, except functions.
         chunk_nbytes: publish when the records have this many bytes.
         publish_seconds: publish at the first append after this long, so that little is lost in a
             crash; None leaves it to the sizes, which makes the file's bytes independent of speed.
-        sync: "seal" syncs the file when it is sealed, "chunk" after every chunk, a number no later than so
-            many seconds after a chunk, "never" not at all. It decides what a power cut may take; a crash of
-            the process takes nothing that was published (see edcache/writer/syncing.py).
         uuid: 16 bytes that identify the archive; random by default.
-        storage_options: where the path is a URL, see `edcache.Reader`. The archive is written to a spool file
-            of this machine; close() uploads it, and it has its name there when it is whole. What a killed
-            writer left in the spool mode="a" goes on with, after mode="x" and "a".
-        spool: the folder of spool files; `$EDCACHE_SPOOL`, else `~/.cache/edcache/spool`.
+        storage_options: where the path is a URL, see `edcache.CachedDataset`. What a killed writer left
+            in the spool mode="a" goes on with, after mode="x" and "a".
+        keywords: these options.
     Raises:
         ArchiveExistsError: mode="x" and the path exists.
         ArchiveLockedError: another process is replacing the same path with mode="w".
@@ -98,18 +95,17 @@ class CacheWriter:
         self,
         path: str | os.PathLike[str],
         mode: str = "x",
+        options: WriteOptions | None = None,
         *,
-        in_memory_keys: Any = None,
-        codec: str | None = None,
-        compression: str | None = None,
-        chunk_size: int | None = None,
         chunk_nbytes: int = CHUNK_NBYTES,
         publish_seconds: float | None = 2.0,
-        sync: Sync = "seal",
         uuid: bytes | None = None,
         storage_options: Mapping[str, Any] | None = None,
-        spool: str | os.PathLike[str] | None = None,
+        **keywords: Unpack[WriteKeywords],
     ) -> None:
+        options = WriteOptions.of(options, keywords, "CacheWriter")
+        check_positive("chunk_nbytes", chunk_nbytes)
+        codec, compression = options.codec, options.compression
         if mode not in ("x", "a", "w"):
             raise OptionError(f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)")
         durable.check_outlives(path)
@@ -117,11 +113,10 @@ class CacheWriter:
         self.path = self._local = where.path
         self._replaces = mode == "w"
         self._has_replaced = False
-        spec = LabelSpec.parse(in_memory_keys)
+        spec = LabelSpec.parse(options.in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
-        check_writing(sync, chunk_size, chunk_nbytes)
         # What is written where the path is that of no file.
-        self._stage = where.stage(mode, spool)
+        self._stage = where.stage(mode, options.spool)
         if self._stage is not None:
             self._local = self._stage.path
         self._session = temporary.start(self._local) if self._replaces else None
@@ -131,7 +126,7 @@ class CacheWriter:
                 work,
                 head,
                 create=mode == "x",
-                sync=sync,
+                sync=options.sync,
                 joins=True,
                 begins_anew=lambda found: mode == "x" or _contradicts(found, head, codec, compression),
             )
@@ -143,7 +138,7 @@ class CacheWriter:
             self._appender.check_tables()
             spec = adopt_labels(self._appender.head, spec, work)
             check_options(self._appender.head, work, codec=codec, compression=compression)
-            self._chunks = ChunkWriter(self._appender, spec, chunk_size, chunk_nbytes)
+            self._chunks = ChunkWriter(self._appender, spec, options.chunk_size, chunk_nbytes)
         except BaseException:
             self._close_files()
             raise

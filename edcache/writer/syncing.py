@@ -16,20 +16,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Final
 
-from edcache.errors import OptionError, StorageError
-
-Sync = str | float
-_CHOICES: Final = ("never", "seal", "chunk")
-
-
-def check_sync(sync: object) -> None:
-    """Raise OptionError for what is no choice of `sync=`."""
-    is_seconds = isinstance(sync, int | float) and not isinstance(sync, bool) and 0 < sync < float("inf")
-    if not is_seconds and sync not in _CHOICES:
-        choices = ", ".join(map(repr, _CHOICES))
-        raise OptionError(f"sync={sync!r}; choose one of {choices}, or a number of seconds above 0")
+from edcache.errors import StorageError
 
 
 class TimedSync:

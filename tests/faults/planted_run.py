@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parents[1] / "kit"))
 
 from planted import BUGS, Bug
 from scale import seeded
@@ -72,6 +72,13 @@ def sound_copy() -> Iterator[Path]:
         yield copy
 
 
+def located(test: str) -> str:
+    """Where a test is, by the name of its file, whatever folder it is in: test_flips.py::test_..."""
+    file, *rest = test.split("::")
+    (found,) = (ROOT / "tests").rglob(Path(file).name)
+    return "::".join([str(found.relative_to(ROOT)), *rest])
+
+
 def run_tests(copy: Path, tests: Sequence[str], keyword: str, scale: float) -> tuple[int, str]:
     """pytest's exit status and what it said, in a copy and with the package of that copy."""
     environment = os.environ | {
@@ -86,7 +93,7 @@ def run_tests(copy: Path, tests: Sequence[str], keyword: str, scale: float) -> t
         del environment[name]
     base = ["--basetemp", str(copy.parent / f"{copy.name}-tmp")]
     ran = subprocess.run(
-        [sys.executable, *_PYTEST, *base, "-k", keyword, *tests],
+        [sys.executable, *_PYTEST, "--full", *base, "-k", keyword, *map(located, tests)],
         cwd=copy,
         env=environment,
         stdout=subprocess.PIPE,
@@ -165,7 +172,7 @@ def main() -> int:
     if asked.list:
         for bug in bugs:
             print(
-                f"{bug.name:<{width}}  edcache/{bug.file}: {' '.join(bug.tests)}"
+                f"{bug.name:<{width}}  edcache/{bug.file}: {' '.join(map(located, bug.tests))}"
                 + f" -k {bug.keyword!r}" * bool(bug.keyword)
             )
         return 0

@@ -23,19 +23,19 @@ ROOT = Path(__file__).parents[2]
 LOG = ROOT / "soak.jsonl"
 # The short ones first: what the end of the time cuts short is not counted.
 FAMILIES = (
-    "tests/test_repair.py",
-    "tests/test_compact.py",
-    "tests/test_kill.py",
-    "tests/test_model.py",
-    "tests/test_model_compressed.py",
-    "tests/test_memory.py",
-    "tests/test_copy.py",
-    "tests/test_read_through.py",
-    "tests/test_redis_faults.py",
-    "tests/test_places_faults.py",
+    "tests/tools/test_repair.py",
+    "tests/tools/test_compact.py",
+    "tests/writer/test_kill.py",
+    "tests/dataset/test_model.py",
+    "tests/dataset/test_model_compressed.py",
+    "tests/backends/test_memory.py",
+    "tests/backends/test_copy.py",
+    "tests/backends/test_read_through.py",
+    "tests/backends/test_redis_faults.py",
+    "tests/backends/test_places_faults.py",
     "tests/fuzz",
     "tests/attacks",
-    "tests/test_stress.py",
+    "tests/reader/test_stress.py",
     "tests/faults",
 )
 SCALES = (1, 2, 4, 8)
@@ -97,7 +97,7 @@ def settings_of(number: int) -> dict[str, str]:
 
 def commands(jobs: int) -> dict[str, list[str]]:
     """What a round runs, family by family, so that a round that is cut short has counted some."""
-    pytest = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
+    pytest = [sys.executable, "-m", "pytest", "--full", "-x", "-q", "-p", "no:cacheprovider"]
     if jobs > 1 and importlib.util.find_spec("xdist"):
         pytest += ["-n", str(jobs), "--dist", "loadfile"]
     families = {family: [*pytest, family] for family in FAMILIES}

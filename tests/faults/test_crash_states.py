@@ -15,7 +15,7 @@ import pytest
 from disk import MemoryDisk
 from explore import State, killed, powerless
 from outcomes import Outcomes, Parts, as_one_call
-from scale import scaled, seeded
+from scale import scaled, seeded, thinned
 from scenarios import (
     OPTIONS,
     PATH,
@@ -310,7 +310,7 @@ def whole_entries(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "read_table", as_one_call(contents.read_table))
 
 
-@pytest.fixture(params=SCENARIOS, ids=lambda s: s.name)
+@pytest.fixture(params=thinned(SCENARIOS, 5), ids=lambda s: s.name)
 def recording(request: pytest.FixtureRequest) -> Recording:
     return record(request.param)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from disk import MemoryDisk
 from outcomes import CALLS
+from scale import thinned
 from scenarios import OPTIONS, PATH, SCENARIOS, Notes, Scenario, newest, read_all, record, sample
 
 import edcache
@@ -148,7 +149,7 @@ def _older(found: Any, version: int) -> bool:
     return not isinstance(found, int) or found < version
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.name)
+@pytest.mark.parametrize("scenario", thinned(SCENARIOS, 4), ids=lambda s: s.name)
 @pytest.mark.parametrize("sticky", [False, True], ids=["once", "from then on"])
 def test_any_failing_call_is_one_error_and_loses_nothing(
     scenario: Scenario, sticky: bool, tally: Any

@@ -31,6 +31,7 @@ from edcache import CacheWriter, EdcacheError, durable
 
 fcntl = pytest.importorskip("fcntl")
 pytestmark = [
+    pytest.mark.full,
     pytest.mark.skipif(sys.platform != "linux", reason="mounts images, which is Linux's way"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
 ]

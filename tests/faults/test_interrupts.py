@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from disk import MemoryDisk
 from operations import Aftermath, Operation, operations
-from scale import SCALE
+from scale import SCALE, thinned
 
 import edcache
 from edcache import durable
@@ -59,7 +59,7 @@ class Interrupt:
         yield result
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
+@pytest.mark.parametrize("operation", thinned(OPERATIONS, 4), ids=lambda o: o.name)
 def test_an_interrupt_at_any_instruction_leaves_all_as_it_was_or_done(
     operation: Operation, tally: Any
 ) -> None:

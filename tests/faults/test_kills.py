@@ -22,7 +22,7 @@ from unittest.mock import patch
 import pytest
 import scenarios
 from processes import Child, Told
-from scale import scaled, seeded
+from scale import scaled, seeded, thinned
 from scenarios import OPTIONS, SCENARIOS, Notes, Scenario, newest, read_all, sample, write
 
 import edcache
@@ -446,7 +446,7 @@ def small() -> Iterator[Executor]:
         yield executor
 
 
-@pytest.fixture(params=[case.name for case in CASES])
+@pytest.fixture(params=thinned([case.name for case in CASES], 5))
 def name(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -458,6 +458,7 @@ def checked(result: tuple[int, dict[str, str]]) -> int:
     return kills
 
 
+@pytest.mark.full
 def test_a_process_killed_at_every_call_loses_nothing_that_it_said_was_published(
     small: Executor, name: str, tally: Any
 ) -> None:

@@ -16,7 +16,7 @@ from typing import IO, Any
 import pytest
 from disk import MemoryDisk
 from operations import Aftermath, Operation, operations
-from scale import SCALE
+from scale import SCALE, thinned
 
 from edcache import EdcacheError, durable
 
@@ -122,7 +122,7 @@ def _in_child(work: Callable[[IO[str]], None]) -> tuple[list[str], str]:
     return lines, died
 
 
-@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
+@pytest.mark.parametrize("operation", thinned(OPERATIONS, 4), ids=lambda o: o.name)
 def test_no_allocation_that_fails_does_harm(operation: Operation, tally: Any) -> None:
     """Where numpy or pyarrow do not survive, that is a kill, which does no harm (test_crash_states.py)."""
     lines, died = _in_child(lambda out: print(_needs(operation), file=out))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from planted import BUGS, Bug
-from planted_run import ROOT, chosen, look_for_all, planted, sampled
+from planted_run import ROOT, chosen, located, look_for_all, planted, sampled
 
 PACKAGE = ROOT / "edcache"
 SAMPLE = 5
@@ -25,7 +25,7 @@ def names_in(file: Path) -> set[str]:
 def test_a_planted_bug_fits_the_present_code_and_its_tests_are_there(bug: Bug) -> None:
     planted(bug, PACKAGE)
     for test in bug.tests:
-        file, _, name = test.partition("::")
+        file, _, name = located(test).partition("::")
         assert not name or name.partition("[")[0] in names_in(ROOT / file)
 
 
@@ -47,6 +47,7 @@ def test_a_bug_that_does_not_fit_is_refused(old: str, new: str, said: str) -> No
         planted(Bug("some bug", "format.py", old, new, ()), PACKAGE)
 
 
+@pytest.mark.full
 def test_a_bug_that_nobody_looks_for_is_told_from_one_that_is_found() -> None:
     """The runner itself: a change without an effect survives, and a test that fails without it counts not."""
     (bug,) = chosen(["link unchecked"], None)
@@ -55,6 +56,7 @@ def test_a_bug_that_nobody_looks_for_is_told_from_one_that_is_found() -> None:
     assert found.by is None
 
 
+@pytest.mark.full
 def test_a_sample_of_planted_bugs_is_caught(tally: Any) -> None:
     found = list(look_for_all(sampled(SAMPLE, BELOW_SECONDS)))
     assert [one.bug.name for one in found if one.by is None] == []

@@ -17,7 +17,7 @@ from edcache import CachedDataset, CacheWriter, EdcacheError, durable, format
 from edcache.labels.tables import Failure
 from edcache.writer import Appender
 
-pytestmark = pytest.mark.spread
+pytestmark = [pytest.mark.full, pytest.mark.spread]
 
 PARTS = 8
 COUNT = 10

@@ -47,7 +47,7 @@ class Found:
 
 
 def target_of(name: str) -> Any:
-    for folder in (HERE, HERE.parent):
+    for folder in (HERE, HERE.parent / "kit"):
         if str(folder) not in sys.path:
             sys.path.insert(0, str(folder))
     return importlib.import_module(f"target_{name}")

@@ -18,7 +18,7 @@ from typing import Any
 import atheris
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE), str(HERE.parent / "kit")]
 
 
 def main() -> int:

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import json
 import struct
-import sys
 import warnings
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from codec_samples import same
 from fuzz_draw import Draw
 
 from edcache.codec import Decoder, Encoder, encoded_bytes
 from edcache.errors import EdcacheError
-
-sys.path.append(str(Path(__file__).parents[1] / "codec"))
-from codec_samples import same
 
 _LEAVES = [
     *("none", "bool", "int", "float", "complex", "uuid", "date", "timedelta", "str", "bytes", "bytearray"),

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 
 from edcache.errors import LabelError, LabelTypeError, OptionError
 from edcache.labels import columns
-from edcache.labels.columns import LabelCollector, LabelTypes, unify
+from edcache.labels.columns import LabelCollector, unify
 from edcache.labels.spec import LabelSpec
+from edcache.labels.types import LabelTypes
 
 
 def collect(*values, key="y"):

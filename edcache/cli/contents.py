@@ -1,0 +1,293 @@
+"""info, show, ls, labels: an archive as a whole, one sample, records and labels as tables; labels changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edcache.cli.group import main
+from edcache.cli.options import BLOCK, PATH, flags, print_lines, print_report
+from edcache.errors import SampleIndexError
+from edcache.present.reports import info_lines
+from edcache.present.text import csv_lines, json_lines, plain, printable, table
+
+if TYPE_CHECKING:
+    from edcache.dataset import CachedDataset
+    from edcache.reader import AnyReader
+
+
+def _opened(path: str, **options: Any) -> CachedDataset:
+    from edcache.dataset import CachedDataset
+
+    return CachedDataset(None, path, allow_partial=True, **options)
+
+
+# -------------------------------------------------------------------------------------------- info
+
+
+@main.command()
+@click.argument("path", type=PATH)
+@click.option("--digest", is_flag=True, help="Also the file's SHA-256, which takes reading all of it.")
+@flags("as_json")
+def info(path: str, digest: bool, as_json: bool) -> None:
+    """Say what an archive holds and where it comes from, without reading a sample.
+
+    The digest is what sha256sum prints for the file. Publish it with the archive, and whoever gets it
+    checks it with verify --expect, or with from_cache(path, expected_digest=...).
+
+    \b
+    Example:
+      edcache info train.zip --json
+    """
+    from edcache.options import ReadOptions
+    from edcache.stores import store_at
+
+    document = _info(store_at(path).reader(ReadOptions(allow_partial=True)))
+    if digest:
+        from edcache import maintain
+
+        document["digest"] = maintain.digest(path)
+    print_report(as_json, document, info_lines(document))
+
+
+def _info(reader: AnyReader) -> dict[str, Any]:
+    """Everything that `info` tells, as JSON has it."""
+    import numpy as np
+
+    from edcache import format
+
+    head, records = reader.head, reader.records
+    nbytes = records.nbytes
+    return {
+        "path": reader.path,
+        "format_version": format.VERSION,
+        "uuid": head.uuid.hex(),
+        "sealed": reader.sealed,
+        "samples": len(reader),
+        "missing": len(reader) - len(nbytes),
+        "chunks": reader.chunks,
+        "nbytes": reader.nbytes,
+        "memory": reader.memory(),
+        "record_nbytes": {
+            "total": int(nbytes.sum()),
+            "median": float(np.median(nbytes)) if len(nbytes) else None,
+            "max": int(nbytes.max()) if len(nbytes) else None,
+            "uncompressed": None if records.raw_nbytes is None else int(records.raw_nbytes.sum()),
+        },
+        "codec": head.codec,
+        "compression": head.compression,
+        "labels": {field.name: str(field.type) for field in reader.labels().schema},
+        "schemas": _schemas(reader),
+        "fingerprint": head.fingerprint,
+    }
+
+
+def _schemas(reader: AnyReader) -> list[dict[str, Any]]:
+    """The schemas, most used first: how many samples have each, and its fields."""
+    import numpy as np
+
+    from edcache.codec import Decoder
+    from edcache.present.samples import describe_fields
+
+    used = np.bincount(reader.records.schema, minlength=len(reader.schemas)).tolist()
+    order = sorted(range(len(reader.schemas)), key=lambda number: -used[number])
+    return [
+        {"samples": used[n], "fields": describe_fields(Decoder(reader.schemas[n]).fields.values())}
+        for n in order
+    ]
+
+
+# -------------------------------------------------------------------------------------------- show
+
+
+@main.command(context_settings={"ignore_unknown_options": True})  # so that -1 is an index
+@click.argument("path", type=PATH)
+@click.argument("index", type=int)
+@flags("as_json", "allow_pickle")
+def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
+    """Decode one sample and show its tree; a negative INDEX counts from the end.
+
+    \b
+    Example:
+      edcache show train.zip -1
+    """
+    from edcache.present.samples import describe_sample, leaf_row
+
+    cache = _opened(path, allow_pickle=allow_pickle)
+    if not -len(cache) <= index < len(cache):
+        raise SampleIndexError(
+            f"{cache.path}: no sample {index}; there are {len(cache):,}, from 0 on or from -1 back"
+        )
+    leaves = describe_sample(cache[index])
+    document = {"path": cache.path, "index": index % len(cache), "leaves": leaves}
+    print_report(
+        as_json, document, table(("field", "type", "dtype", "shape", "value"), map(leaf_row, leaves))
+    )
+
+
+# ---------------------------------------------------------------------------------------------- ls
+
+
+@main.command()
+@click.argument("path", type=PATH)
+@click.option(
+    "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Most records shown."
+)
+@click.option("--offset", type=click.IntRange(min=0), default=0, help="Records to skip first.")
+@flags("as_json")
+def ls(path: str, limit: int, offset: int, as_json: bool) -> None:
+    """List records: sample index, place in the file, checksum and labels.
+
+    \b
+    Example:
+      edcache ls train.zip --offset 1000 --limit 5
+    """
+    cache = _opened(path)
+    records, names = cache.reader.records, list(cache.labels)
+    total = len(records.offset)
+    rows = range(min(offset, total), min(offset + limit, total))
+    part = slice(rows.start, rows.stop)
+    columns = {
+        "index": _indices(cache)[part],
+        "offset": records.offset[part],
+        "nbytes": records.nbytes[part],
+        "crc32": records.crc32[part],
+    }
+    if as_json:
+        print_lines(json_lines(_objects(cache, columns, names)))
+        return
+    cells = (
+        (index, f"{at:,}", f"{nbytes:,}", f"{crc:#010x}", *values)
+        for index, at, nbytes, crc, *values in _rows(cache, columns, names)
+    )
+    print_lines(table((*columns, *names), cells))
+    if len(rows) < total:
+        click.echo(f"{len(rows):,} of {total:,} records; --limit and --offset choose others", err=True)
+
+
+def _indices(cache: CachedDataset) -> Any:
+    """The indices that have a record: int64, sorted."""
+    import numpy as np
+
+    index = cache.reader.records.index
+    return np.arange(len(cache)) if index is None else np.asarray(index)
+
+
+def _rows(cache: CachedDataset, columns: Mapping[str, Any], names: Sequence[str]) -> Iterator[Sequence[Any]]:
+    """The values of columns, the first being the index, and of labels; some rows in memory at a time."""
+    for start in range(0, max(len(columns["index"]), 1), BLOCK):
+        parts = [column[start : start + BLOCK] for column in columns.values()]
+        labels = cache.labels.take(parts[0])
+        values = (*(part.tolist() for part in parts), *(labels.to_list(name) for name in names))
+        yield from zip(*values, strict=True)
+
+
+def _objects(
+    cache: CachedDataset, columns: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+    """The same as JSON has it."""
+    for row in _rows(cache, columns, names):
+        labels = dict(zip(names, row[len(columns) :], strict=True))
+        yield dict(zip(columns, row, strict=False)) | {"labels": plain(labels)}
+
+
+# ------------------------------------------------------------------------------------------ labels
+
+
+@main.command()
+@click.argument("path", type=PATH)
+@click.option("--where", metavar="EXPR", help="Only samples whose labels fulfil this.")
+@click.option("--count", metavar="NAME", help="How often each value of a column occurs.")
+@click.option("--columns", metavar="A,B", help="Only these columns.")
+@click.option("--limit", type=click.IntRange(min=0), help="Most rows shown; all by default.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True
+)
+@click.option(
+    "--add", "added", multiple=True, metavar="[NAME=]FILE", type=PATH, help="Add a column; repeatable."
+)
+@click.option("--on", metavar="NAME", help="The column that tells which row of FILE is of which sample.")
+@click.option("--drop", "dropped", multiple=True, metavar="NAME", help="Drop a column; repeatable.")
+def labels(
+    path: str, form: str, added: Sequence[str], on: str | None, dropped: Sequence[str], **listing: Any
+) -> None:
+    """List or count the labels of the samples that have a record, or change them; no sample is read.
+
+    EXPR compares columns with values: == != < <= > >= in, not in, is None, joined by and, or, not,
+    with parentheses; startswith(name, "x") and contains(name, "x") look into text.
+
+    FILE is a .npy with a value per sample, or a .csv or .parquet with a row per sample. With --on, a label
+    column that the file has too, its rows may be in any order, and fewer. Without NAME= all columns of the
+    file are added. What is to be dropped is dropped first.
+
+    \b
+    Example:
+      edcache labels train.zip --where "label in (1, 2) and split == 'train'" --count label
+      edcache labels train.zip --add cluster=clusters.npy --add age=patients.csv --on patient
+    """
+    if added or dropped:
+        if any(value is not None for value in listing.values()):
+            raise click.UsageError("--add and --drop change labels; list them by another call")
+        _change(path, added, on, dropped)
+        return
+    if on is not None:
+        raise click.UsageError("--on goes with --add")
+    if listing["count"] is not None and listing["columns"] is not None:
+        raise click.UsageError("--count shows one column; leave --columns out")
+    _list(path, form, **listing)
+
+
+def _list(
+    path: str, form: str, where: str | None, count: str | None, columns: str | None, limit: int | None
+) -> None:
+    """Print the labels, or how often each value of one column occurs."""
+    import numpy as np
+
+    cache = _opened(path)
+    indices = _indices(cache)
+    if where is not None:
+        indices = np.intersect1d(cache.filter(where).indices, indices)
+    if count is not None:
+        counts = cache.labels.take(indices).counts(count).items()
+        _print_rows(("value", "count"), islice(counts, limit), form)
+        return
+    names = list(cache.labels) if columns is None else [name.strip() for name in columns.split(",")]
+    index = {"index": indices[:limit]}
+    if form == "json":
+        print_lines(json_lines(_objects(cache, index, names)))
+    else:
+        _print_rows(("index", *names), _rows(cache, index, names), form)
+
+
+def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str]) -> None:
+    """Drop columns, then add those of files, and say which there are."""
+    cache = _opened(path)
+    if dropped:
+        cache.drop_labels(*dropped)
+    for text in added:
+        name, equals, file = text.partition("=")
+        _add(cache, name if equals else None, file if equals else text, on)
+    names = ", ".join(f"{field.name}: {field.type}" for field in cache.labels.table.schema)
+    print_lines([f"{printable(path)}: labels are now {printable(names) or 'none'}"])
+
+
+def _add(cache: CachedDataset, name: str | None, file: str, on: str | None) -> None:
+    from edcache.labels.given import chosen_column, read_columns
+
+    values = read_columns(file)
+    if hasattr(values, "column_names"):
+        cache.add_labels(values if name is None else chosen_column(name, values, on, file), on=on)
+    elif name is None or on is not None:
+        raise click.UsageError(f"{file} has one column without a name: --add NAME={file}, without --on")
+    else:
+        cache.add_labels(name, values)
+
+
+def _print_rows(header: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
+    if form == "json":
+        print_lines(json_lines(plain(dict(zip(header, row, strict=True))) for row in rows))
+    else:
+        print_lines((csv_lines if form == "csv" else table)(header, rows))

@@ -1,0 +1,229 @@
+"""caches, why, rm and prune: which archives there are, of which call one is, and which may go."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from edcache.cli.call import Call
+from edcache.cli.group import FAILED, main
+from edcache.cli.options import FOLDER, PATH, duration, flags, print_lines, print_report, size
+from edcache.present import reports
+from edcache.present.text import plural, printable, table
+from edcache.sizes import human_bytes
+
+if TYPE_CHECKING:
+    from edcache.format import Head
+    from edcache.housekeeping import Listed
+
+
+# ------------------------------------------------------------------------------------------ caches
+
+
+@main.command()
+@click.argument("directory", metavar="[DIR]", required=False, type=FOLDER)
+@flags("as_json")
+def caches(directory: str | None, as_json: bool) -> None:
+    """List the archives in DIR and below it, least recently used first.
+
+    Without DIR, those in $EDCACHE_DIR or ~/.cache/edcache, where @cachable puts what has no path;
+    "shm://" lists those of this user in shared memory, and the processes that have them open.
+    Last used is when a file was last read, as far as its file system keeps the time, or written.
+
+    \b
+    Example:
+      edcache caches cache --json
+    """
+    if directory == "shm://":
+        from edcache.memory import archives_in_memory
+
+        held = archives_in_memory()
+        print_report(as_json, reports.memory_object(held), reports.memory_lines(held))
+        return
+    folder, archives = _archives(directory)
+    print_report(as_json, reports.listing_object(folder, archives), reports.listing_lines(folder, archives))
+
+
+def _archives(directory: str | None) -> tuple[str, list[Listed]]:
+    """The folder that was meant and the archives in it; the default one need not exist."""
+    from edcache.housekeeping import archives_in
+
+    if directory is not None:
+        return directory, archives_in(directory)
+    from edcache.decorator import default_directory
+
+    folder = str(default_directory())
+    return folder, archives_in(folder) if os.path.lexists(folder) else []
+
+
+# --------------------------------------------------------------------------------------------- why
+
+
+@main.command()
+@click.argument("path", type=PATH)
+@click.argument("factory", metavar="[MODULE:FACTORY]", required=False)
+@flags("arguments")
+@click.option("--version", metavar="VALUE", help="The version that the call is of.")
+def why(path: str, factory: str | None, arguments: Sequence[str], version: str | None) -> None:
+    """Say of which call an archive is; with a call, what differs from it, and exit 1 if anything does.
+
+    The function is loaded and its arguments are read as by build; it is not called. Samples are not
+    compared. A source that changed is named too, although on its own it only makes a call warn.
+
+    \b
+    Example:
+      edcache why train.zip digits:make --arg split=train
+    """
+    from edcache.durable import shown
+    from edcache.housekeeping import head_of
+
+    if factory is None and (arguments or version is not None):
+        raise click.UsageError("--arg and --version belong to a call; name its MODULE:FACTORY too")
+    head = head_of(path)
+    lines = list(reports.fingerprint_lines(shown(path), head.fingerprint))
+    different: list[str] = []
+    if factory is not None:
+        call = Call(factory, arguments, version)
+        different = list(_differences(head, call))
+        lines += ["", *reports.comparison_lines(call.fingerprint(), different)]
+    print_lines(lines)
+    if different:
+        sys.exit(FAILED)
+
+
+def _differences(head: Head, call: Call) -> Iterator[str]:
+    from edcache.decorator import label_differences
+    from edcache.fingerprint import differences, source_changed
+
+    expected = call.fingerprint()
+    yield from differences(head.fingerprint, expected)
+    yield from label_differences(head, call.options.in_memory_keys)
+    if source_changed(head.fingerprint, expected):
+        digests = (head.fingerprint or {})["source"], expected["source"]
+        yield "source digest: {} in the archive, {} now".format(*digests)
+
+
+# ---------------------------------------------------------------------------------------------- rm
+
+
+@main.command()
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
+@flags("yes")
+@click.option("--force", is_flag=True, help="Also what another process is filling.")
+def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
+    """Delete archives, and what a rebuild that was killed left beside them.
+
+    All are looked at first: where one is no archive, or another process is filling it, none goes.
+    Whoever has an archive open keeps reading it. Of a URL of a Redis server the keys go that caches made
+    under its prefix, and no others; whoever reads them finds them gone.
+
+    \b
+    Example:
+      edcache rm old.zip cache/digits-*.zip
+      edcache rm 'redis://localhost:6379/0?prefix=digits'
+    """
+    from edcache.housekeeping import check_deletable
+    from edcache.redis import removable, remove
+    from edcache.servers import is_server
+
+    files, servers = [path for path in paths if not is_server(path)], list(filter(is_server, paths))
+    for path in files:
+        check_deletable(path, force=force)
+    for server in servers:
+        removable(server, force=force)
+    doomed = dict.fromkeys(file for path in files for file in (path, *_leftover(path)))
+    _confirm(f"delete {', '.join([*doomed, *servers])}?", yes)
+    gone = 0
+    for file, nbytes in _deleted(doomed, force):
+        gone += 1
+        click.echo(printable(f"{file}: deleted, {human_bytes(nbytes)}"))
+    for server in servers:
+        removed = remove(server)
+        counts = f"{plural(removed.keys, 'key')}, {plural(removed.records, 'record')} among them"
+        click.echo(printable(f"{server}: deleted, {counts}"))
+    if gone < len(doomed):
+        sys.exit(FAILED)
+
+
+def _leftover(path: str) -> Iterator[str]:
+    from edcache.housekeeping import why_not_now
+    from edcache.temporary import name_for
+
+    file = name_for(path)
+    reason = why_not_now(file)
+    if reason is not None:
+        click.echo(printable(f"{reason}; it stays"), err=True)
+    elif os.path.lexists(file):
+        yield file
+
+
+def _deleted(files: Iterable[str], force: bool = False) -> Iterator[tuple[str, int]]:
+    """Delete files, but for those that somebody began to fill since; yields each and the bytes it had."""
+    from edcache.housekeeping import delete, why_not_now
+
+    for file in files:
+        reason = None if force else why_not_now(file)
+        if reason is None:
+            yield file, delete(file)
+        else:
+            click.echo(printable(f"{reason}; it stays"), err=True)
+
+
+def _confirm(question: str, yes: bool) -> None:
+    """Ask on a terminal; end the command where the answer is no."""
+    if yes or not sys.stdin.isatty():
+        return
+    try:
+        agreed = click.confirm(printable(question), err=True)
+    except click.Abort:
+        click.echo(err=True)
+        raise KeyboardInterrupt("interrupted; nothing was deleted") from None
+    if not agreed:
+        click.echo("edcache: nothing was deleted", err=True)
+        sys.exit(FAILED)
+
+
+# ------------------------------------------------------------------------------------------- prune
+
+
+@main.command()
+@click.argument("directory", metavar="[DIR]", required=False, type=FOLDER)
+@click.option("--older-than", metavar="DURATION", callback=duration, help="Unused so long: 12h, 30d, 8w.")
+@click.option("--max-size", metavar="SIZE", callback=size, help="What may stay: 500MB, 1.5GB, 1TiB.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@flags("yes")
+def prune(
+    directory: str | None, older_than: float | None, max_size: float | None, dry_run: bool, yes: bool
+) -> None:
+    """Delete the least recently used archives in DIR and below it until both conditions hold.
+
+    Without DIR, of those that caches lists. What processes left that were killed while they wrote it goes in
+    any case; without a condition, nothing else. Files that are no archives, archives that cannot be read
+    and what another process is writing are left as they are.
+
+    \b
+    Example:
+      edcache prune cache --older-than 30d --max-size 200GB --dry-run
+    """
+    from edcache.housekeeping import plan_pruning
+
+    folder, archives = _archives(directory)
+    plan = plan_pruning(archives, older_than=older_than, max_nbytes=max_size)
+    if plan.doomed:
+        rows = (reports.pruning_row(folder, archive) for archive in plan.doomed)
+        print_lines(table(("path", "size", "last used"), rows, whole=1))
+    for reason in plan.busy:
+        click.echo(printable(f"{reason}; it stays"), err=True)
+    if dry_run:
+        click.echo(f"{reports.sizes_text(plan.doomed)} to delete; {reports.sizes_text(plan.kept)} to stay")
+        return
+    if plan.doomed:
+        _confirm(f"delete {reports.sizes_text(plan.doomed)}?", yes)
+    gone = dict(_deleted(archive.path for archive in plan.doomed))
+    stay = [archive for archive in (*plan.kept, *plan.doomed) if archive.path not in gone]
+    went = f"{plural(len(gone), 'archive')} deleted, {human_bytes(sum(gone.values()))} freed"
+    click.echo(f"{went}; {reports.sizes_text(stay)} stay")

@@ -1,0 +1,187 @@
+"""The flags that commands share, made from one table; what options hold; printing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+
+import click
+from click.shell_completion import CompletionItem
+
+from edcache.durable import hidden
+from edcache.options import Codec, IfFilling, OnError
+from edcache.sizes import NBYTES
+
+if TYPE_CHECKING:
+    from edcache.progress import ByteProgress
+
+BLOCK: Final = 10_000
+_SECONDS: Final = {"h": 3600, "d": 86_400, "w": 604_800}
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class _Path(click.types.StringParamType):
+    """The path of an archive, or a URL; what is shown of that has no password. Shells complete it.
+
+    Args:
+        kind: "file" or "dir": what they offer.
+    """
+
+    def __init__(self, kind: str = "file") -> None:
+        self._kind = kind
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        return [CompletionItem(incomplete, type=self._kind)]
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return hidden(str(value))
+
+
+PATH: Final = _Path()
+FOLDER: Final = _Path("dir")
+POSITIVE: Final = click.IntRange(min=1)
+
+
+def _quantity(units: Mapping[str, int], examples: str) -> Callable[..., float | None]:
+    """Reads an option's number with its unit, which must be there: to some 200 is bytes, to others GB."""
+
+    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+        if text is None:
+            return None
+        match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", text.lower(), re.ASCII)
+        if match is None or match[2] not in units:
+            raise click.BadParameter(f'"{text}"; write a number with its unit, as in {examples}')
+        return float(match[1]) * units[match[2]]
+
+    return read
+
+
+size: Final = _quantity(NBYTES, "500MB, 1.5GB or 1TiB")
+duration: Final = _quantity(_SECONDS, "12h, 30d or 8w")
+
+
+def _workers(ctx: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
+    if text is None or text == "auto":
+        return text
+    if not text.isascii() or not text.isdigit():
+        raise click.UsageError(f"--num-workers {text}: give a number, or auto")
+    return int(text)
+
+
+def _label_keys(
+    ctx: click.Context, param: click.Parameter, keys: tuple[str, ...]
+) -> list[str] | dict[str, str] | None:
+    """What --key asks for, as `in_memory_keys` takes it."""
+    if not any("=" in key for key in keys):
+        return list(keys) or None
+    split = [key.partition("=") for key in keys]
+    return {name: path if equals else name for name, equals, path in split}
+
+
+_FLAGS: Final = {
+    "allow_partial": click.option(
+        "--allow-partial", is_flag=True, help="Take an archive as it is that is not sealed."
+    ),
+    "allow_pickle": click.option(
+        "--allow-pickle", is_flag=True, help="Read pickles, which run whatever code their author chose."
+    ),
+    "arguments": click.option(
+        "--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument; repeatable."
+    ),
+    "as_json": click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text."),
+    "check_space": click.option(
+        *("--no-space-check", "check_space"),
+        is_flag=True,
+        callback=lambda ctx, param, is_off: False if is_off else None,
+        help="Fill although the disk seems too small.",
+    ),
+    "chunk_size": click.option(
+        "--chunk-size", type=POSITIVE, help="Most samples that one publication holds."
+    ),
+    "codec": click.option("--codec", type=click.Choice(get_args(Codec)), help="native by default."),
+    "compression": click.option(
+        "--compression", metavar="TEXT", help="zstd, zstd:19 or zstd+dict; none by default."
+    ),
+    "grow": click.option("--grow", is_flag=True, help="Add to an archive whose source has become longer."),
+    "if_filling": click.option(
+        *("--if-filling",),
+        type=click.Choice(get_args(IfFilling)),
+        help="When another process fills it: join.",
+    ),
+    "in_memory_keys": click.option(
+        *("--key", "in_memory_keys"),
+        multiple=True,
+        metavar="[NAME=]FIELD",
+        callback=_label_keys,
+        help="A label column; repeatable. import takes those of OLD by default.",
+    ),
+    "num_workers": click.option(
+        *("-j", "--num-workers"),
+        metavar="[N]",
+        is_flag=False,
+        flag_value="auto",
+        callback=_workers,
+        help="Processes that compute; -j alone, or auto: one for each processor that this process may use.",
+    ),
+    "on_error": click.option(
+        *("--on-error",),
+        type=click.Choice(get_args(OnError)),
+        help="What becomes of a sample that fails.",
+    ),
+    "out": click.option("-o", "--out", required=True, metavar="PATH", type=PATH, help="The archive to fill."),
+    "progress": click.option(
+        "--progress/--no-progress", default=None, help="Show a progress bar; by default on a terminal."
+    ),
+    "rebuild": click.option(
+        "--rebuild", is_flag=True, help="Build anew and put it in the place of what is there."
+    ),
+    "retries": click.option("--retries", type=POSITIVE, help="Tries again at once when the source raises."),
+    "timeout": click.option(
+        "--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds for one sample."
+    ),
+    "yes": click.option("--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked."),
+}
+
+
+def flags(*names: str) -> Callable[[Command], Command]:
+    """Options that commands share, by the names of their arguments, in the order of the help."""
+
+    def decorate(command: Command) -> Command:
+        for name in reversed(names):
+            command = _FLAGS[name](command)
+        return command
+
+    return decorate
+
+
+def given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those options that were given: not None, nor a flag that was left out."""
+    stated = ("progress", "check_space")
+    return {k: v for k, v in options.items() if v is not None and (v is not False or k in stated)}
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines as they come, many at a time."""
+    remaining = iter(lines)
+    while block := list(islice(remaining, BLOCK)):
+        # color=True: click would take escape sequences out of labels that go into a file.
+        click.echo("\n".join(block), color=True)
+
+
+def print_report(as_json: bool, document: object, lines: Iterable[str]) -> None:
+    """Print one JSON document, or lines for a person."""
+    print_lines([json.dumps(document, indent=1)] if as_json else lines)
+
+
+def bar(doing: str, path: str, progress: bool | None, unit: str = "B") -> ByteProgress:
+    """A bar on stderr, fed with (done, in all); by default on a terminal."""
+    from edcache.durable import shown
+    from edcache.progress import ByteProgress
+
+    return ByteProgress(f"{doing} {os.path.basename(shown(path))}", progress, unit)

@@ -1,0 +1,722 @@
+"""A whole copy is byte for byte what was published, made once, continued after a kill, never half there."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import archives
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from far import Far, Full, Killing, Watching, ended, in_child, is_sample, make
+from scale import scaled, seeded
+
+import edcache
+from edcache import CachedDataset, CacheWriter, copy_to_local, durable
+from edcache.cli import main
+from edcache.errors import (
+    ArchiveExistsError,
+    ArchiveNotFoundError,
+    CorruptArchiveError,
+    DigestError,
+    NotAnArchiveError,
+    OptionError,
+    StaleArchiveError,
+    StorageError,
+)
+from edcache.local import SIDE, copies_in, copy_local
+from edcache.local.copy import Copying
+from edcache.local.evict import evict
+from edcache.local.origin import open_origin
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
+]
+PARTIAL = ".partial"
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Path:
+    return tmp_path / "far" / "train.v1.zip"
+
+
+@pytest.fixture
+def ssd(tmp_path: Path) -> Path:
+    return tmp_path / "ssd"
+
+
+def copied(ssd: Path, far: Path | None = None) -> bytes:
+    return (ssd / (far.name if far else "train.v1.zip")).read_bytes()
+
+
+def kb(nbytes: int) -> str:
+    return f"{nbytes / 1000:.1f} kB"
+
+
+def from_object(origin: Any, copy: Path, **options: Any) -> tuple[int, int]:
+    copy.parent.mkdir(exist_ok=True)
+    return Copying(str(copy), str(copy.parent), 4, None, []).copy_from(origin, **options)
+
+
+# ------------------------------------------------------------------------------------------ what it is
+
+
+def test_a_copy_of_any_sealed_archive_is_the_same_bytes(tmp_path, tally):
+    rng = seeded("copies")
+    for number in range(scaled(25)):
+        path = tmp_path / f"a{number}.zip"
+        model = archives.make(path, rng)
+        if not model.sealed:
+            with pytest.raises(OptionError) as caught:
+                copy_to_local(path, tmp_path / "ssd")
+            assert str(caught.value) == (
+                f"{path}: it is not sealed, so it may still grow; copy it when its fill has ended, or seal "
+                f'what is there with "edcache compact --allow-partial {path}"'
+            )
+            continue
+        found = copy_to_local(path, tmp_path / "ssd", num_threads=rng.choice([1, 3, 8]))
+        assert found == str(tmp_path / "ssd" / path.name)
+        assert Path(found).read_bytes() == model.data
+        tally("archives copied byte for byte")
+
+
+def test_where_a_copy_goes(far, tmp_path):
+    data = make(far, 20)
+    new = tmp_path / "new.folder"
+    (tmp_path / "there").mkdir()
+    for target, place in [
+        (new, new / far.name),
+        (tmp_path / "other.zip", tmp_path / "other.zip"),
+        (tmp_path / "there", tmp_path / "there" / far.name),
+        (f"{tmp_path}/dotted.zip/", tmp_path / "dotted.zip" / far.name),
+    ]:
+        assert copy_to_local(far, target) == str(place)
+        assert place.read_bytes() == data
+        assert sorted(p.name for p in place.parent.glob(f"{place.name}*")) == [place.name, place.name + SIDE]
+
+
+def test_a_copy_is_told_of_while_it_is_made(far, ssd):
+    data, told = make(far), []
+    copy_to_local(far, ssd, progress=lambda done, total: told.append((done, total)))
+    assert told[-1] == (len(data), len(data))
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+
+
+def test_a_copy_that_is_there_costs_one_look_at_each_side(far, ssd):
+    make(far)
+    assert copy_local(far, ssd).fetched == far.stat().st_size
+    with durable.replace_system(Watching()) as watching:
+        again = copy_local(far, ssd)
+    assert (again.fetched, again.nbytes, again.archives) == (0, far.stat().st_size, 1)
+    assert watching.looked == [str(far), str(ssd / far.name)]
+    assert [Path(path).suffix for path, _ in watching.opened] == [SIDE]
+
+
+def test_nothing_is_written_where_the_origin_is(far, ssd):
+    make(far)
+    with durable.replace_system(Watching()) as watching:
+        copy_to_local(far, ssd)
+    there = [flags for path, flags in watching.opened if path.startswith(str(far.parent))]
+    assert there
+    assert not any(there)
+
+
+def test_a_folder_is_copied_with_those_below_it(tmp_path, ssd):
+    far = tmp_path / "far"
+    data = {
+        name: make(far / name, 20 + k) for k, name in enumerate(["a.b.zip", "deep/er/c.zip", "no-ending"])
+    }
+    (far / "notes.txt").write_text("no archive")
+    (far / "empty").write_bytes(b"")
+    told: list[Any] = []
+    found = copy_local(far, ssd, on_progress=lambda done, total: told.append((done, total)))
+    total = sum(map(len, data.values()))
+    assert (found.path, found.archives, found.nbytes, found.fetched) == (str(ssd), 3, total, total)
+    assert told[-1] == (total, total)
+    assert {name: (ssd / name).read_bytes() for name in data} == data
+    assert not (ssd / "notes.txt").exists()
+    assert copy_local(far, ssd).fetched == 0
+    assert copy_to_local(far, ssd) == str(ssd)
+
+
+def test_what_cannot_be_copied_is_said(tmp_path, far, ssd):
+    (tmp_path / "none").mkdir()
+    (tmp_path / "foreign.zip").write_bytes(b"PK\x05\x06" + bytes(18))
+    with pytest.raises(OptionError, match=r"none: no archives in this folder; name one that holds some"):
+        copy_to_local(tmp_path / "none", ssd)
+    with pytest.raises(OptionError, match="a folder; expected_digest= is that of one archive"):
+        copy_to_local(tmp_path, ssd, expected_digest="0" * 64)
+    with pytest.raises(ArchiveNotFoundError, match=r"gone\.zip: no such file"):
+        copy_to_local(tmp_path / "gone.zip", ssd)
+    with pytest.raises(NotAnArchiveError, match=r"foreign\.zip: not an edcache archive"):
+        copy_to_local(tmp_path / "foreign.zip", ssd)
+    make(far, 3)
+    with pytest.raises(OptionError, match="num_threads=0; give a number from 1 on"):
+        copy_to_local(far, ssd, num_threads=0)
+    with pytest.raises(OptionError, match='max_bytes=-1; give bytes, or text such as "200GB"'):
+        copy_to_local(far, ssd, max_bytes=-1)
+    assert not list(ssd.glob("*.zip"))
+
+
+def test_a_file_that_is_no_copy_is_not_overwritten(far, tmp_path, ssd):
+    make(far, 30)
+    ssd.mkdir()
+    (ssd / far.name).write_bytes(b"mine")
+    with pytest.raises(ArchiveExistsError) as caught:
+        copy_to_local(far, ssd)
+    assert str(caught.value) == (
+        f"{ssd / far.name}: exists already, and is not as it was copied; give another path, or delete it "
+        "(edcache rm)"
+    )
+    assert copied(ssd, far) == b"mine"
+    (ssd / far.name).unlink()
+    copy_to_local(far, ssd)
+    CachedDataset.from_cache(ssd / far.name).add_labels("mine", [1] * 30)
+    far.touch()
+    with pytest.raises(ArchiveExistsError, match=f"is not as it was copied from {far}; give another path"):
+        copy_to_local(far, ssd)
+    other = tmp_path / "other" / far.name
+    make(other, 30)
+    shutil.rmtree(ssd)
+    copy_to_local(far, ssd)
+    with pytest.raises(ArchiveExistsError) as caught:
+        copy_to_local(other, ssd)
+    assert str(caught.value) == (
+        f"{ssd / far.name}: a copy of another archive, {far}; give {other} another path or folder"
+    )
+
+
+# ------------------------------------------------------------------------------------------- digests
+
+
+def test_a_digest_is_that_of_the_copy(far, ssd):
+    make(far, 50)
+    digest = edcache.digest(far)
+    with pytest.raises(DigestError, match=rf"ssd/{far.name}: its sha256 is [0-9a-f]+, expected 0000"):
+        copy_to_local(far, ssd, expected_digest="0" * 64)
+    assert sorted(os.listdir(ssd)) == [far.name + SIDE]
+    copy_to_local(far, ssd)
+    with pytest.raises(DigestError, match="it is not the file that was published"):
+        copy_to_local(far, ssd, expected_digest="0" * 64)
+    assert copy_to_local(far, ssd, expected_digest=digest) == str(ssd / far.name)
+    with durable.replace_system(Watching()) as watching:
+        copy_to_local(far, ssd, expected_digest=digest)
+    assert not any(path == str(ssd / far.name) for path, _ in watching.opened), "it was hashed before"
+
+
+# ------------------------------------------------------------------------------------ other states of it
+
+
+def test_an_archive_that_changed_is_copied_anew_and_who_reads_the_old_copy_keeps_it(far, ssd):
+    old = make(far)
+    copy = copy_to_local(far, ssd)
+    reader = CachedDataset.from_cache(copy)
+    CachedDataset.from_cache(far).add_labels("z", list(range(400)))
+    again = copy_local(far, ssd)
+    assert copied(ssd) == far.read_bytes() != old
+    assert again.fetched < len(old) / 4, "what did not change was taken from the old copy"
+    assert all(is_sample(reader[i], i) for i in range(0, 400, 7))
+    assert CachedDataset.from_cache(copy).labels["z"][7] == 7
+    make(far, 90)
+    assert copy_local(far, ssd).fetched == far.stat().st_size
+    assert copied(ssd) == far.read_bytes()
+    assert all(is_sample(reader[i], i) for i in range(400))
+
+
+def test_an_archive_that_is_replaced_amid_a_copy_is_copied_as_it_was(far, ssd):
+    old = make(far)
+
+    def replace(done: int, total: int) -> None:
+        if far.read_bytes() == old:
+            make(far.with_name("new.zip"), 100)
+            os.replace(far.with_name("new.zip"), far)
+
+    copy_to_local(far, ssd, progress=replace)
+    assert copied(ssd) == old
+    copy_to_local(far, ssd)
+    assert copied(ssd) == far.read_bytes() != old
+
+
+def test_an_archive_that_is_overwritten_amid_a_copy_is_an_error(far, ssd):
+    old = make(far)
+    make(far.with_name("other.zip"), 400)
+
+    def overwrite(done: int, total: int) -> None:
+        with open(far, "r+b") as file:
+            file.write(far.with_name("other.zip").read_bytes())
+
+    with pytest.raises(CorruptArchiveError, match=r"at offset [\d,]+ fails its crc32, read twice; run"):
+        copy_to_local(far, ssd, num_threads=1, progress=overwrite)
+    assert not (ssd / far.name).exists()
+    far.write_bytes(old)
+    copy_to_local(far, ssd)
+    assert copied(ssd) == old
+
+
+def test_an_archive_that_is_cut_amid_a_copy_is_an_error(ssd):
+    data = make(ssd.parent / "a.zip")
+    origin = Far(data)
+
+    def cut(done: int, total: int) -> None:
+        origin.data = data[: total // 2]
+
+    with pytest.raises(
+        StaleArchiveError, match=r"it ends at [\d,]+, it had [\d,]+ bytes when copying it began"
+    ):
+        from_object(origin, ssd / "a.zip", on_progress=cut)
+
+
+# ------------------------------------------------------------------------------------- far and damaged
+
+
+def test_a_read_that_comes_out_wrong_is_done_again(tmp_path, ssd):
+    data = make(tmp_path / "a.zip")
+    origin = Far(data)
+    origin.damage = {len(data) // 2: 1, len(data) // 3: 1}
+    assert from_object(origin, ssd / "a.zip")[1] > len(data)
+    assert (ssd / "a.zip").read_bytes() == data
+
+
+def test_an_archive_that_is_damaged_is_not_copied(far, ssd):
+    data = bytearray(make(far))
+    at = len(data) // 2
+    data[at] ^= 1
+    far.write_bytes(data)
+    with pytest.raises(CorruptArchiveError) as caught:
+        copy_to_local(far, ssd)
+    assert f'fails its crc32, read twice; run "edcache verify {far}"' in str(caught.value)
+    assert not (ssd / far.name).exists()
+
+
+def test_a_connection_that_is_lost_is_an_error_and_the_copy_goes_on_later(tmp_path, ssd):
+    data = make(tmp_path / "a.zip")
+    origin = Far(data)
+    origin.fails_at = 26
+    with pytest.raises(StorageError, match="far://bucket/train.zip: reading: connection lost"):
+        from_object(origin, ssd / "a.zip")
+    origin.fails_at = None
+    nbytes, fetched = from_object(origin, ssd / "a.zip")
+    assert 0 < fetched < nbytes == len(data)
+    assert (ssd / "a.zip").read_bytes() == data
+
+
+def test_reads_are_in_flight_together(tmp_path, ssd):
+    """Ten parts, one after the other, would take as many delays as there are reads; ten threads, a few."""
+    data = make(tmp_path / "a.zip", 200, chunk=20)
+    inside, most = [0], [0]
+    origin = Far(data)
+    plain = origin.pread
+
+    def pread(offset: int, nbytes: int) -> bytes:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.01)
+        inside[0] -= 1
+        return plain(offset, nbytes)
+
+    origin.pread = pread  # type: ignore[method-assign]
+    from_object(origin, ssd / "a.zip")
+    assert most[0] > 1
+
+
+def test_nothing_of_a_partial_copy_is_believed(far, ssd, tally):
+    data = make(far)
+    rng = seeded("partial copies")
+    for _ in range(scaled(12)):
+        shutil.rmtree(ssd, ignore_errors=True)
+        ssd.mkdir()
+        partial = bytearray(data)
+        for _ in range(rng.randrange(1, 9)):
+            at = rng.randrange(len(data))
+            partial[at : at + rng.choice([1, 5000])] = rng.randbytes(rng.choice([1, 5000]))
+        (ssd / (far.name + PARTIAL)).write_bytes(partial[: rng.randrange(1, 2 * len(data))])
+        found = copy_local(far, ssd)
+        assert copied(ssd, far) == data
+        assert found.fetched <= len(data)
+        tally("damaged partial copies continued")
+
+
+# ------------------------------------------------------------------------------------------- killed
+
+
+def test_a_copy_that_is_killed_at_any_operation_is_continued(far, ssd, tally):
+    data = make(far, 240, chunk=30)
+    at, code, less = 0, -9, 0
+    while code != 0:
+        at += 1
+        shutil.rmtree(ssd, ignore_errors=True)
+        code = ended(in_child(lambda: copy_to_local(far, ssd, num_threads=2), Killing(at)))
+        assert code in (0, -signal.SIGKILL)
+        if (ssd / far.name).exists():
+            assert copied(ssd, far) == data, "it has its name when it is whole, not before"
+        less += copy_local(far, ssd).fetched < len(data)
+        assert copied(ssd, far) == data
+        assert sorted(os.listdir(ssd)) == [far.name, far.name + SIDE]
+        tally("copies killed at an operation")
+    assert at > 15
+    assert less > at / 3
+
+
+def test_a_copy_that_replaces_another_is_killed_at_any_operation(far, tmp_path, ssd, tally):
+    """What is there is the old copy or the new one, and no step by hand is needed."""
+    states = []
+    for count in (120, 200):
+        make(far, count, chunk=20)
+        shutil.copy2(far, tmp_path / f"{count}.zip")
+        states.append(far.read_bytes())
+    at, code = 0, -9
+    while code != 0:
+        at += 1
+        shutil.rmtree(ssd, ignore_errors=True)
+        os.replace(shutil.copy2(tmp_path / "120.zip", tmp_path / "t"), far)
+        copy_to_local(far, ssd)
+        os.replace(shutil.copy2(tmp_path / "200.zip", tmp_path / "t"), far)
+        code = ended(in_child(lambda: copy_to_local(far, ssd, num_threads=2), Killing(at)))
+        assert copied(ssd, far) in states
+        copy_to_local(far, ssd)
+        assert copied(ssd, far) == states[1]
+        tally("copies killed at an operation")
+    assert at > 10
+
+
+def test_copies_killed_at_random_end_whole(far, ssd, tally):
+    data = make(far, 300, chunk=10)
+    rng = random.Random(seeded("kills").random())
+    kills = 0
+    while kills < scaled(120):
+        shutil.rmtree(ssd, ignore_errors=True)
+        for _ in range(20):
+            pid = in_child(lambda: copy_to_local(far, ssd, num_threads=4))
+            time.sleep(rng.uniform(0, 0.02))
+            os.kill(pid, signal.SIGKILL)
+            if ended(pid) == 0:
+                break
+            kills += 1
+        copy_to_local(far, ssd)
+        assert copied(ssd, far) == data
+    tally("copies killed at random", kills)
+
+
+# ------------------------------------------------------------------------------------- many processes
+
+
+@pytest.mark.parametrize("count", [2, 8])
+def test_processes_that_ask_for_one_copy_make_one(far, ssd, tmp_path, count):
+    data = make(far)
+
+    def ask() -> None:
+        fetched = copy_local(far, ssd).fetched
+        (tmp_path / f"{os.getpid()}.fetched").write_text(str(fetched))
+        assert copied(ssd) == data
+
+    pids = [in_child(ask) for _ in range(count)]
+    assert [ended(pid) for pid in pids] == [0] * count
+    fetched = sorted(int(p.read_text()) for p in tmp_path.glob("*.fetched"))
+    assert fetched == [0] * (count - 1) + [len(data)]
+
+
+def test_who_waits_for_a_copier_that_is_killed_goes_on_with_the_copy(far, ssd, tmp_path):
+    data = make(far)
+
+    def stopped(done: int, total: int) -> None:
+        (tmp_path / "copying").touch()
+        time.sleep(60)
+
+    first = in_child(lambda: copy_to_local(far, ssd, progress=stopped, num_threads=1))
+    while not (tmp_path / "copying").exists():
+        time.sleep(0.01)
+    second = in_child(lambda: copy_to_local(far, ssd))
+    time.sleep(0.1)
+    assert os.waitpid(second, os.WNOHANG) == (0, 0), "it waits"
+    assert not (ssd / far.name).exists()
+    os.kill(first, signal.SIGKILL)
+    assert (ended(first), ended(second)) == (-signal.SIGKILL, 0)
+    assert copied(ssd) == data
+
+
+# ------------------------------------------------------------------------------------------- no room
+
+
+def test_too_little_space_is_said_before_anything_is_copied(far, tmp_path):
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small disk")
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(small)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no small disk can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        make(far)
+        with pytest.raises(StorageError) as caught:
+            copy_to_local(far, small)
+        assert str(caught.value).startswith(f"{small / far.name}: the copy takes 1.3 MB more, the disk has 5")
+        assert str(caught.value).endswith(" left; free some, or copy it to another disk")
+        assert caught.value.errno == errno.ENOSPC
+        assert os.listdir(small) == [far.name + SIDE]
+        data = make(far, 100)
+        copy_to_local(far, small)
+        assert copied(small, far) == data
+    finally:
+        subprocess.run(["umount", "--lazy", str(small)], check=True)
+
+
+def test_a_file_that_may_not_grow_is_an_error_and_the_copy_goes_on_later(far, ssd, tmp_path):
+    data = make(far)
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))
+        with pytest.raises(StorageError, match=r"train\.v1\.zip\.partial: cutting it to .*: File too large"):
+            copy_to_local(far, ssd)
+
+    assert ended(in_child(limited)) == 0
+    copy_to_local(far, ssd)
+    assert copied(ssd) == data
+
+
+def test_a_disk_that_is_full_amid_a_copy_is_an_error_at_any_write(far, ssd, tally):
+    data = make(far, 160, chunk=20)
+    for after in range(1, 14):
+        shutil.rmtree(ssd, ignore_errors=True)
+        with (
+            durable.replace_system(Full(after)),
+            pytest.raises(StorageError, match="No space left on device"),
+        ):
+            copy_to_local(far, ssd)
+        assert not (ssd / far.name).exists()
+        copy_to_local(far, ssd)
+        assert copied(ssd) == data
+        tally("full disks amid a copy")
+
+
+# ----------------------------------------------------------------------------------- making room
+
+
+def used(copy: Path, seconds: float) -> None:
+    """Say that a copy was last used so many seconds ago."""
+    then = time.time() - seconds
+    os.utime(f"{copy}{SIDE}", (then, then))
+
+
+def test_copies_that_were_not_used_for_longest_go_first(tmp_path, ssd):
+    sizes = {}
+    for k, name in enumerate("abcd"):
+        sizes[name] = len(make(tmp_path / f"{name}.zip", 100))
+        if name != "d":
+            copy_to_local(tmp_path / f"{name}.zip", ssd)
+            used(ssd / f"{name}.zip", 1000 - k)
+    make(ssd / "mine.zip", 100)
+    copy_to_local(tmp_path / "a.zip", ssd)  # which uses it
+    with CacheWriter(tmp_path / "d.zip", "a") as writer:
+        writer.append({"x": np.zeros(3000, np.uint8), "n": 100, "y": 0})
+    limit = sum(sizes[name] for name in "abc")
+    copy_to_local(tmp_path / "d.zip", ssd, max_bytes=limit)
+    assert sorted(p.name for p in ssd.glob("*.zip")) == ["a.zip", "d.zip", "mine.zip"]
+    assert [Path(kept.path).name for kept in copies_in(str(ssd))] == ["a.zip", "d.zip"]
+    assert sorted(p.name for p in ssd.glob(f"*{SIDE}")) == [f"a.zip{SIDE}", f"d.zip{SIDE}"]
+
+
+HOLDER = """
+import sys, time, edcache
+ds = edcache.CachedDataset.from_cache(sys.argv[1])
+ds[0]
+print("open", flush=True)
+sys.stdin.readline()
+ds.close()
+print("closed", flush=True)
+sys.stdin.readline()
+"""
+
+
+def test_what_somebody_has_open_never_goes(tmp_path, ssd):
+    nbytes = [len(make(tmp_path / f"{name}.zip", 100)) for name in "ab"]
+    copy_to_local(tmp_path / "a.zip", ssd)
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, ssd / "a.zip"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(StorageError) as caught:
+            copy_to_local(tmp_path / "b.zip", ssd, max_bytes=nbytes[1] + 10)
+        more = nbytes[1] + 10
+        assert str(caught.value) == (
+            f"{ssd / 'b.zip'}: {kb(nbytes[1])}, max_bytes= allows {kb(more)} for all copies in {ssd}; "
+            f"of those there, which are in use, {kb(nbytes[0] - 10)} would have to go; allow more, or wait"
+        )
+        assert caught.value.errno == errno.ENOSPC
+        assert copied(ssd, tmp_path / "a.zip") == (tmp_path / "a.zip").read_bytes()
+        holder.stdin.write("\n")
+        holder.stdin.flush()
+        assert holder.stdout.readline() == "closed\n"
+        copy_to_local(tmp_path / "b.zip", ssd, max_bytes=nbytes[1] + 10)
+        assert [p.name for p in ssd.glob("*.zip")] == ["b.zip"]
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_a_copy_that_is_larger_than_the_limit_is_refused(far, ssd):
+    make(far, 100)
+    with pytest.raises(OptionError) as caught:
+        copy_to_local(far, ssd, max_bytes="100kB")
+    assert str(caught.value) == (
+        f"{ssd / far.name}: 329.7 kB, max_bytes= allows 100.0 kB for all copies in {ssd}; allow more"
+    )
+    with pytest.raises(
+        OptionError, match=r"far: 329,\d+ bytes of archives, max_bytes= allows 100,000; allow"
+    ):
+        copy_to_local(far.parent, ssd, max_bytes="100kB")
+
+
+def test_of_a_folder_none_goes_for_another(tmp_path, ssd):
+    data = {name: make(tmp_path / "far" / name, 60) for name in ("a.zip", "b/c.zip")}
+    make(tmp_path / "old.zip", 60)
+    copy_to_local(tmp_path / "old.zip", ssd)
+    copy_to_local(tmp_path / "far", ssd, max_bytes=sum(map(len, data.values())) + 10)
+    assert {name: (ssd / name).read_bytes() for name in data} == data
+    assert not (ssd / "old.zip").exists()
+
+
+def test_an_archive_that_came_to_lie_where_a_copy_was_does_not_go(far, ssd):
+    make(far, 60)
+    copy = copy_to_local(far, ssd)
+    mine = make(ssd / "mine.zip", 90)
+    os.replace(ssd / "mine.zip", copy)
+    assert not evict(copy)
+    assert copied(ssd, far) == mine
+
+
+def test_who_waited_for_a_copy_compares_it_with_the_digest(far, ssd):
+    make(far, 60)
+    copying = Copying(str(ssd / far.name), str(ssd), 2, None, [])
+    copy_to_local(far, ssd)
+    origin = open_origin(durable.located(far))
+    assert copying.copy_from(origin, edcache.digest(far))[1] == 0
+    assert copying.copy_from(origin, edcache.digest(far))[1] == 0
+    with pytest.raises(DigestError, match="it is not the file that was published"):
+        copying.copy_from(origin, "sha256:" + "0" * 64)
+    origin.close()
+
+
+def test_the_path_of_an_origin_has_to_fit(far, ssd):
+    make(far, 10)
+    origin = Far(far.read_bytes(), path="far://" + "x" * 20_000)
+    with pytest.raises(
+        StorageError, match=r"zip\.origin: no room for the path of the origin; give a shorter one"
+    ):
+        from_object(origin, ssd / "a.zip")
+
+
+def test_what_a_killed_copy_left_goes_too(far, tmp_path, ssd):
+    make(far, 200)
+    ended(in_child(lambda: copy_to_local(far, ssd), Killing(8)))
+    assert (ssd / (far.name + PARTIAL)).exists()
+    make(tmp_path / "b.zip", 60)
+    copy_to_local(tmp_path / "b.zip", ssd, max_bytes="250kB")
+    assert sorted(os.listdir(ssd)) == ["b.zip", f"b.zip{SIDE}"]
+
+
+def test_a_copy_that_is_opened_was_used(tmp_path, ssd):
+    for k, name in enumerate("ab"):
+        make(tmp_path / f"{name}.zip", 60)
+        used(Path(copy_to_local(tmp_path / f"{name}.zip", ssd)), 1000 - k)
+    CachedDataset.from_cache(ssd / "a.zip").close()
+    assert [Path(kept.path).name for kept in copies_in(str(ssd))] == ["b.zip", "a.zip"]
+
+
+def test_a_copy_that_is_interrupted_goes_on_later(far, ssd):
+    data = make(far)
+
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        copy_to_local(far, ssd, num_threads=2, progress=interrupt)
+    assert not (ssd / far.name).exists()
+    assert copy_local(far, ssd).fetched < len(data)
+    assert copied(ssd) == data
+
+
+# ------------------------------------------------------------------------------- the command line
+
+
+def run(*arguments: Any, code: int = 0) -> str:
+    result = CliRunner().invoke(main, [str(a) for a in arguments])
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result.output
+
+
+def test_a_copy_from_the_command_line(far, ssd, tmp_path):
+    make(far, 100)
+    digest = edcache.digest(far)
+    assert run("copy", far, ssd, "--digest", digest) == f"{ssd / far.name}: 329.7 kB, 329.7 kB fetched\n"
+    assert run("copy", far, ssd) == f"{ssd / far.name}: 329.7 kB, here already\n"
+    more = len(make(far.with_name("b.zip"), 60))
+    said = run("copy", far.parent, ssd, "--threads", 2)
+    assert said == f"{ssd}: 2 archives, {kb(far.stat().st_size + more)}, {kb(more)} fetched\n"
+    assert "edcache: far/none.zip: no such file" in run("copy", "far/none.zip", ssd, code=1).replace(
+        f"{os.getcwd()}/", ""
+    )
+    assert "max_bytes='lots'; give bytes, or text such as" in run(
+        "copy", far, ssd, "--max-size", "lots", code=1
+    )
+    assert "copying" in run("copy", far, tmp_path / "other", "--progress")
+
+
+def test_copies_among_what_is_listed_and_deleted(far, ssd):
+    make(far, 100)
+    copy_to_local(far, ssd)
+    ended(in_child(lambda: copy_to_local(far, ssd / "half"), Killing(5)))
+    listed = run("caches", ssd)
+    assert f"copy of {far}" in listed
+    half = ssd / "half" / (far.name + PARTIAL)
+    assert f"{half}: a copy of {far} that is not whole yet: " in listed
+    assert " of 329.7 kB are here; asked for, it goes on" in listed
+    ds = CachedDataset.from_cache(ssd / far.name)
+    said = run("rm", ssd / far.name, "--yes", code=1)
+    assert f"edcache: {ssd / far.name}: a process has this copy open; wait for it to end, or force" in said
+    assert "a process has this copy open; it stays" in run("prune", ssd, "--max-size", "1kB", "--yes")
+    assert is_sample(ds[5], 5)
+    ds.close()
+    assert os.listdir(ssd / "half") == []  # by the same condition
+    run("rm", ssd / far.name, "--yes")
+    assert os.listdir(ssd) == ["half"]
+    copy_to_local(far, ssd)
+    assert "1 archive deleted" in run("prune", ssd, "--max-size", "1kB", "--yes")
+    assert os.listdir(ssd) == ["half"]
+
+
+def test_a_copy_that_is_made_just_now_is_not_deleted(far, ssd, tmp_path):
+    make(far)
+    copy_to_local(far, ssd)
+    CachedDataset.from_cache(far).add_labels("z", [1] * 400)
+
+    def wait(done: int, total: int) -> None:
+        (tmp_path / "copying").touch()
+        time.sleep(60)
+
+    pid = in_child(lambda: copy_to_local(far, ssd, progress=wait))
+    while not (tmp_path / "copying").exists():
+        time.sleep(0.01)
+    said = run("rm", ssd / far.name, "--yes", code=1)
+    os.kill(pid, signal.SIGKILL)
+    ended(pid)
+    assert f"edcache: {ssd / far.name}: another process is copying it; wait for it to end" in said
+    run("rm", ssd / far.name, "--yes")
+    assert os.listdir(ssd) == []

@@ -1,0 +1,819 @@
+"""Archives behind URLs: the same samples, by few requests for few bytes, of one state of the object."""
+
+import copy
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from itertools import pairwise
+from multiprocessing import context
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from likeness import outcome, same
+from range_server import serving
+from torch.utils.data import DataLoader, default_collate
+
+import edcache
+from edcache import CachedDataset, CacheWriter, Reader
+from edcache.cli import main
+from edcache.errors import (
+    ArchiveNotFoundError,
+    CorruptArchiveError,
+    CorruptRecordError,
+    MissingDependencyError,
+    MissingSampleError,
+    OptionError,
+    StaleArchiveError,
+    StorageError,
+)
+from edcache.format import BLOCK_NBYTES
+from edcache.places.extents import GAP_NBYTES, Run, cut, runs_of
+from edcache.places.url import Url
+
+COUNT = 1500
+SECRET = "s3cr3t-t0ken"
+GOLDEN = sorted((Path(__file__).parents[1] / "conformance" / "golden").glob("*.zip"))
+
+
+def sample(k):
+    return {"image": torch.full((40, 50), k % 256, dtype=torch.uint8), "label": k}
+
+
+def written(path, make=sample, count=COUNT, **options):
+    with CacheWriter(path, "w", in_memory_keys=["label"], **{"chunk_size": 100} | options) as w:
+        w.extend(map(make, range(count)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def local(tmp_path_factory):
+    return written(tmp_path_factory.mktemp("archive") / "a.zip")
+
+
+@pytest.fixture
+def served(local):
+    with serving(local.read_bytes()) as served:
+        yield served
+
+
+def opened(served, **options):
+    ds = CachedDataset.from_cache(served.url, **options)
+    served.forget()
+    return ds
+
+
+# --- how many requests, how many bytes --------------------------------------------------------------
+
+
+def test_an_archive_opens_by_two_requests(served):
+    ds = CachedDataset.from_cache(served.url)
+    assert len(ds) == COUNT
+    assert len(served.requests) == 2
+    assert served.sent == 4096 + (1 << 16) + (len(served.data) % 64)
+
+
+def test_one_of_many_samples_opens_by_three(tmp_path):
+    with serving(
+        written(tmp_path / "a.zip", lambda k: {"label": k}, 9000, chunk_size=None).read_bytes()
+    ) as served:
+        ds = CachedDataset.from_cache(served.url)
+        assert len(ds) == 9000
+        assert len(served.requests) == 3
+        assert served.sent < len(served.data) / 2
+        assert ds[8999] == {"label": 8999}
+
+
+def test_labels_take_one_more_request_at_their_first_use(tmp_path):
+    def text(k):
+        return {"label": f"{k:0200}"}
+
+    with serving(written(tmp_path / "a.zip", text).read_bytes()) as served:
+        ds = opened(served)
+        assert ds.labels["label"][3] == f"{3:0200}"
+        assert len(served.requests) == 1
+        assert len(ds.filter(label=f"{7:0200}")) == 1
+        assert len(served.requests) == 1
+
+
+def test_the_headers_of_chunks_are_read_where_that_is_asked_for_alone(served):
+    CachedDataset.from_cache(served.url)
+    few = len(served.requests)
+    served.forget()
+    ds = CachedDataset.from_cache(served.url, verify="open")
+    assert few == 2 < len(served.requests)
+    assert ds.reader.chunks == COUNT // 100
+    assert Reader(served.url).chunks is None
+
+
+def test_one_sample_is_one_request_for_its_bytes(served):
+    ds = opened(served)
+    assert same(ds[77], sample(77))
+    assert len(served.requests) == 1
+    assert served.sent == ds.reader.records.nbytes[77]
+
+
+def test_a_batch_is_one_concurrent_fetch(served):
+    ds = opened(served)
+    served.delay = 0.05
+    indices = np.arange(0, COUNT, 40)[::-1].copy()
+    assert same(ds.batch(indices), default_collate([sample(k) for k in indices.tolist()]))
+    assert len(served.requests) == len(indices)
+    assert served.most_in_flight > 8
+    assert served.sent == ds.reader.records.nbytes[indices].sum()
+
+
+def test_neighbours_come_by_one_request(served):
+    ds = opened(served)
+    assert ds.batch(range(100, 150))["label"].tolist() == list(range(100, 150))
+    assert len(served.requests) == 1
+
+
+def test_every_way_to_read_many_samples_is_one_fetch(served):
+    ds = opened(served)
+    indices = list(range(0, COUNT, 50))
+    for read in (
+        lambda: list(ds.__getitems__(indices)),
+        lambda: list(ds.select("image").__getitems__(indices)),
+        lambda: list(ds.with_transform(lambda s: s).__getitems__(indices)),
+        lambda: edcache.collate()([ds._batch(indices)]),
+        lambda: next(iter(DataLoader(ds, len(indices), sampler=indices))),
+        lambda: next(iter(ds.loader(len(indices), sampler=indices))),
+    ):
+        served.forget()
+        read()
+        assert 0 < len(served.requests) <= len(indices)
+
+
+def test_samples_of_many_structures_are_one_fetch(tmp_path):
+    def mixed(k):
+        return {"label": k, "text": "x" * 9000, f"only{k % 3}": k}
+
+    with serving(written(tmp_path / "a.zip", mixed, 90).read_bytes()) as served:
+        ds = opened(served)
+        served.delay = 0.05
+        indices = list(range(0, 90, 10))
+        assert same(list(ds.__getitems__(indices)), [mixed(k) for k in indices])
+        assert served.most_in_flight > 3
+        assert len(served.requests) <= len(indices)
+
+
+def wide(k):
+    return {
+        "image": torch.full((1 << 20,), k % 256, dtype=torch.uint8),
+        "small": torch.tensor([k] * 3),
+        "label": k,
+    }
+
+
+def test_a_projection_fetches_its_blocks_alone(tmp_path):
+    with serving(written(tmp_path / "a.zip", wide, 8, chunk_size=4).read_bytes()) as served:
+        ds = opened(served)
+        assert same(ds.select("small")[5], {"small": torch.tensor([5] * 3)})
+        assert served.sent <= 3 * BLOCK_NBYTES
+        served.forget()
+        found = ds.select("small").batch([6, 1, 7])
+        assert found["small"].tolist() == [[6] * 3, [1] * 3, [7] * 3]
+        assert served.sent <= 9 * BLOCK_NBYTES
+        served.forget()
+        listed = list(ds.select("small", "label").__getitems__([0, 7]))
+        assert [s["small"].tolist() for s in listed] == [[0] * 3, [7] * 3]
+        assert served.sent <= 4 * BLOCK_NBYTES
+        assert same(ds[5], wide(5))
+
+
+def test_a_field_without_bytes_is_read(tmp_path):
+    def hollow(k):
+        return wide(k) | {"none": torch.zeros(0)}
+
+    with serving(written(tmp_path / "a.zip", hollow, 3).read_bytes()) as served:
+        ds = opened(served)
+        assert same(ds.select("none")[1], {"none": torch.zeros(0)})
+        assert ds.select("none").batch([0, 2])["none"].shape == (2, 0)
+
+
+def test_a_field_that_the_labels_have_takes_no_request(served):
+    ds = opened(served)
+    ds.labels["label"]
+    served.forget()
+    assert ds.select("label").batch([3, 4])["label"].tolist() == [3, 4]
+    assert [s["label"] for s in ds.select("label").__getitems__([3, 4])] == [3, 4]
+    assert served.requests == []
+
+
+@pytest.mark.parametrize("verify", ["touch", "always", "never"])
+def test_a_damaged_block_is_never_read(tmp_path, verify):
+    path = written(tmp_path / "a.zip", wide, 4, chunk_size=4)
+    reader = Reader(path)
+    start, nbytes = int(reader.records.offset[2]), int(reader.records.nbytes[2])
+    data = bytearray(path.read_bytes())
+    low, _ = reader.decoder(2).extent([reader.decoder(2).structure.at("small")])
+    data[start + low] ^= 1
+    assert nbytes > BLOCK_NBYTES
+    with serving(bytes(data)) as served:
+        ds = CachedDataset.from_cache(served.url, verify=verify)
+        assert same(ds.select("small")[1], {"small": torch.tensor([1] * 3)})
+        assert same(ds.select("small").batch([0, 3])["small"], torch.tensor([[0] * 3, [3] * 3]))
+        for read in (lambda: ds.select("small")[2], lambda: ds.select("small").batch([1, 2]), lambda: ds[2]):
+            if verify == "never":
+                read()
+            else:
+                with pytest.raises(
+                    CorruptRecordError, match=f"a.zip: record 2 at offset {start:,}: crc32 0x"
+                ):
+                    read()
+
+
+def test_an_unsealed_archive_takes_one_request_a_chunk(tmp_path):
+    with CacheWriter(tmp_path / "a.zip", chunk_size=10, in_memory_keys=["label"]) as w:
+        for k in range(40):
+            w.append(sample(k))
+        w.flush()
+        data = (tmp_path / "a.zip").read_bytes()
+    with serving(data) as served:
+        ds = CachedDataset.from_cache(served.url, allow_partial=True)
+        assert len(ds) == 40
+        assert len(served.requests) <= 4 + 3
+        assert same(list(ds.__getitems__([39, 2])), [sample(39), sample(2)])
+
+
+# --- the same as from a file ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_memory():
+    """Puts bytes where memory:// finds them."""
+    system = fsspec.filesystem("memory")
+
+    def put(data):
+        system.pipe_file("/bucket/a.zip", data)
+        return "memory://bucket/a.zip"
+
+    yield put
+    system.store.clear()
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.stem)
+def test_golden_archives_read_the_same_behind_a_url(golden, in_memory):
+    options = {"allow_pickle": True}
+    here, there = (
+        CachedDataset.from_cache(p, **options, allow_partial=True)
+        for p in (golden, in_memory(golden.read_bytes()))
+    )
+    assert len(here) == len(there)
+    for read in (
+        lambda ds: [outcome(lambda k=k: bytes(ds.reader.record(k)))[0] for k in range(len(ds))],
+        lambda ds: ds.available().batch(range(len(ds.available()))),
+        lambda ds: ds.labels.table.to_pydict(),
+        lambda ds: edcache.verify(ds.path).problems,
+        lambda ds: edcache.digest(ds.path),
+    ):
+        found, wanted = outcome(lambda read=read: read(there)), outcome(lambda read=read: read(here))
+        assert same(found[0], wanted[0])
+        assert (found[1] or [None])[0] is (wanted[1] or [None])[0]
+
+
+@pytest.mark.parametrize("compression", ["zstd", "zstd+dict"])
+def test_compressed_records_read_the_same(tmp_path, compression):
+    with serving(written(tmp_path / "a.zip", count=300, compression=compression).read_bytes()) as served:
+        ds = opened(served)
+        assert same(list(ds.__getitems__([5, 3, 200])), [sample(k) for k in (5, 3, 200)])
+        assert ds.select("image").batch([5, 250])["image"].shape == (2, 40, 50)
+        assert len(served.requests) <= 6
+
+
+def test_holes_and_negative_indices_read_the_same(tmp_path):
+    with CacheWriter(tmp_path / "a.zip", in_memory_keys=["label"]) as w:
+        for k in range(0, 30, 3):
+            w.write(k, sample(k))
+    with serving((tmp_path / "a.zip").read_bytes()) as served:
+        ds = opened(served)
+        assert same(list(ds.__getitems__([-1, 0, 27])), [sample(27), sample(0), sample(27)])
+        assert same(ds.batch([-1, 3])["label"].tolist(), [27, 3])
+        with pytest.raises(MissingSampleError):
+            list(ds.__getitems__([3, 4]))
+
+
+def test_a_published_digest_is_checked(served, local):
+    digest = edcache.digest(local)
+    assert CachedDataset.from_cache(served.url, expected_digest=digest)[3]["label"] == 3
+    with pytest.raises(edcache.errors.DigestError):
+        CachedDataset.from_cache(served.url, expected_digest="0" * 64)
+
+
+def test_it_verifies(served):
+    assert edcache.verify(served.url).sound
+    damaged = bytearray(served.data)
+    damaged[len(damaged) // 2] ^= 1
+    served.data, served.etag = bytes(damaged), "v2"
+    report = edcache.verify(served.url)
+    assert len(report.problems) > 0
+    assert all(problem.startswith(served.url) for problem in report.problems)
+
+
+extents = st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 1 << 18)), max_size=20)
+
+
+@settings(max_examples=60, deadline=None)
+@given(extents)
+def test_runs_cover_extents_and_keep_their_distance(extents):
+    data = memoryview(np.random.default_rng(0).bytes((1 << 20) + (1 << 18)))
+    runs = runs_of(extents)
+    assert all(after.start - before.end > GAP_NBYTES for before, after in pairwise(runs))
+    fetched = [data[start:end] for start, end in runs]
+    for offset, nbytes in extents:
+        assert cut(runs, fetched, offset, nbytes) == data[offset : offset + nbytes]
+    starts, ends = {e[0] for e in extents}, {sum(e) for e in extents}
+    assert all(run.start in starts and run.end in ends for run in runs)
+
+
+def test_a_large_run_comes_in_parts():
+    assert Run(5, 25).parts(10) == [(5, 15), (15, 25)]
+    assert Run(5, 26).parts(10)[-1] == (25, 26)
+
+
+def test_a_record_of_many_parts_is_whole(tmp_path):
+    def large(k):
+        return {
+            "image": torch.from_numpy(np.random.default_rng(k).integers(0, 255, 20 << 20, np.uint8)),
+            "label": k,
+        }
+
+    with serving(written(tmp_path / "a.zip", large, 2).read_bytes()) as served:
+        ds = opened(served)
+        assert same(ds[1], large(1))
+        assert len(served.requests) == 3
+        assert served.sent == ds.reader.records.nbytes[1]
+
+
+# --- one state of the object ------------------------------------------------------------------------
+
+
+def other(k):
+    return {"image": torch.full((40, 50), (k + 1) % 256, dtype=torch.uint8), "label": k + 1}
+
+
+@pytest.mark.parametrize("said", ["etag", "etag that is ignored", "weak etag", "date", "size", "nothing"])
+def test_a_changed_object_is_never_read(tmp_path, served, said):
+    changed = written(tmp_path / "b.zip", other, COUNT if said != "size" else COUNT + 100).read_bytes()
+    served.etag = "v1" if "etag" in said else None
+    served.modified = "Sat, 21 Nov 2026 10:00:00 GMT" if said == "date" else None
+    if said == "etag that is ignored":
+        served.faults = [lambda h, s, e: h.headers.__delitem__("If-Match")]
+    if said == "weak etag":
+        served.faults = [lambda h, s, e: (h.answer(s, e, headers={"ETag": f'W/"{h.served.etag}"'}), True)[1]]
+    ds = opened(served)
+    assert same(ds[7], sample(7))
+    served.data = changed
+    if served.etag:
+        served.etag = "v2"
+    if served.modified:
+        served.modified = "Sat, 21 Nov 2026 10:00:01 GMT"
+    allowed = StaleArchiveError if said != "nothing" else CorruptRecordError
+    for read in (
+        lambda: ds[8],
+        lambda: ds.batch([3, 900]),
+        lambda: list(ds.select("image").__getitems__([3])),
+    ):
+        with pytest.raises(allowed, match="a.zip: "):
+            read()
+
+
+def test_a_crc32_that_fails_makes_the_reader_look_whether_the_object_changed(tmp_path, in_memory):
+    """A file system of fsspec's has no If-Match."""
+    path = written(tmp_path / "a.zip", count=50)
+    ds = CachedDataset.from_cache(in_memory(path.read_bytes()))
+    changed = written(tmp_path / "b.zip", other, 50).read_bytes()
+    in_memory(changed)
+    with pytest.raises(StaleArchiveError, match="memory://bucket/a.zip: the object was replaced since"):
+        ds[8]
+
+
+def test_tags_of_other_kinds_do_not_compare(served):
+    """A server may say a date where it said an ETag before, and writes some ETags without quotes."""
+    ds = opened(served)
+    unquoted = {"ETag": "CJi0=", "Content-Encoding": "aws-chunked"}
+    for headers in ({"ETag": None, "Last-Modified": "Sat, 21 Nov 2026 10:00:00 GMT"}, {"ETag": None}):
+        served.faults = [lambda h, s, e, headers=headers: (h.answer(s, e, headers=headers), True)[1]]
+        assert same(ds[3], sample(3))
+    served.faults = [lambda h, s, e: (h.answer(s, e, headers=unquoted), True)[1]]
+    again = CachedDataset.from_cache(served.url)
+    assert same(again[3], sample(3))
+    assert "If-Match" not in served.requests[-1][3]
+
+
+def test_a_deleted_object_is_an_error(served):
+    ds = opened(served)
+    served.faults = [lambda h, s, e: (h.say(404, {}, b""), True)[1]]
+    with pytest.raises(StaleArchiveError, match="404 Not Found; the object was replaced or deleted since"):
+        ds[3]
+    with pytest.raises(ArchiveNotFoundError, match=r"a\.zip: no such object; check the URL"):
+        CachedDataset.from_cache(served.url)
+
+
+def test_refresh_goes_on_to_a_newer_state_and_not_to_another_archive(tmp_path, local):
+    path = tmp_path / "a.zip"
+    path.write_bytes(local.read_bytes())
+    with serving(path.read_bytes()) as served:
+        ds = opened(served)
+        assert not ds.refresh()
+        with CacheWriter(path, "a") as w:
+            w.append(sample(COUNT))
+        served.data, served.etag = path.read_bytes(), "v2"
+        with pytest.raises(StaleArchiveError):
+            ds[3]
+        assert ds.refresh()
+        assert same(ds[COUNT], sample(COUNT))
+        served.data, served.etag = written(tmp_path / "b.zip", other).read_bytes(), "v3"
+        with pytest.raises(StaleArchiveError, match="the file was replaced since it was opened"):
+            ds.refresh()
+
+
+def test_what_is_no_archive_is_told(served):
+    served.data = b"<html>" * 1000
+    with pytest.raises(edcache.errors.NotAnArchiveError, match=r"a\.zip: not an edcache archive"):
+        CachedDataset.from_cache(served.url)
+    served.data = b""
+    with pytest.raises(edcache.errors.NotAnArchiveError, match="it is empty"):
+        CachedDataset.from_cache(served.url)
+    served.data = Path(GOLDEN[0]).read_bytes()[:100]
+    with pytest.raises(CorruptArchiveError):
+        CachedDataset.from_cache(served.url)
+
+
+# --- engines ----------------------------------------------------------------------------------------
+
+
+def s3_of(served):
+    """The same server as one of S3: object a.zip in bucket "data"."""
+    return "s3://data/a.zip", {
+        "endpoint_url": served.url.removesuffix("/data/a.zip"),
+        "key": "k",
+        "secret": SECRET,
+    }
+
+
+def test_an_object_of_s3_opens_by_two_requests_too(served):
+    url, options = s3_of(served)
+    ds = CachedDataset.from_cache(url, storage_options=options)
+    assert [request[0] for request in served.requests] == ["GET", "GET"]
+    served.forget()
+    assert same(ds[3], sample(3))
+    assert served.sent == ds.reader.records.nbytes[3]
+    served.etag = "v2"
+    with pytest.raises(StaleArchiveError, match="s3://data/a.zip: .*412"):
+        ds[4]
+
+
+def test_where_signed_urls_are_refused_s3fs_asks_itself(served):
+    def unsigned_alone(handler, start, end):
+        if "Signature=" in handler.path:
+            handler.say(403, {}, b"")
+            return True
+        return False
+
+    served.faults = [unsigned_alone]
+    url, options = s3_of(served)
+    ds = CachedDataset.from_cache(url, storage_options=options)
+    assert len(served.requests) <= 4
+    assert same(ds.batch([3, 900])["label"].tolist(), [3, 900])
+    assert not ds.refresh()
+    served.faults = [lambda h, s, e: (h.say(403, {}, b""), True)[1]]
+    with pytest.raises(
+        StorageError, match="give credentials in storage_options=, or in the environment"
+    ) as raised:
+        CachedDataset.from_cache(url, storage_options=options)
+    assert SECRET not in str(raised.value)
+
+
+def test_a_chain_of_file_systems_is_read(tmp_path, in_memory):
+    url = in_memory(written(tmp_path / "a.zip", count=30).read_bytes())
+    ds = CachedDataset.from_cache(f"simplecache::{url}")
+    assert ds.path == f"simplecache::{url}"
+    assert same(ds[3], sample(3))
+
+
+class Odd(fsspec.get_filesystem_class("memory")):
+    """A file system that does what a test says."""
+
+    protocol = "odd"
+    does = None
+
+    @classmethod
+    def _strip_protocol(cls, path):
+        return "/" + path.removeprefix("odd://").lstrip("/")
+
+    def cat_file(self, path, start=None, end=None, **options):
+        data = super().cat_file(path, start, end, **options)
+        return data if Odd.does is None else Odd.does(data)
+
+    def info(self, path, **options):
+        return super().info(path, **options) | self.storage_options.get("told", {})
+
+
+def raising(error):
+    def does(data):
+        raise error
+
+    return does
+
+
+@pytest.mark.parametrize(
+    ("does", "message"),
+    [
+        (
+            lambda data: data[:-1],
+            r"odd://b/a\.zip: reading 2,\d\d\d bytes at offset [\d,]+: 2,\d\d\d bytes came; asked 2",
+        ),
+        (
+            raising(PermissionError(f"not with {SECRET}")),
+            r"Error: not with \*\*\*; give credentials in",
+        ),
+        (raising(ConnectionResetError("gone")), "ConnectionResetError: gone; asked 2 times"),
+        (raising(KeyError(SECRET)), r"KeyError: '\*\*\*'; asked once"),
+        (raising(FileNotFoundError("x")), "no such object; check the URL"),
+    ],
+)
+def test_whatever_a_file_system_does_is_one_error(tmp_path, monkeypatch, does, message):
+    fsspec.register_implementation("odd", Odd, clobber=True)
+    Odd().pipe_file("/b/a.zip", written(tmp_path / "a.zip", count=30).read_bytes())
+    ds = CachedDataset.from_cache("odd://b/a.zip", storage_options={"token": SECRET, "request_tries": 2})
+    # A tail so short that this record is not in it.
+    monkeypatch.setattr(ds.reader._here.file, "_windows", [])
+    monkeypatch.setattr(Odd, "does", staticmethod(does))
+    with pytest.raises((StorageError, ArchiveNotFoundError), match=message) as raised:
+        ds[3]
+    assert SECRET not in str(raised.value)
+    assert raised.value.__context__ is None
+
+
+def test_a_file_system_that_cannot_be_made_is_told():
+    with pytest.raises(StorageError, match=r"ftp://127.0.0.1:9/a.zip: ConnectionRefusedError: ") as raised:
+        CachedDataset.from_cache(f"ftp://user:{SECRET}@127.0.0.1:9/a.zip")
+    assert SECRET not in str(raised.value)
+    assert raised.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [({"type": "directory"}, "a folder, not a file"), ({"size": None}, "its size is unknown")],
+)
+def test_what_is_no_file_is_told(tmp_path, told, message):
+    fsspec.register_implementation("odd", Odd, clobber=True)
+    Odd().pipe_file("/b/a.zip", b"x")
+    with pytest.raises(StorageError, match=message):
+        CachedDataset.from_cache("odd://b/a.zip", storage_options={"told": told})
+
+
+# --- credentials ------------------------------------------------------------------------------------
+
+
+def secret_url(served):
+    return served.url.replace("http://", f"http://user:{SECRET}@") + f"?sig={SECRET}"
+
+
+OPTIONS = {"headers": {"X-Key": SECRET}}
+
+
+def test_credentials_are_sent_and_shown_nowhere(served, caplog):
+    caplog.set_level(0)
+    ds = CachedDataset.from_cache(secret_url(served), storage_options=OPTIONS)
+    headers = served.requests[-1][3]
+    assert headers["Authorization"].startswith("Basic ")
+    assert headers["X-Key"] == SECRET
+    told = [repr(ds), str(ds), repr(ds.reader), ds.path, ds.reader.path, str(ds.info()), caplog.text]
+    told += [repr(ds.filter(label=3)), repr(pickle.dumps(ds)), repr(vars(ds.reader))]
+    assert [text for text in told if SECRET in text] == []
+    assert ds.path == served.url
+
+
+def test_a_copy_keeps_its_credentials(served):
+    ds = copy.deepcopy(CachedDataset.from_cache(secret_url(served), storage_options=OPTIONS))
+    served.forget()
+    assert same(ds[3], sample(3))
+    assert served.requests[-1][3]["X-Key"] == SECRET
+
+
+def guarded(handler, start, end):
+    if handler.headers.get("X-Key") == SECRET:
+        return False
+    handler.say(403, {}, b"")
+    return True
+
+
+def test_a_pickle_has_no_credentials_and_the_error_says_so(served):
+    served.faults = [guarded]
+    ds = CachedDataset.from_cache(served.url, storage_options=OPTIONS)
+    packed = pickle.dumps(ds)
+    assert len(packed) < 2000
+    with pytest.raises(StorageError, match="403 Forbidden; it was opened with credentials, which"):
+        pickle.loads(packed)[3]
+    with pytest.raises(StorageError, match="403 Forbidden; give credentials in storage_options="):
+        CachedDataset.from_cache(served.url)
+
+
+def test_a_pickle_for_a_process_that_is_being_spawned_has_them(served):
+    url = Url(secret_url(served), OPTIONS)
+    context.set_spawning_popen(object())
+    try:
+        packed = pickle.dumps(url)
+    finally:
+        context.set_spawning_popen(None)
+    assert pickle.loads(packed).url == url.url
+    assert pickle.loads(packed).options == OPTIONS
+    assert pickle.loads(pickle.dumps(url)).url == served.url
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_read_it_with_its_credentials_after_the_parent_did(served, method):
+    served.faults = [guarded]
+    ds = CachedDataset.from_cache(served.url, storage_options=OPTIONS)
+    indices = list(range(0, COUNT, 5))
+    assert same(ds[3], sample(3))
+    workers = 2 if method == "fork" else 1
+    loader = DataLoader(ds, 50, sampler=indices, num_workers=workers, multiprocessing_context=method)
+    assert torch.cat([batch["label"] for batch in loader]).tolist() == indices
+    assert same(ds[4], sample(4))
+
+
+def _read_in_child(ds, queue):
+    queue.put([int(ds[k]["label"]) for k in range(0, 40, 3)])
+
+
+def test_generations_of_forks_read_while_their_parent_does(served):
+    ds = opened(served)
+    ds[1]
+    ctx = multiprocessing.get_context("fork")
+    queue = ctx.Queue()
+    children = [ctx.Process(target=_read_in_child, args=(ds, queue)) for _ in range(3)]
+    for child in children:
+        child.start()
+    assert ds.batch(range(0, 200, 7))["label"].tolist() == list(range(0, 200, 7))
+    assert [queue.get(timeout=60) for _ in children] == [list(range(0, 40, 3))] * 3
+    for child in children:
+        child.join()
+    assert [child.exitcode for child in children] == [0] * 3
+
+
+def test_credentials_stay_with_the_server_that_they_are_for(served, local):
+    with serving(local.read_bytes()) as elsewhere:
+        served.faults = [lambda h, s, e: (h.say(302, {"Location": elsewhere.url}, b""), True)[1]]
+        ds = CachedDataset.from_cache(secret_url(served), storage_options=OPTIONS)
+        assert same(ds[3], sample(3))
+        told = [str(request[3]) for request in elsewhere.requests]
+        assert told
+        assert not [text for text in told if SECRET in text or "Authorization" in text]
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://u:p@ss@host:8/a/b.zip?X-Amz-Signature=1#f", "https://host:8/a/b.zip"),
+        ("http://host/b@c.zip", "http://host/b@c.zip"),
+        ("s3://bucket/a?b#c.zip", "s3://bucket/a?b#c.zip"),
+        ("gs://bucket/a.zip", "gs://bucket/a.zip"),
+        ("simplecache::https://u:p@host/a.zip?t=1", "simplecache::https://host/a.zip"),
+        ("ftp://user:word@host/a.zip", "ftp://host/a.zip"),
+    ],
+)
+def test_urls_are_shown_without_credentials(url, shown):
+    assert Url(url).shown == shown
+    assert repr(Url(url, {"key": SECRET})) == f"Url('{shown}')"
+
+
+def test_texts_of_libraries_are_shown_without_credentials():
+    options = {"client": {"key": b"k3y!"}, "list": ["item"], "endpoint_url": "https://h"}
+    url = Url(f"https://us%40er:{SECRET}@h/a?token=t0%2Bken&x=1", options)
+    text = f"GET {url.url}: us@er, {SECRET}, t0+ken, t0%2Bken, k3y!, item, https://h/a"
+    assert url.scrubbed(text) == "GET https://h/a: ***, ***, ***, ***, ***, ***, https://h/a"
+
+
+# --- what is refused, and what is not there ---------------------------------------------------------
+
+
+def test_nothing_is_imported_and_no_thread_begun_before_the_first_use():
+    code = (
+        "import sys, threading, edcache\n"
+        "reader = edcache.Reader('https://localhost/a.zip', storage_options={'headers': {}})\n"
+        "assert threading.active_count() == 1\n"
+        "sys.exit('aiohttp' in sys.modules or 's3fs' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "message"),
+    [
+        ("a.zip", {"key": "x"}, r"a\.zip: storage_options are for URLs, and this is a path"),
+        ("http://h/a.zip", ["key"], "storage_options of type list; give a dict"),
+        (
+            "http://h/a.zip",
+            {"key": 1},
+            "http://h/a.zip: storage_options takes headers, client_kw.*, not key",
+        ),
+        (
+            "http://h/a.zip",
+            {"request_timeout": 0},
+            "request_timeout=0; give seconds above 0",
+        ),
+        (
+            "http://h/a.zip",
+            {"request_tries": 0},
+            "request_tries=0; give a number of 1 or more",
+        ),
+        ("nonsense://h/a.zip", None, "nonsense://h/a.zip: Protocol not known: nonsense"),
+    ],
+)
+def test_wrong_options_are_told(path, options, message):
+    with pytest.raises(OptionError, match=message):
+        CachedDataset.from_cache(path, storage_options=options)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "module", "message"),
+    [
+        ("https", "aiohttp", r"reading http:// and https:// needs aiohttp; .* edcache\[remote\]"),
+        (
+            "s3",
+            "s3fs",
+            r"reading s3:// needs another package: .*: pip install edcache\[s3\]",
+        ),
+        (
+            "gs",
+            "gcsfs",
+            r"reading gs:// needs another package: .*: pip install edcache\[gs\]",
+        ),
+    ],
+)
+def test_a_missing_library_is_told_with_its_pip_command(monkeypatch, scheme, module, message):
+    monkeypatch.setitem(sys.modules, module, None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, scheme, raising=False)
+    with pytest.raises(MissingDependencyError, match=message):
+        CachedDataset.from_cache(f"{scheme}://bucket/a.zip")
+
+
+def test_what_only_files_allow_is_refused(served):
+    ds = opened(served)
+    with pytest.raises(OptionError, match="an archive behind a URL is only read; change the labels"):
+        ds.add_labels("x", np.arange(COUNT))
+    with pytest.raises(StorageError, match='mapping .* bytes: it is behind a URL; io="pread" reads it'):
+        CachedDataset.from_cache(served.url, io="mmap")
+
+
+def test_what_rewrites_an_archive_takes_a_file(served, tmp_path):
+    for call in (
+        lambda: edcache.repair(served.url, tmp_path / "b.zip"),
+        lambda: edcache.compact(served.url),
+        lambda: edcache.compact(served.url, tmp_path / "b.zip"),
+        lambda: edcache.compact(tmp_path / "b.zip", "s3://bucket/b.zip"),
+    ):
+        with pytest.raises((OptionError, ArchiveNotFoundError), match="this takes a path|no such file"):
+            call()
+
+
+def test_a_closed_port_is_told():
+    with pytest.raises(
+        StorageError, match="http://127.0.0.1:9/a.zip: opening it: no connection: .*; asked once"
+    ):
+        CachedDataset.from_cache("http://127.0.0.1:9/a.zip", storage_options={"request_tries": 1})
+
+
+def test_a_file_url_is_a_path(local):
+    ds = CachedDataset.from_cache(local.as_uri())
+    assert ds.path == str(local)
+    assert not ds.reader.by_request
+
+
+def test_the_command_line_reads_urls_and_shows_no_credentials(served, monkeypatch):
+    url = secret_url(served)
+    monkeypatch.setenv("EDCACHE_PROGRESS", "1")
+    lines = [
+        "info",
+        "info --digest --json",
+        "show 3 --json",
+        "ls --limit 2",
+        "verify --quick",
+        "verify --json",
+    ]
+    for line in [*lines, "labels --count label --limit 1", "why"]:
+        name, *options = line.split()
+        done = CliRunner().invoke(main, [name, url, *options])
+        assert done.exit_code == 0, done.output
+        assert SECRET not in done.output
+    served.faults = [lambda h, s, e: (h.say(403, {}, b""), True)[1]]
+    done = CliRunner().invoke(main, ["info", url])
+    assert done.exit_code == 1
+    assert served.url in done.output
+    assert SECRET not in done.output
+
+
+def test_the_first_root_of_edflow_may_be_a_url(served):
+    root = served.url.removesuffix("/a.zip")
+    assert len(CachedDataset.from_cache(root, name="a")) == COUNT
+    assert served.requests

@@ -1,0 +1,83 @@
+"""Properties that are computed once: in threads, and in forks of a process whose threads compute them."""
+
+import ast
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+import edcache
+from edcache.once import once
+
+FILES = sorted(Path(edcache.__file__).parent.rglob("*.py"))
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+
+
+class Slow:
+    """Its property waits until it is let go."""
+
+    def __init__(self, is_free):
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.count = 0
+        if is_free:
+            self.go_on.set()
+
+    @once
+    def value(self):
+        """Some text."""
+        self.count += 1
+        self.begun.set()
+        self.go_on.wait()
+        return object()
+
+
+def test_it_is_computed_once_and_kept_and_may_be_forgotten():
+    slow = Slow(True)
+    first = slow.value
+    assert slow.value is first
+    assert slow.count == 1
+    assert Slow.value.__doc__ == "Some text."
+    del slow.value
+    assert slow.value is not first
+
+
+def test_threads_that_compute_it_at_once_get_the_same():
+    slow, found = Slow(False), []
+    threads = [threading.Thread(target=lambda: found.append(slow.value)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    slow.begun.wait()
+    slow.go_on.set()
+    for thread in threads:
+        thread.join()
+    assert found == [slow.value] * 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
+def test_a_fork_amid_a_computation_computes_for_itself():
+    slow, other = Slow(False), Slow(True)
+    thread = threading.Thread(target=lambda: slow.value)
+    thread.start()
+    slow.begun.wait()
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        slow.go_on = other.go_on
+        os._exit(0 if other.value is not slow.value else 1)
+    slow.go_on.set()
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_no_property_of_the_package_takes_a_lock_that_a_fork_would_inherit(file):
+    decorators = [
+        ast.unparse(decorator)
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+    ]
+    assert not [name for name in decorators if "cached_property" in name]

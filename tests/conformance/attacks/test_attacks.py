@@ -1,0 +1,187 @@
+"""Every hostile file is refused by the call that README.md names, or read as what it was; no more happens."""
+
+import os
+import shutil
+from pathlib import Path
+
+import attacks_chain  # noqa: F401 - they put their attacks on the list
+import attacks_codec  # noqa: F401
+import attacks_files  # noqa: F401
+import attacks_head  # noqa: F401
+import attacks_images  # noqa: F401
+import attacks_index  # noqa: F401
+import attacks_labels  # noqa: F401
+import attacks_revisions  # noqa: F401
+import attacks_zip  # noqa: F401
+import pytest
+from catalogue import THEMES, numbered
+from forge import Forge
+from ordeal import tried
+from scale import thinned
+from sound import ORIGINALS, original
+
+import edcache
+from edcache import CachedDataset
+
+# Libraries have threads by now; the child uses none of what they hold.
+pytestmark = [
+    pytest.mark.spread,
+    pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore::edcache.errors.StandInWarning"),
+]
+
+NUMBERED = numbered()
+# io="auto" asks which file systems are of other machines.
+MOUNTS = ("open", "/proc/self/mountinfo")
+# A namedtuple that no module has is made by collections.namedtuple, which compiles a function of its
+# fields, all of them checked to be identifiers. A time zone is looked for in the files of `zoneinfo`.
+BENIGN = {
+    "namedtuple_import": ("_tuple_new", 'file "<string>", line 1'),
+    "zone_unknown": ("tzdata", "zoneinfo", "No/Such_Zone"),
+}
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sound")
+    made = {}
+
+    def get(name):
+        if name not in made:
+            made[name] = original(name, folder)
+        return made[name]
+
+    return get
+
+
+def forged(attack, sound, path):
+    """Write the hostile file of an attack."""
+    f = Forge(sound.path)
+    f.path, f.original = path, sound.path.read_bytes()
+    data = attack.make(f)
+    if not os.path.lexists(path):
+        path.write_bytes(data if data is not None else f.build())
+
+
+def copied(path, copy):
+    """A copy that leaves holes holes; None for what is no file."""
+    if not path.is_file() or path.is_symlink():
+        return None
+    if path.stat().st_size < 1 << 30:
+        return Path(shutil.copyfile(path, copy))
+    with open(path, "rb") as file:
+        copy.write_bytes(file.read(1 << 20))
+    os.truncate(copy, path.stat().st_size)
+    return copy
+
+
+@pytest.mark.parametrize(
+    "attack", thinned([a for _, a in NUMBERED], 60), ids=[f"{n}-{a.name}" for n, a in NUMBERED]
+)
+def test_a_hostile_file_is_refused_or_read_as_what_it_was(attack, sound, tmp_path, tally):
+    path, copy = tmp_path / "hostile.zip", tmp_path / "copy.zip"
+    base = sound(attack.base)
+    forged(attack, base, path)
+    heard = tried(path, base, forged=attack.forged, longer=attack.longer, copy=copied(path, copy))
+    assert [h for h in heard if h.outcome == "harm"] == []
+    events = {(h.error, h.message) for h in heard if h.call == "audit"}
+    assert [
+        e for e in events - {MOUNTS} if not any(part in e[1] for part in BENIGN.get(attack.name, ()))
+    ] == []
+    calls = {h.call: h for h in heard}
+    if attack.call == "verify":
+        said = calls.get("verify says") or calls["verify"]
+        assert said.outcome in ("unsound", "refused")
+        assert attack.says in said.message
+    elif attack.call is None:
+        elsewhere = ("append", "verify", "open verify")
+        refused = {h.error for h in heard if h.outcome == "refused" and h.call not in elsewhere}
+        assert refused <= {"SampleIndexError"}  # of the one behind the last
+    else:
+        name = "open mmap" if attack.call == "open" else attack.call
+        assert (calls[name].outcome, calls[name].error) == ("refused", attack.error)
+        assert attack.says in calls[name].message
+        if attack.call == "open":
+            assert {calls[f"open {way}"].error for way in ("pread", "zero_copy", "verify")} == {attack.error}
+    assert not Path("/tmp/edcache-was-here").exists()
+    tally("hostile files", 1)
+    tally("calls on hostile files", len(heard))
+
+
+def test_the_sound_archives_pass_the_ordeal_unharmed(sound, tmp_path):
+    for name in ORIGINALS:
+        base = sound(name)
+        heard = tried(base.path, base, copy=Path(shutil.copyfile(base.path, tmp_path / f"{name}.zip")))
+        fine = ("returned", "sealed", "refused")
+        assert [h for h in heard if h.outcome not in fine and (h.error, h.message) != MOUNTS] == []
+        refused = {h.error for h in heard if h.outcome == "refused"}
+        assert refused <= {"MissingSampleError", "SampleIndexError"}
+
+
+def test_a_forge_that_changes_nothing_makes_the_same_file(sound):
+    for name in set(ORIGINALS) - {"grown"}:
+        assert Forge(sound(name).path).build() == sound(name).path.read_bytes()
+
+
+def test_the_child_sees_memory_time_and_signals(sound):
+    """The ordeal itself: what must not happen is noticed where it does."""
+    import ordeal
+
+    base = sound("plain")
+
+    def memory():
+        return [ordeal.Heard("x", "returned") for _ in [bytearray(200 << 20)]]
+
+    def spin():
+        import signal
+
+        signal.setitimer(signal.ITIMER_PROF, 0.2)
+        while True:
+            pass
+
+    assert ordeal.in_child(memory, base.path, base)[-1].outcome == "harm"
+    assert ordeal.in_child(spin, base.path, base)[-1].error == "SIGPROF"
+    assert ordeal.in_child(lambda: os.kill(os.getpid(), 9), base.path, base)[-1].error == "SIGKILL"
+
+
+def rendered():
+    """README.md's table."""
+    lines = []
+    for theme, title in THEMES.items():
+        lines += [f"## {title}", "", "| no. | idea | a trusting reader | here |", "|---|---|---|---|"]
+        for number, attack in NUMBERED:
+            if attack.theme == theme:
+                lines.append(f"| {number} | {attack.idea} | {attack.naive} | {outcome_of(attack)} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def outcome_of(attack):
+    note = " ".join((attack.make.__doc__ or "").split())
+    if attack.call is None:
+        return f"reads as what it is. {note}".strip()
+    says = f' "{attack.says}"' if attack.says else ""
+    if attack.call == "verify":
+        return f"`verify` reports{says}. {note}".strip()
+    call = {"open": "opening", "all": "`ds[:]`"}.get(attack.call, f"`{attack.call}`")
+    return f"{call}: `{attack.error}`{says}. {note}".strip()
+
+
+def test_the_readme_lists_every_attack():
+    """EDCACHE_WRITE_README=1 writes the table anew."""
+    readme = HERE / "README.md"
+    before = readme.read_text()
+    head = before[: before.index("## Zip directory")]
+    if os.environ.get("EDCACHE_WRITE_README") == "1":
+        readme.write_text(head + rendered())
+    assert readme.read_text() == head + rendered()
+    assert len(NUMBERED) >= 100
+    assert len({attack.name for _, attack in NUMBERED}) == len(NUMBERED)
+
+
+def test_every_error_that_an_attack_names_is_one_of_the_package():
+    assert all(
+        issubclass(getattr(edcache.errors, a.error), edcache.EdcacheError) for _, a in NUMBERED if a.error
+    )
+    assert CachedDataset is not None

@@ -1,0 +1,250 @@
+"""Archives that were written once open for ever, with the samples that were put in.
+
+tests/conformance/golden/ is made by scripts/make_golden.py; what the archives hold is made anew here by
+golden_samples.py, which shares nothing with the package.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import zoneinfo
+from pathlib import Path
+from typing import Any
+
+import golden_samples as samples
+import numpy as np
+import pytest
+import reference
+import torch
+from PIL import Image
+
+import edcache
+
+HERE = Path(__file__).resolve().parent
+GOLDEN = HERE / "golden"
+
+
+def _load_script() -> Any:
+    spec = importlib.util.spec_from_file_location(
+        "make_golden", HERE.parents[1] / "scripts" / "make_golden.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+make_golden = _load_script()
+
+
+def _fixed(indices: Any) -> dict[int, Any]:
+    return {i: samples.fixed(i) for i in indices}
+
+
+def _decoded(data: bytes, form: str | None, mode: str | None, turn: bool) -> Any:
+    """What is read of an image file; all that are decoded here are one PNG."""
+    if form is None:
+        return edcache.ImageFile(data, decode=None)
+    if form == "pil":
+        return Image.fromarray(np.array(samples.PIXELS, np.uint8)).convert(mode)
+    pixels = np.array(samples.PIXELS, np.uint8)
+    if form == "numpy":
+        return pixels
+    opaque = np.concatenate([pixels, np.full((2, 3, 1), 255, np.uint8)], axis=2)
+    return torch.from_numpy(opaque).permute(2, 0, 1)
+
+
+EXPECTED: dict[str, dict[int, Any]] = {
+    "fixed": _fixed(range(24)),
+    "mixed": dict(enumerate(make() for make in samples.MIXED)),
+    "schemas": {i: samples.different(i) for i in range(70)},
+    "zstd": {i: samples.text(i) for i in range(24)},
+    "zstd+dict": {i: samples.text(i) for i in range(60)},
+    "sparse": _fixed([3, 5, 9, 20, 100]),
+    "grown": _fixed(range(15)) | {2: samples.fixed(202)},
+    "failed": _fixed([0, 2, 3, 5]),
+    "relabelled": _fixed([0, 1, 2, 4]),
+    "torn": _fixed(range(24)),
+    "empty": {},
+    "images": {i: samples.picture(i, _decoded) for i in range(9)},
+}
+LABELS: dict[str, dict[str, Any]] = {
+    "fixed": {"label": lambda s: s["label"], "score": lambda s: s["score"]},
+    "schemas": {"i": lambda s: s["i"]},
+    "zstd": {"kind": lambda s: s["label"]},
+    "sparse": {"label": lambda s: s["label"]},
+    "grown": {"label": lambda s: s["label"]},
+    "failed": {"label": lambda s: s["label"]},
+    "torn": {"label": lambda s: s["label"]},
+    "images": {"label": lambda s: s["label"]},
+}
+RELABELLED = {"label": {0: 0, 1: 71, 2: 2, 4: 4}, "cluster": {i: f"c{i}" for i in range(5)}}
+FAILED = {i: [i == 4, *why] for i, why in samples.FAILED.items() if i != 3}
+LENGTHS = {"failed": 7}
+UNSEALED = {"torn"}
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    for cls in samples.TO_REGISTER:
+        edcache.register(cls)
+
+
+@pytest.fixture(params=list(EXPECTED))
+def name(request: pytest.FixtureRequest) -> str:
+    if request.param == "mixed" and not zoneinfo.available_timezones():
+        pytest.skip("no time zones on this machine; on Debian: apt install tzdata")
+    return request.param
+
+
+@pytest.fixture
+def path(name: str) -> Path:
+    return GOLDEN / f"v1-{name}.zip"
+
+
+def expected_labels(name: str) -> dict[str, dict[int, Any]]:
+    if name == "relabelled":
+        return RELABELLED
+    return {
+        column: {i: value(sample) for i, sample in EXPECTED[name].items()}
+        for column, value in LABELS.get(name, {}).items()
+    }
+
+
+def plain(value: Any) -> Any:
+    """A sample as the reference reader shows it: tensors as arrays."""
+    if isinstance(value, torch.Tensor):
+        return value.numpy()
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def test_every_golden_archive_is_expected_here_and_can_be_made_again() -> None:
+    files = {file.name for file in GOLDEN.glob("*.zip")}
+    assert files == {f"v1-{name}.zip" for name in EXPECTED}
+    assert set(make_golden.ARCHIVES) == set(EXPECTED)
+
+
+def test_golden_archives_stay_small() -> None:
+    sizes = [file.stat().st_size for file in GOLDEN.iterdir()]
+    assert max(sizes) < 60_000
+    assert sum(sizes) < 400_000
+
+
+def test_the_package_reads_the_expected_samples(name: str, path: Path) -> None:
+    cache = edcache.CachedDataset.from_cache(path, allow_partial=True)
+    expected = EXPECTED[name]
+    assert len(cache) == LENGTHS.get(name, max(expected, default=-1) + 1)
+    assert cache.missing.tolist() == [i for i in range(len(cache)) if i not in expected]
+    for i, sample in expected.items():
+        assert samples.same(cache[i], sample), i
+    assert cache.reader.sealed == (name not in UNSEALED)
+    assert cache.head.uuid == samples.UUID
+
+
+def test_the_package_and_the_reference_reader_read_the_expected_failures(name: str, path: Path) -> None:
+    expected = FAILED if name == "failed" else {}
+    cache = edcache.CachedDataset.from_cache(path, allow_partial=True)
+    assert {e.index: [e.final, e.error, e.message, e.traceback] for e in cache.errors} == expected
+    assert reference.walk(path).failed == expected
+    if name not in UNSEALED:
+        assert reference.read_zip(path).failed == expected
+
+
+def test_the_package_reads_the_expected_labels(name: str, path: Path) -> None:
+    cache = edcache.CachedDataset.from_cache(path, allow_partial=True)
+    expected = expected_labels(name)
+    assert list(cache.labels) == list(expected)
+    for column, values in expected.items():
+        found = cache.labels.table[column].to_pylist()
+        assert found == [values.get(i) for i in range(len(cache))]
+
+
+def test_verify_finds_nothing_wrong(name: str, path: Path) -> None:
+    report = edcache.verify(path)
+    assert report.problems == []
+    assert report.sealed == (name not in UNSEALED)
+
+
+def test_the_reference_reader_finds_the_same_bytes_by_the_chain_and_by_the_zip(name: str, path: Path) -> None:
+    walked = reference.walk(path)
+    assert set(walked.records) == set(EXPECTED[name])
+    assert walked.labels == expected_labels(name) or name == "empty"
+    if name not in UNSEALED:
+        listed = reference.read_zip(path)
+        assert (listed.length, listed.records, listed.schemas) == walked[:3]
+        assert {c: v for c, v in listed.labels.items() if v} == walked.labels
+
+
+def test_the_reference_reader_decodes_the_common_layouts(name: str, path: Path) -> None:
+    archive = reference.walk(path)
+    for i, record in archive.records.items():
+        found = reference.decode(archive.schemas[i], record)
+        # The first five of the mixed samples have rare leaves; the next tests look at those and at images.
+        if (name != "mixed" or i >= 5) and name != "images":
+            assert _same_plain(found, plain(EXPECTED[name][i])), i
+
+
+def test_the_reference_reader_decodes_the_arrays_of_the_mixed_archive() -> None:
+    archive = reference.walk(GOLDEN / "v1-mixed.zip")
+    decoded = {i: reference.decode(archive.schemas[i], record) for i, record in archive.records.items()}
+    arrays, tensors = decoded[2], decoded[3]
+    expected = samples.mixed(2)
+    for code, array in expected["all"].items():
+        assert samples.same(arrays["all"][code], array), code
+    assert arrays["struct"].tobytes() == expected["struct"].tobytes()
+    assert np.array_equal(arrays["fortran"], expected["fortran"])
+    assert tensors["float32"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert tensors["transposed"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    bits = samples.mixed(3)["bfloat16"].view(torch.int16).numpy()
+    assert np.array_equal(tensors["bfloat16"], bits)
+    assert decoded[0]["ints"] == (0, -1, 2**63 - 1, -(2**63))
+    assert decoded[0]["str"] == samples.mixed(0)["str"]
+    assert decoded[0]["bigints"][1] == (-(2**200)).to_bytes(26, "little", signed=True)
+    assert decoded[4][8:12] == samples.mixed(4)[8:12]
+    for i in range(5, 12):
+        assert np.array_equal(decoded[i]["boxes"], samples.mixed(i)["boxes"])
+        assert np.array_equal(decoded[i]["mask"], samples.mixed(i)["mask"].numpy())
+
+
+def test_the_reference_reader_finds_the_files_of_images_and_how_they_are_decoded() -> None:
+    archive = reference.walk(GOLDEN / "v1-images.zip")
+    for i, record in archive.records.items():
+        files = samples.picture(i, lambda data, *_: data)
+        assert reference.decode(archive.schemas[i], record) == files
+        nodes = samples.picture(i, lambda _, *decoding: ["imagefile", *decoding]) | {"label": "int"}
+        assert json.loads(archive.schemas[i]) == ["dict", list(nodes), list(nodes.values())]
+
+
+def test_writing_the_same_again_gives_the_same_bytes(name: str, path: Path, tmp_path: Path) -> None:
+    again = tmp_path / path.name
+    make_golden.write(name, again)
+    if json.loads((GOLDEN / "v1.json").read_text()) == make_golden.VERSIONS:
+        assert again.read_bytes() == path.read_bytes()
+    # Another Arrow writes other metadata, another zstd other frames, but never other samples.
+    assert reference.walk(again) == reference.walk(path)
+
+
+def test_a_golden_archive_can_be_continued_and_sealed(name: str, path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / path.name
+    copy.write_bytes(path.read_bytes())
+    one_more = {"label": 1, "i": 2, "score": 0.5, "text": "more"}
+    with edcache.CacheWriter(copy, "a") as w:
+        index = w.next_index
+        w.append(one_more)
+    cache = edcache.CachedDataset.from_cache(copy)
+    assert samples.same(cache[index], one_more)
+    assert all(samples.same(cache[i], sample) for i, sample in EXPECTED[name].items())
+    assert edcache.verify(copy).sound
+    assert cache.reader.sealed
+
+
+def _same_plain(found: Any, expected: Any) -> bool:
+    if isinstance(expected, dict):
+        return list(found) == list(expected) and all(_same_plain(found[k], expected[k]) for k in expected)
+    if isinstance(expected, np.ndarray):
+        return samples.same(np.asarray(found), expected)
+    return type(found) is type(expected) and found == expected

@@ -1,0 +1,801 @@
+"""Labels that are added, changed and dropped after the samples were written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import reference
+from scale import scaled, seeded
+
+import edcache
+from edcache import CachedDataset, CacheWriter, durable
+from edcache.errors import (
+    CorruptArchiveError,
+    LabelError,
+    LabelTypeError,
+    OptionError,
+    UnknownLabelError,
+)
+from edcache.present.reports import repair_lines
+
+
+def sample(index):
+    return {"y": index, "image": np.full((2, 3), index % 100, np.int16), "kind": "ab"[index % 2]}
+
+
+def make(path, count=10, *, keys=("y", "kind"), seal=True, chunk_size=4, mode="x"):
+    w = CacheWriter(path, mode, in_memory_keys=list(keys), chunk_size=chunk_size, publish_seconds=None)
+    for index in range(count):
+        w.append(sample(index))
+    w.close() if seal else w.abort()
+    return path
+
+
+@pytest.fixture
+def path(tmp_path):
+    return make(tmp_path / "a.zip")
+
+
+def column(cache, name):
+    return cache.labels.table.column(name).to_pylist()
+
+
+def opened(path):
+    return CachedDataset.from_cache(path, allow_partial=True)
+
+
+def check(path, expected):
+    """The labels of an archive are these by every way to read it; expected: name -> values."""
+    for io in ("mmap", "pread"):
+        cache = CachedDataset.from_cache(path, io=io, allow_partial=True)
+        assert list(cache.labels) == list(expected)
+        assert {name: column(cache, name) for name in cache.labels} == expected
+        assert cache.info()["labels"] == list(expected)
+    assert edcache.verify(path).problems == []
+    for read in [reference.walk, *([reference.read_zip] if cache.reader.sealed else [])]:
+        found = read(path)
+        assert set(found.labels) <= set(expected)
+        for name, values in expected.items():
+            told = found.labels.get(name, {})
+            assert [told.get(index) for index in range(found.length)] == values
+
+
+# ------------------------------------------------------------------------------------------ adding
+
+
+def test_a_column_added_is_there_at_once_and_in_every_reader_after_refresh(path):
+    ds, other = opened(path), opened(path)
+    assert list(other.labels) == ["y", "kind"]
+    assert ds.add_labels("cluster", np.arange(10) % 3) is ds
+    assert ds.labels["cluster"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+    assert ds.filter(cluster=2).indices.tolist() == [2, 5, 8]
+    assert list(other.labels) == ["y", "kind"]
+    assert other.refresh()
+    assert column(other, "cluster") == column(ds, "cluster")
+    assert ds.reader.sealed
+
+
+def test_no_byte_that_was_written_before_is_written_again(path):
+    before = path.read_bytes()
+    opened(path).add_labels("cluster", range(10)).drop_labels("y")
+    assert path.read_bytes()[: len(before)] == before
+
+
+GIVEN = {
+    "numpy": np.arange(10, dtype=np.int32),
+    "big endian": np.arange(10, dtype=">f4"),
+    "bools": np.arange(10) > 4,
+    "texts": np.array([f"t{i}" for i in range(10)]),
+    "times": np.arange(10).astype("M8[s]"),
+    "days": np.arange(10).astype("M8[D]"),
+    "rows": np.arange(20).reshape(10, 2),
+    "objects": np.array([None, "a"] * 5, dtype=object),
+    "list": [1, None, 2.5, *range(7)],
+    "lists": [[i] * i or None for i in range(10)],
+    "iterator": map(str, range(10)),
+    "arrow": pa.array([None, *range(9)], pa.uint8()),
+    "chunked": pa.chunked_array([[1, 2], [3] * 8]),
+    "categories": pa.array(["a", "b"] * 5).dictionary_encode(),
+    "fixed lists": pa.array([[1, 2]] * 10, pa.list_(pa.int8(), 2)),
+    "large texts": pa.array(["a"] * 10, pa.large_string()),
+    "views": pa.array(["a"] * 10, pa.string_view()),
+    "zoned": pa.array([0] * 10, pa.timestamp("us", "Europe/Berlin")),
+    "series": pd.Series([1.5, None] * 5),
+    "categorical": pd.Series(["u", "v"] * 5, dtype="category"),
+    "polars": pl.Series([True, None] * 5),
+    "nothing": [None] * 10,
+}
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_values_come_back_from_whatever_holds_them(path, kind):
+    given = list(GIVEN[kind]) if kind == "iterator" else GIVEN[kind]
+    if isinstance(given, (pa.Array, pa.ChunkedArray)):
+        expected = given.to_pylist()
+    elif isinstance(given, pd.Series):
+        expected = [None if pd.isna(value) else value for value in given]
+    elif isinstance(given, np.ndarray) and given.dtype.kind == "M":
+        expected = given.tolist()
+    else:
+        expected = given.tolist() if isinstance(given, np.ndarray) else list(given)
+    opened(path).add_labels("new", iter(given) if kind == "iterator" else given)
+    check(path, {"y": list(range(10)), "kind": ["a", "b"] * 5, "new": expected})
+
+
+def test_a_tensor_is_a_column(path):
+    import torch
+
+    assert column(opened(path).add_labels("new", torch.arange(10.0)), "new") == list(range(10))
+
+
+def test_a_mapping_changes_the_samples_that_it_names_alone(path):
+    ds = opened(path)
+    ds.add_labels("new", {3: "x", -1: "z"}).add_labels("y", {0: -1})
+    ds.add_labels("new", {3: None, np.int64(4): "w"})
+    new = [None, None, None, None, "w", None, None, None, None, "z"]
+    check(path, {"y": [-1, *range(1, 10)], "kind": ["a", "b"] * 5, "new": new})
+
+
+def test_a_column_of_revisions_alone_may_change_its_type_when_all_of_it_is_new(path):
+    ds = opened(path)
+    ds.add_labels("new", range(10))
+    with pytest.raises(LabelTypeError) as raised:
+        ds.add_labels("new", {3: "x"})
+    assert str(raised.value) == (
+        f'{path}: label "new" is int64 in the archive and string in labels that were added; add them under '
+        'another name, or drop_labels("new") first'
+    )
+    ds.add_labels("new", list("abcdefghij")).add_labels("new", {0: "z"})
+    assert column(ds, "new") == list("zbcdefghij")
+
+
+def test_a_column_that_samples_fill_keeps_its_type_until_it_is_dropped(path):
+    ds = opened(path)
+    ds.add_labels("y", np.arange(10) + 0.5)
+    with pytest.raises(LabelTypeError, match=r'label "y" is double in the archive and string in labels that'):
+        ds.add_labels("y", list("abcdefghij"))
+    ds.drop_labels("y").add_labels("y", list("abcdefghij"))
+    make(path, 2, mode="a")
+    check(path, {"kind": [*"ababababab", "a", "b"], "y": [*"abcdefghij", None, None]})
+
+
+def test_what_is_appended_later_has_none_but_for_the_labels_that_its_writer_fills(path):
+    opened(path).add_labels("new", range(10)).add_labels("y", [7] * 10)
+    with CacheWriter(path, "a") as w:
+        w.append(sample(10))
+        w.write(3, sample(3))
+    kind = [*"ababababab", "a"]
+    check(path, {"y": [7, 7, 7, 3, 7, 7, 7, 7, 7, 7, 10], "kind": kind, "new": [*range(10), None]})
+
+
+def test_samples_that_do_not_fit_what_was_added_are_refused_when_they_are_appended(path):
+    opened(path).add_labels("y", np.arange(10) + 0.5)
+    w = CacheWriter(path, "a")
+    w.append(sample(2**53 + 1))
+    with pytest.raises(
+        LabelTypeError, match="float64 does not hold 9007199254740993 exactly; add them under"
+    ):
+        w.close()
+    assert edcache.verify(path).problems == []
+
+
+def test_values_of_another_number_are_refused(path):
+    with pytest.raises(OptionError) as raised:
+        opened(path).add_labels("new", [1, 2])
+    assert str(raised.value) == (
+        'label "new" got 2 values, the dataset has 10 samples; give one per sample, with None where there is '
+        "none, or {index: value}"
+    )
+
+
+REFUSED = [
+    (("new", {10: 1}), OptionError, r'label "new": index 10 not in \[-10, 10\)'),
+    (("new", {"a": 1}), OptionError, "label \"new\": 'a' is a str; the keys are sample indices"),
+    (("new", {9: 1, -1: 1}), OptionError, 'label "new": an index comes twice, once counted from the end'),
+    (
+        ("new", "abcdefghij"),
+        OptionError,
+        'label "new" got a str; give one value per sample: an array, a list',
+    ),
+    (
+        ("new",),
+        OptionError,
+        r'add_labels\("new"\) got no values; give an array, {index: value} or a function',
+    ),
+    (("", range(10)), OptionError, r"add_labels\(\) got the column name ''; a name is a non-empty str"),
+    (("new", np.zeros((10, 2, 2))), OptionError, r"got an array of shape \(10, 2, 2\); give one value per"),
+    (("new", [1, "a"] * 5), LabelTypeError, "sample 1 is a str"),
+    (
+        ("new", pa.array([{"a": 1}] * 10)),
+        LabelTypeError,
+        "which no label column holds; columns are bool, int",
+    ),
+    (("new", pa.array([[[1]]] * 10)), LabelTypeError, "which no label column holds"),
+    (
+        ({"new": [1, 2]},),
+        OptionError,
+        "the table has 2 rows, the dataset 10 samples; give one row per sample",
+    ),
+    (({"new": [1, 2], "b": [1]},), OptionError, 'have different lengths: "new" 2, "b" 1'),
+    (({},), OptionError, "the table has 0 rows"),
+    (
+        (7,),
+        OptionError,
+        r"add_labels\(\) got an int; give a name and its values, or a pyarrow Table, a DataF",
+    ),
+    (({"new": [1] * 10}, [1]), OptionError, r"add_labels\(table\) takes on= alone"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "kind", "text"), REFUSED)
+def test_what_is_no_column_is_refused_and_changes_nothing(path, arguments, kind, text):
+    before = path.read_bytes()
+    with pytest.raises(kind, match=text):
+        opened(path).add_labels(*arguments)
+    assert path.read_bytes() == before
+
+
+def test_options_that_do_not_go_together_are_refused(path):
+    ds = opened(path)
+    with pytest.raises(OptionError, match="on= goes with a table, not with a name"):
+        ds.add_labels("new", range(10), on="y")
+    with pytest.raises(OptionError, match="fields= goes with a function"):
+        ds.add_labels("new", range(10), fields=("y",))
+
+
+# ------------------------------------------------------------------------------------------ tables
+
+
+@pytest.mark.parametrize("wrap", [pa.table, pd.DataFrame, pl.DataFrame, dict])
+def test_a_table_is_joined_on_a_column_that_both_have(path, wrap):
+    given = wrap({"y": [30, 3, 1], "site": ["w", "v", "u"], "age": [1, 2, 3]})
+    opened(path).add_labels(given, on="y")
+    site = [None, "u", None, "v", *[None] * 6]
+    age = [None, 3, None, 2, *[None] * 6]
+    check(path, {"y": list(range(10)), "kind": ["a", "b"] * 5, "site": site, "age": age})
+
+
+def test_a_table_with_a_row_per_sample_adds_all_of_its_columns(path):
+    ds = opened(path).add_labels(pd.DataFrame({"a": range(10), "b": ["x"] * 10}))
+    assert (column(ds, "a"), column(ds, "b")) == (list(range(10)), ["x"] * 10)
+
+
+def test_a_join_goes_by_samples_not_by_rows_and_a_missing_key_never_matches(tmp_path):
+    path = make(tmp_path / "a.zip", keys=["kind"])
+    ds = opened(path).add_labels({"kind": ["b", None], "n": [1, 2]}, on="kind")
+    assert column(ds, "n") == [None, 1] * 5
+    ds.add_labels("key", [None, *"bcdefghij"]).add_labels({"key": [None, "c"], "m": [1, 2]}, on="key")
+    assert column(ds, "m") == [None, None, 2, *[None] * 7]
+
+
+def test_what_cannot_be_joined_is_refused(path):
+    ds = opened(path)
+    with pytest.raises(
+        LabelError, match='the table has "y" = 1 more than once, so which row is meant is open'
+    ):
+        ds.add_labels({"y": [1, 1], "b": [1, 2]}, on="y")
+    with pytest.raises(UnknownLabelError, match='no label "id"; this archive has: y, kind'):
+        ds.add_labels({"id": [1], "b": [1]}, on="id")
+    with pytest.raises(OptionError, match='the table has no column "y" to join on; its columns are b'):
+        ds.add_labels({"b": [1]}, on="y")
+    with pytest.raises(LabelTypeError, match='label "y" is int64 in the archive and string in the table'):
+        ds.add_labels({"y": ["1"], "b": [1]}, on="y")
+    with pytest.raises(OptionError, match="the table has no column to add"):
+        ds.add_labels({"y": [1]}, on="y")
+
+
+def test_more_columns_than_a_revision_takes_are_refused(tmp_path):
+    path = make(tmp_path / "a.zip", 1)
+    wide = pa.table([[1]] * 65_537, names=list(map(str, range(65_537))))
+    with pytest.raises(OptionError, match="the table has 65,537 columns to add, one call takes 65,536"):
+        opened(path).add_labels(wide)
+
+
+# --------------------------------------------------------------------------------------- functions
+
+
+def bright(sample):
+    return float(sample["image"].mean())
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_function_labels_every_sample(path, num_workers):
+    ds = opened(path).add_labels("bright", bright, num_workers=num_workers)
+    assert column(ds, "bright") == list(range(10))
+
+
+def test_a_function_gets_the_fields_that_it_names_as_they_are_stored(path):
+    seen = []
+    ds = CachedDataset.from_cache(path, transform=lambda sample: 1 / 0)
+
+    def look(part):
+        seen.append(list(part))
+        return int(part["image"][0, 0])
+
+    ds.add_labels("first", look, fields=("image",))
+    assert column(ds, "first") == list(range(10))
+    assert seen == [["image"]] * 10
+
+
+def test_a_function_that_raises_names_the_sample(path):
+    with pytest.raises(LabelError) as raised:
+        opened(path).add_labels("new", lambda sample: 1 // (sample["y"] - 7))
+    assert str(raised.value).startswith('label "new": its function raised at sample 7: ZeroDivisionError: ')
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)
+
+
+def test_a_function_labels_the_samples_that_are_there(tmp_path):
+    path = tmp_path / "a.zip"
+    with CacheWriter(path, in_memory_keys=["y"]) as w:
+        for index in (1, 4):
+            w.write(index, sample(index))
+    assert column(opened(path).add_labels("b", bright), "b") == [None, 1.0, None, None, 4.0]
+
+
+# ------------------------------------------------------------------------------------------- views
+
+
+def test_a_view_says_where_labels_are_added(path):
+    view = opened(path)[2:4]
+    with pytest.raises(
+        OptionError, match=r"a view has the labels of its dataset; add them there: view.cache"
+    ):
+        view.add_labels("new", [1, 2])
+    with pytest.raises(
+        OptionError, match=r"a view has the labels of its dataset; drop them there: view.cach"
+    ):
+        view.drop_labels("y")
+    assert list(view.labels) == ["y", "kind"]
+    view.cache.add_labels("new", range(10))
+    assert view.labels["new"].tolist() == [2, 3]
+    assert opened(path)[2:4].labels["new"].tolist() == [2, 3]
+
+
+def test_selecting_a_field_gives_what_the_samples_hold_whatever_the_labels_say(path):
+    ds = opened(path)
+    fields, batch = ds.select("y", "kind"), [4, 5]
+    before = fields[4], fields.batch(batch)
+    ds.add_labels("y", [0] * 10).drop_labels("kind")
+    for view in (fields, ds.select("y", "kind"), opened(path).select("y", "kind")):
+        assert view[4] == before[0] == {"y": 4, "kind": "a"}
+        assert view.batch(batch)["y"].tolist() == before[1]["y"].tolist() == [4, 5]
+        assert view.batch(batch)["kind"] == ["a", "b"]
+
+
+# ---------------------------------------------------------------------------------------- dropping
+
+
+def test_a_dropped_column_is_gone_for_good_and_may_be_added_again(path):
+    ds = opened(path).add_labels("new", range(10))
+    assert list(ds.drop_labels("new", "y").labels) == ["kind"]
+    make(path, 1, mode="a")
+    check(path, {"kind": [*"ababababab", "a"]})
+    ds.refresh()
+    ds.add_labels("new", {0: "z"})
+    check(path, {"kind": [*"ababababab", "a"], "new": ["z", *[None] * 10]})
+
+
+def test_every_column_can_be_dropped(path):
+    opened(path).drop_labels("kind", "y")
+    check(path, {})
+    edcache.compact(path)
+    check(path, {})
+
+
+def test_only_columns_that_are_there_are_dropped(path):
+    ds = opened(path)
+    with pytest.raises(UnknownLabelError, match='no label "lable"; this archive has: y, kind'):
+        ds.drop_labels("lable")
+    with pytest.raises(OptionError, match=r"drop_labels\(\) takes the names of columns; this archive has: y"):
+        ds.drop_labels()
+    other = opened(path)
+    len(other.labels)
+    ds.drop_labels("y")
+    before = path.read_bytes()
+    other.drop_labels("y")  # which others dropped meanwhile
+    assert path.read_bytes() == before
+
+
+# --------------------------------------------------------------------------------- kinds of archives
+
+
+def test_an_archive_without_labels_gets_some(tmp_path):
+    path = make(tmp_path / "a.zip", keys=())
+    opened(path).add_labels("new", range(10))
+    check(path, {"new": list(range(10))})
+
+
+def test_an_empty_archive_has_columns_without_values(tmp_path):
+    path = make(tmp_path / "a.zip", 0, keys=())
+    opened(path).add_labels("new", [])
+    check(path, {"new": []})
+
+
+def test_an_unsealed_archive_stays_unsealed_and_its_seal_has_the_labels(tmp_path):
+    path = make(tmp_path / "a.zip", seal=False)
+    ds = opened(path).add_labels("new", range(10))
+    assert not ds.reader.sealed
+    expected = {"y": list(range(10)), "kind": ["a", "b"] * 5, "new": list(range(10))}
+    check(path, expected)
+    CacheWriter(path, "a").close()
+    check(path, expected)
+    assert opened(path).reader.sealed
+
+
+class Source:
+    in_memory_keys = ("y",)
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return sample(index)
+
+
+def test_a_lazily_filled_archive_has_labels_before_it_has_samples(tmp_path):
+    path = tmp_path / "a.zip"
+    ds = CachedDataset(Source(), path, lazy=True)
+    ds.add_labels("cluster", np.arange(10) % 3)
+    assert [s["y"] for s in ds.filter(cluster=1)] == [1, 4, 7]
+    ds.add_labels("bright", bright)
+    ds.warmup(num_workers=0)
+    ds.close()
+    values = {"y": list(range(10)), "cluster": [i % 3 for i in range(10)], "bright": list(range(10))}
+    check(path, values)
+    assert CachedDataset(Source(), path).labels["cluster"].tolist() == values["cluster"]
+
+
+def test_a_partly_filled_archive_keeps_the_labels_of_absent_samples_when_it_is_sealed(tmp_path):
+    path = tmp_path / "a.zip"
+    with CacheWriter(path, in_memory_keys=["y"]) as w:
+        for index in (2, 5, 7):
+            w.write(index, sample(index))
+    ds = opened(path).add_labels("new", {2: "a", 7: "b"})
+    y, new = [None, None, 2, None, None, 5, None, 7], [None, None, "a", *[None] * 4, "b"]
+    check(path, {"y": y, "new": new})
+    assert reference.read_zip(path).labels["new"].keys() == {2, 5, 7}
+    ds.add_labels("new", {0: "c"})
+    check(path, {"y": y, "new": ["c", *new[1:]]})
+    edcache.compact(path)
+    check(path, {"y": y, "new": ["c", *new[1:]]})
+
+
+def test_a_few_labels_of_a_dataset_that_claims_any_length_take_no_memory(tmp_path):
+    path = tmp_path / "a.zip"
+    with CacheWriter(path) as w:
+        w.write(10**12, sample(1))
+    with pytest.raises(edcache.errors.LengthError):
+        opened(path).add_labels("new", {7: 1}).labels["new"]
+    assert edcache.verify(path).problems == []
+    assert reference.walk(path).labels == {"new": {7: 1}}
+
+
+def test_labels_are_added_while_others_append(tmp_path):
+    path = make(tmp_path / "a.zip", 40, seal=False)
+    failed = []
+
+    def add(name):
+        try:
+            for version in range(scaled(6)):
+                opened(path).add_labels(name, dict.fromkeys(range(40), version))
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=add, args=(name,)) for name in ("a", "b")]
+    for thread in threads:
+        thread.start()
+    with CacheWriter(path, "a", chunk_size=2) as w:
+        for index in range(40, 80):
+            w.append(sample(index))
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    ds = opened(path)
+    last = [scaled(6) - 1] * 40 + [None] * 40
+    assert column(ds, "a") == column(ds, "b") == last
+    assert column(ds, "y") == list(range(80))
+    assert edcache.verify(path).problems == []
+
+
+def test_an_archive_that_cannot_be_written_says_what_to_do(path, monkeypatch):
+    """A file system that refuses, as a read-only one does whoever asks."""
+    import errno
+
+    from edcache import durable
+    from edcache.errors import StorageError
+
+    class ReadOnly(durable.System):
+        def open(self, path, flags, into):
+            if flags & os.O_RDWR:
+                raise OSError(errno.EROFS, "Read-only file system")
+            super().open(path, flags, into)
+
+    ds = opened(path)
+    with durable.replace_system(ReadOnly()), pytest.raises(StorageError) as raised:
+        ds.add_labels("new", range(10))
+    assert str(raised.value) == (
+        f"{path}: labels are kept in the archive, and it cannot be written here; copy it to where you may "
+        "write, add them there, and open the copy"
+    )
+    assert raised.value.errno == errno.EROFS
+
+
+def test_another_archive_in_its_place_gets_no_labels(path, tmp_path):
+    ds = opened(path)
+    os.replace(make(tmp_path / "b.zip"), path)
+    with pytest.raises(edcache.errors.StaleArchiveError, match="another archive is here now than the one"):
+        ds.add_labels("new", range(10))
+
+
+def test_an_archive_that_must_be_the_published_one_keeps_its_labels(path):
+    ds = CachedDataset.from_cache(path, expected_digest=edcache.digest(path))
+    for change in (lambda: ds.add_labels("new", range(10)), lambda: ds.drop_labels("y")):
+        with pytest.raises(OptionError, match="opened with expected_digest=, so that it must stay the file"):
+            change()
+
+
+def test_ten_columns_of_a_million_are_kept_as_bytes(tmp_path):
+    """No object per value: a process with little memory to spare adds them."""
+    import tracemalloc
+
+    count = 50_000
+    path = tmp_path / "a.zip"
+    with CacheWriter(path, chunk_size=25_000) as w:
+        w.extend(range(count))
+    ds = opened(path)
+    values = np.arange(count)
+    tracemalloc.start()
+    ds.add_labels("new", values)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 20 * values.nbytes
+    assert np.array_equal(ds.labels["new"], values)
+    assert not ds.labels["new"].flags.owndata
+
+
+# --------------------------------------------------------------------------------------- housekeeping
+
+
+def everything(path):
+    """An archive with every kind of revision in it, and its labels."""
+    make(path, seal=False)
+    ds = opened(path).add_labels("a", range(10)).add_labels("y", {1: 11, 2: 12})
+    make(path, 3, mode="a")
+    ds.refresh()
+    ds.add_labels("b", [f"b{i}" for i in range(13)]).add_labels("gone", range(13))
+    with CacheWriter(path, "a") as w:
+        w.write(2, sample(2))
+        w.write(15, sample(15))
+    ds.refresh()
+    ds.drop_labels("gone", "kind").add_labels("kind", [math.pi] * 16)
+    y = [0, 11, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, None, None, 15]
+    b = [*(f"b{i}" for i in range(13)), None, None, None]
+    return {"y": y, "a": [*range(10), *[None] * 6], "b": b, "kind": [math.pi] * 16}
+
+
+def test_compacting_folds_all_revisions_into_one_and_changes_no_label(tmp_path):
+    path, one, two = (tmp_path / f"{name}.zip" for name in "abc")
+    expected = everything(path)
+    check(path, expected)
+    edcache.compact(path, one)
+    check(one, expected)
+    assert [e.fields["kind"] for e in reference.entries(one)].count(reference.REVISION) == 1
+    edcache.compact(one, two)
+    assert one.read_bytes() == two.read_bytes()
+    edcache.compact(path)
+    assert path.read_bytes() == one.read_bytes()
+    assert not edcache.compact(path).rewritten
+    assert opened(path).select("kind")[1] == {"kind": "b"}
+    opened(path).add_labels("b", {0: "new"})
+    expected["b"][0] = "new"
+    check(path, expected)
+
+
+def test_repairing_a_sound_archive_keeps_every_label(tmp_path):
+    path, mended = tmp_path / "a.zip", tmp_path / "b.zip"
+    expected = everything(path)
+    report = edcache.repair(path, mended)
+    assert report.is_whole
+    check(mended, expected)
+    assert opened(mended).select("kind")[1] == {"kind": "b"}
+
+
+def revisions(path):
+    return [e for e in reference.entries(path) if e.fields["kind"] == reference.REVISION]
+
+
+def damaged(path, entry, at=100):
+    data = bytearray(path.read_bytes())
+    data[entry.fields["offset"] + entry.fields["nbytes"] + at] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_revision_is_found_and_repaired_from_the_seal(tmp_path):
+    path, mended = tmp_path / "a.zip", tmp_path / "b.zip"
+    expected = everything(path)
+    for entry in revisions(path):
+        copy = tmp_path / "copy.zip"
+        shutil.copyfile(path, copy)
+        damaged(copy, entry)
+        name = f"labels/{entry.fields['seq']:08d}"
+        assert any(f"{name} has crc32" in problem for problem in edcache.verify(copy).problems)
+        report = edcache.repair(copy, mended)
+        assert report.lost_revisions == []
+        check(mended, expected)
+        mended.unlink()
+
+
+def test_a_damaged_revision_that_no_seal_covers_is_named_and_the_others_kept(tmp_path):
+    path, mended = make(tmp_path / "a.zip", seal=False), tmp_path / "b.zip"
+    ds = opened(path).add_labels("a", range(10)).add_labels("b", range(10)).add_labels("c", range(10))
+    entry = revisions(path)[1]
+    damaged(path, entry)
+    cache = opened(path)
+    assert list(cache.labels) == ["y", "kind", "a", "c"]
+    assert [line for line in cache.reader.damaged if "labels/" in line] == [
+        f"{path}: labels/{entry.fields['seq']:08d} at offset {entry.fields['offset']:,}: its table fails its "
+        f'crc32; run "edcache verify {path}"'
+    ]
+    with pytest.raises(CorruptArchiveError, match="its table fails its crc32"):
+        ds.add_labels("d", range(10))
+    report = edcache.repair(path, mended)
+    name = f"labels/{entry.fields['seq']:08d}"
+    assert (report.lost_revisions, report.is_whole) == ([name], False)
+    said = list(repair_lines("a.zip", "b.zip", report))
+    assert f"lost: what {name} said of labels; add or drop them again" in said
+    assert any(line.split() == ["labels", "lost", "1", "revision"] for line in said)
+    y, kind = list(range(10)), ["a", "b"] * 5
+    check(mended, {"y": y, "kind": kind, "a": y, "c": y})
+
+
+def test_labels_arrow_that_does_not_say_what_the_revisions_say_is_no_sound_archive(path, tmp_path):
+    ds = opened(path).add_labels("new", [100] * 10)
+    seal = reference.entries(path)[-1]
+    data = bytearray(path.read_bytes())
+    start = seal.fields["offset"]
+    at = data.index(np.int64(100).tobytes(), start + seal.fields["nbytes"])
+    data[at] = 101
+    path.write_bytes(data)
+    with pytest.raises(CorruptArchiveError, match=r"labels.arrow at offset .* fails its crc32"):
+        opened(path).labels["new"]
+    assert any("labels.arrow" in problem for problem in edcache.verify(path).problems)
+    assert ds is not None
+
+
+def test_labels_that_are_nan_are_sound(tmp_path):
+    path = make(tmp_path / "a.zip")
+    opened(path).add_labels("f", [math.nan] * 10).add_labels("l", [[math.nan]] * 10)
+    assert edcache.verify(path).problems == []
+
+
+# -------------------------------------------------------------------------------------- random play
+
+
+def test_any_sequence_of_writes_and_revisions_gives_the_labels_of_a_plain_model(tmp_path, tally):
+    rng = seeded("relabel")
+    runs = scaled(24)
+    for run in range(runs):
+        _play(tmp_path / f"{run}.zip", rng)
+    tally("label revision runs", runs)
+
+
+POOL = {
+    "ints": lambda rng: rng.randrange(-3, 300),
+    "floats": lambda rng: rng.random(),
+    "texts": lambda rng: rng.choice(["a", "bb", "ünd", ""]),
+    "lists": lambda rng: [rng.randrange(5) for _ in range(rng.randrange(3))],
+    "bools": lambda rng: rng.random() < 0.5,
+}
+
+
+def _play(path: Path, rng: random.Random) -> None:
+    keys = rng.choice([[], ["y"], ["y", "kind"]])
+    options = {"chunk_size": rng.randrange(1, 6), "publish_seconds": None, "sync": "never"}
+    told: dict[str, dict] = {name: {} for name in keys}
+    added: dict[str, dict] = {}
+    kinds: dict[str, str] = {}
+    records: set[int] = set()
+    w = CacheWriter(path, in_memory_keys=keys, **options)
+    for _ in range(rng.randrange(3, 12)):
+        length = max(records, default=-1) + 1
+        step = rng.choice(["write", "write", "seal", "add", "change", "drop", "compact"])
+        if step == "write":
+            for _ in range(rng.randrange(1, 8)):
+                index = rng.randrange(length + 3)
+                w.write(index, sample(index))
+                w.flush()
+                records.add(index)
+                for name in told:
+                    told[name][index] = sample(index)[name]
+        elif step == "seal":
+            w.seal()
+        elif step == "compact":
+            w.close()
+            edcache.compact(path)
+            w = CacheWriter(path, "a", **options)
+        elif step == "add":
+            name = rng.choice("abc")
+            kinds[name] = rng.choice(list(POOL))
+            values = [rng.choice([None, POOL[kinds[name]](rng)]) for _ in range(length)]
+            opened(path).add_labels(name, values)
+            added[name] = dict(enumerate(values))
+        elif step == "change" and length:
+            name = rng.choice([*told, *added, "d"])
+            make_value = (
+                POOL[kinds.setdefault(name, "ints")]
+                if name not in told
+                else {"y": POOL["ints"], "kind": POOL["texts"]}[name]
+            )
+            values = {rng.randrange(length): make_value(rng) for _ in range(rng.randrange(1, 5))}
+            opened(path).add_labels(name, values)
+            (told if name in told else added).setdefault(name, {}).update(values)
+        elif step == "drop" and (told or added):
+            name = rng.choice([*told, *added])
+            opened(path).drop_labels(name)
+            (told if name in told else added).pop(name)
+            kinds.pop(name, None)
+        expected = {**told, **added}
+        ds = opened(path)
+        length = len(ds)
+        found = {name: column(ds, name) for name in ds.labels}
+        assert set(found) == set(expected), step
+        for name, values in expected.items():
+            assert found[name] == [values.get(index) for index in range(length)], (name, step)
+    w.close()
+    expected = {**told, **added}
+    values = {name: [expected[name].get(i) for i in range(length)] for name in opened(path).labels}
+    check(path, values)
+    mended = path.with_suffix(".mended")
+    assert edcache.repair(path, mended).is_whole
+    check(mended, values)
+
+
+# ------------------------------------------------------------------------------------ other processes
+
+
+ADD = """
+import sys, numpy as np
+from edcache import CachedDataset
+CachedDataset.from_cache(sys.argv[1]).add_labels("new", np.arange(10))
+"""
+
+
+def test_another_process_sees_labels_after_refresh(path):
+    ds = opened(path)
+    assert "new" not in ds.labels
+    subprocess.run([sys.executable, "-c", ADD, path], check=True)
+    assert "new" not in ds.labels
+    ds.refresh()
+    assert ds.labels["new"].tolist() == list(range(10))
+    assert json.loads(json.dumps(ds.info()["labels"])) == ["y", "kind", "new"]
+
+
+@pytest.mark.parametrize("sync", ["never", "seal"])
+def test_labels_that_are_added_before_a_seal_are_synced_as_the_fill_asks(tmp_path, sync):
+    class Counting(durable.System):
+        syncs = 0
+
+        def sync(self, fd):
+            self.syncs += 1
+            super().sync(fd)
+
+    cache = CachedDataset([{"x": i} for i in range(5)], tmp_path / "a.zip", lazy=True, sync=sync)
+    with durable.replace_system(Counting()) as system:
+        cache.add_labels("z", {0: 7})
+    assert not cache.reader.sealed
+    assert (system.syncs > 0) == (sync == "seal")
+    assert CachedDataset.from_cache(tmp_path / "a.zip", allow_partial=True).labels["z"][0] == 7

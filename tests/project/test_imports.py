@@ -1,0 +1,79 @@
+"""What is heavy to import is imported where it is used: a first sample is not to wait for it."""
+
+import subprocess
+import sys
+
+import pytest
+
+from edcache import CacheWriter
+
+# Some versions of torch import one or another of these themselves; that is not counted.
+HEAVY = ["pyarrow.compute", "pyarrow.acero", "pyarrow.dataset", "pandas", "tqdm.auto", "click", "pydoc"]
+
+# The arguments: an archive, what to do with it, and names of modules.
+SCRIPT = """
+import sys
+import numpy, torch
+before = set(sys.modules)
+import edcache
+dataset = edcache.CachedDataset.from_cache(sys.argv[1])
+exec(sys.argv[2])
+print(*(name for name in sys.argv[3:] if name in sys.modules and name not in before))
+"""
+
+
+@pytest.fixture(params=["sealed", "growing"])
+def path(request, tmp_path):
+    """An archive of several chunks; to open a growing one merges their tables."""
+    path = tmp_path / "a.zip"
+    writer = CacheWriter(path, in_memory_keys=["label", "name", "score"], chunk_size=2)
+    for i in range(6):
+        writer.append({"x": [i] * 4, "label": i, "name": f"n{i}", "score": i / 2})
+    writer.close() if request.param == "sealed" else writer.abort()
+    return path
+
+
+def imported(path, action):
+    """Which of HEAVY a fresh process imports to open the archive and do the action."""
+    command = [sys.executable, "-c", SCRIPT, str(path), action, *HEAVY]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+
+
+def test_opening_an_archive_and_reading_a_sample_imports_nothing_heavy(path):
+    assert imported(path, "assert dataset[1]['x'] == [1] * 4") == []
+
+
+def test_naming_the_classes_does_not_load_pyarrow():
+    code = (
+        "import sys, torch; before = set(sys.modules); import edcache\n"
+        "edcache.CachedDataset, edcache.CacheWriter, edcache.Labels, edcache.samplers.Balanced\n"
+        "print('pyarrow' in set(sys.modules) - before)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert answer.stdout == "False\n"
+
+
+def test_a_label_column_of_numbers_imports_nothing_heavy(path):
+    assert imported(path, "assert dataset.labels['label'][5] == 5; dataset.labels['score']") == []
+
+
+def test_filtering_by_a_number_imports_nothing_heavy(path):
+    assert imported(path, "assert len(dataset.filter(label=3)) == 1") == []
+
+
+def test_other_conditions_are_what_imports_them(path):
+    """Else the tests above would find nothing whatever is imported."""
+    found = imported(path, "assert len(dataset.filter('label == 3')) == 1")
+    assert {"pyarrow.compute", "pyarrow.acero"} <= set(found)
+
+
+BUILD = """
+labels = dict(i=1, f=0.5, b=True, t="x", n=None, d=datetime.date(2020, 1, 2), l=[1, 2])
+with edcache.CacheWriter(sys.argv[1] + ".new", in_memory_keys=list(labels)) as w:
+    w.append({"x": torch.ones(3), **labels})
+    w.append({"x": torch.ones(3), **dict.fromkeys(labels)})
+"""
+
+
+def test_writing_an_archive_with_labels_imports_nothing_heavy(path):
+    assert imported(path, "import datetime\n" + BUILD) == []

@@ -1,0 +1,100 @@
+"""The package stays small and plain. What exceeds a limit is named here; the lists only become shorter."""
+
+import ast
+import re
+from pathlib import Path
+
+import edcache
+
+FILES = sorted(Path(edcache.__file__).parent.rglob("*.py"))
+
+# The most, and by how much the package may be below that until the number is lowered.
+LINES, SLACK = 41_700, 1_000
+
+# Of each function, its docstring included.
+FUNCTION_LINES = 60
+LONG = {"CachedDataset.__init__", "export"}
+
+# Of each function, without self. The doors of the package take every option by its name.
+PARAMETERS = 8
+DOORS = {
+    "Building.__init__",
+    "ByLength.__init__",
+    "CacheWriter.__init__",
+    "CachedDataset.__init__",
+    "Loader.__init__",
+    "Readable.loader",
+    "Reader.__init__",
+    "fill",
+}
+
+# Of each class, without what it inherits.
+METHODS = 30
+LARGE = {"AnyReader", "Appender", "File", "Hold", "Reader", "RedisAppender", "RedisReader", "_Parser"}
+
+REASON = re.compile(r"# (?!noqa)|# noqa: \w+ - ")
+FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def definitions(node, prefix=""):
+    """Every function and class below a node, with its name: Class.method, function.inner."""
+    for child in ast.iter_child_nodes(node):
+        name = prefix
+        if isinstance(child, FUNCTION | ast.ClassDef):
+            name = f"{prefix}{child.name}."
+            yield name[:-1], child
+        yield from definitions(child, name)
+
+
+def parameters(function):
+    """How many a caller may give."""
+    a = function.args
+    named = [one.arg for one in [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg] if one]
+    return len(named) - (named[:1] in (["self"], ["cls"]))
+
+
+TREES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
+ALL = [found for tree in TREES.values() for found in definitions(tree)]
+FUNCTIONS = [(name, node) for name, node in ALL if isinstance(node, FUNCTION)]
+
+
+def test_the_package_has_so_many_lines():
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in FILES)
+    assert lines <= LINES, f"{lines:,} lines"
+    assert lines > LINES - SLACK, f"{lines:,} lines: lower the limit"
+
+
+def test_functions_are_short():
+    long = {name for name, node in FUNCTIONS if node.end_lineno - node.lineno >= FUNCTION_LINES}
+    assert long == LONG
+
+
+def test_functions_take_few_parameters_but_for_the_doors():
+    assert {name for name, node in FUNCTIONS if parameters(node) > PARAMETERS} == DOORS
+
+
+def test_classes_have_few_methods():
+    def methods(node):
+        return sum(isinstance(child, FUNCTION) for child in node.body)
+
+    classes = [(name, node) for name, node in ALL if isinstance(node, ast.ClassDef)]
+    assert {name for name, node in classes if methods(node) > METHODS} == LARGE
+
+
+def test_whoever_catches_everything_raises_it_again_or_says_why_not():
+    """The reason is a comment above the `try`, above or in the line of the `except`, or first in its body."""
+    silent = set()
+    for file, tree in TREES.items():
+        lines = file.read_text(encoding="utf-8").splitlines()
+        handlers = [(t, h) for t in ast.walk(tree) if isinstance(t, ast.Try) for h in t.handlers]
+        for block, handler in handlers:
+            caught = {"BaseException"} if handler.type is None else names_of(handler.type)
+            if caught & {"Exception", "BaseException"} and not isinstance(handler.body[-1], ast.Raise):
+                beside = [lines[block.lineno - 2], *lines[handler.lineno - 2 : handler.body[0].lineno]]
+                if not any(REASON.search(line) for line in beside):
+                    silent.add(f"{file.name}:{handler.lineno}")
+    assert silent == set()
+
+
+def names_of(node):
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}

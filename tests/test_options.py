@@ -1,0 +1,93 @@
+"""Options: one object of each, the same names and types for keywords, and what help() shows."""
+
+import inspect
+import pickle
+import re
+from dataclasses import fields, replace
+from typing import get_type_hints
+
+import pytest
+
+import edcache
+from edcache import CachedDataset, CacheOptions, CacheWriter, FillOptions, Reader, ReadOptions, WriteOptions
+from edcache import options as room
+from edcache.errors import OptionError
+
+KEYWORDS = {
+    ReadOptions: room.ReadKeywords,
+    room.OpenOptions: room.OpenKeywords,
+    WriteOptions: room.WriteKeywords,
+    FillOptions: room.FillKeywords,
+    CacheOptions: room.CacheKeywords,
+}
+DOORS = {
+    CachedDataset: CacheOptions,
+    CachedDataset.from_cache: room.OpenOptions,
+    CachedDataset.warmup: FillOptions,
+    edcache.cachable: CacheOptions,
+    CacheWriter: WriteOptions,
+    Reader: ReadOptions,
+}
+
+
+@pytest.mark.parametrize("kind", KEYWORDS, ids=lambda kind: kind.__name__)
+def test_keywords_have_the_names_and_types_of_the_fields(kind):
+    assert get_type_hints(KEYWORDS[kind]) == get_type_hints(kind)
+
+
+@pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__qualname__)
+def test_help_names_and_describes_every_option_once(door):
+    parameters = inspect.signature(door).parameters
+    assert not [p for p in parameters.values() if p.kind is p.VAR_KEYWORD]
+    for field in fields(DOORS[door]):
+        if (door, field.name) != (CachedDataset.warmup, "num_workers"):
+            assert (parameters[field.name].default, parameters[field.name].kind) == (field.default, 3)
+        assert len(re.findall(rf"^ +{field.name}: ", inspect.getdoc(door), re.MULTILINE)) == 1
+
+
+def test_an_unknown_option_is_told_with_the_one_that_was_meant(tmp_path):
+    path = tmp_path / "a.zip"
+    for call, name in [
+        (lambda: CachedDataset([1], path, verfy="open"), "CachedDataset"),
+        (lambda: CachedDataset.from_cache(path, verfy="open"), "from_cache"),
+        (lambda: edcache.cachable(path, verfy="open"), "cachable"),
+        (lambda: Reader(path, verfy="open"), "Reader"),
+    ]:
+        with pytest.raises(OptionError, match=rf"{name}\(\) takes .*, not verfy; did you mean verify\?"):
+            call()
+    with pytest.raises(OptionError, match=r"CacheWriter\(\) takes .*, not chunksize; did you mean chunk_"):
+        CacheWriter(path, chunksize=3)
+    assert not path.exists()
+
+
+def test_an_object_says_what_keywords_say_and_keywords_stand_in_its_place(tmp_path):
+    options = CacheOptions(chunk_size=2, in_memory_keys=["y"], zero_copy=True)
+    source = [{"y": k} for k in range(5)]
+    ds = CachedDataset(source, tmp_path / "a.zip", options, zero_copy=False)
+    assert (ds.reader.chunks, list(ds.labels), ds.zero_copy) == (3, ["y"], False)
+    assert CachedDataset(None, tmp_path / "a.zip", options).zero_copy
+    with CacheWriter(tmp_path / "b.zip", "x", WriteOptions(in_memory_keys=["y"])) as w:
+        w.extend(source)
+    assert Reader(tmp_path / "b.zip", options).label_names == ["y"]
+    with pytest.raises(OptionError, match="verify='often'; choose one of 'touch', 'open', 'always', 'never'"):
+        Reader(tmp_path / "b.zip", options, verify="often")
+
+
+def test_a_fill_takes_the_options_of_its_warmup_for_that_once(tmp_path):
+    tries = []
+
+    class Source(list):
+        def __getitem__(self, k):
+            tries.append(k)
+            if len(tries) < 3:
+                raise ValueError(k)
+            return super().__getitem__(k)
+
+    ds = CachedDataset(Source([7]), tmp_path / "a.zip", lazy=True, fingerprint=False)
+    assert ds.warmup(retries=2, progress=False).complete
+    assert tries == [0, 0, 0]
+
+
+def test_what_belongs_to_a_process_stays_in_it():
+    options = FillOptions(executor=object(), progress=lambda done, total: None, retries=2)
+    assert pickle.loads(pickle.dumps(options)) == replace(options, executor=None, progress=None)

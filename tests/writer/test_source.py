@@ -1,0 +1,866 @@
+"""Two sources are never taken for one: what tells them apart, and what does not."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import enum
+import functools
+import gc
+import importlib
+import itertools
+import json
+import linecache
+import logging
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
+
+import edcache
+from edcache import CachedDataset, CacheWriter, Reader, cachable
+from edcache.errors import OptionError, StaleCacheError
+from edcache.fingerprint import source_digest, source_fingerprint
+from edcache.present.reports import fingerprint_lines
+from edcache.redis.keys import prefix_for
+
+COUNT = 4
+
+
+class Split(enum.Enum):
+    TRAIN = 1
+    VAL = 2
+
+
+class Resize:
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+class Compose:
+    def __init__(self, *transforms: Any) -> None:
+        self.transforms = list(transforms)
+
+    def __call__(self, x: Any) -> Any:
+        for transform in self.transforms:
+            x = transform(x)
+        return x
+
+
+class Source:
+    """Whatever attributes it is given."""
+
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
+class Other(Source):
+    """Of another class than a Source."""
+
+
+class Point(NamedTuple):
+    x: Any
+    y: Any = 0
+
+
+@dataclasses.dataclass
+class Record:
+    split: str
+    size: int = 32
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    size: int
+    tags: Any = ()
+
+
+class Slotted:
+    __slots__ = ("__secret", "empty", "split")
+
+    def __init__(self, split: str, secret: int = 0) -> None:
+        self.split, self.__secret = split, secret
+
+    def __len__(self) -> int:
+        return COUNT
+
+    def __getitem__(self, i: int) -> int:
+        return i
+
+
+def keep(x: Any) -> Any:
+    return x
+
+
+def adder(k: Any) -> Any:
+    return lambda x: x + k
+
+
+def described(source: Any) -> dict[str, Any]:
+    attributes: dict[str, Any] = source_fingerprint(source)["attributes"]
+    return attributes
+
+
+def text_of(source: Any) -> str:
+    return json.dumps(described(source))  # True is not 1
+
+
+def assert_stale(first: Any, second: Any, path: Path, *texts: str, **options: Any) -> None:
+    with CachedDataset(first, path, **options) as filled:
+        filled[0]  # a lazy cache without a sample gives way to another source's
+    with pytest.raises(StaleCacheError) as caught:
+        CachedDataset(second, path, **options)
+    for text in texts:
+        assert text in str(caught.value)
+    CachedDataset(first, path, **options)
+    CachedDataset(second, path, fingerprint=False, **options)
+
+
+# ------------------------------------------------------------------------------------------- different
+
+
+def test_another_source_of_the_class_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    CachedDataset(Source(split="train", size=32, flip=True), path)
+    with pytest.raises(StaleCacheError) as caught:
+        CachedDataset(Source(split="val", size=224, flip=True), path)
+    assert str(caught.value) == (
+        f"{path}: made by another source:\n"
+        "  attribute split: 'train' in the archive, 'val' now\n"
+        "  attribute size: 32 in the archive, 224 now\n"
+        "use another path, or pass keep_existing=False to build it anew; if that makes no other samples, let "
+        "a method __edcache_fingerprint__() of the source return what does, or compare nothing with "
+        "fingerprint=False"
+    )
+
+
+MANY = [f"{i}.png" for i in range(20_000)]
+LAMBDAS = [lambda x: x + 1, lambda x: x * 2]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (None, 0),
+        (0, False),
+        (1, True),
+        (1, 1.0),
+        (0.0, -0.0),
+        (0.5, np.float64(0.5)),
+        (np.float32(0.5), np.float64(0.5)),
+        ("a", "b"),
+        ("a" * 1_000, "a" * 999 + "b"),
+        (b"a", "a"),
+        (1 << 3000, (1 << 3000) + 1),
+        (Path("a"), Path("b")),
+        (Split.TRAIN, Split.VAL),
+        ((1, 2), (1, 3)),
+        ((1, 2), [1, 2]),
+        ({"a": 1}, {"a": 2}),
+        ({}, {"a": 1}),
+        ({"a", "b"}, {"a", "c"}),
+        (collections.deque([1, 2]), collections.deque([1, 3])),
+        (MANY, list(reversed(MANY))),
+        (MANY, MANY[1:]),
+        (MANY, [f"{name}2" for name in MANY]),
+        (list(range(100_000)), random.Random(1).sample(range(100_000), 100_000)),
+        (np.arange(5), np.arange(1, 6)),
+        (np.zeros(5), np.zeros(5, np.float32)),
+        (np.zeros((2, 3)), np.zeros((3, 2))),
+        (np.zeros((500, 500)), np.ones((500, 500))),
+        (torch.zeros(3), torch.ones(3)),
+        (np.array([None, "a"]), np.array([None, "b"])),
+        (Resize(32), Resize(64)),
+        (None, Resize(64)),
+        (Compose(Resize(32), Resize(64)), Compose(Resize(64), Resize(32))),
+        (Compose(Resize(32)), Compose(Resize(32), Resize(32))),
+        ({"train": Resize(32)}, {"train": Resize(64)}),
+        (Config(1), Config(2)),
+        (Point(1), Point(2)),
+        (SimpleNamespace(a=1), SimpleNamespace(a=2)),
+        (argparse.Namespace(a=1), argparse.Namespace(a=2)),
+        (LAMBDAS[0], LAMBDAS[1]),
+        (adder(1), adder(2)),
+        (keep, len),
+        (functools.partial(keep, x=1), functools.partial(keep, x=2)),
+        (functools.partial(Resize, 1), functools.partial(Resize, 2)),
+        (Resize(1).__call__, Resize(2).__call__),
+        (Resize, Compose),
+        (torch.float32, torch.float16),
+        (torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)),
+        (torch.nn.Dropout(0.1), torch.nn.Dropout(0.2)),
+        (torch.nn.Dropout(0.1).eval(), torch.nn.Dropout(0.1).train()),
+        (slice(1), slice(2)),
+        (range(3), range(4)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_attributes_that_differ_are_told_apart(one: Any, other: Any) -> None:
+    assert text_of(Source(a=one)) != text_of(Source(a=other))
+    assert text_of(Source(a=one)) == text_of(Source(a=one))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([1, 2, 3, 4], [1, 2, 3, 5]),
+        (range(4), range(1, 5)),
+        (np.zeros(4), np.ones(4)),
+        (torch.zeros(4), torch.ones(4)),
+        ((1, 2), (1, 3)),
+        (Point(1), Point(2)),
+        (Record("train"), Record("val")),
+        (Slotted("train"), Slotted("val")),
+        (Slotted("train", 1), Slotted("train", 2)),
+        (Subset(Source(), [0, 1]), Subset(Source(), [0, 2])),
+        (Subset(Source(a=1), [0, 1]), Subset(Source(a=2), [0, 1])),
+        (Subset(Source(), range(100_000)), Subset(Source(), range(1, 100_001))),
+        (ConcatDataset([Source(a=1), Source(a=2)]), ConcatDataset([Source(a=2), Source(a=1)])),
+        (ConcatDataset([Source()]), ConcatDataset([Other()])),
+        (TensorDataset(torch.zeros(4)), TensorDataset(torch.ones(4))),
+        (Source(datasets=[Source(a=1)] * 40), Source(datasets=[Source(a=2)] * 40)),
+        (Source(dataset=Source(dataset=Source(a=1))), Source(dataset=Source(dataset=Source(a=2)))),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_sources_that_differ_are_told_apart(one: Any, other: Any) -> None:
+    assert source_fingerprint(one) != source_fingerprint(other)
+    assert source_fingerprint(one) == source_fingerprint(one)
+
+
+def test_two_parts_of_one_split_are_two_sources(tmp_path: Path) -> None:
+    source = Source()
+    one, other = random_split(source, [2, 2], torch.Generator().manual_seed(1))
+    assert_stale(one, other, tmp_path / "a.zip", "attribute indices: [")
+
+
+def test_what_a_wrapper_holds_has_names(tmp_path: Path) -> None:
+    one, other = (
+        Subset(Source(split="train", transform=Compose(Resize(3), Resize(size))), [0, 1]) for size in (4, 5)
+    )
+    text = "attribute dataset.transform.transforms[1]: test_source:Resize(size=4) in the archive, "
+    assert_stale(one, other, tmp_path / "a.zip", text + "test_source:Resize(size=5) now")
+
+
+def test_an_attribute_that_others_set_is_noticed(tmp_path: Path) -> None:
+    source = Source(split="train")
+    CachedDataset(source, tmp_path / "a.zip")
+    source.split = "val"
+    with pytest.raises(StaleCacheError, match="attribute split: 'train' in the archive, 'val' now"):
+        CachedDataset(source, tmp_path / "a.zip")
+
+
+def test_a_rank_that_a_source_keeps_is_compared(tmp_path: Path) -> None:
+    text = "attribute rank: 0 in the archive, 1 now"
+    assert_stale(Source(rank=0), Source(rank=1), tmp_path / "a.zip", text)
+
+
+def test_an_attribute_that_came_or_went_is_noticed(tmp_path: Path) -> None:
+    text = "attribute flip: absent in the archive, 0.5 now"
+    assert_stale(Source(), Source(flip=0.5), tmp_path / "a.zip", text)
+
+
+@pytest.mark.parametrize("options", [{"lazy": True}, {"num_workers": 2}, {"grow": True}], ids=str)
+def test_another_source_is_noticed_however_it_is_filled(tmp_path: Path, options: dict[str, Any]) -> None:
+    assert_stale(Source(a=1), Source(a=2), tmp_path / "a.zip", "attribute a: 1", **options)
+
+
+def test_another_stream_is_noticed(tmp_path: Path) -> None:
+    one, other = Stream(1), Stream(2)
+    assert_stale(one, other, tmp_path / "a.zip", "attribute first: 1 in the archive, 2 now")
+
+
+class Stream:
+    def __init__(self, first: int) -> None:
+        self.first, self.position = first, 0
+
+    def __iter__(self) -> Any:
+        for i in range(COUNT):
+            self.position = self.first + i
+            yield self.position
+
+
+def test_a_stream_that_says_what_it_is_keeps_that_beside_its_workers(tmp_path: Path) -> None:
+    class Told(torch.utils.data.IterableDataset):
+        def __init__(self, seed: int) -> None:
+            self.seed = seed
+
+        def __iter__(self) -> Any:
+            yield from range(COUNT)
+
+        def __edcache_fingerprint__(self) -> Any:
+            return {"seed": self.seed}
+
+    text = "argument seed: 1 in the archive, 2 now"
+    assert_stale(Told(1), Told(2), tmp_path / "a.zip", text, num_workers=1)
+
+
+def test_keep_existing_builds_anew_for_another_source(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    CachedDataset(Source(a=1), path)
+    CachedDataset(Source(a=2), path, keep_existing=False)
+    CachedDataset(Source(a=2), path)
+
+
+def test_two_sources_that_begin_one_archive_at_a_time_are_noticed(tmp_path: Path) -> None:
+    path, both = tmp_path / "a.zip", threading.Barrier(2)
+
+    class Slow(Source):
+        waits = True
+
+        def __len__(self) -> int:
+            if threading.current_thread() is not threading.main_thread() and self.__dict__.pop(
+                "waits", False
+            ):
+                both.wait(10)  # neither has an archive yet
+            return COUNT
+
+    caught: list[BaseException] = []
+
+    def construct(source: Any) -> None:
+        try:
+            CachedDataset(source, path, progress=False)
+        except StaleCacheError as error:
+            caught.append(error)
+
+    threads = [threading.Thread(target=construct, args=(Slow(a=a, waits=True),)) for a in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(caught) == 1
+
+
+# ---------------------------------------------------------------------------------------------- the same
+
+
+class Counting:
+    """Everything that reading may change, in every way that is common."""
+
+    def __init__(self, split: str = "train", root: str = "/somewhere") -> None:
+        self.split, self.root = split, root
+        self.calls = self.reads = self.hidden = self.named = self.asked = 0
+        self.log: list[int] = []
+        self.cache: dict[int, Any] = {}
+        self.stats = {"calls": 0}
+        self.inner = SimpleNamespace(calls=0, split=split)
+        self.reader = Reading()
+        self.transform = Compose(Tallying())
+        self.handle: Any = None
+        self.lock = threading.Lock()
+        self.rng = random.Random(1)
+        self.generator, self.numpy = torch.Generator(), np.random.default_rng(1)
+        self.ids = itertools.count()
+        self.itself = self
+
+    def __len__(self) -> int:
+        self.asked += 1
+        return COUNT
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        self.calls += 1
+        self.stats["calls"] += 1
+        self.inner.calls += 1
+        self.log.append(i)
+        cache = self.cache
+        cache[i] = self._opened().readline()
+        self.__dict__["hidden"] += 1
+        setattr(self, "named", self.named + 1)  # noqa: B010
+        self.generator.manual_seed(i)
+        sample = self.sample(i)
+        sample["index"] = next(self.ids) * 0 + i
+        return self.transform(sample)
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        return ["a"] * COUNT
+
+    def sample(self, i: int) -> dict[str, Any]:
+        return {"value": self.reader.read(i), "name": self.names[i], "at": self.rng.random() * 0}
+
+    def _opened(self) -> Any:
+        self.reads += 1
+        if self.handle is None:
+            self.handle = open(__file__)  # noqa: SIM115
+        return self.handle
+
+
+class Reading:
+    def __init__(self) -> None:
+        self.position, self.path = 0, "a"
+
+    def read(self, i: int) -> int:
+        self.position = i
+        return i
+
+
+class Tallying:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, x: Any) -> Any:
+        self.count += 1
+        return x
+
+
+def test_a_source_that_was_read_is_the_same_as_a_new_one(tmp_path: Path) -> None:
+    path, source = tmp_path / "a.zip", Counting()
+    for i in range(COUNT):
+        source[i]
+    list(source)
+    assert described(source) == described(Counting())
+    CachedDataset(source, path)
+    for again in (source, Counting()):
+        CachedDataset(again, path)
+    with pytest.raises(StaleCacheError, match="attribute split: 'train' in the archive, 'val' now") as caught:
+        CachedDataset(Counting("val"), path)
+    assert "attribute inner.split: 'train' in the archive, 'val' now" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 4
+    source.handle.close()
+
+
+PROGRAM = """
+import sys, warnings
+warnings.simplefilter("error", RuntimeWarning)
+from test_source import Counting
+from edcache import CachedDataset
+source = Counting()
+for _ in range(2):
+    CachedDataset(source, sys.argv[1], progress=False)
+    source[1]
+CachedDataset(Counting("val"), sys.argv[1])
+"""
+
+
+def test_a_source_that_counts_is_the_same_in_another_process(tmp_path: Path) -> None:
+    path, source = str(tmp_path / "a.zip"), Counting()
+    source[1]
+    CachedDataset(source, path)
+    source.handle.close()
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([*sys.path, str(Path(__file__).parent)])}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, path], env=environment, capture_output=True, text=True
+    )
+    changed = [line for line in done.stderr.splitlines() if line.startswith("  attribute ")]
+    assert changed == [
+        f"  attribute {name}: 'train' in the archive, 'val' now" for name in ("split", "inner.split")
+    ]
+
+
+WITHOUT_SOURCE = """
+class Source:
+    def __init__(self, split):
+        self.split, self.change = split, lambda x: x + 1
+    def __len__(self):
+        return 3
+    def __getitem__(self, i):
+        return self.change(i)
+"""
+
+
+def test_a_class_without_source_is_told_apart_by_its_code(tmp_path: Path) -> None:
+    names: dict[str, Any] = {"__name__": "nowhere"}
+    exec(WITHOUT_SOURCE, names)
+    source = names["Source"]("train")
+    assert set(described(source)) == {"split", "change"}
+    exec(WITHOUT_SOURCE.replace("x + 1", "x + 2"), names)
+    assert_stale(source, names["Source"]("train"), tmp_path / "a.zip", "attribute change: nowhere:Source.")
+
+
+def test_what_reading_changes_in_a_sample_is_none_of_the_source(tmp_path: Path) -> None:
+    class Editing(Source):
+        def __getitem__(self, i: int) -> Any:
+            sample = self.rows[i]
+            sample["a"] = i
+            sample.update(b=i)
+            sample["c"], (sample["d"], _) = i, (i, i)
+            names = list(self.names)
+            names.append("x")
+            return sample
+
+    rows = [{"a": i} for i in range(COUNT)]
+    one, other = (Editing(rows=rows, names=["a", name]) for name in "bc")
+    assert described(one) != described(other)
+    assert "rows" in described(one)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (float("nan"), float("nan")),
+        (Path("a/b"), "a/b"),
+        (threading.Lock(), None),
+        (random.Random(1), random.Random(2)),
+        (torch.Generator(), None),
+        (np.random.default_rng(1), np.random.default_rng(2)),
+        (itertools.count(1), itertools.count(2)),
+        (set("abcdef"), set("fedcba")),
+        (logging.getLogger("a"), None),
+        (sys.__stdout__, None),
+        (threading.Event(), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_attributes_that_are_the_same(one: Any, other: Any) -> None:
+    assert described(Source(a=one)) == described(Source(a=other))
+
+
+def test_an_object_that_says_what_it_is_says_it_where_it_is_held_too() -> None:
+    class Told(Resize):
+        def __edcache_fingerprint__(self) -> Any:
+            return {"size": self.size % 10}
+
+    assert described(Source(a=Told(12))) == described(Source(a=Told(22))) != described(Source(a=Told(13)))
+
+
+def test_vars_that_raise_are_no_attributes() -> None:
+    class Raising(Source):
+        @property
+        def __dict__(self) -> Any:  # type: ignore[override]
+            raise RuntimeError("no")
+
+    assert described(Source(a=Raising.__new__(Raising))) == {"a": None}
+    assert described(Raising.__new__(Raising)) == {"content": None}
+
+
+def test_properties_are_not_called() -> None:
+    class Lazy(Source):
+        @property
+        def content(self) -> Any:
+            raise AssertionError("expensive")
+
+    assert described(Lazy(a=1)) == {"a": 1}
+
+
+def test_the_labels_that_a_source_asks_for_are_not_compared(tmp_path: Path) -> None:
+    assert described(Source(in_memory_keys=["y"])) == {}
+
+
+def test_sources_may_hold_each_other() -> None:
+    one, other = Source(a=1), Source(a=2)
+    one.other, other.other = other, one
+    assert described(one)["other.a"] == 2
+    assert len(json.dumps(described(one))) < 500
+
+
+# --------------------------------------------------------------------------------------- growth and place
+
+
+class Files:
+    def __init__(self, root: Path, names: list[str]) -> None:
+        self.root, self.count = root, len(names)
+        self.files = [str(root / name) for name in names]
+        self.pairs = [(path, i) for i, path in enumerate(self.files)]
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, i: int) -> str:
+        return Path(self.files[i]).name
+
+
+def test_a_source_that_has_grown_is_the_same(tmp_path: Path) -> None:
+    path, names = tmp_path / "a.zip", ["a", "b", "c", "d"]
+    CachedDataset(Files(tmp_path, names[:2]), path)
+    with pytest.raises(StaleCacheError, match="begun for 2 samples, the source has 4 now; grow=True"):
+        CachedDataset(Files(tmp_path, names), path)
+    CachedDataset(Files(tmp_path, names), path, grow=True)
+    assert list(CachedDataset(Files(tmp_path, names), path)) == names
+
+
+def test_a_source_that_has_grown_in_its_middle_is_another(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    CachedDataset(Files(tmp_path, ["a", "c"]), path)
+    with pytest.raises(StaleCacheError, match="attribute files: .*/c'] in the archive, .*/b'] now"):
+        CachedDataset(Files(tmp_path, ["a", "b", "c"]), path, grow=True)
+
+
+def test_files_that_were_moved_are_the_same_with_a_warning(tmp_path: Path) -> None:
+    path, (here, there) = tmp_path / "a.zip", (tmp_path / "here" / "data", tmp_path / "there" / "data")
+    here.mkdir(parents=True)
+    there.parent.mkdir()
+    CachedDataset(Files(here, ["a", "b"]), path)
+    here.rename(there)
+    with pytest.warns(
+        RuntimeWarning, match=f"elsewhere now:\n  attribute root: '{here}' in the archive, '{there}'"
+    ):
+        CachedDataset(Files(there, ["a", "b"]), path)
+    CachedDataset(Files(there, ["a", "b"]), path)  # silently
+
+
+def test_files_of_another_folder_that_is_there_are_others(tmp_path: Path) -> None:
+    path, (here, there) = tmp_path / "a.zip", (tmp_path / "here" / "data", tmp_path / "there" / "data")
+    here.mkdir(parents=True)
+    CachedDataset(Files(here, ["a", "b"]), path)
+    with pytest.raises(StaleCacheError, match=f"attribute root: '{here}' in the archive, '{there}' now"):
+        CachedDataset(Files(there, ["a", "b"]), path)
+
+
+def test_a_folder_under_another_name_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.zip"
+    (tmp_path / "data").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "data")
+    monkeypatch.chdir(tmp_path)
+    CachedDataset(Source(root=tmp_path / "data"), path)
+    for root in ("data", tmp_path / "link", str(tmp_path / "data") + "/"):
+        CachedDataset(Source(root=root), path)
+
+
+# ------------------------------------------------------------------------------------------------ size
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        {f"parameter_{i}": "value" * i for i in range(200)},
+        {"transform": Compose(*[Compose(*[Resize(i) for i in range(10)]) for _ in range(10)])},
+        {"x" * 5_000: 1},
+        {"ä" * 70 + str(i): "ß" * 70 for i in range(40)},
+        {"model": torch.nn.Sequential(*[torch.nn.Conv2d(3, 3, 3) for _ in range(50)])},
+    ],
+    ids=["many", "deep", "a long name", "not of ASCII", "a model"],
+)
+def test_the_head_of_an_archive_stays_one_page(tmp_path: Path, attributes: dict[str, Any]) -> None:
+    path = tmp_path / "a.zip"
+    one, other = Source(last=1, **attributes), Source(last=1, **attributes, added=1)
+    assert_stale(one, other, path, " in the archive, ")
+    header = path.read_bytes()[4096:4100]
+    assert header == b"PK\x03\x04"  # of the first chunk
+
+
+def test_what_changed_is_named_where_all_is_too_long_for_the_head(tmp_path: Path) -> None:
+    def source(size: int) -> Source:
+        return Source(
+            first=1, transform=Compose(*[Compose(*[Resize(size) for _ in range(10)]) for _ in range(10)])
+        )
+
+    path = tmp_path / "a.zip"
+    CachedDataset(source(32), path)
+    with pytest.raises(StaleCacheError) as caught:
+        CachedDataset(source(64), path)
+    changed = [line for line in str(caught.value).splitlines() if line.startswith("  ")]
+    assert changed
+    assert all(line.startswith("  attribute transform.transforms") for line in changed)
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        [f"/data/{i}.png" for i in range(1_000_000)],
+        [(f"/data/{i}.png", i) for i in range(300_000)],
+        range(10**12),
+        np.zeros((4_000, 4_000)),
+        torch.zeros(4_000, 4_000).t(),
+        {i: i for i in range(300_000)},
+        set(range(300_000)),
+        "a" * 10_000_000,
+        b"a" * 10_000_000,
+        [Resize(i) for i in range(100_000)],
+        [[0] * 1_000 for _ in range(10_000)],
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_large_is_looked_at_in_few_places(large: Any) -> None:
+    looked = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal looked
+        looked += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        first = described(Source(a=large))
+    finally:
+        sys.setprofile(None)
+    assert looked < 300_000
+    assert len(json.dumps(first)) < 500
+
+
+# ------------------------------------------------------------------------- archives that say nothing
+
+
+def test_an_archive_that_says_nothing_of_its_source_warns_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with CacheWriter(path) as writer:
+        writer.extend(range(COUNT))
+    CachedDataset(Source(), path, fingerprint=False)
+    with pytest.warns(
+        RuntimeWarning, match="a.zip: says nothing about the source that it was made of"
+    ) as caught:
+        CachedDataset(Source(), path)
+    assert [warning.filename for warning in caught] == [__file__]
+    CachedDataset(Source(), path)
+
+
+def test_without_a_fingerprint_nothing_is_compared(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    CachedDataset(Source(a=1), path, fingerprint=False)
+    assert Reader(path).head.fingerprint is None
+    CachedDataset(Other(a=2), path, fingerprint=False)
+
+
+def test_a_prefix_cannot_be_made_of_nothing() -> None:
+    with pytest.raises(
+        OptionError, match=r"fingerprint=False leaves nothing to make a prefix of; add \?prefix="
+    ):
+        CachedDataset(Source(), "redis://localhost:1/0", fingerprint=False)
+
+
+def test_a_prefix_is_of_one_source_however_much_was_read() -> None:
+    source = Counting()
+    source[1]
+    one, same, other = (
+        prefix_for(source_fingerprint(held)) for held in (Counting(), source, Counting("val"))
+    )
+    source.handle.close()
+    assert one == same != other
+
+
+def test_the_attributes_of_a_source_are_shown(tmp_path: Path) -> None:
+    CachedDataset(Source(split="train", size=(1, 2)), tmp_path / "a.zip")
+    lines = list(fingerprint_lines("a.zip", Reader(tmp_path / "a.zip").head.fingerprint))
+    assert [line.split(None, 1) for line in lines[2:4]] == [
+        ["attribute", "split='train'"],
+        ["attribute", "size=(1, 2)"],
+    ]
+
+
+def test_a_cachable_cache_stays_one_for_its_source(tmp_path: Path) -> None:
+    @cachable(tmp_path / "a.zip")
+    def data() -> Source:
+        return Source(a=1)
+
+    data()
+    CachedDataset(Source(a=2), tmp_path / "a.zip")
+
+
+def test_a_merged_archive_says_nothing_and_a_compacted_one_what_it_said(tmp_path: Path) -> None:
+    one, merged = tmp_path / "one.zip", tmp_path / "merged.zip"
+    CachedDataset(Source(a=1), one)
+    edcache.merge([one], merged)
+    with pytest.warns(RuntimeWarning, match="says nothing"):
+        CachedDataset(Source(a=2), merged)
+    edcache.compact(one)
+    with pytest.raises(StaleCacheError, match="attribute a: 1 in the archive, 2 now"):
+        CachedDataset(Source(a=2), one)
+
+
+# ------------------------------------------------------------------------------------------------- code
+
+MODULE = '''
+class Base:
+    unit = {unit}
+    def __len__(self):
+        return 3
+
+class Scale:
+    def __call__(self, x):
+        return x * {scale}
+
+class Source(Base):
+    """{docstring}"""
+    def __init__(self):
+        self.transform = Scale()
+    def __getitem__(self, i):  # {comment}
+        return self.transform(i)
+'''
+
+
+def load(folder: Path, **changes: Any) -> Any:
+    text = MODULE.format(**{"unit": 1, "scale": 1, "docstring": "", "comment": ""} | changes)
+    (folder / "edited_source.py").write_text(text)
+    sys.modules.pop("edited_source", None)
+    linecache.clearcache()
+    importlib.invalidate_caches()
+    return importlib.import_module("edited_source").Source()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("changes", [{"unit": 2}, {"scale": 2}], ids=str)
+def test_code_that_changed_warns_once(folder: Path, changes: dict[str, int]) -> None:
+    CachedDataset(load(folder), folder / "a.zip")
+    source = load(folder, **changes)
+    text = (
+        "a.zip: the code of edited_source:Source changed since this cache was made; if it makes other samples"
+    )
+    with pytest.warns(RuntimeWarning, match=text):
+        CachedDataset(source, folder / "a.zip")
+    CachedDataset(source, folder / "a.zip")
+    CachedDataset(source, folder / "a.zip", fingerprint=False)
+
+
+def test_comments_and_docstrings_are_no_change_of_code(folder: Path) -> None:
+    CachedDataset(load(folder), folder / "a.zip")
+    CachedDataset(load(folder, docstring="more", comment="why"), folder / "a.zip")
+
+
+# ------------------------------------------------------------------------------------------- Hugging Face
+
+
+def test_a_dataset_that_was_shuffled_again_is_noticed(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"x": list(range(20))})
+    path = tmp_path / "a.zip"
+    one, other = rows.shuffle(seed=1), rows.shuffle(seed=2)
+    assert_stale(one, other, path, "attribute _fingerprint: '")
+    assert_stale(
+        Subset(one, [0]), Subset(other, [0]), tmp_path / "b.zip", "attribute dataset._fingerprint: '"
+    )
+
+
+def test_threads_describe_code_at_once() -> None:
+    expected, caught = source_digest(Counting), []
+
+    def describe() -> None:
+        try:
+            for _ in range(2):
+                assert source_digest(Counting) == expected
+        except BaseException as error:
+            caught.append(error)
+
+    # A collection in the middle of a syntax tree lets other threads run.
+    pause, threshold = (lambda phase, info: time.sleep(0)), gc.get_threshold()
+    gc.callbacks.append(pause)
+    gc.set_threshold(50)
+    try:
+        threads = [threading.Thread(target=describe) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.callbacks.remove(pause)
+        gc.set_threshold(*threshold)
+    assert not caught

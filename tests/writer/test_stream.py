@@ -1,0 +1,248 @@
+"""Iterables and growing sources: stored until they end, continued where they stopped."""
+
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+import edcache
+from edcache import CachedDataset, Reader
+from edcache.errors import LabelError, OptionError, SourceError, StaleCacheError
+from edcache.format import Head
+from edcache.stores import store_at
+from edcache.writer import Appender, ChunkWriter
+
+
+def sample(i):
+    return {"x": torch.full((4,), i), "y": i % 3}
+
+
+class Stream(IterableDataset):
+    """Divides itself among workers, as torch's documentation has it; fails at an index where asked to."""
+
+    def __init__(self, count=50, fails_at=None, odd_at=()):
+        self.count, self.fails_at, self.odd_at = count, fails_at, odd_at
+
+    def __edcache_fingerprint__(self):
+        return {"count": self.count}  # one that fails is the same as one that was mended
+
+    def __iter__(self):
+        info = get_worker_info()
+        first, step = (0, 1) if info is None else (info.id, info.num_workers)
+        for i in range(first, self.count, step):
+            if i == self.fails_at:
+                raise ValueError(f"bad {i}")
+            yield [1] if i in self.odd_at else sample(i)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "a.zip"
+
+
+def store(source, path, **options):
+    return CachedDataset(source, path, in_memory_keys=["y"], **options)
+
+
+def order(path):
+    return [s["x"][0].item() for s in CachedDataset.from_cache(path)]
+
+
+def test_an_iterable_is_stored_until_it_ends(path):
+    ds = store(Stream(), path)
+    assert len(ds) == 50
+    assert ds.complete
+    assert Reader(path).sealed
+    assert order(path) == list(range(50))
+    assert ds.labels["y"].tolist() == [i % 3 for i in range(50)]
+    assert edcache.verify(path).sound
+
+
+def test_any_iterable_will_do(path):
+    assert len(store((sample(i) for i in range(7)), path)) == 7
+    assert order(path) == list(range(7))
+
+
+def test_an_empty_one_makes_an_empty_archive(path):
+    assert len(store(Stream(0), path)) == 0
+    assert Reader(path).sealed
+
+
+def test_a_whole_archive_is_not_iterated_again(path):
+    store(Stream(), path)
+    assert len(store(Stream(fails_at=0), path)) == 50
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_interrupted_one_goes_on_where_it_stopped(path, workers):
+    with pytest.raises(SourceError, match="the source raised at index .*ValueError") as caught:
+        store(Stream(fails_at=31), path, num_workers=workers, chunk_size=4)
+    assert "bad 31" in str(caught.value)
+    kept = Reader(path, allow_partial=True).present
+    assert 25 <= kept <= 31
+    assert not Reader(path, allow_partial=True).sealed
+    told = []
+    ds = store(
+        Stream(), path, num_workers=workers, progress=lambda present, total: told.append((present, total))
+    )
+    assert told[0] == (kept + 1, None)
+    assert sorted(order(path)) == list(range(50))
+    assert ds.complete
+
+
+def test_workers_each_store_their_share_in_the_order_of_a_data_loader(path):
+    store(Stream(), path, num_workers=2)
+    assert order(path) == list(range(50))
+
+
+def test_another_number_of_workers_makes_another_order_so_it_is_noticed(path):
+    with pytest.raises(SourceError):
+        store(Stream(fails_at=31), path, num_workers=2)
+    with pytest.raises(StaleCacheError, match="argument num_workers: 2 in the archive, 1 now"):
+        store(Stream(), path, num_workers=1)
+
+
+def test_a_sample_that_cannot_be_stored_ends_it_or_is_recorded(path):
+    with pytest.raises(LabelError, match=r'a.zip: label "y": sample 7 has no field'):
+        store(Stream(odd_at=[7]), path)
+    ds = store(Stream(odd_at=[7, 49]), path, on_error="skip_final")
+    assert [error.index for error in ds.errors] == [7, 49]
+    assert len(ds) == 50
+    assert ds.complete
+    assert [s["y"] for s in ds.available()] == [i % 3 for i in range(49) if i != 7]
+
+
+def test_what_needs_an_index_is_refused(path):
+    for options in ({"lazy": True}, {"executor": object()}):
+        with pytest.raises(OptionError, match="the source can only be iterated; lazy=True and"):
+            store(Stream(), path, **options)
+    with pytest.raises(OptionError, match="num_workers=2 is for an IterableDataset, which divides itself"):
+        store(iter([sample(0)]), path, num_workers=2)
+
+
+def test_building_anew_begins_with_nothing(path):
+    store(Stream(), path)
+    assert len(store(Stream(20), path, keep_existing=False)) == 20
+
+
+def test_a_killed_one_goes_on_and_two_at_once_store_it_once(path, tmp_path):
+    script = tmp_path / "stream.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import sys, time
+            sys.path[:] = {sys.path!r}
+            from test_stream import Stream, store
+            class Slow(Stream):
+                def __iter__(self):
+                    for made in super().__iter__():
+                        time.sleep(0.04)
+                        yield made
+            Slow.__module__, Slow.__qualname__ = "test_stream", "Stream"
+            store(Slow(), {str(path)!r})
+        """)
+    )
+    first = subprocess.Popen([sys.executable, script])
+    second = subprocess.Popen([sys.executable, script])
+    limit = time.monotonic() + 60
+    while (found := store_at(path).found()) is None or found.present < 5:
+        assert time.monotonic() < limit
+    first.kill()
+    first.wait()
+    assert second.wait(60) == 0
+    assert order(path) == list(range(50))
+    assert Reader(path).sealed
+
+
+# --- sources that have grown ------------------------------------------------------------------------
+
+
+class Counted:
+    def __init__(self, count):
+        self.count, self.computed = count, []
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, i):
+        self.computed.append(i)
+        return sample(i)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_source_that_has_grown_adds_the_rest(path, workers):
+    store(Counted(20), path)
+    source = Counted(35)
+    ds = store(source, path, grow=True, num_workers=workers)
+    assert workers or source.computed == list(range(20, 35))
+    assert len(ds) == 35
+    assert ds.complete
+    assert Reader(path).sealed
+    assert order(path) == list(range(35))
+    assert ds.labels["y"].tolist() == [i % 3 for i in range(35)]
+    again = Counted(35)
+    assert len(store(again, path)) == 35
+    assert again.computed == []
+    with pytest.raises(StaleCacheError, match="begun for 35 samples, the source has 34 now; build it again"):
+        store(Counted(34), path, grow=True)
+
+
+def test_a_lazy_cache_grows_too(path):
+    store(Counted(20), path)
+    ds = store(Counted(35), path, grow=True, lazy=True)
+    assert ds[34]["y"] == 1
+    assert ds.missing.tolist() == list(range(20, 35))
+    ds.close()
+
+
+def test_a_decorated_factory_grows(path):
+    count = [20]
+
+    @edcache.cachable(path, in_memory_keys=["y"], grow=True)
+    def make():
+        return Counted(count[0])
+
+    assert len(make()) == 20
+    count[0] = 25
+    assert len(make()) == 25
+    assert order(path) == list(range(25))
+
+
+# --- what deaths leave ------------------------------------------------------------------------------
+
+
+def test_a_chunk_that_a_power_cut_took_is_stored_again(path):
+    with pytest.raises(SourceError):
+        store(Stream(fails_at=30), path, chunk_size=10)
+    appender = Appender.open(path, Head(bytes(16)), create=False)
+    offset = appender.chain.chunks[1].records_offset
+    appender.close()
+    with open(path, "r+b") as file:
+        file.seek(offset)
+        file.write(b"\xff" * 64)
+    os.utime(path, (1, 1))  # before the kernel started
+    ds = store(Stream(), path, chunk_size=10)
+    assert ds.complete
+    assert order(path) == list(range(50))
+    assert edcache.verify(path).sound
+
+
+def test_a_failure_survives_a_kill_between_it_and_its_chunk(path, monkeypatch):
+    def die(self, *args):
+        raise SystemExit
+
+    monkeypatch.setattr(ChunkWriter, "publish", die)
+    with pytest.raises(SystemExit):
+        store(Stream(odd_at=[3]), path, on_error="skip")
+    monkeypatch.undo()
+    ds = store(Stream(odd_at=[3]), path, on_error="skip")
+    assert [(error.index, error.final) for error in ds.errors] == [(3, True)]
+    assert ds.complete
+    assert ds.missing.tolist() == [3]
+    assert ds.warmup() is ds
+    assert len(pickle.loads(pickle.dumps(ds))) == 50
