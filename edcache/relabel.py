@@ -188,5 +188,5 @@ def _computed(
         # Without one, it draws a seed from the generator of whoever trains.
         generator=torch.Generator(),
     )
-    columns = collected_columns(spec.names, (row for batch in loader for row in batch))
-    return label_revision(columns, None if len(indices) == len(cache) else indices)
+    labels = collected_columns(spec.names, (row for batch in loader for row in batch))
+    return Revision(labels, (), None if len(indices) == len(cache) else indices)

@@ -6,7 +6,6 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 from edcache.dataset import CachedDataset
@@ -21,6 +20,7 @@ from edcache.importers.packaged import BEGUN, ENDED, INDEX, INDEX_NBYTES, STATE,
 from edcache.importers.source import OldCache, read_whole
 from edcache.importers.tensordict import META, Tensordict
 from edcache.importers.webdataset import Webdataset
+from edcache.once import once
 
 _HASH = re.compile(r"[0-9a-f]{32,}\.pt")
 _TAR = re.compile(r".*\.tar", re.DOTALL)
@@ -56,12 +56,12 @@ class _Place:
         """Whether a file is called so."""
         return any(map(pattern.fullmatch, self.names))
 
-    @cached_property
+    @once
     def is_tensordict(self) -> bool:
         """Whether tensordict's description is in the zip or the folder."""
         return META in self.names or (self.is_zip and any(m.name == META for m in listed(self.path)[0]))
 
-    @cached_property
+    @once
     def index(self) -> dict[str, Any]:
         """What the index.json of a folder says, which several systems write; nothing where there is none."""
         if INDEX not in self.names:
@@ -79,7 +79,11 @@ class _Place:
             return False
         with os.scandir(self.path) as entries:
             folders = [entry.path for entry in entries if entry.is_dir()][:_MOST_FOLDERS]
-        return any(name.lower().endswith(EXTENSIONS) for folder in folders for name in os.listdir(folder))
+        for folder in folders:
+            with os.scandir(folder) as entries:
+                if any(entry.name.lower().endswith(EXTENSIONS) for entry in entries):
+                    return True
+        return False
 
 
 class _Kind(NamedTuple):

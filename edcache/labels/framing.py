@@ -19,22 +19,18 @@ _CONTINUES: Final = b"\xff\xff\xff\xff"
 _END: Final = _CONTINUES + bytes(4)
 _MAGIC: Final = b"ARROW1"
 _SCHEMA, _BATCH = 1, 3
+STREAM: Final = 8
+"""Where in a file the stream begins that says the same."""
 _METADATA_KEYS: Final = 2
 _PIECE: Final = 1 << 20
 _BYTE, _INT16, _UINT16 = (struct.Struct(code).unpack_from for code in ("<B", "<h", "<H"))
 _INT32, _UINT32, _INT64 = (struct.Struct(code).unpack_from for code in ("<i", "<I", "<q"))
 _OUTSIDE: Final = "a frame that points out of the bytes"
-# Numbers of Arrow's union of types: an integer, a float, a date, a timestamp, a duration.
-_INT, _FLOAT, _DATE, _TIMESTAMP, _DURATION = 2, 3, 8, 10, 18
-_WITH_UNIT: Final = (_INT, _FLOAT, _DATE, _TIMESTAMP, _DURATION)
-
 
 _Unpack = Callable[[memoryview, int], tuple[Any, ...]]
 
 
 class _Message(NamedTuple):
-    kind: int
-    root: int
     header: int
     body: int
     end: int
@@ -56,14 +52,16 @@ def check_stream(data: Any, max_columns: int) -> tuple[Metadata, int]:
 
 
 def check_file(data: Any, max_columns: int) -> Metadata:
-    """Check an IPC file, and that it says the same to those who read it as a stream; returns its metadata.
+    """Check an IPC file, and that it is one to those who read it as a stream too; returns its metadata.
+
+    That both see the same columns is left to Arrow, by `STREAM`.
 
     Raises: as `check_stream`.
     """
     walk = _Walk(data)
-    if bytes(walk.data[:8]) != _MAGIC + bytes(2) or bytes(walk.data[-6:]) != _MAGIC:
+    if bytes(walk.data[:STREAM]) != _MAGIC + bytes(2) or bytes(walk.data[-6:]) != _MAGIC:
         raise ValueError("no Arrow file")
-    frame = _checked(walk, 8, max_columns)
+    frame = _checked(walk, STREAM, max_columns)
     size = len(walk.data)
     footer, footer_nbytes = frame.end, walk.number(_INT32, size - 10)
     if footer + footer_nbytes + 10 != size:
@@ -71,8 +69,8 @@ def check_file(data: Any, max_columns: int) -> Metadata:
     root = walk.table(footer, size)
     schema = walk.field_table(root, 1)
     metadata = _check_schema(walk, schema, max_columns)
-    if not _is_same(metadata, frame.metadata) or _columns(walk, schema) != _columns(walk, frame.schema):
-        raise ValueError("its two schemas differ")
+    if not _is_same(metadata, frame.metadata):
+        raise ValueError("the metadata of its two schemas differ")
     if walk.vector(walk.field(root, 2), 24)[1]:
         raise ValueError("dictionary batches")
     at, count = walk.vector(walk.field(root, 3), 24)
@@ -100,7 +98,6 @@ def _is_same(one: Metadata, other: Metadata) -> bool:
 
 class _Frame(NamedTuple):
     metadata: Metadata
-    schema: int
     batch: tuple[int, int, int]
     end: int
 
@@ -113,7 +110,7 @@ def _checked(walk: _Walk, start: int, max_columns: int) -> _Frame:
     if bytes(walk.data[batch.end : batch.end + 8]) != _END:
         raise ValueError("something else behind its first batch")
     place = (schema.end, batch.metadata_nbytes, batch.end - batch.body)
-    return _Frame(metadata, schema.header, place, batch.end + 8)
+    return _Frame(metadata, place, batch.end + 8)
 
 
 def _check_schema(walk: _Walk, schema: int, max_columns: int) -> Metadata:
@@ -133,31 +130,6 @@ def _check_schema(walk: _Walk, schema: int, max_columns: int) -> Metadata:
         (walk.text(walk.field(pair, 0)), walk.text(walk.field(pair, 1))) for pair in walk.tables(at, keys)
     ]
     return {bytes(key): value for key, value in pairs}
-
-
-def _columns(walk: _Walk, parent: int, place: int = 1) -> list[Any]:
-    """What tells the columns of one schema from those of another: names and types."""
-    return [
-        (
-            *(
-                bytes(walk.text(walk.field(field, 0))),
-                walk.small(field, 1, _BYTE),
-                walk.small(field, 2, _BYTE),
-            ),
-            *_parameters(walk, walk.small(field, 2, _BYTE), walk.field_table(field, 3)),
-            _columns(walk, field, 5),
-        )
-        for field in walk.tables(*walk.vector(walk.field(parent, place), 4))
-    ]
-
-
-def _parameters(walk: _Walk, kind: int, parameters: int) -> tuple[Any, ...]:
-    """Of a type: bits or unit, and whether an integer has a sign, or the zone of a time."""
-    if not parameters:
-        return ()
-    zone = bytes(walk.text(walk.field(parameters, 1))) if kind == _TIMESTAMP else None
-    signed = walk.small(parameters, 1, _BYTE) if kind == _INT else None
-    return walk.small(parameters, 0, _INT16) if kind in _WITH_UNIT else None, signed, zone
 
 
 def _check_field(walk: _Walk, field: int, is_item: bool) -> None:
@@ -212,11 +184,11 @@ class _Walk:
         body = metadata + self.number(_INT32, start + 4)
         root = self.table(metadata, body)
         body_nbytes = self.small(root, 3, _INT64)
-        found, header = self.small(root, 1, _BYTE), self.field_table(root, 2)
+        actual, header = self.small(root, 1, _BYTE), self.field_table(root, 2)
         end = body + body_nbytes
-        if found != kind or not header or body_nbytes < 0 or body % 8 or end > len(self.data):
+        if actual != kind or not header or body_nbytes < 0 or body % 8 or end > len(self.data):
             raise ValueError("another message than belongs here")
-        return _Message(found, root, header, body, end, body - start)
+        return _Message(header, body, end, body - start)
 
     def table(self, start: int, end: int) -> int:
         """The root table of the flatbuffer at [start, end)."""

@@ -40,6 +40,19 @@ def remembering_chunks(check_chunk):
     return ask
 
 
+def remembering_fit(within):
+    """Whether a table fits its header, asked once for the same two."""
+    known = {}
+
+    def ask(header, table):
+        key = header, id(table)
+        if key not in known:
+            known[key] = within(header, table), table
+        return known[key][0]
+
+    return ask
+
+
 def remembering_merge(merge):
     """Tables of chunks put together, once for the same ones."""
     known = {}
@@ -85,6 +98,7 @@ def remembered():
         patch.setattr(format, "parse_header", lru_cache(1 << 16)(format.parse_header))
         for parse in ("parse_chunk_table", "parse_revision"):
             patch.setattr(contents, parse, remembering(getattr(contents, parse)))
+        patch.setattr(contents, "_within", remembering_fit(contents._within))
         patch.setattr(contents, "revised", remembering_revised(contents.revised))
         patch.setattr(survey, "check_chunk", remembering_chunks(survey.check_chunk))
         patch.setattr(survey, "merge", remembering_merge(survey.merge))

@@ -735,7 +735,7 @@ _LABELS = [
     Bug(
         "labels that were added outlive a newer sample",
         "labels/revisions.py",
-        "np.where(written[for_rows] > layer.seq, pick[for_rows], own)",
+        "np.where(written[layer.rows] > layer.seq, pick[layer.rows], own)",
         "own",
         (
             "tests/test_relabel.py"
