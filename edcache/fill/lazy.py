@@ -22,6 +22,7 @@ from typing import Any, Final
 from edcache.errors import CodecError, LabelError, OptionError, StorageError
 from edcache.fill.job import Job, placed
 from edcache.fill.presence import Presence, PublishClock
+from edcache.once import ForkLock
 from edcache.writer import ChunkBuilder, ChunkWriter
 
 logger = logging.getLogger("edcache")
@@ -36,17 +37,7 @@ _LOOK_SECONDS = 0.2
 _IDLE_SECONDS = 0.3
 
 
-_opening = threading.Lock()
-
-
-def _forget_opening() -> None:
-    """A fork while another thread opened an archive would leave the lock taken for ever."""
-    global _opening
-    _opening = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_opening)
+_opening = ForkLock()
 
 
 class LazyFiller:
@@ -111,7 +102,7 @@ class LazyFiller:
         found = self._open
         if found is not None and found.is_mine:
             return found
-        with _opening:
+        with _opening.held():
             return self._open_here()
 
     def _open_here(self) -> _OpenArchive:

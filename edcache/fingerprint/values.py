@@ -11,7 +11,6 @@ import inspect
 import os
 import sys
 import textwrap
-import threading
 import types
 import uuid
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from edcache.modules import module_name
+from edcache.once import ForkLock
 
 LONG: Final = 300
 _SHOWN: Final = 80
@@ -176,23 +176,13 @@ def qualified_name(thing: Any) -> str:
 
 # Up to Python 3.12 the depth of a syntax tree is counted in one place for all threads: two that parse at a
 # time end in SystemError.
-_parsing = threading.RLock()
-
-
-def _forget_parsing() -> None:
-    """A fork while another thread parsed would leave the lock taken for ever."""
-    global _parsing
-    _parsing = threading.RLock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_parsing)
+_parsing = ForkLock()
 
 
 def syntax_tree(code: Any) -> ast.Module | None:
     """What a function or a class says; None where there is no source to read, or it does not stand alone."""
     try:
-        with _parsing:
+        with _parsing.held():
             return ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, TypeError, SyntaxError):
         return None
@@ -203,7 +193,7 @@ def source_digest(code: Any) -> str | None:
 
     None where there is no source to read, as in an interactive session.
     """
-    with _parsing:
+    with _parsing.held():
         return _source_digest(code)
 
 
