@@ -51,6 +51,7 @@ from edcache.local.side import (
     note_of,
     note_use,
 )
+from edcache.once import PerProcess
 
 logger = logging.getLogger("edcache")
 
@@ -99,7 +100,7 @@ class ReadThrough(Wrapped):
         self._last = count - 1
         self._side: File | None = None
         self._writers: tuple[File, File] | None = None
-        self._origin: tuple[int, Origin] | None = None
+        self._origin: PerProcess[Origin] = PerProcess()
         self._is_full = False
         self._touched: set[int] | None = set()
 
@@ -200,9 +201,9 @@ class ReadThrough(Wrapped):
         for file in (self.data, self._side, *(self._writers or ())):
             if file is not None:
                 file.close()
-        if self._origin is not None:
-            self._origin[1].close()
-            self._origin = None
+        origin = self._origin.pop()
+        if origin is not None:
+            origin.close()
 
     def finish(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> ReadThrough | None:
         """Where nearly all records are here, fetch the rest, prove all of it and give the copy its name.
@@ -329,15 +330,16 @@ class ReadThrough(Wrapped):
 
     def _open_origin(self) -> Origin:
         """The origin, as this process has it open."""
-        if self._origin is None or self._origin[0] != os.getpid():
-            origin = self._opener()
-            try:
-                self._check_identity(origin)
-            except BaseException:
-                origin.close()
-                raise
-            self._origin = os.getpid(), origin
-        return self._origin[1]
+        return self._origin.get(self._opened_origin)
+
+    def _opened_origin(self) -> Origin:
+        origin = self._opener()
+        try:
+            self._check_identity(origin)
+        except BaseException:
+            origin.close()
+            raise
+        return origin
 
     def _check_identity(self, origin: Origin) -> None:
         if identity_of(origin) != self.pinned.identity:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, NoReturn
@@ -12,6 +11,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 from edcache import format
 from edcache.durable import ByteSource
 from edcache.errors import StaleArchiveError, StorageError
+from edcache.once import PerProcess
 from edcache.places import process
 from edcache.places.asking import Engine, Patience, Stamp, answered, patience_of
 from edcache.places.engines import engine_of
@@ -68,9 +68,9 @@ class RemoteObject(ByteSource):
     def __init__(self, url: Url) -> None:
         self.path = url.shown
         self._url = url
-        self._engines: dict[int, Engine] = {}
         self._patience: Patience
         self._patience, self._options = patience_of(url.options)
+        self._engines: PerProcess[Engine] = PerProcess()
         self._stamp: Stamp
         self._stamp, head = self._ask("opening it", format.PAGE, lambda engine: engine.begin(format.PAGE))
         self._windows = [_Window(0, memoryview(head))]
@@ -222,10 +222,8 @@ class RemoteObject(ByteSource):
         return process.run(answered(self._url, self._patience, doing, nbytes, lambda: ask(engine)))
 
     def _engine(self) -> Engine:
-        # One for each process; what a fork inherits stays where it is, and is not used. Made in the thread
-        # that asks: some file systems connect when they are made, and wait for the event loop.
-        engine = self._engines.get(os.getpid())
-        return engine or self._engines.setdefault(os.getpid(), engine_of(self._url, self._options))
+        # Made in the thread that asks: some file systems connect when they are made, and wait for the loop.
+        return self._engines.get(lambda: engine_of(self._url, self._options))
 
     def map(self, nbytes: int) -> NoReturn:
         """See `ByteSource`: it cannot be."""
