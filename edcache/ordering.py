@@ -5,14 +5,12 @@ Every random order is a function of the seed alone: it comes from `numpy.random.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache.errors import OptionError
-from edcache.labels.classes import counted
 from edcache.labels.wording import shown
 
 Ints = npt.NDArray[np.int64]
@@ -20,8 +18,6 @@ Ints = npt.NDArray[np.int64]
 # Numbers of as many things lie in the processor's second cache, where a shuffle takes a sixth of the time.
 _BLOCK = 1 << 16
 _BUCKETS = 256
-# To look for each of so many codes takes less time than to sort.
-_FEW = 12
 # What numpy's hypergeometric distribution takes.
 _MOST_DEALT = 10**9
 
@@ -92,8 +88,7 @@ def dealt_by_class(
     for sizes, start, end in zip(tables, ends[:-1].tolist(), ends[1:].tolist(), strict=True):
         by_class[start:end] = dealt(random, sizes)
     hands = np.empty_like(by_class)
-    for start, places, targets in _by_code(codes, ends):
-        hands[start + places] = by_class[targets]
+    hands[grouped(codes, len(tables))[0]] = by_class
     return hands
 
 
@@ -106,60 +101,31 @@ def grouped(codes: npt.NDArray[Any], count: int) -> tuple[Ints, Ints]:
         order int64 [n], ends int64 [count + 1]: the positions of code k are order[ends[k]:ends[k + 1]].
     """
     ends = np.zeros(count + 1, np.int64)
-    np.cumsum(counted(codes, count), out=ends[1:])
-    order = np.empty(len(codes), np.int64)
-    for start, places, targets in _by_code(codes, ends):
-        order[targets] = places + start
-    return order, ends
-
-
-def _by_code(codes: npt.NDArray[Any], ends: Ints) -> Iterator[tuple[int, Ints, Ints | slice]]:
-    """Where each thing goes when those of one code lie together, in the order in which they come.
-
-    Args:
-        ends: where the things of each code begin, and the last ones end.
-    Yields:
-        Of some things in a row: the place of the first, their places from there, and where these go.
-    """
+    np.cumsum(np.bincount(codes, minlength=count), out=ends[1:])
     if codes.dtype.itemsize > 2:
-        yield 0, stable_order(codes), slice(None)
-        return
-    free = ends[:-1].copy()
+        return stable_order(codes), ends
+    order, free = np.empty(len(codes), np.int64), ends[:-1].copy()
     for start in range(0, len(codes), _BLOCK):
         # Of so many all that is needed stays in the processor's cache.
         block = codes[start : start + _BLOCK]
-        if len(free) <= _FEW:
-            for code in range(len(free)):
-                places = np.flatnonzero(block == code)
-                yield start, places, slice(free[code], free[code] + len(places))
-                free[code] += len(places)
-            continue
-        counts = np.bincount(block, minlength=len(free))
+        counts = np.bincount(block, minlength=count)
         shifts = free - (np.cumsum(counts) - counts)
-        yield start, np.argsort(block, kind="stable"), np.repeat(shifts, counts) + np.arange(len(block))
+        places = np.repeat(shifts, counts) + np.arange(len(block))
+        order[places] = np.argsort(block, kind="stable") + start
         free += counts
+    return order, ends
 
 
 def stable_order(keys: npt.NDArray[Any]) -> Ints:
     """The positions of unsigned keys by rising key, equal ones as they come: int64 [n]."""
     if len(keys) <= _BLOCK:
         return np.argsort(keys, kind="stable").astype(np.int64, copy=False)
-    bits = int(keys.max()).bit_length()
-    if bits > 32:
-        return _by_packing(keys, bits)
-    order = _by_digits(keys, 0)
-    return order if bits <= 16 else order[_by_digits(keys[order], 16)]
-
-
-def _by_digits(keys: npt.NDArray[Any], shift: int) -> Ints:
-    digits = (keys >> keys.dtype.type(shift)).astype(np.uint16)
-    return grouped(digits, int(digits.max()) + 1)[0]
-
-
-def _by_packing(keys: npt.NDArray[Any], bits: int) -> Ints:
+    most = int(keys.max())
+    if most < 1 << 16:
+        return grouped(keys.astype(np.uint16, copy=False), most + 1)[0]
     # Numbers are sorted in half of the time that their order takes: each has its place in its last bits.
     places = (len(keys) - 1).bit_length()
-    cut = max(bits + places - 64, 0)
+    cut = max(most.bit_length() + places - 64, 0)
     packed = (keys >> keys.dtype.type(cut)).astype(np.uint64) << np.uint64(places)
     packed |= np.arange(len(keys), dtype=np.uint64)
     packed.sort()
@@ -168,6 +134,6 @@ def _by_packing(keys: npt.NDArray[Any], bits: int) -> Ints:
         packed >>= np.uint64(places)
         is_next_alike = np.append(packed[1:] == packed[:-1], False)
         alike = np.flatnonzero(is_next_alike | np.roll(is_next_alike, 1))
-        found = order[alike]
-        order[alike] = found[np.argsort(keys[found], kind="stable")]
+        positions = order[alike]
+        order[alike] = positions[np.argsort(keys[positions], kind="stable")]
     return order

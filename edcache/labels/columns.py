@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from edcache.errors import LabelTypeError
-from edcache.labels.arrays import from_numpy, from_texts, list_items, numpy_dtype, widened_float16
+from edcache.labels.arrays import from_lists, from_numpy, from_texts, list_items, numpy_dtype, widened_float16
 from edcache.labels.arrow import pa
 from edcache.labels.spec import LabelSource, LabelSpec
 from edcache.labels.types import (
@@ -64,25 +64,23 @@ class LabelCollector:
             LabelError: a field that the sample does not have.
             LabelTypeError: `label "y": sample 7 is a str ('cat'), earlier samples are int64; ...`.
         """
-        values = self.spec.extract(index, sample)
-        complete = False
+        self.add_values(index, self.spec.extract(index, sample))
+
+    def add_values(self, index: int, values: Sequence[Any]) -> None:
+        """The same of the values of its labels, one for each."""
         try:
             for column, value in zip(self._columns, values, strict=True):
                 column.add(index, value)
-            complete = True
-        finally:
-            if not complete:
-                self._roll_back()
+        except BaseException:  # an interrupt too leaves no column longer than another
+            self.truncate(self._rows)
+            raise
         self._rows += 1
-
-    def _roll_back(self) -> None:
-        for column in self._columns:
-            column.roll_back(self._rows)
 
     def truncate(self, rows: int) -> None:
         """Keep the first `rows` samples; at most the last one may go."""
         self._rows = rows
-        self._roll_back()
+        for column in self._columns:
+            column.truncate(rows)
 
     def table(self) -> pa.Table:
         """The samples added so far, row i = i-th of them."""
@@ -125,9 +123,11 @@ class _Column:
             cell = cell_of(value)
             seen, chunk = (of.with_values(cell.type, cell.numbers) for of in (self._seen, self._chunk))
         except NotALabel as problem:
-            raise self._unsupported(index, value, str(problem)) from None
+            what = f"{str(problem) or described(value)}; a label is {_KINDS}"
+            raise self._error(index, what, "convert it") from None
         except Clash as clash:
-            raise self._mixed(index, value, str(clash)) from None
+            what = f"{described(value)}, earlier samples are {self._seen.arrow}{clash}"
+            raise self._error(index, what, "make it one type") from None
         self._undo = (len(self._values), self._seen, self._chunk)
         self._seen, self._chunk = seen, chunk
         self._values.append(cell.value)
@@ -135,15 +135,12 @@ class _Column:
         cls = type(value)
         self._class = cls if cls in SETTLED or cls in INTEGERS or cls is str else None
 
-    def roll_back(self, rows: int) -> None:
+    def truncate(self, rows: int) -> None:
         if len(self._values) > rows:
             del self._values[rows:]
             if self._undo[0] == rows:
                 _, self._seen, self._chunk = self._undo
                 self._class = None
-
-    def __len__(self) -> int:
-        return len(self._values)
 
     def array(self) -> pa.Array:
         return _build(self._values, self._chunk.arrow)
@@ -151,24 +148,12 @@ class _Column:
     def successor(self) -> _Column:
         return _Column(self._name, self._source, self._seen)
 
-    def _unsupported(self, index: int, value: Any, reason: str) -> LabelTypeError:
-        what = reason or described(value)
-        return LabelTypeError(
-            f'label "{self._name}": sample {index} is {what}; a label is {_KINDS}; '
-            f"{self._remedy('convert it')}"
-        )
-
-    def _mixed(self, index: int, value: Any, reason: str) -> LabelTypeError:
-        return LabelTypeError(
-            f'label "{self._name}": sample {index} is {described(value)}, earlier samples are '
-            f"{self._seen.arrow}{reason}; {self._remedy('make it one type')}"
-        )
-
-    def _remedy(self, verb: str) -> str:
-        if not isinstance(self._source, (str, int)):
-            return f"{verb} in the callable or the dataset"
-        key = f'"{self._source}"' if isinstance(self._source, str) else str(self._source)
-        return f'{verb}, for example in_memory_keys={{"{self._name}": lambda s: str(s[{key}])}}'
+    def _error(self, index: int, what: str, verb: str) -> LabelTypeError:
+        remedy = f"{verb} in the callable or the dataset"
+        if isinstance(self._source, (str, int)):
+            key = f'"{self._source}"' if isinstance(self._source, str) else str(self._source)
+            remedy = f'{verb}, for example in_memory_keys={{"{self._name}": lambda s: str(s[{key}])}}'
+        return LabelTypeError(f'label "{self._name}": sample {index} is {what}; {remedy}')
 
 
 def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -185,9 +170,7 @@ def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
         items = from_numpy(np.concatenate(present, dtype=numpy_dtype(element), casting="unsafe"), element)
     else:
         items = _build([item for value in present for item in value], kind.value_type)
-    ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
-    missing = np.array([*(value is None for value in values), False])
-    return pa.ListArray.from_arrays(from_numpy(ends, pa.int32(), missing), items)
+    return from_lists([None if value is None else len(value) for value in values], items)
 
 
 def _build_numpy(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -232,10 +215,10 @@ def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Ta
 
 def collected(name: str, values: Iterable[tuple[int, Any]]) -> pa.Array:
     """One column of (index, value), as `collected_columns` makes several."""
-    return collected_columns([name], ((index, [value]) for index, value in values))[name]
+    return collected_columns([name], ((index, [value]) for index, value in values)).column(0).chunk(0)
 
 
-def collected_columns(names: Sequence[str], rows: Iterable[tuple[int, Sequence[Any]]]) -> dict[str, pa.Array]:
+def collected_columns(names: Sequence[str], rows: Iterable[tuple[int, Sequence[Any]]]) -> pa.Table:
     """Columns of single values, by the rules of `LabelCollector`; at most a million of each are objects.
 
     Args:
@@ -243,20 +226,13 @@ def collected_columns(names: Sequence[str], rows: Iterable[tuple[int, Sequence[A
     Raises:
         LabelTypeError: as `LabelCollector.add`.
     """
-    columns = [_Column(name, lambda sample: None, no_type()) for name in names]
-    parts: list[list[pa.Array]] = [[] for _ in names]
+    collector, tables = LabelCollector(LabelSpec({name: lambda sample: None for name in names})), []
     for index, values in rows:
-        for k, value in enumerate(values):
-            columns[k].add(index, value)
-            if len(columns[k]) == _PIECE:
-                parts[k].append(columns[k].array())
-                columns[k] = columns[k].successor()
-    for column, arrays in zip(columns, parts, strict=True):
-        arrays.append(column.array())
-    return {
-        name: unify_column(name, [pa.chunked_array([part]) for part in arrays], "")
-        for name, arrays in zip(names, parts, strict=True)
-    }
+        collector.add_values(index, values)
+        if len(collector) == _PIECE:
+            tables.append(collector.table())
+            collector = collector.successor()
+    return unify([*tables, collector.table()], "")
 
 
 def no_labels(names: Sequence[str]) -> pa.Table:
@@ -279,10 +255,7 @@ def column_type(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: 
             whole = whole.with_values(part.type, numbers_in(part))
     except Clash as clash:
         raise chunk_clash(name, (whole.arrow, part.type, str(clash)), where, piece) from None
-    return _enlarged(whole.arrow, parts)
-
-
-def _enlarged(kind: pa.DataType, parts: Sequence[pa.ChunkedArray]) -> pa.DataType:
+    kind = whole.arrow
     if is_list(kind):
         items = sum(len(list_items(chunk)) for part in parts if is_list(part.type) for chunk in part.chunks)
         return pa.large_list(kind.value_type) if items > _OFFSET_LIMIT else kind

@@ -9,27 +9,28 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import operator
 import re
-from collections.abc import Callable, Iterable
-from fractions import Fraction
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache.errors import LabelTypeError
 from edcache.labels.arrays import numpy_dtype
 from edcache.labels.arrow import pa, pc
 from edcache.labels.comparable import comparable_type
+from edcache.labels.types import is_number
 from edcache.labels.wording import described, unknown_label
 
-_OPERATIONS: dict[str, Callable[[pc.Expression, pc.Expression], pc.Expression]] = {
-    "==": lambda left, right: left == right,
-    "!=": lambda left, right: left != right,
-    "<": lambda left, right: left < right,
-    "<=": lambda left, right: left <= right,
-    ">": lambda left, right: left > right,
-    ">=": lambda left, right: left >= right,
+_OPERATIONS = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
 
 
@@ -71,28 +72,22 @@ class Column:
         self._check_order(operation)
         point = self._point(value)
         if point is None:
-            return self._constant(operation == "!=")
+            return self._unless_null(pc.scalar(operation == "!="))
         if point.exact:
             return _OPERATIONS[operation](self._field, pc.scalar(point.scalar))
-        return self._compare_between(operation, point.scalar)
-
-    def _compare_between(self, operation: str, below: pa.Scalar | None) -> pc.Expression:
-        """The comparison with a value that lies right above `below` and is no value of the column."""
-        if operation in ("==", "!="):
-            return self._constant(operation == "!=")
-        less = operation in ("<", "<=")
-        if below is None:
-            return self._constant(not less)
-        limit = pc.scalar(below)
-        return self._field <= limit if less else self._field > limit
+        # The value lies right above the point, and is none of the column's.
+        is_less = operation in ("<", "<=")
+        if operation in ("==", "!=") or point.scalar is None:
+            return self._unless_null(pc.scalar(operation == "!=" or operation in (">", ">=")))
+        limit = pc.scalar(point.scalar)
+        return self._field <= limit if is_less else self._field > limit
 
     def one_of(self, values: Iterable[object]) -> pc.Expression:
         """`column in values`, unknown where the column has no value and None is not among the values."""
-        with_null, scalars = self._value_set(values)
-        found = self._field.isin(scalars) if len(scalars) else self._constant(False)
-        if with_null:
-            return self.is_null() | found if len(scalars) else self.is_null()
-        return self._unless_null(found)
+        has_null, scalars = self._value_set(values)
+        if has_null:
+            return self.is_null() | self._field.isin(scalars) if len(scalars) else self.is_null()
+        return self._unless_null(self._field.isin(scalars) if len(scalars) else pc.scalar(False))
 
     def between(self, first: int, last: int) -> pc.Expression:
         """`first <= column <= last`."""
@@ -101,7 +96,7 @@ class Column:
     def matches(self, function: str, pattern: str) -> pc.Expression:
         """`startswith(column, pattern)` or `contains(column, pattern)`."""
         if pa.types.is_null(self.type):
-            return _UNKNOWN
+            return _unknown()
         family = _family(self.type)
         if family != "string":
             raise LabelTypeError(
@@ -121,7 +116,7 @@ class Column:
         """`column <operation> other column`, unknown where one of them has no value."""
         families = {_family(self.type), _family(other.type)}
         if "null" in families:
-            return _UNKNOWN
+            return _unknown()
         if len(families) > 1 or "other" in families:
             raise LabelTypeError(
                 f'label "{self.name}" is {self.type} and "{other.name}" is {other.type}; only columns of one '
@@ -143,9 +138,9 @@ class Column:
         if _family(kind) in _TIMES and _unit(kind) != _unit(other):
             ticks = field.cast(pa.int32()) if pa.types.is_date32(kind) else field
             ticks = ticks.cast(pa.int64())
-            ratio = _TICKS_PER_DAY[_unit(kind)] // _TICKS_PER_DAY[_unit(other)]
-            whole = pc.divide(ticks, pc.scalar(max(ratio, 1)))
-            return whole, ticks - whole * pc.scalar(max(ratio, 1))
+            ratio = pc.scalar(max(_ATTOSECONDS[_unit(other)] // _ATTOSECONDS[_unit(kind)], 1))
+            whole = pc.divide(ticks, ratio)
+            return whole, ticks - whole * ratio
         if pa.types.is_integer(kind) and pa.types.is_floating(other):
             # So that of an integer it is not rounded to what is beyond all integers of its type.
             most = pc.scalar(float(np.nextafter(2.0 ** (64 - pa.types.is_signed_integer(kind)), 0)))
@@ -162,41 +157,39 @@ class Column:
         if operation not in ("==", "!=") and pa.types.is_boolean(self.type):
             raise LabelTypeError(f'label "{self.name}" is bool, which has no order; compare it with == or !=')
 
-    def _constant(self, truth: bool) -> pc.Expression:
-        return self._unless_null(pc.scalar(truth))
-
     def _unless_null(self, expression: pc.Expression) -> pc.Expression:
-        return pc.if_else(self._field.is_valid(), expression, _UNKNOWN)
+        return pc.if_else(self._field.is_valid(), expression, _unknown())
 
     def _value_set(self, values: Iterable[object]) -> tuple[bool, pa.Array]:
+        """Whether None is among values, and those that the column can have."""
         if isinstance(values, np.ndarray):
             if values.dtype.kind in "iu" and pa.types.is_integer(self.type):
-                return False, _representable(values, self.type)
+                limits = np.iinfo(numpy_dtype(self.type))
+                fits = values[(values >= int(limits.min)) & (values <= int(limits.max))]
+                return False, pa.array(fits.astype(limits.dtype), type=self.type)
             values = values.reshape(-1) if values.dtype.kind in "mM" else values.reshape(-1).tolist()
-        with_null, scalars = False, []
-        for value in values:
-            if value is None:
-                with_null = True
-                continue
-            point = self._point(value)
-            if point is not None and point.exact and point.scalar is not None:
-                scalars.append(point.scalar)
-        return with_null, pa.array(scalars, type=comparable_type(self.type))
+        values = list(values)
+        present = [value for value in values if value is not None]
+        points = [point for point in map(self._point, present) if point is not None]
+        scalars = [point.scalar for point in points if point.exact and point.scalar is not None]
+        return len(present) < len(values), pa.array(scalars, type=comparable_type(self.type))
 
-    def _point(self, value: object) -> _Point | None:
+    def _point(self, value: Any) -> _Point | None:
         """Where `value` lies among the column's values; None if nothing compares with it."""
-        value = _plain(value)
+        is_time = isinstance(value, (np.datetime64, np.timedelta64))
+        if not is_time and (isinstance(value, np.generic) or getattr(value, "shape", None) == ()):
+            value = value.item()
         family = _family(self.type)
         if family == "null":
             return None
         if family == "number" and isinstance(value, (int, float)) and not isinstance(value, bool):
             return _number_point(value, self.type)
         if family in _TIMES:
-            days = _days_of(value, self.type)
-            if days is not None:
-                return _time_point(days, self.type) if isinstance(days, Fraction) else None
-        if family in _EXPECTED and isinstance(value, _EXPECTED[family]):
-            return _Point(pa.scalar(value, self.type), exact=True) if _encodable(value) else None
+            time = _attoseconds(value, self.type)
+            if time is not None:
+                return None if time is _NAT else _time_point(time, self.type)
+        if isinstance(value, _EXPECTED.get(family, ())):
+            return _Point(pa.scalar(value, self.type), exact=True) if _is_encodable(value) else None
         raise self._mismatch(value, family)
 
     def _mismatch(self, value: object, family: str) -> LabelTypeError:
@@ -206,7 +199,11 @@ class Column:
         )
 
 
-_UNKNOWN = pc.scalar(pa.scalar(None, pa.bool_()))
+@cache
+def _unknown() -> pc.Expression:
+    return pc.scalar(pa.scalar(None, pa.bool_()))
+
+
 _EXPECTED: dict[str, type] = {"bool": bool, "string": str, "bytes": bytes}
 _TIMES = ("time", "UTC time", "duration")
 _REMEDIES = {
@@ -225,9 +222,9 @@ _REMEDIES = {
 def _family(kind: pa.DataType) -> str:
     if pa.types.is_boolean(kind):
         return "bool"
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+    if is_number(kind):
         return "number"
-    if _is_string(kind):
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         return "string"
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return "bytes"
@@ -238,79 +235,45 @@ def _family(kind: pa.DataType) -> str:
     return "null" if pa.types.is_null(kind) else "other"
 
 
-def _is_string(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
-def _plain(value: Any) -> Any:
-    """A numpy scalar, or an array or tensor without dimensions, as its Python value."""
-    if isinstance(value, (np.datetime64, np.timedelta64)):
-        return value
-    if isinstance(value, np.generic) or getattr(value, "shape", None) == ():
-        return value.item()
-    return value
-
-
-def _encodable(value: object) -> bool:
-    if not isinstance(value, str) or value.isascii():
-        return True
+def _is_encodable(value: object) -> bool:
     try:
-        value.encode()
+        return not isinstance(value, str) or value.encode() is not None
     except UnicodeEncodeError:
         return False
-    return True
 
 
 def _number_point(value: float, kind: pa.DataType) -> _Point | None:
-    if isinstance(value, float) and math.isnan(value):
+    if value != value:
         return None
-    if pa.types.is_floating(kind):
-        return _float_point(value, kind)
-    limits = np.iinfo(numpy_dtype(kind))
-    low, high = int(limits.min), int(limits.max)
-    if value < low:
-        return _Point(None, exact=False)
-    if value > high:
-        return _Point(pa.scalar(high, kind), exact=False)
-    floor = math.floor(value)
-    return _Point(pa.scalar(floor, kind), exact=floor == value)
-
-
-def _float_point(value: float, kind: pa.DataType) -> _Point:
+    if pa.types.is_integer(kind):
+        limits = np.iinfo(numpy_dtype(kind))
+        if value < int(limits.min):
+            return _Point(None, exact=False)
+        floor = int(limits.max) if value > int(limits.max) else math.floor(value)
+        return _Point(pa.scalar(floor, kind), exact=floor == value)
     dtype = numpy_dtype(kind)
     try:
         wide = float(value)
     except OverflowError:
         wide = math.inf if value > 0 else -math.inf
     with np.errstate(over="ignore"):
-        nearest = dtype.type(wide)
-        below = nearest if float(nearest) <= value else np.nextafter(nearest, dtype.type(-np.inf))
-    if isinstance(value, float) and np.isfinite(nearest):
-        below = nearest
-        exact = True
-    else:
-        exact = float(below) == value
-    return _Point(pa.scalar(float(below) + 0.0, comparable_type(kind)), exact)  # -0.0 becomes 0.0
+        below = dtype.type(wide)
+        # A finite float is what it is rounded to.
+        is_exact = isinstance(value, float) and bool(np.isfinite(below))
+        if not is_exact and float(below) > value:
+            below = np.nextafter(below, dtype.type(-np.inf))
+    # -0.0 becomes 0.0.
+    return _Point(pa.scalar(float(below) + 0.0, comparable_type(kind)), is_exact or float(below) == value)
 
 
-def _representable(values: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
-    dtype = numpy_dtype(kind)
-    limits = np.iinfo(dtype)
-    fits = (values >= int(limits.min)) & (values <= int(limits.max))
-    return pa.array(values[fits].astype(dtype), type=kind)
+# ---- times, and durations, as attoseconds since 1970: an int, which is exact for all that numpy has
 
-
-# ---- times: a value as an exact number of days, since 1970 or as a duration; nan for NaT
-
-_Days: TypeAlias = "Fraction | float"
-
-_TICKS_PER_DAY = {
-    "D": 1,
-    "h": 24,
-    "m": 24 * 60,
-    **{unit: 86_400 * 1000**i for i, unit in enumerate(("s", "ms", "us", "ns", "ps", "fs", "as"))},
+_NAT = object()
+_SECOND = 10**18
+_ATTOSECONDS: dict[str, int] = {
+    **{unit: 10 ** (18 - 3 * i) for i, unit in enumerate(("s", "ms", "us", "ns", "ps", "fs", "as"))},
+    **{unit: _SECOND * seconds for unit, seconds in (("m", 60), ("h", 3600), ("D", 86_400), ("W", 604_800))},
 }
-_MICROSECOND = dt.timedelta(microseconds=1)
 _ISO = re.compile(
     r"\d{4}-\d\d(-\d\d)?"
     r"([T ]\d\d(:\d\d(:\d\d(?P<fraction>\.\d{1,18})?)?)?(?P<zone>Z|[+-]([01]\d|2[0-3]):?[0-5]\d)?)?",
@@ -320,41 +283,34 @@ _ISO = re.compile(
 _FAR = 10**15
 
 
-def _days_of(value: object, kind: pa.DataType) -> _Days | None:
-    """A value as days; None if it is no time of the column's kind."""
+def _attoseconds(value: Any, kind: pa.DataType) -> Any:
+    """A value as attoseconds, _NAT for NaT; None if it is no time of the column's kind."""
     if pa.types.is_duration(kind):
-        return _duration_of(value)
-    return _instant_of(value, has_zone=pa.types.is_timestamp(kind) and kind.tz is not None)
-
-
-def _duration_of(value: Any) -> _Days | None:
-    if hasattr(value, "to_timedelta64"):  # a pandas.Timedelta, which has nanoseconds
-        value = value.to_timedelta64()
-    if isinstance(value, np.timedelta64):
-        return _ticks(value)
-    return _elapsed(value) if isinstance(value, dt.timedelta) else None
-
-
-def _elapsed(value: dt.timedelta) -> Fraction:
-    return Fraction(value // _MICROSECOND, _TICKS_PER_DAY["us"])
-
-
-def _instant_of(value: Any, has_zone: bool) -> _Days | None:
-    if isinstance(value, np.datetime64):
-        return _ticks(value)
+        if hasattr(value, "to_timedelta64"):  # a pandas.Timedelta, which has nanoseconds
+            value = value.to_timedelta64()
+        if isinstance(value, dt.timedelta):
+            return _elapsed(value)
+        return _ticks(value) if isinstance(value, np.timedelta64) else None
+    has_zone = pa.types.is_timestamp(kind) and kind.tz is not None
     if isinstance(value, str):
-        return _parsed_instant(value, has_zone)
+        return _parsed(value, has_zone)
     if isinstance(value, dt.datetime):
         if value.tzinfo is not None and not has_zone:
             return None  # a column without a zone has no instant to compare with
-        if hasattr(value, "to_datetime64"):  # a pandas.Timestamp, which has nanoseconds
-            return _ticks(value.to_datetime64())
-        since = value.replace(tzinfo=None) - dt.datetime(1970, 1, 1)
-        return _elapsed(since - (value.utcoffset() or dt.timedelta()))
-    return _ticks(np.datetime64(value, "D")) if isinstance(value, dt.date) else None
+        if not hasattr(value, "to_datetime64"):
+            since = value.replace(tzinfo=None) - dt.datetime(1970, 1, 1)
+            return _elapsed(since - (value.utcoffset() or dt.timedelta()))
+        value = value.to_datetime64()  # of a pandas.Timestamp, which has nanoseconds
+    elif isinstance(value, dt.date):
+        value = np.datetime64(value, "D")
+    return _ticks(value) if isinstance(value, np.datetime64) else None
 
 
-def _parsed_instant(text: str, has_zone: bool) -> Fraction | None:
+def _elapsed(value: dt.timedelta) -> int:
+    return value // dt.timedelta(microseconds=1) * 10**12
+
+
+def _parsed(text: str, has_zone: bool) -> int | None:
     # Not by numpy or Python alone, which lose or wrap what has more digits than their types.
     parts = _ISO.fullmatch(text)
     if parts is None or (parts["zone"] and not has_zone):
@@ -363,36 +319,32 @@ def _parsed_instant(text: str, has_zone: bool) -> Fraction | None:
     seconds = text.removesuffix(parts["zone"] or "").removesuffix(fraction)
     minutes = 0 if zone == "Z" else int(zone[0] + "1") * (int(zone[1:3]) * 60 + int(zone[-2:]))
     try:
-        whole = Fraction(_ticks(np.datetime64(seconds)) or 0)
+        whole: int = _ticks(np.datetime64(seconds))
     except ValueError:
         return None
-    return whole + Fraction(f"0{fraction}") / 86_400 - Fraction(minutes, _TICKS_PER_DAY["m"])
+    return whole + int(fraction[1:].ljust(18, "0")) - minutes * 60 * _SECOND
 
 
-def _ticks(value: Any) -> _Days | None:
-    """A numpy time as days; None if its unit has no fixed length."""
+def _ticks(value: Any) -> Any:
+    """A numpy time as attoseconds, _NAT for NaT; None if its unit has no fixed length."""
     if np.isnat(value):
-        return math.nan
+        return _NAT
     unit, step = np.datetime_data(value.dtype)
     count = int(value.astype("i8")) * step
-    if unit == "W":
-        return Fraction(count * 7)
     if unit in ("Y", "M") and value.dtype.kind == "M":
         near = np.int64(max(-_FAR, min(count, _FAR))).astype(f"M8[{unit}]")
-        return Fraction(int(near.astype("M8[D]").astype("i8")))
-    return Fraction(count, _TICKS_PER_DAY[unit]) if unit in _TICKS_PER_DAY else None
+        unit, count = "D", int(near.astype("M8[D]").astype("i8"))
+    return count * _ATTOSECONDS[unit] if unit in _ATTOSECONDS else None
 
 
-def _time_point(days: Fraction, kind: pa.DataType) -> _Point:
-    ticks = days * _TICKS_PER_DAY[_unit(kind)]
-    floor = math.floor(ticks)
+def _time_point(time: int, kind: pa.DataType) -> _Point:
+    floor, rest = divmod(time, _ATTOSECONDS[_unit(kind)])
     storage = pa.int32() if pa.types.is_date32(kind) else pa.int64()
     limits = np.iinfo(numpy_dtype(storage))
     if floor < int(limits.min):
         return _Point(None, exact=False)
-    exact = floor == ticks and floor <= int(limits.max)
-    nearest = pa.array([min(floor, int(limits.max))], type=storage)
-    return _Point(nearest.view(kind)[0], exact)
+    nearest = min(floor, int(limits.max))
+    return _Point(pa.array([nearest], type=storage).view(kind)[0], exact=not rest and floor == nearest)
 
 
 def _unit(kind: pa.DataType) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.errors import ExportError
-from edcache.labels.arrays import from_numpy
+from edcache.labels.arrays import from_lists, from_numpy, numpy_dtype
 from edcache.labels.arrow import pa
 
 _MOST_LISTED: Final = 1024
@@ -127,13 +127,9 @@ def _fixed(values: Sequence[npt.NDArray[Any]], kind: pa.DataType, column: Column
 
 def _lists(values: Sequence[npt.NDArray[Any] | None], kind: pa.DataType) -> pa.Array:
     present = [value.reshape(-1) for value in values if value is not None]
-    sizes = [0 if value is None else value.size for value in values]
-    missing = np.array([*(value is None for value in values), False])
-    offsets = from_numpy(
-        np.cumsum([0, *sizes], dtype=np.int32), pa.int32(), missing if missing.any() else None
-    )
-    flat = np.concatenate(present) if present else np.empty(0, kind.value_type.to_pandas_dtype())
-    return pa.ListArray.from_arrays(offsets, from_numpy(flat, kind.value_type))
+    flat = np.concatenate(present) if present else np.empty(0, numpy_dtype(kind.value_type))
+    sizes = [None if value is None else value.size for value in values]
+    return from_lists(sizes, from_numpy(flat, kind.value_type))
 
 
 def _structs(values: Sequence[npt.NDArray[Any] | None], kind: pa.DataType) -> pa.Array:

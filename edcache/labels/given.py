@@ -150,23 +150,20 @@ def given_table(table: Any) -> pa.Table:
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     if isinstance(table, pa.Table):
-        pairs = list(zip(table.column_names, table.columns, strict=True))
+        names, values = table.column_names, table.columns
     elif isinstance(table, Mapping):
-        pairs = list(table.items())
+        names, values = list(table), table.values()
     elif hasattr(table, "columns") and hasattr(table, "__getitem__"):
         names = list(table.columns)
-        pairs = [(name, table[name]) for name in dict.fromkeys(names)]
-        if len(pairs) != len(names):
-            raise OptionError("the table has two columns of one name; rename one of them")
+        values = (table[name] for name in names)
     else:
         raise OptionError(
             f"add_labels() got {article(table)}; give a name and its values, or a pyarrow Table, a DataFrame "
             "or a dict of columns"
         )
-    names = [name for name, _ in pairs]
     if len(set(names)) != len(names):
         raise OptionError("the table has two columns of one name; rename one of them")
-    columns = [given_column(name, values) for name, values in pairs]
+    columns = [given_column(name, column) for name, column in zip(names, values, strict=True)]
     lengths = {len(column) for column in columns}
     if len(lengths) > 1:
         counts = ", ".join(f'"{name}" {len(column):,}' for name, column in zip(names, columns, strict=True))

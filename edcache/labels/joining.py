@@ -22,7 +22,12 @@ def stacked(tables: Sequence[pa.Table], counts: Sequence[int], where: str) -> pa
     names = list(dict.fromkeys(name for table in tables for name in table.column_names))
     if not names:
         return tables[0]
-    whole = [_with_columns(table, count, names) for table, count in zip(tables, counts, strict=True)]
+    whole = []
+    for table, count in zip(tables, counts, strict=True):
+        nulls = pa.chunked_array([pa.nulls(count)])
+        columns = [table.column(name) if name in table.column_names else nulls for name in names]
+        plain = (c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in columns)
+        whole.append(pa.table(list(plain), names=names))
     return unify(whole, where, "dataset")
 
 
@@ -35,23 +40,12 @@ def beside(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.table(columns) if columns else tables[0]
 
 
-def _with_columns(table: pa.Table, count: int, names: Sequence[str]) -> pa.Table:
-    return pa.table([_column(table, count, name) for name in names], names=list(names))
-
-
-def _column(table: pa.Table, count: int, name: str) -> pa.ChunkedArray:
-    if name not in table.column_names:
-        return pa.chunked_array([pa.nulls(count)])
-    column = table.column(name)
-    return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-
-
 def labelled_rows(table: pa.Table) -> npt.NDArray[np.int64]:
     """The rows that have a value in some column: int64, rising."""
-    found = np.zeros(table.num_rows, bool)
+    is_labelled = np.zeros(table.num_rows, bool)
     for column in table.columns:
-        found |= column.is_valid().to_numpy()
-    return np.flatnonzero(found)
+        is_labelled |= column.is_valid().to_numpy()
+    return np.flatnonzero(is_labelled)
 
 
 def labelled_columns(table: pa.Table) -> pa.Table:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import reduce
 from operator import and_, or_
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,10 @@ import numpy.typing as npt
 from edcache.errors import LabelTypeError, OptionError
 from edcache.labels.arrays import detached
 from edcache.labels.arrow import pa, pc
+from edcache.labels.compare import Column
 from edcache.labels.view import Labels, Rows, checked_indices
+from edcache.labels.where import parse_where
 from edcache.labels.wording import described, unknown_label
-
-if TYPE_CHECKING:
-    from edcache.labels.compare import Column
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
@@ -49,18 +48,20 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
     """
     if where is None and conditions:
         plain = [_plain_mask(labels, name, value) for name, value in conditions.items()]
-        found = [mask for mask in plain if mask is not None]
-        if len(found) == len(plain):
-            return _rows(found, None, labels.num_rows)
-    # Here, because these need pyarrow.compute, 25 ms to import, and to read samples does not.
-    from edcache.labels.compare import Column
-    from edcache.labels.where import parse_where
-
-    schema = labels.whole.table.schema
+        masks = [mask for mask in plain if mask is not None]
+        if len(masks) == len(plain):
+            return _rows(masks, None, labels.num_rows)
+    schema, length = labels.whole.table.schema, labels.num_rows
     columns = {name: Column(name, schema) for name in conditions}
-    masks = _array_masks(labels, columns, conditions)
-    expressions = _expressions(columns, conditions)
-    names = list(columns)
+    masks, expressions, names = list[Mask](), [], list(columns)
+    for name, value in conditions.items():
+        if callable(value):
+            what = f'the condition on label "{name}"'
+            masks.append(_called(value, labels[name], what, _COLUMN_FORM, length))
+        elif isinstance(value, range) and _has_gaps(columns[name], value):
+            masks.append(_in_gapped_range(labels, columns[name], value))
+        else:
+            expressions.append(_expression(columns[name], value))
     chosen: Rows | None = None
     if isinstance(where, str):
         parsed = parse_where(where, schema)
@@ -70,12 +71,12 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
         expressions.append(where)
         names = schema.names
     elif callable(where):
-        masks.append(_called(where, _table(labels, schema.names), "where", _TABLE_FORM, labels.num_rows))
+        masks.append(_called(where, _table(labels, schema.names), "where", _TABLE_FORM, length))
     elif where is not None:
         chosen = _mask_or_rows(where, labels, masks)
     if expressions:
         masks.append(_evaluate(labels, reduce(and_, expressions), names))
-    return _rows(masks, chosen, labels.num_rows)
+    return _rows(masks, chosen, length)
 
 
 def _plain_mask(labels: Labels, name: str, value: object) -> Mask | None:
@@ -122,15 +123,7 @@ def _rows(masks: list[Mask], chosen: Rows | None, num_rows: int) -> Rows:
     return np.flatnonzero(mask).astype(np.int64, copy=False) if chosen is None else chosen[mask[chosen]]
 
 
-def _expressions(columns: Mapping[str, Column], conditions: Mapping[str, object]) -> list[pc.Expression]:
-    return [
-        _expression(columns[name], value)
-        for name, value in conditions.items()
-        if not _needs_array(columns[name], value)
-    ]
-
-
-def _expression(column: Column, value: object) -> pc.Expression:
+def _expression(column: Column, value: Any) -> pc.Expression:
     if isinstance(value, slice):
         raise LabelTypeError(
             f'label "{column.name}": a slice is no condition; give a value, a list of values, or '
@@ -139,43 +132,21 @@ def _expression(column: Column, value: object) -> pc.Expression:
     if isinstance(value, range):
         return column.between(value[0], value[-1]) if value else column.one_of(())
     value = detached(value)
-    if isinstance(value, np.ndarray) and value.ndim > 0:
-        return column.one_of(value)
-    if isinstance(value, (list, tuple, set, frozenset)):
+    is_array = isinstance(value, np.ndarray) and value.ndim > 0
+    if is_array or isinstance(value, (list, tuple, set, frozenset)):
         return column.one_of(value)
     return column.compare("==", value)
 
 
-# ------------------------------------------------------------- conditions that need the numpy column
+def _has_gaps(column: Column, wanted: range) -> bool:
+    """Whether values of the column lie between the first and the last of a range, and are not in it."""
+    # Not len(), which overflows past 2**63.
+    if not wanted or wanted[0] == wanted[-1]:
+        return False
+    return wanted.step != 1 or bool(pa.types.is_floating(column.type))
 
 
-def _needs_array(column: Column, value: object) -> bool:
-    if not isinstance(value, range):
-        return callable(value)
-    # No float between two integers is in a range.
-    # (Not len(), which overflows past 2**63.)
-    return (
-        bool(value) and value[0] != value[-1] and (value.step != 1 or bool(pa.types.is_floating(column.type)))
-    )
-
-
-def _array_masks(
-    labels: Labels, columns: Mapping[str, Column], conditions: Mapping[str, object]
-) -> list[Mask]:
-    masks = []
-    for name, value in conditions.items():
-        column = columns[name]
-        if not _needs_array(column, value):
-            continue
-        if isinstance(value, range):
-            masks.append(_in_stepped_range(labels, column, value))
-        elif callable(value):
-            what = f'the condition on label "{name}"'
-            masks.append(_called(value, labels[name], what, _COLUMN_FORM, labels.num_rows))
-    return masks
-
-
-def _in_stepped_range(labels: Labels, column: Column, wanted: range) -> Mask:
+def _in_gapped_range(labels: Labels, column: Column, wanted: range) -> Mask:
     if wanted.step < 0:
         wanted = wanted[::-1]
     mask = _evaluate(labels, column.between(wanted[0], wanted[-1]), [column.name])
@@ -189,8 +160,8 @@ def _on_step(values: npt.NDArray[Any], wanted: range) -> npt.NDArray[Any]:
     small = wanted[0] > -(2**31) and wanted[-1] < 2**31
     if small and values.dtype.kind in "iuf":
         return np.asarray((values.astype(np.float64) - wanted[0]) % wanted.step == 0)
-    found = (value == int(value) and int(value) in wanted for value in values.tolist())
-    return np.fromiter(found, dtype=bool, count=len(values))
+    is_in = (value == int(value) and int(value) in wanted for value in values.tolist())
+    return np.fromiter(is_in, dtype=bool, count=len(values))
 
 
 # --------------------------------------------------------------------------------- masks and rows
@@ -247,9 +218,8 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
     if isinstance(value, (pa.Array, pa.ChunkedArray)):
         if pa.types.is_boolean(value.type) and value.null_count:
             value = value.fill_null(False)
-        return np.asarray(
-            value.to_numpy() if isinstance(value, pa.ChunkedArray) else value.to_numpy(zero_copy_only=False)
-        )
+        whole = value if isinstance(value, pa.ChunkedArray) else pa.chunked_array([value])
+        return np.asarray(whole.to_numpy())
     return np.ma.filled(value, False) if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
 
 
@@ -261,36 +231,25 @@ def _evaluate(labels: Labels, expression: pc.Expression, names: Iterable[str]) -
     rows = labels.rows
     # To take the rows of a column costs more than to compare all rows of it.
     if rows is not None and 4 * len(rows) >= labels.whole.num_rows:
-        return _evaluate_table(_table(labels.whole, names), expression)[rows]
-    return _evaluate_table(_table(labels, names), expression)
-
-
-def _table(labels: Labels, names: Iterable[str]) -> pa.Table:
-    return pa.table({name: labels.comparable(name) for name in names})
-
-
-def _evaluate_table(table: pa.Table, expression: pc.Expression) -> Mask:
+        return _evaluate(labels.whole, expression, names)[rows]
     # Here, because it imports pyarrow.dataset, and with that pandas: 150 ms.
     from pyarrow import acero
 
-    plan = acero.Declaration.from_sequence(
-        [
-            acero.Declaration("table_source", acero.TableSourceNodeOptions(table)),
-            acero.Declaration("project", acero.ProjectNodeOptions([expression], ["mask"])),
-        ]
-    )
+    table = _table(labels, names)
+    source = acero.Declaration("table_source", acero.TableSourceNodeOptions(table))
+    mask_of = acero.Declaration("project", acero.ProjectNodeOptions([expression], ["mask"]), [source])
     try:
         # One thread: several would return the rows in another order.
-        mask = plan.to_table(use_threads=False).column("mask")
+        mask = mask_of.to_table(use_threads=False).column("mask")
     except pa.ArrowException as error:
-        raise _refused(error, table) from error
+        unknown = str(error).partition("No match for FieldRef.Name(")[2]
+        if unknown:
+            raise unknown_label(unknown.partition(")")[0], table.column_names) from error
+        raise LabelTypeError(f"pyarrow cannot evaluate this expression over the labels: {error}") from error
     if not pa.types.is_boolean(mask.type):
         raise LabelTypeError(f"the expression gives {mask.type}, not true or false; compare it with a value")
     return np.array(mask.fill_null(False).to_numpy(), dtype=bool)
 
 
-def _refused(error: pa.ArrowException, table: pa.Table) -> Exception:
-    found = str(error).partition("No match for FieldRef.Name(")[2]
-    if found:
-        return unknown_label(found.partition(")")[0], table.column_names)
-    return LabelTypeError(f"pyarrow cannot evaluate this expression over the labels: {error}")
+def _table(labels: Labels, names: Iterable[str]) -> pa.Table:
+    return pa.table({name: labels.comparable(name) for name in names})

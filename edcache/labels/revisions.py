@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from edcache.errors import LabelTypeError
 from edcache.labels.arrays import from_numpy
 from edcache.labels.arrow import pa
 from edcache.labels.columns import column_type, unify_column
-from edcache.labels.tables import Revision, spread
+from edcache.labels.tables import Revision
 from edcache.labels.types import Clash, LabelTypes, no_type
 
 # A row for each of so many samples takes little, whatever they are; beyond, what is stored must justify it.
@@ -55,13 +55,20 @@ class Revised(NamedTuple):
         return Revision(self.table.select(names), self.ended, None if is_per_sample else index)
 
 
-class _Layer(NamedTuple):
-    """The rows of a column in one revision, those behind the length left out. samples: of each row, as
-    `Revision.index`."""
+class _Stored(NamedTuple):
+    """A column of one revision, rows behind the length left out. samples: as `Revision.index`."""
 
     seq: int
     values: pa.ChunkedArray
     samples: Ints | None
+
+
+class _Layer(NamedTuple):
+    """Values of a column. rows: where in the table they go. seq: of their entry; an array has one of each."""
+
+    seq: Any
+    values: pa.ChunkedArray
+    rows: Ints | slice
 
 
 def revised(
@@ -82,123 +89,85 @@ def revised(
     if not revisions:
         return Revised(labels, None)
     kept = list(labels.column_names)
-    layers: dict[str, list[_Layer]] = {}
+    stored: dict[str, list[_Stored]] = {}
     for seq, revision in revisions:
         for name in revision.dropped:
-            layers.pop(name, None)
+            stored.pop(name, None)
             kept = [other for other in kept if other != name]
         for name in revision.labels.column_names:
-            layers.setdefault(name, []).append(_layer(seq, revision, name, length))
-    names = [*kept, *(name for name in layers if name not in kept)]
-    places = _Places(index, written, length, [layer for of_one in layers.values() for layer in of_one])
-    columns = [
-        _column(name, labels.column(name) if name in kept else None, layers.get(name, []), places, where)
-        for name in names
-    ]
+            samples, values = revision.index, revision.labels.column(name)
+            count = min(len(values), length) if samples is None else int(np.searchsorted(samples, length))
+            part = None if samples is None else samples[:count]
+            stored.setdefault(name, []).append(_Stored(seq, values.slice(0, count), part))
+    records: Ints | slice = slice(0, len(written))
+    if index is not None and _labels_absent(
+        index, [one for of_name in stored.values() for one in of_name], length
+    ):
+        records, index = index, None
+    count = len(written) if index is not None else length
+    names = [*kept, *(name for name in stored if name not in kept)]
+    columns = []
+    for name in names:
+        layers = [_Layer(written, labels.column(name), records)] if name in kept else []
+        layers += [_layer(one, index) for one in stored.get(name, [])]
+        columns.append(_column(name, layers, count, where))
     ended = tuple(name for name in labels.column_names if name not in kept)
-    return Revised(pa.table(columns, names=names), tuple((name, name in layers) for name in names), ended)
+    return Revised(pa.table(columns, names=names), tuple((name, name in stored) for name in names), ended)
 
 
-def _layer(seq: int, revision: Revision, name: str, length: int) -> _Layer:
-    index, values = revision.index, revision.labels.column(name)
-    count = min(len(values), length) if index is None else int(np.searchsorted(index, length))
-    return _Layer(seq, values.slice(0, count), None if index is None else index[:count])
+def _labels_absent(index: Ints, stored: Sequence[_Stored], length: int) -> bool:
+    """Whether samples without a record have labels, and a row per sample is within reason."""
+    stored = [one for one in stored if not pa.types.is_null(one.values.type)]
+    if not any(_reaches_absent(index, one) for one in stored):
+        return False
+    return length <= max(_FEW, 2 * (len(index) + max(len(one.values) for one in stored)))
 
 
-class _Places:
-    """Where the rows of the table are.
-
-    Attributes:
-        count: rows. of_records: of each record, int64. written: as in `revised`.
-    """
-
-    def __init__(self, index: Ints | None, written: Ints, length: int, layers: Sequence[_Layer]) -> None:
-        self.written = written
-        self._index, self._length = index, length
-        self._is_per_sample = index is None or self._labels_absent(index, layers)
-        self.count = length if self._is_per_sample else len(written)
-        self.of_records = np.arange(len(written)) if index is None or not self._is_per_sample else index
-
-    def _labels_absent(self, index: Ints, layers: Sequence[_Layer]) -> bool:
-        """Whether samples without a record have labels, and a row per sample is within reason."""
-        stored = [layer for layer in layers if not pa.types.is_null(layer.values.type)]
-        if not any(self._reaches_absent(index, layer) for layer in stored):
-            return False
-        return self._length <= max(_FEW, 2 * (len(index) + max(len(layer.values) for layer in stored)))
-
-    def _reaches_absent(self, index: Ints, layer: _Layer) -> bool:
-        if layer.samples is None:
-            return int(np.searchsorted(index, len(layer.values))) < len(layer.values)
-        return not np.isin(layer.samples, index, assume_unique=True).all()
-
-    def of(self, layer: _Layer) -> tuple[Ints | slice, Ints | None]:
-        """The rows of the table that a layer is for, and which of its own go there, None for all."""
-        if self._is_per_sample:
-            return slice(0, len(layer.values)) if layer.samples is None else layer.samples, None
-        assert self._index is not None
-        if layer.samples is None:
-            count = int(np.searchsorted(self._index, len(layer.values)))
-            return slice(0, count), self._index[:count]
-        at = np.searchsorted(self._index, layer.samples)
-        found = np.flatnonzero(at < len(self._index))
-        found = found[self._index[at[found]] == layer.samples[found]]
-        return at[found], found
+def _reaches_absent(index: Ints, stored: _Stored) -> bool:
+    if stored.samples is None:
+        return int(np.searchsorted(index, len(stored.values))) < len(stored.values)
+    return not np.isin(stored.samples, index, assume_unique=True).all()
 
 
-def _column(
-    name: str, told: pa.ChunkedArray | None, layers: Sequence[_Layer], places: _Places, where: str
-) -> pa.ChunkedArray | pa.Array:
-    """One column of the table. told: what the chunks say of it, None where that does not count."""
-    if not layers:
-        assert told is not None
-        return _spread(told, places)
-    rows, parts = [], []
-    for layer in layers:
-        for_rows, own = places.of(layer)
-        rows.append(for_rows)
-        parts.append(_taken(layer.values, own))
-    known = [*([] if told is None else [told]), *parts]
-    is_newest = told is None or not len(places.written) or int(places.written.max()) < layers[-1].seq
-    covers = isinstance(rows[-1], slice) and len(parts[-1]) == places.count
-    if is_newest and covers and parts[-1].type == column_type(name, known, where):
-        return parts[-1]
-    pick = _newest(None if told is None else len(told), layers, rows, [len(part) for part in parts], places)
-    return unify_column(name, known, where).take(from_numpy(pick, pa.int64(), pick < 0))
-
-
-def _newest(
-    told: int | None,
-    layers: Sequence[_Layer],
-    rows: Sequence[Ints | slice],
-    counts: Sequence[int],
-    places: _Places,
-) -> Ints:
-    """For each row of the table the place of its newest value in all parts one after another, or -1."""
-    pick = np.full(places.count, -1, np.int64)
-    written = np.full(places.count, -1, np.int64)
-    if told is not None:
-        pick[places.of_records] = np.arange(told)
-        written[places.of_records] = places.written
-    start = told or 0
-    for layer, for_rows, count in zip(layers, rows, counts, strict=True):
-        own = np.arange(start, start + count)
-        pick[for_rows] = np.where(written[for_rows] > layer.seq, pick[for_rows], own)
-        start += count
-    return pick
-
-
-def _taken(values: pa.ChunkedArray, rows: Ints | None) -> pa.ChunkedArray:
-    if rows is None:
-        return values
+def _layer(stored: _Stored, index: Ints | None) -> _Layer:
+    """Where in the table the values go. index: the sample of each row; None where row i is sample i."""
+    seq, values, samples = stored
+    rows: Ints | slice
+    if index is None:
+        return _Layer(seq, values, slice(0, len(values)) if samples is None else samples)
+    if samples is None:
+        rows = slice(0, int(np.searchsorted(index, len(values))))
+        own = index[rows]
+    else:
+        rows = np.searchsorted(index, samples)
+        own = np.flatnonzero(rows < len(index))
+        own = own[index[rows[own]] == samples[own]]
+        rows = rows[own]
     if pa.types.is_null(values.type):  # of any length, as they take no bytes
-        return pa.chunked_array([pa.nulls(len(rows))])
-    return values.take(from_numpy(rows, pa.int64()))
+        return _Layer(seq, pa.chunked_array([pa.nulls(len(own))]), rows)
+    return _Layer(seq, values.take(from_numpy(own, pa.int64())), rows)
 
 
-def _spread(told: pa.ChunkedArray, places: _Places) -> pa.ChunkedArray:
-    if places.count == len(told):
-        return told
-    return spread(pa.table({"": told}), places.of_records, places.count).column(0)
+def _column(name: str, layers: Sequence[_Layer], count: int, where: str) -> pa.ChunkedArray | pa.Array:
+    """One column of `count` rows: of each the newest value."""
+    parts, last = [layer.values for layer in layers], layers[-1]
+    covers = isinstance(last.rows, slice) and len(last.values) == count
+    if covers and (
+        len(layers) == 1
+        or (
+            np.max(layers[0].seq, initial=-1) < last.seq
+            and last.values.type == column_type(name, parts, where)
+        )
+    ):
+        return last.values
+    pick, written = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+    start = 0
+    for layer in layers:
+        own = np.arange(start, start + len(layer.values))
+        pick[layer.rows] = np.where(written[layer.rows] > layer.seq, pick[layer.rows], own)
+        written[layer.rows] = np.maximum(written[layer.rows], layer.seq)
+        start += len(own)
+    return unify_column(name, parts, where).take(from_numpy(pick, pa.int64(), pick < 0))
 
 
 def label_revision(

@@ -54,7 +54,9 @@ class LabelSpec:
 
     def to_json(self) -> dict[str, object]:
         """What the archive's head records: name -> field path (a tuple as a list), None for a callable."""
-        return {name: _json_source(source) for name, source in zip(self.names, self._sources, strict=True)}
+        pairs = zip(self.names, self._sources, strict=True)
+        sources = ((name, list(source) if isinstance(source, tuple) else source) for name, source in pairs)
+        return {name: None if callable(source) else source for name, source in sources}
 
     def extract(self, index: int, sample: Any) -> list[Any]:
         """The label values of one sample, in the order of `names`.
@@ -119,57 +121,39 @@ def checked_name(name: object, told: str = "in_memory_keys holds") -> str:
     return name
 
 
-def _checked_source(source: object) -> LabelSource:
-    if isinstance(source, str) or _is_int(source):
-        return source  # type: ignore[return-value]
-    if isinstance(source, tuple) and source and all(isinstance(p, str) or _is_int(p) for p in source):
-        return source
+def _checked_source(source: Any) -> LabelSource:
+    parts = source if isinstance(source, tuple) else (source,)
+    if parts and all(isinstance(part, (str, int)) and not isinstance(part, bool) for part in parts):
+        return source  # type: ignore[no-any-return]
     if callable(source):
-        return source
+        return source  # type: ignore[no-any-return]
     raise OptionError(
         f"in_memory_keys holds {shown(source)} ({article(source)}); a field path is a str, an int or a "
         f'tuple of these, for example "label", "target.boxes", 1 or ("target", 0)'
     )
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
 def _rendered(source: LabelSource) -> str:
     return ".".join(map(str, source)) if isinstance(source, tuple) else str(source)
-
-
-def _json_source(source: LabelSource) -> object:
-    if isinstance(source, tuple):
-        return list(source)
-    return source if isinstance(source, (str, int)) else None
 
 
 _ABSENT = object()
 
 
 def _value(name: str, source: LabelSource, index: int, sample: Any) -> Any:
+    if callable(source):
+        try:
+            return source(sample)
+        except Exception as error:  # a user's function, which may raise anything
+            raise LabelError(
+                f'label "{name}": its function raised at sample {index}: {type(error).__name__}: {error}'
+            ) from error
+    parts = source if isinstance(source, tuple) else (source,)
     if isinstance(source, str):
         whole = _child(sample, source)
-        return whole if whole is not _ABSENT else _walk(name, source, source.split("."), index, sample)
-    if isinstance(source, int):
-        return _walk(name, source, [source], index, sample)
-    if isinstance(source, tuple):
-        return _walk(name, source, source, index, sample)
-    return _called(name, source, index, sample)
-
-
-def _called(name: str, source: Callable[[Any], Any], index: int, sample: Any) -> Any:
-    try:
-        return source(sample)
-    except Exception as error:
-        raise LabelError(
-            f'label "{name}": its function raised at sample {index}: {type(error).__name__}: {error}'
-        ) from error
-
-
-def _walk(name: str, source: FieldPath, parts: Sequence[str | int], index: int, sample: Any) -> Any:
+        if whole is not _ABSENT:
+            return whole
+        parts = tuple(source.split("."))
     node = sample
     for depth, part in enumerate(parts):
         child = _child(node, part)
@@ -180,29 +164,18 @@ def _walk(name: str, source: FieldPath, parts: Sequence[str | int], index: int, 
 
 
 def _child(node: Any, part: str | int) -> Any:
+    """The value below a node that a part of a field path means; _ABSENT where there is none."""
+    is_digits = isinstance(part, str) and part.isascii() and part.isdigit() and len(part) < 19
+    position = int(part) if isinstance(part, int) or is_digits else None
     if isinstance(node, Mapping):
-        return _mapping_child(node, part)
+        # `in` first: a defaultdict would grow by the question.
+        keys = (key for key in (part, position) if key is not None and key in node)
+        return next((node[key] for key in keys), _ABSENT)
     if isinstance(part, str) and part in _field_names(node):
         return getattr(node, part)
-    if isinstance(node, (list, tuple)):
-        position = _position(part)
-        if position is not None and -len(node) <= position < len(node):
-            return node[position]
+    if isinstance(node, (list, tuple)) and position is not None and -len(node) <= position < len(node):
+        return node[position]
     return _ABSENT
-
-
-def _mapping_child(node: Mapping[Any, Any], part: str | int) -> Any:
-    # `in` first: a defaultdict would grow by the question.
-    if part in node:
-        return node[part]
-    position = _position(part)
-    return node[position] if position is not None and position in node else _ABSENT
-
-
-def _position(part: str | int) -> int | None:
-    if isinstance(part, int):
-        return part
-    return int(part) if part.isascii() and part.isdigit() and len(part) < 19 else None
 
 
 def _field_names(node: Any) -> Iterable[str]:
@@ -216,16 +189,15 @@ def _field_names(node: Any) -> Iterable[str]:
 def _missing_field(
     name: str, source: FieldPath, walked: Sequence[str | int], index: int, node: Any
 ) -> LabelError:
-    there = "" if not walked else f' at "{_rendered(tuple(walked))}"'
-    shown = f'"{source}"' if isinstance(source, str) else repr(source)
+    field = f'"{source}"' if isinstance(source, str) else repr(source)
+    what = f'what is at "{_rendered(tuple(walked))}"' if walked else "it"
     return LabelError(
-        f'label "{name}": sample {index} has no field {shown}; {_contents(node, there)}; name a field that '
+        f'label "{name}": sample {index} has no field {field}; {_contents(node, what)}; name a field that '
         f'every sample has, or give a callable: in_memory_keys={{"{name}": lambda sample: ...}}'
     )
 
 
-def _contents(node: Any, there: str) -> str:
-    what = f"what is{there}" if there else "it"
+def _contents(node: Any, what: str) -> str:
     if isinstance(node, Mapping):
         keys = [f'"{key}"' if isinstance(key, str) else shown(key) for key in list(node)[:20]]
         more = ", ..." if len(node) > 20 else ""

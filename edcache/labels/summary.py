@@ -63,17 +63,17 @@ class Description(Sequence[ColumnSummary]):
 
 
 def _cells(column: ColumnSummary) -> tuple[str, ...]:
-    values = [getattr(column, field.name) for field in fields(column)]
+    name, kind, *values = (getattr(column, field.name) for field in fields(column))
     # Names and texts may be anybody's: nothing in them steers a terminal.
-    name = values[0] if values[0].isprintable() else shown(values[0])
-    texts = (
-        "" if value is None else f"{value:,}" if type(value) is int else _text(value) for value in values[2:]
-    )
-    return (name, values[1], *texts)
+    return (name if name.isprintable() else shown(name), kind, *map(_text, values))
 
 
 def _text(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else shown(value)
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return f"{value:,}" if type(value) is int else shown(value)
 
 
 def describe(table: pa.Table) -> Description:

@@ -22,7 +22,7 @@ from edcache import bounded
 from edcache.errors import CorruptArchiveError
 from edcache.labels.arrays import from_numpy, number_values, numpy_dtype
 from edcache.labels.arrow import pa
-from edcache.labels.framing import Metadata, check_file, check_stream
+from edcache.labels.framing import STREAM, Metadata, check_file, check_stream
 from edcache.labels.types import LabelTypes, is_label_type
 
 _META: Final = b"edcache"
@@ -384,8 +384,11 @@ def _read(
         opener: pa.ipc.open_stream or open_file. rows: that it must have; None for any number.
         columns: the choices of columns that are no labels. prefix: what labels begin with; None for none.
     """
-    with opener(pa.py_buffer(data)) as reader:
+    buffer = pa.py_buffer(data)
+    with opener(buffer) as reader:
         schema = reader.schema
+        if opener is pa.ipc.open_file and schema != pa.ipc.read_schema(buffer.slice(STREAM)):
+            raise ValueError("its two schemas differ")
         if len(set(schema.names)) != len(schema.names):
             raise ValueError("two of its columns have one name")
         is_label = [prefix is not None and name.startswith(prefix) for name in schema.names]

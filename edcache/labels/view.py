@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -111,7 +112,9 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
             SampleIndexError: an index outside [-n, n), found at the first use of a lazy `take`.
         """
         for step in self._pending:
-            self._rows = _composed(self._rows, step, self._whole.num_rows)
+            rows = self._rows
+            positions = checked_indices(step, self._whole.num_rows if rows is None else len(rows))
+            self._rows = positions if rows is None else rows[positions]
         self._pending = ()
         return self._rows
 
@@ -132,22 +135,14 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     def to_pandas(self) -> Any:
         """The columns as a pandas DataFrame, row i = sample i of this view."""
-        try:
+        with _needs("to_pandas", "pandas"):
             import pandas  # noqa: F401
-        except ImportError:
-            raise MissingDependencyError(
-                "labels.to_pandas() needs pandas; install it with: pip install edcache[pandas]"
-            ) from None
         return self.table.to_pandas()
 
     def to_polars(self) -> Any:
         """The columns as a polars DataFrame, row i = sample i of this view; numbers are not copied."""
-        try:
+        with _needs("to_polars", "polars"):
             import polars
-        except ImportError:
-            raise MissingDependencyError(
-                "labels.to_polars() needs polars; install it with: pip install edcache[polars]"
-            ) from None
         return polars.from_arrow(self.table)
 
     def sql(self, query: str) -> pa.Table:
@@ -163,12 +158,8 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
         >>> ds.labels.sql("select patient, avg(age) as age from labels group by patient")
         """
-        try:
+        with _needs("sql", "duckdb"):
             import duckdb
-        except ImportError:
-            raise MissingDependencyError(
-                "labels.sql() needs duckdb; install it with: pip install edcache[duckdb]"
-            ) from None
         # Without replacements: else any name in a query may be a variable of the caller.
         with duckdb.connect(":memory:", config={"python_enable_replacements": "false"}) as connection:
             connection.register("labels", self.table)
@@ -195,9 +186,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """
         from edcache.labels.summary import ascending
 
-        column = self.comparable(name)
-        if pa.types.is_nested(column.type):
-            raise LabelTypeError(f'label "{name}" is {column.type}; unique() needs a column of single values')
+        column = self.singles(name, "unique")
         if pa.types.is_null(column.type):
             return np.empty(0, object)
         values = column.unique().drop_null()
@@ -205,17 +194,11 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     def counts(self, name: str) -> dict[Any, int]:
         """How often each value of the column occurs, most frequent first; None counts missing values."""
-        column = self.comparable(name)
-        if pa.types.is_nested(column.type):
-            raise LabelTypeError(f'label "{name}" is {column.type}; counts() needs a column of single values')
-        counted = column.value_counts()
-        values = to_numpy(counted.field("values"), nullable=column.null_count > 0)
-        numbers = counted.field("counts").to_pylist()
-        # Of times, numpy keeps what Python's types would round.
-        keys = list(values) if values.dtype.kind in "mM" else values.tolist()
-        if column.null_count:
-            keys = _with_none(keys, counted.field("values"))
-        return dict(sorted(zip(keys, numbers, strict=True), key=lambda pair: -pair[1]))
+        from edcache.labels.classes import classes
+
+        codes, values = classes(self, name, "counts")
+        numbers = np.bincount(codes, minlength=len(values)).tolist()
+        return dict(sorted(zip(values, numbers, strict=True), key=lambda pair: -pair[1]))
 
     def column(self, name: str) -> pa.ChunkedArray:
         """The column as Arrow has it."""
@@ -224,6 +207,17 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
     def comparable(self, name: str) -> pa.ChunkedArray:
         """The column as every comparison sees it (see comparable.py), made once for all views."""
         return self._taken(self._whole.comparable(name))
+
+    def singles(self, name: str, asked_by: str) -> pa.ChunkedArray:
+        """The same of a column of single values.
+
+        Raises:
+            LabelTypeError: 'label "boxes" is list<item: int64>; group_by() needs a column of single values'.
+        """
+        kind = self._whole.column(name).type
+        if pa.types.is_nested(kind):
+            raise LabelTypeError(f'label "{name}" is {kind}; {asked_by}() needs a column of single values')
+        return self.comparable(name)
 
     def _taken(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
         rows = self.rows
@@ -245,6 +239,16 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
             # Objects for the taken rows alone: the whole column would be millions of str.
             return _read_only(to_numpy(one_chunk(self.column(name)), nullable=False))
         return _read_only(self._whole.array(name)[rows])
+
+
+@contextmanager
+def _needs(method: str, package: str) -> Iterator[None]:
+    try:
+        yield
+    except ImportError:
+        raise MissingDependencyError(
+            f"labels.{method}() needs {package}; install it with: pip install edcache[{package}]"
+        ) from None
 
 
 class _Whole:
@@ -297,46 +301,30 @@ def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:
         return number_values(array)
     if is_list(kind) or pa.types.is_fixed_size_list(kind):
         return _lists_to_numpy(array, nullable)
-    if nullable and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        return _objects_with_none(array)
     if pa.types.is_null(kind):
         return np.full(len(array), None, dtype=object)
-    result: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return result
-
-
-def _objects_with_none(array: pa.Array) -> npt.NDArray[Any]:
-    filler = pa.scalar(False) if pa.types.is_boolean(array.type) else pa.scalar(0, array.type)
-    values: npt.NDArray[Any] = array.fill_null(filler).to_numpy(zero_copy_only=False).astype(object)
+    if not nullable or not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    filled = array.fill_null(pa.scalar(0).cast(kind))
+    values: npt.NDArray[Any] = filled.to_numpy(zero_copy_only=False).astype(object)
     values[array.is_null().to_numpy(zero_copy_only=False)] = None
     return values
 
 
 def _lists_to_numpy(array: pa.Array, nullable: bool) -> npt.NDArray[Any]:
     flat = array.flatten()
-    kind = flat.type
-    numeric = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     values = to_numpy(flat, nullable=flat.null_count > 0)
     lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    if numeric and not nullable and not flat.null_count and (not len(array) or np.all(lengths == lengths[0])):
+    is_numeric = is_number(flat.type) or pa.types.is_boolean(flat.type)
+    if is_numeric and not nullable and not flat.null_count and np.all(lengths == lengths[:1]):
         return np.reshape(values, (len(array), int(lengths[0]) if len(array) else 0))
-    return _ragged(values, lengths, array.is_null().to_numpy(zero_copy_only=False))
-
-
-def _ragged(
-    values: npt.NDArray[Any], lengths: npt.NDArray[Any], missing: npt.NDArray[np.bool_]
-) -> npt.NDArray[Any]:
     values.flags.writeable = False
+    missing = array.is_null().to_numpy(zero_copy_only=False)
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
-    rows = np.empty(len(lengths), dtype=object)
+    rows = np.empty(len(array), dtype=object)
     for i, (end, length) in enumerate(zip(ends, lengths.tolist(), strict=True)):
         rows[i] = None if missing[i] else values[end - length : end]
     return rows
-
-
-def _with_none(keys: list[Any], values: pa.Array) -> list[Any]:
-    missing = values.is_null().to_pylist()
-    return [None if gone else key for key, gone in zip(keys, missing, strict=True)]
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
@@ -359,11 +347,6 @@ def _as_indices(indices: npt.ArrayLike) -> npt.NDArray[Any]:
         f"labels.take() got an array of {array.dtype} with {array.ndim} dimensions; give a 1-dim array of "
         f"integers, for a bool mask numpy.flatnonzero(mask)"
     )
-
-
-def _composed(rows: Rows | None, step: npt.NDArray[Any], whole: int) -> Rows:
-    positions = checked_indices(step, whole if rows is None else len(rows))
-    return positions if rows is None else rows[positions]
 
 
 def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:

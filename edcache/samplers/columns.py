@@ -46,7 +46,7 @@ def numbers_of(ds: Any, column: Column) -> npt.NDArray[Any]:
         OptionError: 'label "n_tokens": sample 3 has no value; ...'; or no numbers.
     """
     values = column_of(ds, column)
-    missing = is_missing(values)
+    missing = _is_missing(values)
     if missing.any():
         raise OptionError(
             f"{_named(column)}: sample {int(missing.argmax())} has no value; filter() such samples out, "
@@ -54,37 +54,26 @@ def numbers_of(ds: Any, column: Column) -> npt.NDArray[Any]:
         )
     if values.dtype == object:
         # As the labels of a view are without those that have none.
-        values = _plain(values)
+        listed = values.tolist()
+        if all(isinstance(value, (int, float)) for value in listed):
+            values = np.array(listed, None if listed else np.int64)
     if values.dtype.kind not in "iufb":
         raise OptionError(f"{_named(column)} of {values.dtype}; give numbers")
     return values
 
 
-def _plain(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    listed = values.tolist()
-    if not all(isinstance(value, (int, float)) for value in listed):
-        return values
-    return np.array(listed, None if listed else np.int64)
+def _named(column: Column) -> str:
+    return f'label "{column}"' if isinstance(column, str) else "an array"
 
 
-def is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Where a column has no value: None, nan or NaT, as the dtype has it."""
-    missing = np.zeros(len(values), bool)
-    if values.dtype.kind in "fc":
-        np.isnan(values, out=missing)
-    elif values.dtype.kind in "mM":
-        np.isnat(values, out=missing)
-    elif values.dtype == object:
-        missing[:] = [value is None for value in values.tolist()]
-    return missing
-
-
-def _is_nothing(value: Any) -> bool:
-    """Whether an object is None, a nan, a NaT, or pandas' NA, which does not say whether it is itself."""
-    if value is None or type(value).__name__ == "NAType":
-        return True
-    is_other = value != value
-    return is_other is True or is_other is np.True_
+    if values.dtype == object:
+        return np.fromiter((value is None for value in values.tolist()), bool, len(values))
+    if values.dtype.kind in "fcmM":
+        is_other: npt.NDArray[np.bool_] = values != values
+        return is_other
+    return np.zeros(len(values), bool)
 
 
 def grouped(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
@@ -94,41 +83,28 @@ def grouped(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
         places, int64 [n]: indices into values, ascending within a group. starts, int64 [groups + 1]: group
         g is places[starts[g]:starts[g + 1]].
     """
-    if values.dtype.kind not in "iufbmM":
+    if values.dtype.kind in "iufbmM":
+        missing = _is_missing(values)
+    else:
         values = _numbered(values)
         missing = values < 0
+    if missing.any():
+        present = np.flatnonzero(~missing)
+        places = present[ascending(values[present])]
     else:
-        missing = is_missing(values)
-    if not missing.any():
-        return _grouped(values)
-    present = np.flatnonzero(~missing)
-    places, starts = _grouped(values[present])
-    return present[places], starts
-
-
-def _grouped(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    small = _small(values)
-    if small is not None:
-        places, ends = ordering.grouped(small, int(small.max()) + 1)
-        return places, ends[np.append(True, ends[1:] > ends[:-1])]
-    places = np.argsort(values, kind="stable")
+        places = ascending(values)
     ordered = values[places]
     return places, np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1], [True])))
 
 
 def ascending(values: npt.NDArray[Any]) -> Ints:
-    """The stable argsort of integers."""
-    small = _small(values)
-    return np.argsort(values, kind="stable") if small is None else ordering.stable_order(small)
-
-
-def _small(values: npt.NDArray[Any]) -> npt.NDArray[np.uint16] | None:
-    """Integers that span less than 65,536 in two bytes, which numpy sorts by radix; None for others."""
-    if values.dtype.kind not in "iu" or not len(values):
-        return None
-    low, high = int(values.min()), int(values.max())
-    # Modulo 2**16, which no dtype is too narrow for.
-    return values.astype(np.uint16) - np.uint16(low % (1 << 16)) if high - low < 1 << 16 else None
+    """The stable argsort."""
+    if values.dtype.kind in "iu" and len(values):
+        low, high = int(values.min()), int(values.max())
+        if high - low < 1 << 16:
+            # Modulo 2**16, which no dtype is too narrow for.
+            return ordering.stable_order(values.astype(np.uint16) - np.uint16(low % (1 << 16)))
+    return np.argsort(values, kind="stable")
 
 
 def _numbered(values: npt.NDArray[Any]) -> Ints:
@@ -147,5 +123,9 @@ def _numbered(values: npt.NDArray[Any]) -> Ints:
     return codes
 
 
-def _named(column: Column) -> str:
-    return f'label "{column}"' if isinstance(column, str) else "an array"
+def _is_nothing(value: Any) -> bool:
+    """Whether an object is None, a nan, a NaT, or pandas' NA, which does not say whether it is itself."""
+    if value is None or type(value).__name__ == "NAType":
+        return True
+    is_other = value != value
+    return is_other is True or is_other is np.True_

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.errors import OptionError
-from edcache.labels.classes import Classes, counted
+from edcache.labels.classes import Classes
 from edcache.labels.wording import shown
 from edcache.ordering import Ints, dealt_by_class, generator
 
@@ -24,7 +24,7 @@ def oversampled(found: Classes, strategy: str, seed: int) -> Ints:
     if strategy not in STRATEGIES:
         raise OptionError(f"strategy={shown(strategy)}; choose one of {', '.join(map(repr, STRATEGIES))}")
     random = generator(seed)
-    counts = counted(found.codes, len(found.values))
+    counts = np.bincount(found.codes, minlength=len(found.values))
     most = int(counts.max(initial=0))
     times = (most // np.maximum(counts, 1))[found.codes]
     if strategy == "exact":
@@ -42,7 +42,7 @@ def undersampled(found: Classes, count: int | None, seed: int) -> Ints:
     is_count = isinstance(count, (int, np.integer)) and not isinstance(count, bool) and count >= 0
     if count is not None and not is_count:
         raise OptionError(f"count={shown(count)}; give how many samples of each class to keep, or None")
-    counts = counted(found.codes, len(found.values))
+    counts = np.bincount(found.codes, minlength=len(found.values))
     kept = int(counts.min(initial=len(found.codes))) if count is None else min(int(count), len(found.codes))
     return np.flatnonzero(_is_drawn(random, found, counts, np.minimum(counts, kept)))
 

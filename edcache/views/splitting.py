@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.errors import OptionError
-from edcache.labels.classes import counted
 from edcache.labels.wording import shown
 from edcache.ordering import Ints, dealt, dealt_by_class, generator, grouped
 from edcache.views.apportioning import apportioned
@@ -73,7 +72,7 @@ def parted(
         hands = _dealt_in_groups(random, classes, groups, weights)
     elif strata is not None:
         # Each part has of each class within one of its share.
-        counts = counted(strata, int(strata.max()) + 1).tolist() if count else []
+        counts = np.bincount(strata, minlength=int(strata.max()) + 1).tolist() if count else []
         hands = dealt_by_class(random, strata, apportioned(counts, weights))
     else:
         hands = dealt(random, sizes_of(count, weights))

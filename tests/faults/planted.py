@@ -198,27 +198,26 @@ _CHAIN = [
 _WRITER = [
     Bug(
         "header before payload",
-        "writer/appender.py",
+        "writer/log.py",
         "                self._write_parts(header.payload_offset, parts)\n"
-        "                self._file.pwrite(header.offset, format.pack_header(header))\n",
-        "                self._file.pwrite(header.offset, format.pack_header(header))\n"
+        "                self.file.pwrite(header.offset, format.pack_header(header))\n",
+        "                self.file.pwrite(header.offset, format.pack_header(header))\n"
         "                self._write_parts(header.payload_offset, parts)\n",
         (f"{POINTS}::test_a_header_is_written_after_its_payload",),
     ),
     Bug(
         "seal's header before its sync",
-        "writer/appender.py",
-        '            if self._sync != "never":\n                self._sync_file()\n'
-        "            self._file.pwrite(index.offset",
-        "            self._file.pwrite(index.offset",
+        "writer/log.py",
+        "            self.sync()\n            self.file.pwrite(index.offset",
+        "            self.file.pwrite(index.offset",
         (f"{POWER_CUT}[create]",),
     ),
     Bug(
         "seal's first header first",
-        "writer/appender.py",
-        "            self._file.pwrite(index.payload_offset, index_bytes)\n",
-        "            self._file.pwrite(index.offset, format.pack_header(index))\n"
-        "            self._file.pwrite(index.payload_offset, index_bytes)\n",
+        "writer/log.py",
+        "            self.file.pwrite(index.payload_offset, index_bytes)\n",
+        "            self.file.pwrite(index.offset, format.pack_header(index))\n"
+        "            self.file.pwrite(index.payload_offset, index_bytes)\n",
         (f"{POWER_CUT}[create]",),
     ),
     Bug(
@@ -238,66 +237,66 @@ _WRITER = [
     Bug(
         "dictionary not synced",
         "writer/appender.py",
-        '            if self._sync != "never":\n                self._sync_file()\n\n    def amend',
-        "\n    def amend",
+        "            self._log.sync()\n\n    def dictionaries",
+        "\n    def dictionaries",
         ("tests/faults/test_planted_gaps.py",),
     ),
     Bug(
         "a failed sync is forgotten",
-        "writer/appender.py",
-        '            self._failed = "a sync failed, so what was written since the last one is in doubt"\n',
+        "writer/log.py",
+        '            self.failed = "a sync failed, so what was written since the last one is in doubt"\n',
         "",
         ("tests/faults/test_planted_gaps.py",),
     ),
     Bug(
         "unsynced counts as durable",
-        "writer/appender.py",
+        "writer/log.py",
         "            next=cursor.offset + total,\n            durable=self.chain.durable,",
         "            next=cursor.offset + total,\n            durable=cursor.offset,",
         (f"{POWER_CUT}[create, unsealed]",),
     ),
     Bug(
         "torn tail stays",
-        "writer/appender.py",
-        "        if self._file.size() > end:\n            self._file.truncate(end)",
-        "        if self._file.size() < end:\n            self._file.truncate(end)",
+        "writer/log.py",
+        "        if self.file.size() > end:\n            self.file.truncate(end)",
+        "        if self.file.size() < end:\n            self.file.truncate(end)",
         ("tests/test_flips.py::test_a_writer_makes_an_archive_with_garbage_behind_it_sound_again",),
     ),
     Bug(
         "torn tail cut before losses are written",
-        "writer/appender.py",
-        "        if lost:\n            behind",
-        "        if lost:\n            self._cut_torn_tail()\n            behind",
+        "writer/recovery.py",
+        "    if lost:\n        behind",
+        "    if lost:\n        log.cut_torn_tail()\n        behind",
         (RECOVERY,),
         seconds=20,
         scale=0.4,
     ),
     Bug(
         "what lies behind left out",
-        "writer/appender.py",
-        '            said = {"lost": lost, "behind": f"{format.link_after(behind):016x}"}\n',
-        '            said = {"lost": lost}\n',
+        "writer/recovery.py",
+        '        loss = {"lost": lost, "behind": f"{format.link_after(behind):016x}"}\n',
+        '        loss = {"lost": lost}\n',
         ("tests/test_writer.py::test_what_followed_a_recovery_that_lost_its_power_does_not_follow_the_next",),
     ),
     Bug(
         "losses not written at once",
-        "writer/appender.py",
-        "self._publish_whole(format.KIND_AMENDMENT, text, at_once=True)",
-        "self._publish_whole(format.KIND_AMENDMENT, text)",
+        "writer/recovery.py",
+        "log.publish_whole(format.KIND_AMENDMENT, text, at_once=True)",
+        "log.publish_whole(format.KIND_AMENDMENT, text)",
         (f"{RECOVERY}[create-power cut]",),
     ),
     Bug(
         "no look for losses",
-        "writer/appender.py",
-        "        if not is_fresh:\n",
-        "        if False:\n",
+        "writer/recovery.py",
+        "    if not is_fresh:\n",
+        "    if False:\n",
         (f"{POWER_CUT}[create, unsealed]",),
     ),
     Bug(
         "leaves a seal behind a chain that a power cut broke",
-        "writer/appender.py",
-        "            self._cut_torn_tail()\n\n    def _refuse_damage(",
-        "            pass\n\n    def _refuse_damage(",
+        "writer/recovery.py",
+        "        log.cut_torn_tail()\n\n\ndef _refuse_damage(",
+        "        pass\n\n\ndef _refuse_damage(",
         (
             "tests/faults/test_damage.py::test_a_seal_that_a_power_cut_left_without_its_chunks_is_cut_and_its_"
             "samples_computed_again",
@@ -305,28 +304,28 @@ _WRITER = [
     ),
     Bug(
         "appends to a file without a name",
-        "writer/appender.py",
-        "            if not self._file.is_named():",
+        "writer/log.py",
+        "            if not self.file.is_named():",
         "            if False:",
         ("tests/test_compact.py::test_who_had_it_open_never_appends_to_the_file_without_a_name",),
     ),
     Bug(
         "appends without catching up",
-        "writer/appender.py",
-        "            self._take_in()\n            self._cut_torn_tail()",
-        "            self._cut_torn_tail()",
+        "writer/log.py",
+        "            self.catch_up()\n            self.cut_torn_tail()",
+        "            self.cut_torn_tail()",
         (f"{KILLED}[two writers]",),
     ),
     Bug(
         "a chunk is published again",
         "writer/appender.py",
-        "            if self._is_published(chunk):\n                return\n",
+        "            if self._log.is_published(chunk):\n                return\n",
         "",
         ("tests/faults/test_planted_gaps.py",),
     ),
     Bug(
         "a forked child appends",
-        "writer/anywhere.py",
+        "writer/protocol.py",
         "        if self._pid != os.getpid():\n            # A child",
         "        if False:\n            # A child",
         ("tests/test_process.py",),
@@ -334,17 +333,17 @@ _WRITER = [
     ),
     Bug(
         "a failed append leaves its bytes",
-        "writer/appender.py",
-        "            with suppress(StorageError):\n                self._file.truncate(end)\n"
+        "writer/log.py",
+        "            with suppress(StorageError):\n                self.file.truncate(end)\n"
         "            raise",
         "            raise",
         ("tests/faults/test_planted_gaps.py",),
     ),
     Bug(
         "label types not joined",
-        "writer/appender.py",
-        "                types = known.joined(types, self.path)\n",
-        "                pass\n",
+        "writer/protocol.py",
+        "            types = known.joined(types, self.path)\n",
+        "            pass\n",
         ("tests/test_process.py::test_labels_that_make_no_column_never_end_an_archive",),
     ),
     Bug(
@@ -727,15 +726,14 @@ _LABELS = [
     Bug(
         "labels added are not synced",
         "writer/appender.py",
-        "                self._write_seal(self.chain.contents(self._table))\n"
-        '            elif self._sync != "never":\n                self._sync_file()\n',
-        "                self._write_seal(self.chain.contents(self._table))\n",
+        "                self._log.seal()\n            else:\n                self._log.sync()\n",
+        "                self._log.seal()\n",
         (f"{CRASHES}::test_labels_are_on_the_disk_once_they_are_added",),
     ),
     Bug(
         "labels that were added outlive a newer sample",
         "labels/revisions.py",
-        "np.where(written[for_rows] > layer.seq, pick[for_rows], own)",
+        "np.where(written[layer.rows] > layer.seq, pick[layer.rows], own)",
         "own",
         (
             "tests/test_relabel.py"
