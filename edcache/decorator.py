@@ -95,7 +95,7 @@ class CachedFactory(Generic[P]):
         if found is not None and found.complete and not rebuild and not may_grow:
             if self.options.preload:
                 return CachedDataset(None, path, replace(self.options, max_bytes=None))
-            return CachedDataset.over(found, store, self._reading)
+            return CachedDataset._over(found, store, self._reading)
         origin: dict[str, Any] | bool = fingerprint
         if found is not None and not rebuild:
             # The archive's own fingerprint was judged above; on_stale may have let it pass.

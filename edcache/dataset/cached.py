@@ -88,7 +88,7 @@ class CachedDataset(StoredSamples):
     _fixed = FIXED
 
     @classmethod
-    def over(cls, reader: AnyReader, store: Store, options: CacheOptions) -> CachedDataset:
+    def _over(cls, reader: AnyReader, store: Store, options: CacheOptions) -> CachedDataset:
         """The dataset over a complete archive that is open already; it closes the reader.
 
         Args:
