@@ -55,6 +55,8 @@ class CachedFactory(Generic[P]):
         self._path = None if path is None else hidden(os.fspath(path))
         self.version = version
         self.options = options
+        # A copy in memory is made once it is known that the archive is what was asked for.
+        self._reading = replace(options, max_bytes=None, allow_partial=True, preload=None)
         self._on_stale = on_stale
         self._signature = inspect.signature(factory)
 
@@ -86,12 +88,14 @@ class CachedFactory(Generic[P]):
         store = store_at(path, self.options.storage_options)
         if not store.by_request:
             path = store.path  # the factory may change the folder that this process works in
-        found = store.found()
+        found = store.found(self._reading)
         rebuild = found is not None and self._is_stale(found, fingerprint)
         # What may be lost is computed again when a lazy cache is asked for it.
         may_grow = self.options.grow or (store.may_lose and self.options.is_lazy)
         if found is not None and found.complete and not rebuild and not may_grow:
-            return CachedDataset(None, path, replace(self.options, max_bytes=None))
+            if self.options.preload:
+                return CachedDataset(None, path, replace(self.options, max_bytes=None))
+            return CachedDataset._over(found, store, self._reading)
         origin: dict[str, Any] | bool = fingerprint
         if found is not None and not rebuild:
             # The archive's own fingerprint was judged above; on_stale may have let it pass.

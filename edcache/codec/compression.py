@@ -13,8 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import zstandard
-
 from edcache.errors import CorruptArchiveError, CorruptRecordError, LengthError, OptionError
 
 Buffer = Any
@@ -88,6 +86,8 @@ class Compression:
             CorruptArchiveError: zstd cannot use the dictionary.
         Cost: the first call of a thread makes its context, which holds a few MiB at high levels.
         """
+        import zstandard
+
         try:
             context = _context(("compress", self.level, dictionary), self._make)
             frame: bytes = context.compress(data)
@@ -97,6 +97,8 @@ class Compression:
         return frame
 
     def _make(self, key: _Key) -> Any:
+        import zstandard
+
         return zstandard.ZstdCompressor(
             level=self.level,
             dict_data=_dictionary(key[2]),
@@ -120,6 +122,8 @@ def _context(key: _Key, make: Callable[[_Key], Any]) -> Any:
 
 
 def _dictionary(data: bytes | None) -> Any:
+    import zstandard
+
     return None if data is None else zstandard.ZstdCompressionDict(data)
 
 
@@ -137,6 +141,8 @@ def decompress(frame: Buffer, raw_nbytes: int, dictionaries: bytes | Sequence[by
         its bytes, it is first decompressed piece by piece to see that it does.
     """
     view = memoryview(frame).cast("B")
+    import zstandard
+
     dictionary_id = _check_header(view, raw_nbytes)
     known = (dictionaries,) if isinstance(dictionaries, bytes) else dictionaries or ()
     dictionary = _choose(dictionary_id, known) if dictionary_id else None
@@ -161,6 +167,8 @@ def most_content(nbytes: int) -> int:
 
 def _check_content(frame: memoryview, raw_nbytes: int, dictionary: bytes | None) -> None:
     """Raise CorruptRecordError unless a frame holds so many bytes; takes no more memory than its window."""
+    import zstandard
+
     decompressor = zstandard.ZstdDecompressor(dict_data=_dictionary(dictionary), max_window_size=_MAX_WINDOW)
     piece, found = bytearray(_PIECE), 0
     with decompressor.stream_reader(frame) as reader:
@@ -207,11 +215,15 @@ def decompress_into(
 
 
 def _make_decompressor(key: _Key) -> Any:
+    import zstandard
+
     return zstandard.ZstdDecompressor(dict_data=_dictionary(key[2]))
 
 
 def _check_header(frame: memoryview, raw_nbytes: int) -> int:
     """Check a frame's header against the index; return the id of its dictionary, 0 for none."""
+    import zstandard
+
     try:
         header = zstandard.get_frame_parameters(frame)
     except zstandard.ZstdError as error:
@@ -252,6 +264,8 @@ def train_dictionary(samples: Sequence[bytes], max_nbytes: int = 112_640) -> byt
     useful: list[Any] = [sample for sample in samples if len(sample) >= _MIN_SAMPLE]
     if len(useful) < _MIN_SAMPLES or sum(map(len, useful)) < _MIN_TOTAL or max_nbytes < _MIN_DICTIONARY:
         return None
+    import zstandard
+
     try:
         trained: bytes = zstandard.train_dictionary(max_nbytes, useful).as_bytes()
     except zstandard.ZstdError:  # pragma: no cover - it takes 4 GiB of samples

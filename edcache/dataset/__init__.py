@@ -7,7 +7,6 @@
 Each imports only those below it.
 """
 
-from edcache.dataset.building import check_fillable
-from edcache.dataset.cached import CachedDataset
+from edcache.dataset.cached import CachedDataset, check_fillable
 
 __all__ = ["CachedDataset", "check_fillable"]

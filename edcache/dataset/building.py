@@ -152,16 +152,6 @@ class Building:
             until_it_stays(run, self._is_done)
 
 
-def check_fillable(options: CacheOptions) -> None:
-    """Raise OptionError for options of an archive that is only opened."""
-    if options.expected_digest is not None:
-        raise OptionError(
-            "expected_digest= is for CachedDataset.from_cache(): what is filled here has no published digest"
-        )
-    if options.local is not None:
-        raise OptionError("local= is for CachedDataset.from_cache(): what is filled here is here already")
-
-
 def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | None) -> dict[str, Any] | None:
     """The fingerprint of a bare source, None where nothing is to be compared.
 

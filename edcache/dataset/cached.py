@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from edcache import durable, relabel
+from edcache import durable
 from edcache.archives import Path, digests_of, several
-from edcache.dataset.building import Building, check_fillable, identity
 from edcache.dataset.reading import StoredSamples
 from edcache.errors import OptionError
-from edcache.fill import LazyFiller
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
@@ -27,7 +25,6 @@ from edcache.options import (
     FillOptions,
     OpenKeywords,
     OpenOptions,
-    ReadOptions,
     Sync,
     WarmupKeywords,
     Workers,
@@ -35,11 +32,14 @@ from edcache.options import (
 )
 from edcache.reader import AnyReader
 from edcache.selection import Picks
-from edcache.stores import store_at
+from edcache.stores import Store, store_at
 from edcache.views import Several, View
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from edcache.dataset.building import Building
+    from edcache.fill import LazyFiller
 
 
 @takes(CacheOptions)
@@ -79,26 +79,44 @@ class CachedDataset(StoredSamples):
         **keywords: Unpack[CacheKeywords],
     ) -> None:
         options = CacheOptions.of(options, keywords, "CachedDataset")
-        self._store = store_at(_path_of(source) if path is None else path, options.storage_options)
-        self._building: Building | None = None
-        self._filler: LazyFiller | None = None
-        self._labels: Labels | None = None
-        self.zero_copy = options.zero_copy
-        self.transform, self.batch_transform = options.transform, options.batch_transform
+        self._begin(store_at(_path_of(source) if path is None else path, options.storage_options), options)
         if source is None:
-            self._attach(options)
-            self._add_keys(LabelSpec.parse(options.in_memory_keys))
+            self._attach(self._store.reader(options), options)
         else:
             self._make(source, options, fingerprint)
 
     _fixed = FIXED
 
-    def _attach(self, options: ReadOptions) -> None:
-        self._reader = self._store.reader(options)
-        self.path = self._reader.path
+    @classmethod
+    def _over(cls, reader: AnyReader, store: Store, options: CacheOptions) -> CachedDataset:
+        """The dataset over a complete archive that is open already; it closes the reader.
+
+        Args:
+            reader: opened with the options. store: where it is.
+        """
+        dataset = cls.__new__(cls)
+        dataset._begin(store, options)
+        dataset._attach(reader, options)
+        return dataset
+
+    def _begin(self, store: Store, options: CacheOptions) -> None:
+        self._store = store
+        self._building: Building | None = None
+        self._filler: LazyFiller | None = None
+        self._labels: Labels | None = None
+        self.zero_copy = options.zero_copy
+        self.transform, self.batch_transform = options.transform, options.batch_transform
+
+    def _attach(self, reader: AnyReader, options: CacheOptions) -> None:
+        self._reader = reader
+        self.path = reader.path
         self._pin()
+        self._add_keys(LabelSpec.parse(options.in_memory_keys))
 
     def _make(self, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None) -> None:
+        # Who opens a cache that is complete need not wait for what fills one.
+        from edcache.dataset.building import Building, identity
+
         check_fillable(options)
         origin = identity(source, options.num_workers, fingerprint)
         self._store = self._store.completed(lambda: origin)
@@ -132,6 +150,8 @@ class CachedDataset(StoredSamples):
             absent = [name for name in spec.names if name not in known]
             if absent and self.complete:
                 self._check_relabelling()
+                from edcache import relabel
+
                 relabel.add_keys(self, spec.only(absent), self._relabelling_sync)
                 self.refresh()
         except BaseException:
@@ -321,6 +341,8 @@ class CachedDataset(StoredSamples):
         >>> ds.add_labels("bright", lambda s: float(s["image"].mean()) > 99, fields=("image",))
         """
         self._check_relabelling()
+        from edcache import relabel
+
         relabel.add_labels(self, what, values, on, fields, num_workers, self._relabelling_sync)
         self.refresh()
         return self
@@ -333,6 +355,8 @@ class CachedDataset(StoredSamples):
             UnknownLabelError: 'no label "lable"; this archive has: label, split'. StorageError.
         """
         self._check_relabelling()
+        from edcache import relabel
+
         relabel.drop_labels(self, names, self._relabelling_sync)
         self.refresh()
         return self
@@ -442,3 +466,13 @@ def _path_of(source: Any) -> str:
             'pass path="somewhere.zip"'
         )
     return os.path.join(os.fspath(root), "cached", f"{name}.zip")
+
+
+def check_fillable(options: CacheOptions) -> None:
+    """Raise OptionError for options of an archive that is only opened."""
+    if options.expected_digest is not None:
+        raise OptionError(
+            "expected_digest= is for CachedDataset.from_cache(): what is filled here has no published digest"
+        )
+    if options.local is not None:
+        raise OptionError("local= is for CachedDataset.from_cache(): what is filled here is here already")

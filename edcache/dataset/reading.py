@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,11 +15,13 @@ from edcache.batch.collation import Special
 from edcache.batch.paths import FieldPath
 from edcache.codec import Decoding, Node, read_through
 from edcache.errors import ImageError, MissingSampleError
-from edcache.fill import LazyFiller
 from edcache.labels.view import Labels, checked_indices
 from edcache.options import Transform
 from edcache.reader import AnyReader, Memory
 from edcache.views import Root, checked_function
+
+if TYPE_CHECKING:
+    from edcache.fill import LazyFiller
 
 Ints = npt.NDArray[np.int64]
 Self = TypeVar("Self", bound="StoredSamples")

@@ -13,8 +13,8 @@ from edcache import format, temporary
 from edcache.durable import PATHS, ByteSource, absolute
 from edcache.errors import CorruptArchiveError, NotAnArchiveError, OptionError, StorageError
 from edcache.format import Head
-from edcache.options import Sync
-from edcache.stores.store import Store
+from edcache.options import ReadOptions, Sync
+from edcache.stores.store import ANY, Store
 
 if TYPE_CHECKING:
     from edcache.reader import AnyReader
@@ -40,29 +40,29 @@ class FileStore(Store):
         """See the base class; what may be cleared away by others stays while it is open."""
         return temporary.open_kept(self.path)
 
-    def found(self) -> AnyReader | None:
+    def found(self, options: ReadOptions = ANY) -> AnyReader | None:
         """See the base class.
 
         Where it does not read, what a power cut left of a seal that was never synced is cut off first.
         """
-        found = self._readable()
+        found = self._readable(options)
         if found is None or not found.is_abandoned:
             return found
         found.close()
         return None
 
-    def _readable(self) -> AnyReader | None:
+    def _readable(self, options: ReadOptions) -> AnyReader | None:
         from edcache.writer import never_created
 
         try:
-            return super().found()
+            return super().found(options)
         except (NotAnArchiveError, CorruptArchiveError) as error:
             if never_created(self.path):
                 return None
             if isinstance(error, CorruptArchiveError):
                 self._recover(error)
         # Where its creator wrote the head meanwhile, it opens now (test_stream.py, test_a_killed_one_*).
-        return self._opened()
+        return self._opened(options)
 
     def _recover(self, error: CorruptArchiveError) -> None:
         from edcache.writer import recover

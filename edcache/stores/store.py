@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from edcache.reader import AnyReader
     from edcache.writer import AnyAppender
 
+ANY = ReadOptions(allow_partial=True)
+
 
 class Store(Location):
     """Where one cache is or will be; nothing of it is open. A backend says what is particular to its kind.
@@ -49,18 +51,18 @@ class Store(Location):
 
         return Reader(self, options)
 
-    def found(self) -> AnyReader | None:
+    def found(self, options: ReadOptions = ANY) -> AnyReader | None:
         """The archive that is there, if one is and its creator lived to write its head.
 
         What it may have lost is asked for.
         """
         try:
-            return self._opened()
+            return self._opened(options)
         except ArchiveNotFoundError:
             return None
 
-    def _opened(self) -> AnyReader:
-        reader = self.reader(ReadOptions(allow_partial=True))
+    def _opened(self, options: ReadOptions) -> AnyReader:
+        reader = self.reader(options)
         reader.head  # noqa: B018
         return reader
 

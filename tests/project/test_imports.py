@@ -77,3 +77,24 @@ with edcache.CacheWriter(sys.argv[1] + ".new", in_memory_keys=list(labels)) as w
 
 def test_writing_an_archive_with_labels_imports_nothing_heavy(path):
     assert imported(path, "import datetime\n" + BUILD) == []
+
+
+# What a process has to wait for only when a call needs it. torch imports some of these in some versions.
+LIBRARIES = [
+    *("pyarrow", "zstandard", "simplejpeg", "PIL", "pandas", "fsspec", "aiohttp", "redis", "huggingface_hub"),
+    *("click", "tqdm.auto", "dask", "ray", "torch_xla", "datasets"),
+    *("edcache.fill", "edcache.relabel", "edcache.importers", "edcache.exporting", "edcache.maintain"),
+]
+CLASS_ALONE = """
+import sys
+import numpy, torch
+before = set(sys.modules)
+import edcache
+edcache.CachedDataset
+print(*(name for name in sys.argv[1:] if name in sys.modules and name not in before))
+"""
+
+
+def test_the_class_alone_imports_no_library_and_nothing_that_fills():
+    command = [sys.executable, "-c", CLASS_ALONE, *LIBRARIES]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.split() == []
