@@ -18,7 +18,6 @@ from edcache import bounded, format
 from edcache.errors import CorruptArchiveError
 from edcache.format import Cursor, Head, Header, PRead
 from edcache.labels.arrays import take_rows
-from edcache.labels.columns import no_labels, unify
 from edcache.labels.revisions import Placed, Revised, revised
 from edcache.labels.tables import (
     MAX_SCHEMAS,
@@ -33,6 +32,7 @@ from edcache.labels.tables import (
     parse_chunk_table,
     parse_revision,
 )
+from edcache.labels.unify import no_labels, unify
 from edcache.places import Place
 
 _PIECE_NBYTES = 1 << 22
