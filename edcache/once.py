@@ -1,7 +1,9 @@
-"""Properties that are computed once, without a lock."""
+"""Properties that are computed once, without a lock; locks that a fork does not leave taken."""
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
@@ -35,3 +37,24 @@ class once(Generic[Value]):
         # The interpreter comes here only where the object has none yet: its own attributes go first.
         found: Value = vars(instance).setdefault(self._name, self._compute(instance))
         return found
+
+
+class ForkLock:
+    """A lock that one thread may take again, and that is free in a forked child whoever held it.
+
+    An ordinary one that another thread held while this process forked stays taken in the child for ever.
+    """
+
+    def __init__(self) -> None:
+        self._renew()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *raised: object) -> None:
+        self._lock.release()

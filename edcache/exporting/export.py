@@ -85,8 +85,7 @@ def export(
             are {"values", "shape"} or plain lists, images their bytes.
             "hf": what `datasets.load_from_disk` reads: Array2D to Array5D, Sequence, Image.
             "npz": one stacked array a field; where shapes vary NAME.values, NAME.offsets and NAME.shapes.
-        num_workers: processes that write, a shard each, as in a DataLoader; "auto" takes one a processor.
-            An npz is written by one.
+        num_workers: processes that write a shard each; "auto": one a processor. An npz is written by one.
         shard_size: about so many bytes has a shard, or text such as "1GB". A folder of files has none.
         labels: whether label columns that are no fields of the samples go along: as columns, or as
             labels.json; or the names of some.
@@ -111,17 +110,23 @@ def export(
     if shard_nbytes is None:
         raise OptionError(f'export(): shard_size={shard_size!r}; give bytes, or text such as "500MB"')
     count = worker_count(num_workers)
-    if to == "hf":
-        datasets_package()
-    memory.check_outlives(out)
-    target = local_path(out)
-    check_free(target)
+    target = _target(out, to)
     plan = _planned(_opened(ds, allow_partial), to, labels, count)
     with closing(_written(plan, to, target, shard_nbytes, count)) as counts:
         for done in accumulate(counts, initial=0):
             if on_progress is not None:
                 on_progress(done, len(plan))
     return ExportReport(target, to, len(plan), *_measured(target))
+
+
+def _target(out: Path, to: str) -> str:
+    """Where it goes, if nothing is there and what writes it is installed."""
+    if to == "hf":
+        datasets_package()
+    memory.check_outlives(out)
+    target = local_path(out)
+    check_free(target)
+    return target
 
 
 def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples:

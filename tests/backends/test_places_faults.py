@@ -9,7 +9,7 @@ import pytest
 import torch
 from likeness import same
 from range_server import serving
-from scale import scaled, seeded
+from scale import scaled, seeded, thinned
 
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import (
@@ -237,7 +237,7 @@ def ending(read):
     return found
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", thinned(FAULTS, 12))
 def test_an_accident_ends_in_the_right_bytes_or_one_typed_error(archive, name, tally):
     """Each answer misbehaves with a chance of one in three."""
     fault, allowed = FAULTS[name]
@@ -259,7 +259,7 @@ def test_an_accident_ends_in_the_right_bytes_or_one_typed_error(archive, name, t
     tally("reads from a server that misbehaves", reads)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", thinned(FAULTS, 12))
 def test_misbehaviour_that_stays_is_one_error_that_names_url_and_extent(archive, name):
     fault, allowed = FAULTS[name]
     with serving(archive) as served:
@@ -279,7 +279,7 @@ def test_misbehaviour_that_stays_is_one_error_that_names_url_and_extent(archive,
     served.faults = []
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", thinned(FAULTS, 12))
 def test_a_server_that_misbehaves_from_the_start_is_a_typed_error(archive, name):
     fault, _ = FAULTS[name]
     with serving(archive) as served:

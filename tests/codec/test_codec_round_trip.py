@@ -10,13 +10,14 @@ import torch
 from codec_samples import encode, round_trip, same, samples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scale import scaled
 
 from edcache.codec import Decoder, Encoder, encoded_bytes
 
 LOOSE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=LOOSE)
+@settings(max_examples=scaled(400, 100), deadline=None, suppress_health_check=LOOSE)
 @given(samples)
 def test_a_sample_comes_back_exactly(sample):
     text, record = encode(sample)

@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
+from scale import scaled
 from torch.utils.data import DataLoader, Subset, default_collate, random_split
 
 from edcache import CachedDataset, CacheWriter
@@ -139,7 +140,7 @@ def selections(draw, make):
 SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@settings(SETTINGS, max_examples=300)
+@settings(SETTINGS, max_examples=scaled(300, 80))
 @given(st.data(), several, st.lists(st.integers(-COUNT, COUNT - 1), min_size=1, max_size=5), st.booleans())
 def test_selected_fields_are_those_of_the_samples(tmp_path, data, make, indices, as_tuple):
     compression = data.draw(st.sampled_from([None, None, "zstd", "zstd+dict"]))

@@ -567,6 +567,13 @@ def test_a_monai_folder_is_read_by_name_or_in_a_given_order(tmp_path, path):
         old_cache(root, order=[names[0], names[0]])
 
 
+def test_a_name_that_is_no_utf_8_ends_no_import(tmp_path, path):
+    root = tmp_path / "monai"
+    root.mkdir()
+    torch.save({"label": 7}, root / os.fsdecode(b"\xff.pt"))
+    check(import_cache(old_cache(root, "monai"), path), [{"label": 7}])
+
+
 # --------------------------------------------------------------------------------------- recognition
 
 

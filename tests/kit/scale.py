@@ -1,7 +1,8 @@
 """How much of the suite is run, by one lever, `--full`, and with which randomness.
 
 `scripts/test` is quick. It leaves out what is marked `full`: tests, files by their `pytestmark`, and cases of
-a parametrised test by `thinned`. The families of tests that have no end it runs at scale 0.02.
+a parametrised test by `thinned`, or with the parameter "spawn" or "forkserver", by which each process imports
+torch anew. The families of tests that have no end it runs at scale 0.02.
 `scripts/test --full` runs every test, and each family at scale 1. Both have seed 0, so that a failure
 repeats. `scripts/soak` runs the families again and again with other seeds, and larger. EDCACHE_TEST_SCALE
 and EDCACHE_TEST_SEED choose scale and seed of any run.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -23,9 +24,9 @@ SCALE = float(os.environ.get("EDCACHE_TEST_SCALE", "1"))
 SEED = int(os.environ.get("EDCACHE_TEST_SEED", "0"))
 
 
-def scaled(count: int) -> int:
-    """`count` at scale 1; at least 1."""
-    return max(1, round(count * SCALE))
+def scaled(count: int, least: int = 1) -> int:
+    """`count` at scale 1; never fewer than `least`."""
+    return max(least, round(count * SCALE))
 
 
 def seeded(name: str) -> random.Random:
@@ -33,8 +34,9 @@ def seeded(name: str) -> random.Random:
     return random.Random(f"{name} {SEED}")
 
 
-def thinned(cases: Sequence[Any], count: int) -> list[Any]:
+def thinned(family: Iterable[Any], count: int) -> list[Any]:
     """The cases of a parametrised test, of which all but `count`, evenly spread, are `full`."""
+    cases = list(family)
     quick = {number * len(cases) // count for number in range(count)}
     full = [pytest.param(case, marks=pytest.mark.full) for case in cases]
     return [case if number in quick else full[number] for number, case in enumerate(cases)]

@@ -18,6 +18,7 @@ import torch
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scale import scaled
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -247,7 +248,7 @@ def combined(children):
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150, 40), deadline=None)
 @given(RECORDS, st.recursive(comparisons(), combined, max_leaves=3), st.data())
 def test_where_strings_are_exact_on_every_column(rows, condition, data):
     text, truth = condition
@@ -259,7 +260,7 @@ def test_where_strings_are_exact_on_every_column(rows, condition, data):
     assert matching_rows(labels, {}, text).tolist() == expected
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scaled(80, 20), deadline=None)
 @given(RECORDS, st.data())
 def test_keywords_are_exact_on_every_column(rows, data):
     name = data.draw(st.sampled_from(list(LITERALS)))
@@ -383,7 +384,7 @@ def test_what_is_given_back_is_bit_for_bit_what_was_written(rows):
 # ------------------------------------------------------------------------------------- joins
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=scaled(80, 20), deadline=None)
 @given(st.data())
 def test_joins_find_equal_keys_of_every_two_types(data):
     alone = [[name] for name in COLUMNS if name not in ("null", "coded")]

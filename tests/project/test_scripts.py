@@ -95,6 +95,7 @@ def tree(tmp_path):
     return tree
 
 
+@pytest.mark.full
 @pytest.mark.spread
 @pytest.mark.parametrize("script", TRIALS)
 def test_a_script_does_what_it_says(tree, script):

@@ -9,28 +9,19 @@ import edcache
 FILES = sorted(Path(edcache.__file__).parent.rglob("*.py"))
 
 # The most, and by how much the package may be below that until the number is lowered.
-LINES, SLACK = 41_700, 1_000
+LINES, SLACK = 40_900, 1_000
 
 # Of each function, its docstring included.
 FUNCTION_LINES = 60
-LONG = {"CachedDataset.__init__", "export"}
+LONG: set[str] = set()
 
 # Of each function, without self. The doors of the package take every option by its name.
 PARAMETERS = 8
-DOORS = {
-    "Building.__init__",
-    "ByLength.__init__",
-    "CacheWriter.__init__",
-    "CachedDataset.__init__",
-    "Loader.__init__",
-    "Readable.loader",
-    "Reader.__init__",
-    "fill",
-}
+DOORS = {"ByLength.__init__", "Loader.__init__", "Readable.loader"}
 
 # Of each class, without what it inherits.
 METHODS = 30
-LARGE = {"AnyReader", "Appender", "File", "Hold", "Reader", "RedisAppender", "RedisReader"}
+LARGE = {"File", "Session"}
 
 REASON = re.compile(r"# (?!noqa)|# noqa: \w+ - ")
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef

@@ -27,6 +27,12 @@ def test_full():
 @pytest.mark.parametrize("case", thinned(range(10), 3))
 def test_cases(case):
     print("case", case)
+
+
+@pytest.mark.parametrize("number", [7])
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_methods(method, number):
+    pass
 """
 
 
@@ -51,15 +57,15 @@ def run(tmp_path):
 @pytest.mark.parametrize("jobs", [[], ["-n", "2", "--dist", "loadgroup"]], ids=["one", "two"])
 def test_what_is_left_out_is_said(run, jobs):
     said = run(*jobs)
-    assert "4 passed" in said
+    assert "5 passed" in said
     assert sorted(re.findall(r"^case (\d)$", said, re.MULTILINE)) == ["0", "3", "6"]
     assert "scale 0.02 20" in said
     assert "left out; scripts/test --full has all" in said
-    assert "8 tests of some\n" in said
+    assert "10 tests of some\n" in said
 
 
 def test_the_full_tier_leaves_nothing_out(run):
     said = run("--full")
-    assert "12 passed" in said
+    assert "15 passed" in said
     assert "scale 1.0 1000" in said
     assert "left out" not in said

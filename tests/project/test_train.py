@@ -7,6 +7,7 @@ import pytest
 
 from edcache import CachedDataset
 
+pytestmark = pytest.mark.full
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
 

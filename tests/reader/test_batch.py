@@ -10,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
+from scale import scaled
 from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, default_collate, random_split
 from torch.utils.data._utils.collate import default_collate_fn_map
 
@@ -69,7 +70,9 @@ def trees(children):
 samples = st.recursive(leaves, trees, max_leaves=5)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=scaled(400, 100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(samples, st.lists(st.integers(-8, 7), min_size=1, max_size=6), st.sampled_from([None, "zstd"]))
 def test_the_bulk_path_equals_default_collate_of_the_samples(tmp_path, make, indices, compression):
     with CacheWriter(tmp_path / "a.zip", "w", compression=compression, chunk_size=3) as w:

@@ -12,6 +12,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import same
+from scale import scaled
 from torch.utils.data import default_collate
 
 from edcache import CachedDataset, CacheWriter
@@ -253,6 +254,7 @@ def test_a_damaged_header_is_met_when_the_archive_is_opened(archives, name):
         assert all(same(ds[k], archive.samples[k]) for k in archive.indices)
 
 
+@pytest.mark.full
 def test_every_byte_of_a_small_archive_is_of_one_record_or_harmless(tmp_path):
     archive = Archive(tmp_path / "a.zip", fixed(24), 7, lambda *a: plainly(*a, chunk_size=4))
     first, last = archive.entries[0], archive.entries[-1]
@@ -279,7 +281,9 @@ def test_other_ways_of_checking_find_the_same(archives, name, verify, io):
 # --- many damaged bytes -----------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=scaled(150, 40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.data())
 def test_any_damage_is_met_only_where_it_lies(archives, data):
     archive = archives(data.draw(st.sampled_from(["tiny", "small", "medium", "varying", "shuffled", "zstd"])))
@@ -395,7 +399,7 @@ def test_an_unsealed_archive_is_checked_too(tmp_path):
 
 
 def is_done(ds):
-    return ds.reader._here.checks.is_done
+    return ds.reader.session.checks.is_done
 
 
 def one_by_one(ds, indices):

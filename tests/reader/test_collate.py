@@ -11,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
+from scale import scaled
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
@@ -195,7 +196,7 @@ def matches(found, expected):
 SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@settings(SETTINGS, max_examples=350)
+@settings(SETTINGS, max_examples=scaled(350, 100))
 @given(st.data(), samples, st.lists(st.integers(-COUNT, COUNT - 1), min_size=1, max_size=6))
 def test_the_bulk_path_equals_the_collation_of_samples_and_the_docstring(tmp_path, data, make, indices):
     compression = data.draw(st.sampled_from([None, None, "zstd", "zstd+dict"]))
@@ -225,7 +226,7 @@ LISTS = [
 ]
 
 
-@settings(SETTINGS, max_examples=80)
+@settings(SETTINGS, max_examples=scaled(80, 20))
 @given(
     st.sampled_from(LISTS),
     st.lists(st.integers(0, 20), min_size=3, max_size=3),

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scale import thinned
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
@@ -139,7 +140,7 @@ class Damaged:
             return f"verify raises {error!r}"
 
 
-@pytest.fixture(params=list(ARCHIVES))
+@pytest.fixture(params=thinned(ARCHIVES, 2))
 def damaged(request: pytest.FixtureRequest, tmp_path: Path) -> Damaged:
     path = tmp_path / "damaged.zip"
     ARCHIVES[request.param](path)

@@ -14,6 +14,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
+from scale import scaled
 from torch.utils.data import DataLoader, default_collate
 
 import edcache
@@ -75,7 +76,9 @@ def same_outcomes(found):
     return all(other[1] == first[1] and same(other[0], first[0]) for other in others)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=scaled(120, 30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     makers,
     st.lists(st.integers(-COUNT - 1, COUNT), min_size=1, max_size=6),
@@ -547,7 +550,7 @@ def test_a_system_that_takes_no_advice_writes_and_reads_the_same(tmp_path, monke
     with durable.replace_system(Kernel(is_cached=False)) as kernel:
         ds = CachedDataset.from_cache(write(tmp_path / "a.zip"))
         assert same(list(ds.__getitems__([7, 40])), [sample(7), sample(40)])
-        ds.reader._here.file.will_need(0, 4096)
+        ds.reader.session.file.will_need(0, 4096)
     assert kernel.announced == []
 
 

@@ -13,6 +13,7 @@ from multiprocessing import get_context
 import pytest
 import torch
 from filled import computed, last_process, note, processes, stored_rows
+from scale import thinned
 
 import edcache
 from edcache import CachedDataset, Reader, durable
@@ -59,7 +60,7 @@ def fill(source, path, executor, **options):
     return CachedDataset(source, path, in_memory_keys=["y", "name"], executor=executor, **options)
 
 
-@pytest.fixture(scope="module", params=["fork", "spawn", "threads", "loky"])
+@pytest.fixture(scope="module", params=thinned(["fork", "spawn", "threads", "loky"], 2))
 def pool(request):
     if request.param == "threads":
         made = ThreadPoolExecutor(3)
@@ -231,6 +232,7 @@ def test_an_engine_has_its_own_processes(path, log):
 # --- Dask and Ray -----------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 @SHARED
 def test_dask_fills_as_this_process_would(dask, path, log, tmp_path, shared):
     ds = fill(Source(log), path, dask.get_executor(), shared_filesystem=shared)
@@ -240,6 +242,7 @@ def test_dask_fills_as_this_process_would(dask, path, log, tmp_path, shared):
     check(path, tmp_path)
 
 
+@pytest.mark.full
 @SHARED
 def test_a_dask_worker_that_is_killed_costs_nothing(dask, path, log, tmp_path, shared):
     killer = threading.Thread(target=kill_one, args=(log,))
@@ -250,6 +253,7 @@ def test_a_dask_worker_that_is_killed_costs_nothing(dask, path, log, tmp_path, s
     check(path, tmp_path)
 
 
+@pytest.mark.full
 @SHARED
 def test_ray_fills_as_this_process_would(ray_pool, path, log, tmp_path, shared):
     ds = fill(Source(log), path, ray_pool, shared_filesystem=shared)
@@ -258,6 +262,7 @@ def test_ray_fills_as_this_process_would(ray_pool, path, log, tmp_path, shared):
     check(path, tmp_path)
 
 
+@pytest.mark.full
 @SHARED
 def test_a_ray_worker_that_is_killed_costs_nothing(ray_pool, path, log, tmp_path, shared):
     killer = threading.Thread(target=kill_one, args=(log,))

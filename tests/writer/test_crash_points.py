@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scale import thinned
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError, durable
@@ -104,7 +105,7 @@ SCENARIOS: dict[str, list[Callable[[Path, Callable[[int], None]], None]]] = {
 }
 
 
-@pytest.fixture(params=list(SCENARIOS))
+@pytest.fixture(params=thinned(SCENARIOS, 1))
 def scenario(request: pytest.FixtureRequest) -> str:
     return request.param
 

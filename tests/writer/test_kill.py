@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scale import thinned
 
 import edcache
 from edcache import CachedDataset, EdcacheError
@@ -161,6 +162,7 @@ def test_a_kill_costs_little_of_what_was_computed(program: subprocess.Popen[str]
     assert len(published(archive)) >= 200
 
 
+@pytest.mark.full
 def test_ctrl_c_keeps_everything_before_it(program: subprocess.Popen[str], tmp_path: Path) -> None:
     archive, log = tmp_path / "stopped.zip", tmp_path / "log"
     child = Fill(program, "decorator", archive, log)
@@ -202,7 +204,7 @@ class Failing:
         return {"x": np.full(3, i), "y": i}
 
 
-@pytest.mark.parametrize("k", [0, 1, 63, 64, 130, 199])
+@pytest.mark.parametrize("k", thinned([0, 1, 63, 64, 130, 199], 1))
 def test_an_exception_in_the_source_keeps_everything_before_it(
     tmp_path: Path, k: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -232,6 +234,7 @@ def test_an_exception_in_the_source_keeps_everything_before_it(
     assert edcache.verify(path).sealed
 
 
+@pytest.mark.full
 def test_an_exception_that_is_no_exception_keeps_everything_too(tmp_path: Path) -> None:
     source = Failing(77, SystemExit(3))
     with pytest.raises(edcache.SourceError):
@@ -241,6 +244,7 @@ def test_an_exception_that_is_no_exception_keeps_everything_too(tmp_path: Path) 
     )
 
 
+@pytest.mark.full
 def test_a_killed_creator_leaves_what_the_next_call_replaces(tmp_path: Path) -> None:
     """Killed while the head was written: any cut of the head, and the decorator as well as the class."""
     path = tmp_path / "new.zip"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from filled import computed, processes, stored_rows
+from scale import thinned
 
 import edcache
 from edcache import CachedDataset
@@ -71,8 +72,8 @@ def run_at_once(script, ranks, *arguments, environment=None):
     return [(*process.communicate(timeout=120), process.returncode) for process in processes]
 
 
-@pytest.mark.parametrize("environment", [True, False], ids=["torchrun", "bare"])
-@pytest.mark.parametrize("options", ["", "num_workers=2"], ids=["alone", "workers"])
+@pytest.mark.parametrize("environment", thinned([True, False], 1), ids=["torchrun", "bare"])
+@pytest.mark.parametrize("options", thinned(["", "num_workers=2"], 1), ids=["alone", "workers"])
 def test_ranks_that_call_a_factory_at_once_compute_each_sample_once(path, log, environment, options):
     found = run_at_once(program(path, log, options), 8, environment=environment)
     assert [error for _, error, code in found if code] == []
@@ -82,7 +83,8 @@ def test_ranks_that_call_a_factory_at_once_compute_each_sample_once(path, log, e
     assert edcache.verify(path).sound
 
 
-@pytest.mark.parametrize("environment", [True, False], ids=["torchrun", "bare"])
+@pytest.mark.full
+@pytest.mark.parametrize("environment", thinned([True, False], 1), ids=["torchrun", "bare"])
 def test_ranks_that_resume_say_once_what_was_there_before(path, log, environment):
     script = program(path, log)
     first = subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL)
@@ -97,6 +99,7 @@ def test_ranks_that_resume_say_once_what_was_there_before(path, log, environment
     assert said == [f"{path.name}: {kept} of {COUNT} already cached"]
 
 
+@pytest.mark.full
 def test_ranks_of_a_new_fill_say_nothing_of_samples_of_each_other(path, log):
     together = path.parent / "together"
     script = program(path, log, seconds=f"0.002 if i < 60 or os.path.exists({str(together)!r}) else 0.1")
@@ -113,6 +116,7 @@ def test_ranks_of_a_new_fill_say_nothing_of_samples_of_each_other(path, log):
     assert sum("cached in" in text for text in texts) == 1
 
 
+@pytest.mark.full
 def test_ranks_that_rebuild_at_once_build_one_archive(path, log):
     script = program(path, log, 'on_stale="rebuild"')
     run_at_once(script, 1)
@@ -159,6 +163,7 @@ print(reads)
 """
 
 
+@pytest.mark.full
 def test_chaos_of_fillers_that_are_killed_and_readers(path, tmp_path):
     """4 fillers, 2 readers; a filler is killed and started again several times a second."""
     count, began = 12_000, time.time()

@@ -1,4 +1,4 @@
-"""What users see of the package, as text: `scripts/surface` writes it to tests/surface.txt."""
+"""What users see of the package, as text: `scripts/surface` writes it to tests/project/surface.txt."""
 
 import inspect
 import sys

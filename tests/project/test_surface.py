@@ -1,0 +1,9 @@
+"""What users see of the package is what tests/project/surface.txt says."""
+
+from surface import FILE, surface
+
+
+def test_the_surface_is_what_is_written():
+    assert surface().splitlines() == FILE.read_text(encoding="utf-8").splitlines(), (
+        f"what users see has changed; if that was meant, run scripts/surface and commit {FILE.name}"
+    )

@@ -1,9 +1,0 @@
-"""What users see of the package is what tests/surface.txt says."""
-
-from surface import FILE, surface
-
-
-def test_the_surface_is_what_is_written():
-    assert surface().splitlines() == FILE.read_text(encoding="utf-8").splitlines(), (
-        "what users see has changed; if that was meant, run scripts/surface and commit tests/surface.txt"
-    )
