@@ -19,7 +19,6 @@ from edcache.durable import ByteSource
 from edcache.errors import CorruptArchiveError
 from edcache.format import Cursor, Head, Header, PRead
 from edcache.labels.arrays import take_rows
-from edcache.labels.columns import no_labels, unify
 from edcache.labels.revisions import Placed, Revised, revised
 from edcache.labels.tables import (
     MAX_SCHEMAS,
@@ -34,6 +33,7 @@ from edcache.labels.tables import (
     parse_chunk_table,
     parse_revision,
 )
+from edcache.labels.unify import no_labels, unify
 
 _PIECE_NBYTES = 1 << 22
 _WINDOW = 1024 * format.PAGE

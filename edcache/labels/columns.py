@@ -1,7 +1,6 @@
-"""The labels of samples as columns: collected for one chunk, and joined over many.
+"""The labels of samples as columns.
 
 LabelCollector   takes the labels out of one sample after another, and makes a table per chunk
-unify            the tables of several chunks as one, with the same rules as inside a chunk
 collected        one column from single values, with the same rules
 """
 
@@ -13,25 +12,14 @@ from typing import Any
 import numpy as np
 
 from edcache.errors import LabelTypeError
-from edcache.labels.arrays import from_lists, from_numpy, from_texts, list_items, numpy_dtype, widened_float16
+from edcache.labels.arrays import from_lists, from_numpy, from_texts, numpy_dtype
 from edcache.labels.arrow import pa
 from edcache.labels.spec import LabelSource, LabelSpec
-from edcache.labels.types import (
-    EXACT,
-    Clash,
-    ColumnType,
-    LabelTypes,
-    chunk_clash,
-    common_names,
-    is_list,
-    is_text,
-    no_type,
-    numbers_in,
-)
+from edcache.labels.types import EXACT, Clash, ColumnType, LabelTypes, is_list, is_text, no_type
+from edcache.labels.unify import unify
 from edcache.labels.values import INTEGERS, SETTLED, NotALabel, cell_of
 from edcache.labels.wording import described
 
-_OFFSET_LIMIT = 2**31 - 1  # what the int32 offsets of string and list can address
 _PIECE = 1 << 20
 _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one of these"
 
@@ -190,29 +178,6 @@ def _build_numpy(values: list[Any], kind: pa.DataType) -> pa.Array:
     return from_numpy(array, kind, missing)
 
 
-def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Table:
-    """Join the label tables of several chunks, in their order, by the rules of this module.
-
-    Args:
-        tables: any number; none gives a table without columns. Columns are matched by name.
-        where: what the error message begins with, usually the archive's path.
-        piece: what it calls that which a table is of.
-    Returns:
-        A table with one contiguous array per column and no metadata. string and binary become their
-        large_ forms past 2 GiB.
-    Raises:
-        LabelTypeError: `train.zip: label "y" is int64 in one chunk and string in another; ...`.
-        LabelError: chunks with different columns.
-    """
-    if not tables:
-        return pa.table({})
-    names = common_names([table.column_names for table in tables], where)
-    if not names:
-        return tables[0] if len(tables) == 1 else pa.concat_tables([table.select([]) for table in tables])
-    columns = [unify_column(name, [table.column(name) for table in tables], where, piece) for name in names]
-    return pa.table(columns, names=names)
-
-
 def collected(name: str, values: Iterable[tuple[int, Any]]) -> pa.Array:
     """One column of (index, value), as `collected_columns` makes several."""
     return collected_columns([name], ((index, [value]) for index, value in values)).column(0).chunk(0)
@@ -233,44 +198,3 @@ def collected_columns(names: Sequence[str], rows: Iterable[tuple[int, Sequence[A
             tables.append(collector.table())
             collector = collector.successor()
     return unify([*tables, collector.table()], "")
-
-
-def no_labels(names: Sequence[str]) -> pa.Table:
-    """A label table with these columns and no rows."""
-    return pa.table({name: pa.nulls(0) for name in names})
-
-
-def unify_column(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: str = "chunk") -> pa.Array:
-    """The parts of one column as one contiguous array; raises as `unify`."""
-    kind = column_type(name, parts, where, piece)
-    chunks = [_cast(chunk, kind) for part in parts for chunk in part.chunks]
-    return pa.concat_arrays(chunks) if chunks else pa.array([], type=kind)
-
-
-def column_type(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: str = "chunk") -> pa.DataType:
-    """The type of the parts of one column together; raises as `unify`."""
-    whole, part = no_type(), parts[0]
-    try:
-        for part in parts:
-            whole = whole.with_values(part.type, numbers_in(part))
-    except Clash as clash:
-        raise chunk_clash(name, (whole.arrow, part.type, str(clash)), where, piece) from None
-    kind = whole.arrow
-    if is_list(kind):
-        items = sum(len(list_items(chunk)) for part in parts if is_list(part.type) for chunk in part.chunks)
-        return pa.large_list(kind.value_type) if items > _OFFSET_LIMIT else kind
-    large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-    if kind in large and sum(part.nbytes for part in parts) > _OFFSET_LIMIT:
-        return large[kind]
-    return kind
-
-
-def _cast(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
-    if chunk.type == kind:
-        return chunk
-    if pa.types.is_null(chunk.type):
-        return pa.nulls(len(chunk), kind)
-    if pa.types.is_float16(chunk.type):
-        chunk = widened_float16(chunk)
-    # Unchecked: Arrow would refuse exact ints past 2**53; ColumnType has seen every value.
-    return chunk.cast(kind, safe=False)

@@ -18,9 +18,10 @@ import numpy.typing as npt
 from edcache.errors import ArchiveNotFoundError, LabelError, LabelTypeError, OptionError
 from edcache.labels.arrays import detached, from_numpy, numpy_dtype
 from edcache.labels.arrow import pa, pc
-from edcache.labels.columns import collected, unify_column
+from edcache.labels.columns import collected
 from edcache.labels.comparable import comparable
 from edcache.labels.types import is_label_type, is_list, is_number, merged
+from edcache.labels.unify import unify_column
 from edcache.labels.wording import article, shown
 
 _TYPES = "bool, integers, floats, text, bytes, dates, times, durations, and lists of one of these"

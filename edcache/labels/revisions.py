@@ -12,9 +12,9 @@ import numpy.typing as npt
 from edcache.errors import LabelTypeError
 from edcache.labels.arrays import from_numpy
 from edcache.labels.arrow import pa
-from edcache.labels.columns import column_type, unify_column
 from edcache.labels.tables import Revision
 from edcache.labels.types import Clash, LabelTypes, no_type
+from edcache.labels.unify import column_type, unify_column
 
 # A row for each of so many samples takes little, whatever they are; beyond, what is stored must justify it.
 _FEW: Final = 1 << 20

@@ -11,8 +11,8 @@ import numpy.typing as npt
 from edcache.contents import Contents
 from edcache.errors import CorruptArchiveError
 from edcache.labels.arrays import take_rows
-from edcache.labels.columns import unify
 from edcache.labels.tables import MAX_SCHEMAS, Records
+from edcache.labels.unify import unify
 
 Ints = npt.NDArray[np.int64]
 

@@ -28,7 +28,6 @@ from edcache.errors import (
 )
 from edcache.format import Cursor, Head, Header
 from edcache.labels.arrays import replace_columns, take_rows
-from edcache.labels.columns import no_labels
 from edcache.labels.revisions import Placed, revised
 from edcache.labels.tables import (
     ChunkTable,
@@ -41,6 +40,7 @@ from edcache.labels.tables import (
     parse_labels,
     spread,
 )
+from edcache.labels.unify import no_labels
 from edcache.maintain.entries import ANYWHERE, Entries
 from edcache.maintain.rows import Rows, joined, rows_of, without
 from edcache.maintain.survey import ROW_NBYTES

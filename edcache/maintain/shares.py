@@ -16,8 +16,8 @@ from edcache.durable import ByteSource, located
 from edcache.errors import LengthError, OptionError
 from edcache.format import Head
 from edcache.labels.arrays import take_rows
-from edcache.labels.joining import labelled_columns, labelled_rows, stacked
 from edcache.labels.tables import MAX_SCHEMAS, Revision
+from edcache.labels.unify import labelled_columns, labelled_rows, stacked
 from edcache.maintain.rewrite import Ints, Progress, Selection, intact_dictionaries, rewriting
 from edcache.maintain.survey import sound_survey
 

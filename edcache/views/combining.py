@@ -15,7 +15,7 @@ from edcache.batch.merging import merged
 from edcache.batch.paths import FieldPath
 from edcache.codec import Node
 from edcache.errors import OptionError
-from edcache.labels.joining import beside, stacked
+from edcache.labels.unify import beside, stacked
 from edcache.labels.view import Labels, checked_indices
 from edcache.options import Transform
 from edcache.reader import Memory

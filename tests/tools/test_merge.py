@@ -32,8 +32,8 @@ from edcache.errors import (
     OptionError,
 )
 from edcache.format import Head
-from edcache.labels.columns import no_labels
 from edcache.labels.tables import Failure, Records
+from edcache.labels.unify import no_labels
 from edcache.writer import Appender, Chunk
 
 SEED = st.integers(0, 2**32)
