@@ -105,10 +105,10 @@ class Projection:
                 values.append(column[index : index + 1].tolist()[0])
                 continue
             if record is None:
-                record = reader.record(index, plan.wanted)
-                if reader.decoder(index) is not decoder:
+                record, stored_by = reader.fetch(index, plan.wanted)
+                if stored_by is not decoder:
                     # It was lost and made again meanwhile, with another structure.
-                    return self.read(reader, labels, index)
+                    return self.of_sample(reader.read(index))
             try:
                 values.append(part.decode(record))
             except (CodecError, CorruptRecordError) as error:

@@ -11,6 +11,7 @@ import click
 from edcache.cli.group import main
 from edcache.cli.options import BLOCK, PATH, flags, print_lines, print_report
 from edcache.errors import SampleIndexError
+from edcache.options import ReadOptions
 from edcache.present.reports import info_lines
 from edcache.present.text import csv_lines, json_lines, plain, printable, table
 
@@ -42,7 +43,6 @@ def info(path: str, digest: bool, as_json: bool) -> None:
     Example:
       edcache info train.zip --json
     """
-    from edcache.options import ReadOptions
     from edcache.stores import store_at
 
     document = _info(store_at(path).reader(ReadOptions(allow_partial=True)))

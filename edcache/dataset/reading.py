@@ -43,7 +43,7 @@ class StoredSamples(Root):
     _labels: Labels | None
 
     def __len__(self) -> int:
-        return len(self._reader)
+        return self._reader.session.length
 
     @property
     def batch_transform(self) -> Transform:
@@ -66,14 +66,23 @@ class StoredSamples(Root):
         return self._labels
 
     def _one(self, index: int, fields: Projection | None) -> Any:
-        if fields is None:
-            return self._stored(index)
+        if fields is not None:
+            return self._selected(index, fields)
+        position = index if index >= 0 else index + len(self)
+        try:
+            return self._reader.session.read(position, not self.zero_copy)
+        except MissingSampleError:
+            if self._filler is None:
+                raise
+        return self._computed(position, self._filler)
+
+    def _selected(self, index: int, fields: Projection) -> Any:
         position = index % len(self)
         if self._reader.has(position):
             return fields.read(self._reader, self.labels, position)
-        return fields.of_sample(self._stored(index))
+        return fields.of_sample(self._one(position, None))
 
-    def _many(self, indices: npt.NDArray[np.int64], fields: Projection | None) -> list[Any]:
+    def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
         if fields is None and self._reader.has_all:
             try:
                 return self._reader.read_many(indices, copy=not self.zero_copy)
@@ -84,9 +93,7 @@ class StoredSamples(Root):
         with self._ahead(indices, fields):
             return [self._one(index, fields) for index in indices.tolist()]
 
-    def _ahead(
-        self, indices: npt.NDArray[np.int64], fields: Projection | None
-    ) -> AbstractContextManager[None]:
+    def _ahead(self, indices: Ints, fields: Projection | None) -> AbstractContextManager[None]:
         """What those samples take is read by one fetch, where it is read by request."""
         if not self._reader.by_request:
             return nullcontext()
@@ -96,17 +103,17 @@ class StoredSamples(Root):
 
     def _collated(
         self,
-        indices: npt.NDArray[np.int64],
+        indices: Ints,
         fields: Projection | None,
         special: Special | None,
         memory: Memory,
     ) -> Any:
         return bulk.collated(self._reader, self.labels, indices, fields, special, memory)
 
-    def _collated_by(self, indices: npt.NDArray[np.int64], size: int, memory: Memory) -> Iterable[Any] | None:
+    def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
         return bulk.collated_by(self._reader, indices, size, memory)
 
-    def _likeness(self, indices: npt.NDArray[np.int64], fields: Projection | None) -> object:
+    def _likeness(self, indices: Ints, fields: Projection | None) -> object:
         decoder = self._reader.common_decoder(indices)
         if decoder is None or decoder.structure is None:
             return None
@@ -160,21 +167,15 @@ class StoredSamples(Root):
     def _justify(self, nbytes: int, count: int) -> None:
         self._reader.justify(nbytes, count)
 
-    def _stored(self, index: int) -> Any:
-        """A sample as it was written, by its index in [-n, n); computed if it is missing and lazy."""
-        position = index if index >= 0 else index + len(self)
-        try:
-            return self._reader.read(position, copy=not self.zero_copy)
-        except MissingSampleError:
-            if self._filler is None:
-                raise
-        if self._filler.has_pending(position):
-            self._filler.flush()
-        if self._filler.is_published(position) and self._reader.refresh():
+    def _computed(self, position: int, filler: LazyFiller) -> Any:
+        """A sample that has no record yet: as another process has stored it meanwhile, or made now."""
+        if filler.has_pending(position):
+            filler.flush()
+        if filler.is_published(position) and self._reader.refresh():
             self._labels = None
             if self._reader.has(position):
                 return self._reader.read(position, copy=not self.zero_copy)
-        sample = self._filler.get(position)
+        sample = filler.get(position)
         try:
             return read_through(sample, self._reader.decoding)
         except ImageError as error:

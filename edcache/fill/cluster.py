@@ -10,20 +10,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from edcache.errors import (
-    CodecError,
-    EdcacheError,
-    LabelError,
-    LabelTypeError,
-    MissingDependencyError,
-    SourceError,
-    WorkerError,
-)
-from edcache.fill.job import Job, placed
+import numpy as np
+
+from edcache.errors import EdcacheError, MissingDependencyError, SourceError, WorkerError
+from edcache.fill.job import Job
 from edcache.fill.part import Part, Watch
 from edcache.fill.presence import Presence
 from edcache.labels.tables import Failure
@@ -49,47 +44,32 @@ class Encoded(NamedTuple):
 
 def fill_claims(job: Job, claims: list[int]) -> int:
     """A task: compute what is missing in some claims, and append it; returns how many samples."""
-    watch = _Counting()
-    appender = job.open()
-    try:
+    with closing(job.open()) as appender:
         appender.join_fillers()
-        Part(job, appender, watch, claims).run()
-    finally:
-        appender.close()
-    return watch.samples
+        return Part(job, appender, Watch(), claims).run()
 
 
 def encode_samples(job: Job, indices: list[int]) -> Encoded:
     """A task: compute some samples, and return them encoded."""
-    encoder = ChunkEncoder(job.head, adopt_labels(job.head, job.spec, job.path), job.chunk_size)
+    spec = adopt_labels(job.head, job.spec, job.path)
+    encoder = ChunkEncoder(job.head, job.path, spec, job.chunk_size, failure_of=job.failure_of)
     chunks: list[Chunk] = []
-    failures: list[Failure] = []
     for index in indices:
         try:
-            encoder.add(index, job.compute(index))
-        except (SourceError, CodecError, LabelError) as error:
-            if job.options.on_error == "raise":
-                if isinstance(error, SourceError):
-                    raise
-                raise placed(error, job.path) from error
-            failures.append(job.failure(index, error))
+            sample = job.compute(index)
+        except SourceError as error:
+            encoder.refuse(index, error)
+        else:
+            encoder.add(index, sample)
         if encoder.full:
             chunks.append(encoder.take())
     if encoder.pending:
         chunks.append(encoder.take())
-    return Encoded(chunks, failures)
+    return Encoded(chunks, encoder.failures)
 
 
 def _has_failed(future: Any) -> bool:
     return bool(future.cancelled() or future.exception() is not None)
-
-
-class _Counting(Watch):
-    def __init__(self) -> None:
-        self.samples = 0
-
-    def published(self, samples: int) -> None:
-        self.samples += samples
 
 
 class Cluster:
@@ -122,9 +102,8 @@ class Cluster:
         return self._run_appending() if shared_filesystem else self._run_returning()
 
     def _missing_claims(self) -> list[int]:
-        starts = range(0, len(self._presence.present), self._size)
-        missing = self._presence.missing
-        return [start // self._size for start in starts if missing[start : start + self._size].any()]
+        claims: list[int] = np.unique(np.flatnonzero(self._presence.missing) // self._size).tolist()
+        return claims
 
     def _run_appending(self) -> int:
         claims = self._missing_claims()
@@ -138,6 +117,7 @@ class Cluster:
     def _run_returning(self) -> int:
         # The head says how records are encoded; the engine's processes have nothing else to learn it from.
         self._job = replace(self._job, head=self._appender.head)
+        self._publisher = self._job.publisher(self._appender)
         of_others: list[int] = []
         published = self._encode(self._claimed(self._missing_claims(), of_others))
         for claim in of_others:
@@ -173,34 +153,22 @@ class Cluster:
             held.add(claim)
             # Its last holder published before letting go, so now is the time to look.
             self._presence.update()
-            indices = self._missing_in(claim)
+            indices = self._presence.missing_in(claim)
             if indices:
                 yield claim, partial(self._executor.submit, encode_samples, self._job, indices)
             else:
                 held.remove(claim)
                 self._appender.release(claim)
 
-    def _missing_in(self, claim: int) -> list[int]:
-        start = claim * self._size
-        missing = self._presence.missing[start : start + self._size]
-        return [start + offset for offset, is_missing in enumerate(missing.tolist()) if is_missing]
-
     def _append(self, encoded: Encoded) -> int:
-        published, failures = 0, encoded.failures
+        published = 0
+        self._publisher.failures += encoded.failures
         for chunk in encoded.chunks:
             self._presence.update()
             new = chunk.without({i for i in chunk.indices if self._presence.present[i]})
-            try:
-                if new.count:
-                    self._appender.append(new)
-                    published += new.count
-            except LabelTypeError as error:
-                # Another task came first with labels of another type.
-                if self._job.options.on_error == "raise":
-                    raise
-                failures = [*failures, *(self._job.failure(index, error) for index in new.indices)]
-        if failures:
-            self._appender.amend(failed=[failure.to_json() for failure in failures])
+            if new.count:
+                published += self._publisher.append(new)
+        self._publisher.publish()
         return published
 
     def _results(self, tasks: Iterator[_Task], most: int) -> Iterator[tuple[int, Any]]:

@@ -75,8 +75,8 @@ def _rebuild(job: Job, compute: _Compute) -> int:
     before = _head_of(job.path)
     patience = None if job.options.if_filling == "fail" else _LOOK_SECONDS
     with temporary.replacing(job.path, patience) as session:
-        found = _head_of(job.path)
-        if found is not None and found != before and found.fingerprint == job.head.fingerprint:
+        now = _head_of(job.path)
+        if now is not None and now != before and now.fingerprint == job.head.fingerprint:
             # The same call in another process built it while this one waited.
             durable.remove(session.path)
             return 0
@@ -119,37 +119,29 @@ def _means(options: FillOptions) -> _Compute:
 
 
 def _alone(job: Job, appender: AnyAppender, presence: Presence, watch: _Shown) -> int:
-    Part(job, appender, watch).run()
-    return watch.samples
+    return Part(job, appender, watch).run()
 
 
 def _by_crew(
     workers: int, context: Any, job: Job, appender: AnyAppender, presence: Presence, watch: _Shown
 ) -> int:
     claims = -(-len(presence.present) // appender.head.claim_size)
-    tick, record = partial(_look, appender, presence, watch), partial(_record, appender)
-    crew = Crew(job, min(workers, claims), context, tick, record)
+
+    def record(failure: Failure) -> None:
+        appender.amend(failed=[failure.to_json()])
+
+    crew = Crew(job, min(workers, claims), context, watch.look, record)
     crew.run()
     if crew.set_aside and job.options.on_error == "raise":
-        told = "; ".join(failure.message for failure in crew.set_aside)
-        raise SourceError(f"{job.path}: {told}; the others are kept, and filling again tries again")
+        reasons = "; ".join(failure.message for failure in crew.set_aside)
+        raise SourceError(f"{job.path}: {reasons}; the others are kept, and filling again tries again")
     return crew.computed
-
-
-def _record(appender: AnyAppender, failure: Failure) -> None:
-    appender.amend(failed=[failure.to_json()])
 
 
 def _by_engine(
     executor: Any, shared: bool, job: Job, appender: AnyAppender, presence: Presence, watch: _Shown
 ) -> int:
-    engine = Cluster(executor, job, appender, presence, partial(_look, appender, presence, watch))
-    return engine.run(shared)
-
-
-def _look(appender: AnyAppender, presence: Presence, watch: _Shown) -> None:
-    before = appender.end_offset
-    watch.seen(presence.update(), appender.end_offset - before)
+    return Cluster(executor, job, appender, presence, watch.look).run(shared)
 
 
 class _Filling:
@@ -163,7 +155,7 @@ class _Filling:
     def run(self) -> int:
         appender = self._job.open()
         try:
-            self._job.writer(appender)  # the labels are looked at before anything is computed
+            self._job.publisher(appender)  # the labels are looked at before anything is computed
             self._job = replace(self._job, since=appender.chain.cursor.seq)
             return self._fill(appender, Presence(appender, self._job.length, self._job.since))
         finally:
@@ -179,7 +171,7 @@ class _Filling:
         with Progress(name, kept, total, self._options.progress, is_first) as progress:
             self._heed_others(appender, presence, progress)
             appender.join_fillers()
-            watch = _Shown(progress, self._space(presence), appender)
+            watch = _Shown(progress, self._space(presence), appender, presence)
             try:
                 compute = self._compute if appender.can_lock else _alone
                 computed = compute(self._job, appender, presence, watch)
@@ -234,25 +226,29 @@ class _Filling:
 class _Shown(Watch):
     """What a fill in this process shows of itself."""
 
-    def __init__(self, progress: Progress, space: SpaceCheck | None, appender: AnyAppender) -> None:
+    def __init__(
+        self, progress: Progress, space: SpaceCheck | None, appender: AnyAppender, presence: Presence
+    ) -> None:
         self._progress = progress
         self._space = space
         self._appender = appender
+        self._presence = presence
         self._began_at = appender.end_offset
-        self.samples = 0
 
     def done(self, nbytes: int) -> None:
         self._progress.advance(1, nbytes)
 
     def published(self, samples: int) -> None:
-        self.samples += samples
         self._note_space(samples, self._appender.end_offset - self._began_at)
 
     def found(self, samples: int) -> None:
         self._progress.advance(samples)
 
-    def seen(self, samples: int, nbytes: int) -> None:
-        """So many samples appeared in the archive, and it grew by so many bytes."""
+    def look(self) -> None:
+        """Show what others have published, workers of this fill too."""
+        before = self._appender.end_offset
+        samples = self._presence.update()
+        nbytes = self._appender.end_offset - before
         if samples:
             self._progress.advance(samples, nbytes)
             self._note_space(samples, nbytes)

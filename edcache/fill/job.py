@@ -15,7 +15,7 @@ from edcache.labels.spec import LabelSpec
 from edcache.labels.tables import Failure
 from edcache.options import FillOptions, Sync
 from edcache.stores import Store, store_at
-from edcache.writer import AnyAppender, ChunkWriter, adopt_labels
+from edcache.writer import AnyAppender, FailureOf, Publisher, adopt_labels
 
 # What a fill knows of each sample, and what comes and goes while it looks for those that are missing.
 _BOOKS_NBYTES: Final = 4
@@ -66,8 +66,8 @@ class Job:
             check_origin(self.path, appender.head, self)
             length = self.length
             # One that was written without a dataset is as long as what it holds, until it gets one.
-            found = appender.end_index if appender.length is None else appender.length
-            if found < length and (self.options.grow or appender.length is None):
+            present = appender.end_index if appender.length is None else appender.length
+            if present < length and (self.options.grow or appender.length is None):
                 appender.amend(length=length)
             check_length(self.path, appender.length, length)
         except BaseException:
@@ -75,9 +75,15 @@ class Job:
             raise
         return appender
 
-    def writer(self, appender: AnyAppender) -> ChunkWriter:
-        """What encodes samples for the archive, with the label columns that it was begun with."""
-        return ChunkWriter(appender, adopt_labels(appender.head, self.spec, self.path), self.chunk_size)
+    def publisher(self, appender: AnyAppender, *, keeps_failures: bool = True) -> Publisher:
+        """What encodes and publishes samples, with the label columns that the archive was begun with.
+
+        Args:
+            keeps_failures: whether `on_error` may keep samples that are refused from ending the fill.
+        """
+        spec = adopt_labels(appender.head, self.spec, self.path)
+        failure_of = self.failure_of if keeps_failures else None
+        return Publisher(appender, spec, self.chunk_size, failure_of=failure_of, path=self.path)
 
     def compute(self, index: int) -> Any:
         """One sample from the source, tried as often as asked for.
@@ -93,8 +99,12 @@ class Job:
                 continue
         return compute(self.source, index, self.path)
 
-    def failure(self, index: int, error: BaseException) -> Failure:
-        """What the archive keeps of a sample that could not be made."""
+    @property
+    def failure_of(self) -> FailureOf | None:
+        """What the archive keeps of a sample that could not be made; None where that ends the fill."""
+        return None if self.options.on_error == "raise" else self._failure
+
+    def _failure(self, index: int, error: EdcacheError) -> Failure:
         cause = error.__cause__ if isinstance(error, SourceError) and error.__cause__ else error
         is_final = self.options.on_error == "skip_final"
         text = traceback_of(cause)[-_MOST_TRACEBACK:]
@@ -168,18 +178,18 @@ def check_source(source: Any, path: str) -> None:
         )
 
 
-def check_origin(path: str, found: Head, job: Job) -> dict[str, Any] | None:
+def check_origin(path: str, archive: Head, job: Job) -> dict[str, Any] | None:
     """Raise StaleCacheError where an archive was made of another source.
 
     Returns:
         The source's fingerprint, in the form of the archive's; None where one of them has none.
     """
-    asked = job.head
-    if found.fingerprint is None or asked.fingerprint is None:
+    head = job.head
+    if archive.fingerprint is None or head.fingerprint is None:
         return None
-    lengths = None if found.length is None or asked.length is None else (asked.length, found.length)
-    expected = comparable(asked.fingerprint, found.fingerprint, job.source, lengths)
-    changed = differences(found.fingerprint, expected)
+    lengths = None if archive.length is None or head.length is None else (head.length, archive.length)
+    expected = comparable(head.fingerprint, archive.fingerprint, job.source, lengths)
+    changed = differences(archive.fingerprint, expected)
     if not changed:
         return expected
     remedy = "use another path, or pass keep_existing=False to build it anew"
@@ -211,17 +221,12 @@ def length_of(source: Any, path: str) -> int:
     return length
 
 
-def check_length(path: str, found: int | None, length: int) -> None:
+def check_length(path: str, begun_for: int | None, length: int) -> None:
     """Raise StaleCacheError where an archive was begun for another number of samples."""
-    if found is None or found == length:
+    if begun_for is None or begun_for == length:
         return
-    growing = "grow=True adds the rest; or " if found < length else ""
+    growing = "grow=True adds the rest; or " if begun_for < length else ""
     raise StaleCacheError(
-        f"{path}: begun for {found:,} samples, the source has {length:,} now; {growing}"
+        f"{path}: begun for {begun_for:,} samples, the source has {length:,} now; {growing}"
         'build it again (keep_existing=False, or on_stale="rebuild"), or choose another path'
     )
-
-
-def placed(error: EdcacheError, path: str) -> EdcacheError:
-    """The same error, with the archive in front of its text."""
-    return type(error)(f"{path}: {error}")

@@ -15,15 +15,15 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
-from edcache.errors import CodecError, LabelError, OptionError, StorageError
-from edcache.fill.job import Job, placed
-from edcache.fill.presence import Presence, PublishClock
+from edcache.errors import OptionError, StorageError
+from edcache.fill.job import Job
+from edcache.fill.presence import Presence
 from edcache.once import ForkLock
-from edcache.writer import ChunkBuilder, ChunkWriter
+from edcache.writer import ChunkBuilder
 
 logger = logging.getLogger("edcache")
 
@@ -37,7 +37,7 @@ _LOOK_SECONDS = 0.2
 _IDLE_SECONDS = 0.3
 
 
-_opening = ForkLock()
+_opening: Final = ForkLock()
 
 
 class LazyFiller:
@@ -66,11 +66,8 @@ class LazyFiller:
 
     def create(self) -> None:
         """Make the archive where there is none, and check that it is for a source of this length."""
-        appender = self._job.open()
-        try:
-            self._job.writer(appender)
-        finally:
-            appender.close()
+        with closing(self._job.open()) as appender:
+            self._job.publisher(appender)  # the labels are looked at
 
     def get(self, index: int) -> Any:
         """Compute a sample, keep it for the archive, and return it as the source made it."""
@@ -99,19 +96,16 @@ class LazyFiller:
             self._open = None
 
     def _opened(self) -> _OpenArchive:
-        found = self._open
-        if found is not None and found.is_mine:
-            return found
-        with _opening.held():
-            return self._open_here()
-
-    def _open_here(self) -> _OpenArchive:
-        if self._open is None or not self._open.is_mine:
-            self._open = _OpenArchive(self._job, self._max_bytes, self._on_full == "raise")
-            # Workers of a DataLoader leave by os._exit, which skips atexit but not these. Nothing but the
-            # open archive is held, so that a filler that is dropped goes, and takes it along.
-            multiprocessing_util.Finalize(self, self._open.close, exitpriority=10)
-        return self._open
+        archive = self._open
+        if archive is not None and archive.is_mine:
+            return archive
+        with _opening:
+            if self._open is None or not self._open.is_mine:
+                self._open = _OpenArchive(self._job, self._max_bytes, self._on_full == "raise")
+                # Workers of a DataLoader leave by os._exit, which skips atexit but not these. Nothing but the
+                # open archive is held, so that a filler that is dropped goes, and takes it along.
+                multiprocessing_util.Finalize(self, self._open.close, exitpriority=10)
+            return self._open
 
 
 class _OpenArchive:
@@ -125,12 +119,11 @@ class _OpenArchive:
         self._path, length = job.path, job.length
         self._looker = job.open()
         self._seen = Presence(self._looker, length)
-        self._writer: ChunkWriter = job.writer(job.open())
-        self._presence = Presence(self._writer.appender, length)
+        self._publisher = job.publisher(job.open(), keeps_failures=False)
+        self._presence = Presence(self._publisher.appender, length)
         self._max_bytes = max_bytes
         self._raises_when_full = raises_when_full
         self._is_full = False
-        self._clock = PublishClock()
         self._kept_at = 0.0
         self._turn = threading.Condition()
         self._looking = threading.Lock()
@@ -151,7 +144,7 @@ class _OpenArchive:
         """Whether the archive has a sample now."""
         with self._looking:
             self._seen.update()
-        return bool(self._seen.present[index]) and bool(self._looker.held([index]))
+        return bool(self._seen.present[index]) and bool(self._looker.present([index]))
 
     def keep(self, index: int, sample: Any) -> None:
         """Encode a sample now, for the thread to publish."""
@@ -161,18 +154,15 @@ class _OpenArchive:
                 self._turn.wait(_LOOK_SECONDS)
             if self._is_full or self._is_closing or index in self.pending:
                 return
-            try:
-                self._writer.add(index, sample)
-            except (CodecError, LabelError) as error:
-                raise placed(error, self._path) from error
+            self._publisher.add(index, sample)
             self.pending.add(index)
             self._kept_at = time.monotonic()
-            if self._writer.pending == 1:
+            if self._publisher.pending == 1:
                 self._turn.notify_all()
             if not self._is_running():
                 self._thread = threading.Thread(target=self._run, name="edcache-lazy", daemon=True)
                 self._thread.start()
-            if self._writer.full or self._has_all():
+            if self._publisher.full or self._has_all():
                 self._hand_over()
 
     def _has_all(self) -> bool:
@@ -180,7 +170,7 @@ class _OpenArchive:
 
     def _hand_over(self) -> None:
         """Give what is pending to the thread; with `_turn`."""
-        self._waiting.append(self._writer.take())
+        self._waiting.append(self._publisher.detach())
         self._handed += 1
         self._turn.notify_all()
 
@@ -189,10 +179,10 @@ class _OpenArchive:
 
     def flush(self) -> None:
         """Publish what is pending now, and seal when nothing is missing any more."""
-        if not self.is_mine or self._writer.appender.closed or self._is_in_thread():
+        if not self.is_mine or self._publisher.appender.closed or self._is_in_thread():
             return
         with self._turn:
-            if self._writer.pending:
+            if self._publisher.pending:
                 self._hand_over()
             # Not until nothing is pending: other threads may go on.
             mine = self._handed
@@ -202,7 +192,7 @@ class _OpenArchive:
 
     def close(self) -> None:
         """Publish and let go; idempotent, and nothing in a process that inherited it."""
-        if not self.is_mine or self._writer.appender.closed:
+        if not self.is_mine or self._publisher.appender.closed:
             return
         if self._is_in_thread():
             # The collector dropped the last reader while this thread ran; it ends by itself.
@@ -222,7 +212,7 @@ class _OpenArchive:
         return threading.current_thread() is self._thread
 
     def _close_files(self) -> None:
-        self._writer.appender.close()
+        self._publisher.appender.close()
         self._looker.close()
 
     def _raise_error(self) -> None:
@@ -249,35 +239,34 @@ class _OpenArchive:
         """Wait for something to publish; None where nothing will come."""
         with self._turn:
             while not self._waiting:
-                if self._is_closing and not self._writer.pending:
+                if self._is_closing and not self._publisher.pending:
                     return None
                 if self._is_closing or self._is_due():
                     self._hand_over()
                 else:
-                    self._turn.wait(_LOOK_SECONDS if self._writer.pending else None)
+                    self._turn.wait(_LOOK_SECONDS if self._publisher.pending else None)
             return self._waiting.popleft()
 
     def _is_due(self) -> bool:
         is_idle = time.monotonic() - self._kept_at > _IDLE_SECONDS
-        return self._writer.pending > 0 and (is_idle or self._clock.due)
+        return self._publisher.pending > 0 and (is_idle or self._publisher.overdue)
 
     def _publish(self, builder: ChunkBuilder) -> None:
         self._presence.update()
-        self._clock.published()
         with self._measuring() as room:
             # A sample may have been computed twice at a time; it is stored once.
             published = [index for index in builder.indices if self._presence.present[index]]
-            fits = self._writer.publish_taken(builder, self._writer.appender.held(published), room)
+            fits = self._publisher.publish_taken(builder, self._publisher.appender.present(published), room)
         self._presence.update()
         if self._presence.complete:
-            self._writer.appender.seal()
+            self._publisher.appender.seal()
         elif not fits:
             self._stop_keeping(f"the archive would grow beyond max_bytes={self._max_bytes:,}")
 
     @contextmanager
     def _measuring(self) -> Iterator[int | None]:
         """How many bytes the archive may grow by, and nobody else lets it grow in the block; None for any."""
-        appender = self._writer.appender
+        appender = self._publisher.appender
         if self._max_bytes is None:
             yield None
             return
@@ -299,8 +288,8 @@ class _OpenArchive:
             self._is_full = True
             self._done += len(self._waiting)
             self._waiting.clear()
-            if self._writer.pending:
-                self._writer.take()
+            if self._publisher.pending:
+                self._publisher.detach()
             self.pending.clear()
         warnings.warn(
             f"{self._path}: {reason}; samples that are not stored yet are computed every time from now on",

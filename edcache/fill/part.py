@@ -13,10 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
-from edcache.errors import CodecError, LabelError, LabelTypeError, SourceError
-from edcache.fill.job import Job, placed
-from edcache.fill.presence import Presence, PublishClock
-from edcache.labels.tables import Failure
+from edcache.errors import SourceError
+from edcache.fill.job import Job
+from edcache.fill.presence import Presence
 from edcache.writer import AnyAppender
 
 
@@ -58,17 +57,14 @@ class Part:
         self._job = job
         self._appender = appender
         self._watch = watch
-        self._writer = job.writer(appender)
+        self._publisher = job.publisher(appender)
         self.presence = Presence(appender, job.length, job.since)
-        self._claim_size = appender.head.claim_size
         self._only = claims
         self._held: list[int] = []
-        self._failed: list[Failure] = []
-        self._unseen = 0
-        self._clock = PublishClock()
+        self._published = self._unseen = 0
 
-    def run(self) -> None:
-        """Compute what is missing, and wait for what others have claimed.
+    def run(self) -> int:
+        """Compute what is missing, and wait for what others have claimed; returns how many were published.
 
         Raises: what ends the fill; before it goes on, what was computed is published.
         """
@@ -77,6 +73,7 @@ class Part:
         finally:
             self._publish()
             self.presence.update()
+        return self._published
 
     def _compute_claims(self) -> None:
         claimed_by_others = []
@@ -94,80 +91,55 @@ class Part:
 
     def _claims(self) -> Iterator[int]:
         """The numbers of the claims in which something is missing, first those that failed before."""
-        size, presence = self._claim_size, self.presence
+        size, presence = self._appender.head.claim_size, self.presence
         first = np.unique(np.flatnonzero(presence.retried & presence.missing) // size).tolist()
         everything = range(-(-len(presence.present) // size)) if self._only is None else self._only
         first = [claim for claim in first if claim in everything]
         for claim in [*first, *(claim for claim in everything if claim not in set(first))]:
-            if self._missing_in(claim):
+            if presence.missing_in(claim):
                 yield claim
-
-    def _missing_in(self, claim: int) -> list[int]:
-        presence, start = self.presence, claim * self._claim_size
-        part = slice(start, start + self._claim_size)
-        settled = presence.present[part] | presence.absent[part] | presence.tried[part]
-        return [start + offset for offset in np.flatnonzero(~settled).tolist()]
 
     def _compute(self, claim: int) -> None:
         """Compute what is missing in a claim that this process has locked."""
         self._held.append(claim)
         # Its last holder published before letting go, so now is the time to look.
         self._look()
-        for index in self._missing_in(claim):
+        for index in self.presence.missing_in(claim):
             if self._watch.is_aside(index):
                 continue
             self._add(index)
-            if self._writer.full or self._clock.due:
+            if self._publisher.full or self._publisher.overdue:
                 self._publish(keep=claim)
-        if not self._writer.pending and not self._failed:
+        if not self._publisher.pending and not self._publisher.failures:
             self._release()
 
     def _add(self, index: int) -> None:
-        before = self._writer.pending_nbytes
+        before = self._publisher.pending_nbytes
         self._watch.begin(index)
         try:
             with self._watch.interruptible():
                 sample = self._job.compute(index)
-            self._writer.add(index, sample)
-        except (SourceError, CodecError, LabelError) as error:
-            if self._job.options.on_error == "raise":
-                if isinstance(error, SourceError):
-                    raise
-                raise placed(error, self._job.path) from error
-            self._failed.append(self._job.failure(index, error))
-        self._watch.done(self._writer.pending_nbytes - before)
+        except SourceError as error:
+            self._publisher.refuse(index, error)
+        else:
+            self._publisher.add(index, sample)
+        self._watch.done(self._publisher.pending_nbytes - before)
 
     def _look(self) -> None:
-        found = self.presence.update() - self._unseen
+        others = self.presence.update() - self._unseen
         self._unseen = 0
-        if found > 0:
-            self._watch.found(found)
+        if others > 0:
+            self._watch.found(others)
 
     def _publish(self, keep: int | None = None) -> None:
         """Publish what is pending and let go of the claims, but for the one still being computed."""
         try:
-            pending = self._publish_pending()
-            self._unseen += pending
-            self._watch.published(pending)
-            if self._failed:
-                self._appender.amend(failed=[failure.to_json() for failure in self._failed])
-                self._failed = []
+            published = self._publisher.publish()
+            self._published += published
+            self._unseen += published
+            self._watch.published(published)
         finally:
-            self._clock.published()
             self._release(keep)
-
-    def _publish_pending(self) -> int:
-        """Publish what was computed; returns how many samples."""
-        indices = self._writer.pending_indices
-        try:
-            self._writer.publish()
-        except LabelTypeError as error:
-            # Another process published labels of another type first.
-            if self._job.options.on_error == "raise":
-                raise
-            self._failed += [self._job.failure(index, error) for index in indices]
-            return 0
-        return len(indices)
 
     def _release(self, keep: int | None = None) -> None:
         for claim in self._held:

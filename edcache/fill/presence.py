@@ -1,15 +1,11 @@
-"""Which samples an archive has, and when to publish more of them."""
+"""Which samples an archive has."""
 
 from __future__ import annotations
-
-import time
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache.writer import AnyAppender
-
-LEAST_SECONDS, MOST_SECONDS = 0.2, 2.0
 
 
 class Presence:
@@ -25,6 +21,7 @@ class Presence:
 
     def __init__(self, appender: AnyAppender, length: int, since: int = 0) -> None:
         self._appender = appender
+        self._claim_size = appender.head.claim_size
         self._since = since
         self._entries = self._chunks = self._lost = 0
         self.present, self.absent, self.tried, self.retried = (np.zeros(length, bool) for _ in range(4))
@@ -61,28 +58,14 @@ class Presence:
         settled: npt.NDArray[np.bool_] = self.present | self.absent | self.tried
         return ~settled
 
+    def missing_in(self, claim: int) -> list[int]:
+        """The indices in a claim that are to be computed."""
+        start = claim * self._claim_size
+        part = slice(start, start + self._claim_size)
+        settled = self.present[part] | self.absent[part] | self.tried[part]
+        return [start + offset for offset in np.flatnonzero(~settled).tolist()]
+
     @property
     def complete(self) -> bool:
         """Whether every sample has a record, or is recorded as absent for good."""
         return bool((self.present | self.absent).all())
-
-
-class PublishClock:
-    """When to publish although the chunk is not full.
-
-    After a tenth of the time spent so far, 0.2 to 2 seconds: a kill then costs little of what was
-    computed, even in the first seconds, and chunks of slow sources do not become tiny.
-    """
-
-    def __init__(self) -> None:
-        self._began = self._published = time.monotonic()
-
-    @property
-    def due(self) -> bool:
-        """Whether enough time has passed since the last publication."""
-        now = time.monotonic()
-        return now - self._published > min(max((now - self._began) / 10, LEAST_SECONDS), MOST_SECONDS)
-
-    def published(self) -> None:
-        """Start counting anew."""
-        self._published = time.monotonic()

@@ -11,11 +11,9 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from edcache import durable, temporary
-from edcache.errors import CodecError, LabelError, OptionError
+from edcache.errors import OptionError
 from edcache.fill.crew import worker_count
-from edcache.fill.job import Job, check_blame, check_origin, placed, refusal
-from edcache.fill.presence import PublishClock
-from edcache.labels.tables import Failure
+from edcache.fill.job import Job, check_blame, check_origin, refusal
 from edcache.progress import Progress
 from edcache.writer import AnyAppender
 
@@ -48,6 +46,9 @@ def fill_stream(job: Job, rebuild: bool = False) -> int:
         raise OptionError(
             f"{job.path}: num_workers={num_workers} is for an IterableDataset, which divides itself"
         )
+    if job.options.on_error == "skip":
+        # What fails is gone with the iteration: there is no later try.
+        job = replace(job, options=replace(job.options, on_error="skip_final"))
     if not rebuild:
         return _fill(job, num_workers)
     with temporary.replacing(job.path) as session:
@@ -74,11 +75,9 @@ class _Stream:
     def __init__(self, job: Job, appender: AnyAppender) -> None:
         self._job = job
         self._appender = appender
-        self._writer = job.writer(appender)
-        self._failed: list[Failure] = []
+        self._publisher = job.publisher(appender)
         # Not all below the last: a power cut may have taken a chunk between others.
         self._kept = set(appender.indices_of(appender.chain.chunks).tolist()) | set(appender.chain.failures)
-        self._clock = PublishClock()
 
     def run(self, num_workers: int, is_first: bool) -> int:
         name, kept = os.path.basename(self._job.path), len(self._kept)
@@ -86,7 +85,7 @@ class _Stream:
             try:
                 count = self._store(self._samples(num_workers), progress)
             finally:
-                self._publish()
+                self._publisher.publish()
             if count != self._appender.end_index:
                 self._appender.amend(length=count)
             self._appender.seal()
@@ -98,11 +97,11 @@ class _Stream:
             count = index + 1
             if index in self._kept:
                 continue
-            before = self._writer.pending_nbytes
-            self._add(index, sample)
-            progress.advance(1, self._writer.pending_nbytes - before)
-            if self._writer.full or self._clock.due:
-                self._publish()
+            before = self._publisher.pending_nbytes
+            self._publisher.add(index, sample)
+            progress.advance(1, self._publisher.pending_nbytes - before)
+            if self._publisher.full or self._publisher.overdue:
+                self._publisher.publish()
         return count
 
     def _samples(self, num_workers: int) -> Iterator[Any]:
@@ -121,22 +120,6 @@ class _Stream:
                 check_blame(error, index)
                 raise refusal(error, index, self._job.path) from error
             yield sample
-
-    def _add(self, index: int, sample: Any) -> None:
-        try:
-            self._writer.add(index, sample)
-        except (CodecError, LabelError) as error:
-            if self._job.options.on_error == "raise":
-                raise placed(error, self._job.path) from error
-            # It is gone with the iteration: there is no later try.
-            self._failed.append(replace(self._job.failure(index, error), final=True))
-
-    def _publish(self) -> None:
-        if self._failed:
-            self._appender.amend(failed=[failure.to_json() for failure in self._failed])
-            self._failed = []
-        self._writer.publish()
-        self._clock.published()
 
 
 def _as_it_is(sample: Any) -> Any:

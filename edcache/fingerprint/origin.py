@@ -17,7 +17,9 @@ from typing import Any
 
 from edcache.errors import FingerprintError
 from edcache.fingerprint.attributes import attributes_of, code_of
-from edcache.fingerprint.values import LONG, NoDescription, describe, qualified_name, source_digest
+from edcache.fingerprint.code import qualified_name, source_digest
+from edcache.fingerprint.fields import OWN
+from edcache.fingerprint.values import LONG, NoDescription, describe
 
 
 def call_fingerprint(
@@ -49,12 +51,11 @@ def source_fingerprint(source: object) -> dict[str, Any]:
     """
     cls = type(source)
     name = qualified_name(cls)
-    custom = getattr(cls, "__edcache_fingerprint__", None)
-    if custom is None:
+    if not hasattr(cls, "__edcache_fingerprint__"):
         return {"type": name, **attributes_of(source)}
-    answer = custom(source)
-    items = answer.items() if isinstance(answer, dict) else [("__edcache_fingerprint__()", answer)]
-    arguments = {str(key): _argument(name, str(key), value) for key, value in items}
+    answer = cls.__edcache_fingerprint__(source)
+    items = answer if isinstance(answer, dict) else {OWN: answer}
+    arguments = {str(key): _argument(name, str(key), value) for key, value in items.items()}
     return {"type": name, "arguments": arguments, "source": code_of(source)}
 
 

@@ -12,9 +12,9 @@ from edcache.errors import CorruptRecordError
 from edcache.labels.tables import IndexTable
 from edcache.once import once
 from edcache.reader.blocks import CheckedBlocks
+from edcache.reader.storage import Storage
 
 Ints = npt.NDArray[np.int64]
-Mend = Callable[[int, int], bool]
 Check = Callable[[slice], None]
 """`check(part)` checks the records of a slice of a group; raises CorruptRecordError."""
 
@@ -40,26 +40,26 @@ class Checks:
     """The checks of one archive in one process.
 
     Args:
-        view: the mapped file; None where records are read into other memory, and checked at every read.
+        storage: the bytes; where they are not mapped, a record is checked at every read.
         verify: "touch", "always" or "never", as in `Reader`.
         place: names the record of a row in messages.
-        mend: fetches an extent of the mapped file again, and says whether it could.
+    Attributes:
+        is_done: nothing is left to check.
     """
 
-    # Not the hold itself: a cycle would keep a dropped reader's descriptor until the next collection.
-    def __init__(
-        self, view: memoryview | None, index: IndexTable, verify: str, place: Places, mend: Mend
-    ) -> None:
+    # Not the session itself: a cycle would keep a dropped reader's descriptor until the next collection.
+    def __init__(self, storage: Storage, index: IndexTable, verify: str, place: Places) -> None:
         records = index.records
-        self._view = view
-        self._never, self._always = verify == "never", verify == "always"
-        self._place, self._mend = place, mend
+        self._view, self._size, self._mend = storage.view, storage.size, storage.mend
+        self.is_done = verify == "never"
+        self._always = verify == "always"
+        self._place = place
         # Reading one element of a memoryview costs half of what numpy takes.
         self._lengths = records.nbytes
         self._offset, self._nbytes, self._crc32 = (
             column.data for column in (records.offset, records.nbytes, records.crc32)
         )
-        self._blocks = None if view is None else CheckedBlocks(view, index.blocks)
+        self._blocks = None if self._view is None else CheckedBlocks(self._view, index.blocks)
         self._whole_left = len(self._offset)
 
     @property
@@ -86,13 +86,15 @@ class Checks:
             low, high = (0, len(data)) if wanted is None else wanted
             if not blocks.are_sound(offset + low, offset + min(high, len(data))):
                 self._compare(row, data)
+            self.is_done |= blocks.done
 
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing is left to check."""
-        if self._never or self._always or self._blocks is None:
-            return self._never
-        return self._blocks.done or not self._whole_left
+    def beyond_end(self, row: int) -> CorruptRecordError:
+        """What to raise for a record that does not lie within the file."""
+        end = self._offset[row] + self._nbytes[row]
+        return CorruptRecordError(
+            f"{self._place(row)}: it ends at {end:,}, the file at {self._size:,}; "
+            f'run "edcache verify {self._place.path}"'
+        )
 
     def group(self, rows: Ints, start: Ints, wanted: tuple[int, int] | None) -> Check | None:
         """How the records of some rows are checked; None where all is known to be sound.
@@ -113,6 +115,7 @@ class Checks:
 
         def check(part: slice) -> None:
             self._check_each(rows[part][blocks.unsound(low[part], high[part])])
+            self.is_done |= blocks.done
 
         return check
 
@@ -152,13 +155,14 @@ class Checks:
         self._whole_left -= 1
         if self._whole_left <= 0:
             self._whole_left = len(self._offset) - sum(byte.bit_count() for byte in bits)
+            self.is_done = not self._whole_left
 
     def _compare(self, row: int, data: memoryview) -> None:
-        found, said = format.crc32(data), self._crc32[row]
-        if found != said and self._view is not None and self._mend(self._offset[row], self._nbytes[row]):
-            found = format.crc32(data)
-        if found != said:
+        crc, expected = format.crc32(data), self._crc32[row]
+        if crc != expected and self._view is not None and self._mend(self._offset[row], self._nbytes[row]):
+            crc = format.crc32(data)
+        if crc != expected:
             raise CorruptRecordError(
-                f"{self._place(row)}: crc32 {found:#010x}, the index says {said:#010x}; "
+                f"{self._place(row)}: crc32 {crc:#010x}, the index says {expected:#010x}; "
                 f'run "edcache verify {self._place.path}"'
             )

@@ -10,7 +10,8 @@ import numpy.typing as npt
 import torch
 
 from edcache.codec import Decoder, Field
-from edcache.errors import EdcacheError
+from edcache.codec.compression import decompress_into
+from edcache.errors import CorruptRecordError, EdcacheError, LengthError
 from edcache.format import LATTICE
 from edcache.reader.checks import LARGE, Check
 
@@ -34,6 +35,13 @@ class Spans(NamedTuple):
     start: Ints
     end: Ints
     dims: Ints
+
+
+class Piece(NamedTuple):
+    """Bytes of one record from `low` on, checked; the rest of it was not asked for."""
+
+    low: int
+    data: memoryview
 
 
 class Records:
@@ -235,3 +243,31 @@ class Group:
         self._ensure()
         start, nbytes = int(self._start[row]), int(self._records.nbytes[self._rows[row]])
         return self.view[start : start + nbytes]
+
+
+def joined(
+    decoder: Decoder, lengths: Ints, stored: Sequence[Piece], dictionaries: Sequence[bytes] | None
+) -> Group | None:
+    """A group over memory of its own: records that are compressed, or were read one by one.
+
+    Args:
+        lengths: int64 [n], bytes of each before compression. stored: each as it is stored.
+        dictionaries: what compressed ones may need; None where they are not compressed.
+    Returns:
+        None where memory is short, or one does not decompress: it is to be looked at by itself.
+    """
+    ends = np.cumsum((lengths + LATTICE - 1) & -LATTICE)
+    places = np.concatenate(([0], ends[:-1]))
+    try:
+        # Not touched before its bytes are there: what frames claim and do not hold costs nothing.
+        memory = np.empty(int(ends[-1]), np.uint8)
+        view, starts = memory.data, places.tolist()
+        if dictionaries is None:
+            for at, (low, data) in zip(starts, stored, strict=True):
+                view[at + low : at + low + len(data)] = data
+        else:
+            frames, threads = [data for _, data in stored], torch.get_num_threads()
+            decompress_into(view, starts, lengths.tolist(), frames, dictionaries, threads)
+    except (MemoryError, CorruptRecordError, LengthError):
+        return None
+    return Group(Records(decoder, view, torch.from_numpy(memory), lengths), places, np.arange(len(lengths)))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -9,20 +12,16 @@ import numpy.typing as npt
 
 from edcache import format
 from edcache.errors import CorruptRecordError
+from edcache.labels.tables import IndexTable
 from edcache.reader.checks import Checks
+from edcache.reader.group import Piece
 from edcache.reader.storage import Storage
 
 Ints = npt.NDArray[np.int64]
+Part = tuple[int, int] | None
 
 # Block crcs that are kept, in bytes: those of 256 GiB of records.
 _MOST_KEPT_NBYTES = 1 << 26
-
-
-class Piece(NamedTuple):
-    """Bytes of one record from `low` on, checked; the rest of it was not asked for."""
-
-    low: int
-    data: memoryview
 
 
 class _Blocks(NamedTuple):
@@ -68,22 +67,47 @@ class Requested:
     The block crcs of a chunk are fetched with the first blocks of it, and kept.
     """
 
-    def __init__(self, storage: Storage, checks: Checks, blocks: Ints, offset: Ints, nbytes: Ints) -> None:
+    def __init__(self, storage: Storage, checks: Checks, index: IndexTable) -> None:
         self._storage, self._checks = storage, checks
-        self._offset, self._nbytes = offset, nbytes
-        self._runs = _Runs(blocks, storage.size)
+        self._offset = index.records.offset.view(np.int64)
+        self._nbytes = index.records.nbytes.view(np.int64)
+        self._runs = _Runs(index.blocks, storage.size)
         self._crcs: dict[int, memoryview] = {}
+        self._ahead = threading.local()
 
-    def read(self, rows: Ints, wanted: tuple[int, int] | None) -> list[Piece]:
+    def record(self, row: int, wanted: Part) -> memoryview:
+        """One record as it is stored; the bytes beside what is wanted may be zero."""
+        ahead: dict[int, Piece] = getattr(self._ahead, "pieces", {})
+        piece = ahead[row] if row in ahead else self.pieces([row], wanted)[0]
+        nbytes = int(self._nbytes[row])
+        if len(piece.data) == nbytes:
+            return piece.data
+        record = bytearray(nbytes)
+        record[piece.low : piece.low + len(piece.data)] = piece.data
+        return memoryview(record)
+
+    @contextmanager
+    def reading_ahead(self, rows: Sequence[int], wanted: Part) -> Iterator[None]:
+        """Let this thread read records inside the block that are fetched at once before."""
+        try:
+            self._ahead.pieces = dict(zip(rows, self.pieces(rows, wanted), strict=True))
+            yield
+        finally:
+            self._ahead.pieces = {}
+
+    def pieces(self, rows: Sequence[int], wanted: Part) -> list[Piece]:
         """The records of some rows, or what is wanted of each, by one concurrent fetch.
 
         Args:
-            rows: each within the file. wanted: half-open, in bytes of the record; None for all of it.
+            wanted: half-open, in bytes of the record; None for all of it.
         Raises:
-            CorruptRecordError: a record fails its crc32, twice.
+            CorruptRecordError: a record fails its crc32, twice, or ends behind the file.
             StaleArchiveError: and the archive was replaced since it was opened.
         """
         offsets, sizes = self._offset[rows].tolist(), self._nbytes[rows].tolist()
+        for row, offset, nbytes in zip(rows, offsets, sizes, strict=True):
+            if offset + nbytes > self._storage.size:
+                raise self._checks.beyond_end(row)
         chosen = [self._chosen(*extent, wanted) for extent in zip(offsets, sizes, strict=True)]
         known = self._crcs
         new = sorted({part.run for part in chosen if part is not None} - known.keys())
@@ -95,11 +119,11 @@ class Requested:
         crcs = {**known, **dict(zip(new, data[len(extents) :], strict=True))} if new else known
         self._crcs = {} if sum(map(len, crcs.values())) > _MOST_KEPT_NBYTES else crcs
         return [
-            self._checked(row, found, part, offset, wanted, crcs)
-            for row, found, part, offset in zip(rows.tolist(), data, chosen, offsets, strict=False)
+            self._checked(row, fetched, part, offset, wanted, crcs)
+            for row, fetched, part, offset in zip(rows, data, chosen, offsets, strict=False)
         ]
 
-    def _chosen(self, offset: int, nbytes: int, wanted: tuple[int, int] | None) -> _Blocks | None:
+    def _chosen(self, offset: int, nbytes: int, wanted: Part) -> _Blocks | None:
         """The blocks to read in the place of a whole record, where they are fewer bytes."""
         if wanted is None:
             return None
@@ -115,7 +139,7 @@ class Requested:
         data: memoryview,
         part: _Blocks | None,
         offset: int,
-        wanted: tuple[int, int] | None,
+        wanted: Part,
         crcs: dict[int, memoryview],
     ) -> Piece:
         if part is not None and wanted is not None and self._are_sound(part, data, crcs[part.run]):
@@ -137,7 +161,8 @@ class Requested:
         if self._checks.is_done:
             return True
         step = format.BLOCK_NBYTES
-        said = np.frombuffer(crcs, "<u4")[part.first :]
+        expected = np.frombuffer(crcs, "<u4")[part.first :]
         return all(
-            format.crc32(data[at : at + step]) == int(said[at // step]) for at in range(0, len(data), step)
+            format.crc32(data[at : at + step]) == int(expected[at // step])
+            for at in range(0, len(data), step)
         )

@@ -4,8 +4,8 @@
     client     one connection pool a process; the server's errors as ours
     frames     a record as the value of a key, and back
     log        the chain of what was published, without the records
-    hold       what one process knows of a cache: which samples, by which schemas
     fetching   what a server says of many records at a time, joined into one memory
+    session    what one process has of a cache: which samples, by which schemas
     reader     RedisReader: what `Reader` is to a file
     claims     who computes what: keys that expire unless they are renewed
     removing   delete a cache's keys, and no others

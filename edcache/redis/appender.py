@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
+import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -16,15 +16,10 @@ import numpy.typing as npt
 
 from edcache import format
 from edcache.contents import Chain
-from edcache.errors import (
-    LabelError,
-    OptionError,
-    StorageError,
-)
+from edcache.errors import LabelError, OptionError, StorageError
 from edcache.fingerprint import differences
 from edcache.format import PAGE, Head, Header
 from edcache.labels.tables import ChunkTable, pack_chunk_table
-from edcache.labels.types import LabelTypes
 from edcache.redis import frames
 from edcache.redis.claims import Claims
 from edcache.redis.client import PIECE_KEYS, PIECE_NBYTES, Client
@@ -33,7 +28,7 @@ from edcache.redis.keys import Keys, head_key
 from edcache.redis.log import Log, read_head, stale
 from edcache.redis.removing import remove_of
 from edcache.servers import Server
-from edcache.writer import Appending, Chunk
+from edcache.writer import AnyAppender, Chunk
 
 _MOST_NBYTES: Final = 512 << 20
 _SET_NBYTES: Final = 1 << 17
@@ -70,23 +65,19 @@ return 1
 """
 
 
-class RedisAppender(Appending):
-    """A cache in Redis, open for appending by this process; see `Appender`, whose words these are.
+class RedisAppender(AnyAppender):
+    """A cache in Redis, open for appending by this process; `AnyAppender` says what each method does."""
 
-    Attributes:
-        head: what the cache says about itself. path: its URL. chain: what was published, as far as seen.
-    """
-
-    can_lock = True
+    path: Server
+    _log: Log
+    _claims: Claims
 
     def __init__(self, log: Log) -> None:
-        super().__init__()
-        self.path: Server = log.server
-        self.head = log.head
-        self._log = log
         self._client = log.client
         self._keys = Keys(log.server, log.head.uuid)
-        self._claims = Claims(log.client, self._keys)
+        super().__init__(log, Claims(log.client, self._keys))
+        self.path = log.server
+        self.head = log.head
         self._closed = False
         self._logged = _Logged()
         self._opened_at = log.chain.cursor.seq
@@ -105,29 +96,19 @@ class RedisAppender(Appending):
                 "dictionary might be evicted and take them all along"
             )
         client = Client(Server.of(path))
-        found = read_head(client)
-        if found is None:
+        known = read_head(client)
+        if known is None:
             packed = format.pack_head(replace(head, uuid=_uuid_of(head)))
             ttl = client.server.ttl
             client.ask("set", head_key(client.server), packed, nx=True, px=None if ttl is None else _ms(ttl))
-            found = read_head(client)
-            if found is None:
+            known = read_head(client)
+            if known is None:
                 raise StorageError(
                     f"{client.server}: the server lost the head at once; give it more memory, or a longer ttl"
                 )
-        log = Log(client, *found)
+        log = Log(client, *known)
         log.catch_up()
         return cls(log)
-
-    @property
-    def chain(self) -> Chain:
-        """The entries of the log, as far as seen; another one after the server lost it."""
-        return self._log.chain
-
-    def catch_up(self) -> None:
-        """Take in what others published since."""
-        self.check_usable()
-        self._log.catch_up()
 
     def indices_of(self, chunks: Iterable[Header]) -> npt.NDArray[np.int64]:
         """The sample indices in these chunks: int64 [n], a copy.
@@ -135,86 +116,62 @@ class RedisAppender(Appending):
         Of what was published before this was opened, those alone that the server still has.
         """
         headers = list(chunks)
-        before = self.logged_in(header for header in headers if header.seq < self._opened_at)
-        since = self.logged_in(header for header in headers if header.seq >= self._opened_at)
+        before = super().indices_of(header for header in headers if header.seq < self._opened_at)
+        since = super().indices_of(header for header in headers if header.seq >= self._opened_at)
         is_there = held(self._client, [self._keys.record(index) for index in before.tolist()])
         return np.concatenate([before[is_there], since])
 
-    def logged_in(self, chunks: Iterable[Header]) -> npt.NDArray[np.int64]:
-        """The same, whatever the server has lost."""
-        tables = [self._log.table(header).records.index for header in chunks]
-        return np.concatenate([np.empty(0, np.int64), *(index for index in tables if index is not None)])
-
-    def schemas_of(self, chunks: Iterable[Header]) -> set[str]:
-        """The schemas that these chunks name."""
-        return {text for header in chunks for text in self._log.table(header).schemas}
-
-    def held(self, indices: Sequence[int]) -> set[int]:
+    def present(self, indices: Sequence[int]) -> set[int]:
         """Which of some samples that were published the server still has."""
-        found = held(self._client, [self._keys.record(index) for index in indices])
-        return {index for index, is_there in zip(indices, found.tolist(), strict=True) if is_there}
+        is_there = held(self._client, [self._keys.record(index) for index in indices])
+        return set(itertools.compress(indices, is_there.tolist()))
 
-    def append(self, chunk: Chunk) -> None:
-        """Publish a chunk.
+    def append(self, chunk: Chunk, *, restores: bool = False) -> None:
+        """See the base class.
 
-        Raises:
-            LabelTypeError: its label columns do not go with those of the cache.
-            StorageError: the server is full or lost; none of its samples were published.
+        With `restores`, a server that evicts and gets the same records again and again has a log that does
+        not grow.
         """
-        self._publish(chunk, is_all_told=True)
-
-    def keep(self, chunk: Chunk) -> None:
-        """Publish a chunk; of a sample that was published before only the record is stored again.
-
-        So that a server which evicts and gets the same records again and again has a log that does not grow.
-        Raises: as `append`.
-        """
-        self._publish(chunk, is_all_told=False)
-
-    def _publish(self, chunk: Chunk, is_all_told: bool) -> None:
         self.check_usable()
         self._store(chunk)
         try:
-            self._tell(chunk, is_all_told)
+            self._announce(chunk, restores)
         except LabelError:
             self._take_back(chunk)
             raise
 
-    def _tell(self, chunk: Chunk, is_all_told: bool) -> None:
+    def _announce(self, chunk: Chunk, restores: bool) -> None:
+        """Append to the log what others are to know of a chunk whose records are stored."""
         self._log.catch_up()
         while True:
-            new = chunk if is_all_told else chunk.without(self._logged.of(self, chunk))
+            new = chunk.without(self._logged.of(self._log, chunk)) if restores else chunk
             if not new.count:
                 self._push(b"")
                 return
-            types, known = LabelTypes.of(new.labels), self.label_types()
-            if known is not None:
-                types = known.joined(types, self.path)
+            types = self._joined_types(new.labels)
             table = ChunkTable(new.records, new.labels, new.schemas, types, len(new.data))
             packed = b"".join([pack_chunk_table(table), new.block_crcs])
             index = new.records.index
             assert index is not None
             records_nbytes = format.align(len(packed), 64) - len(packed) + len(new.data)
-            told = {"samples": new.count, "end_index": int(index.max()) + 1}
-            if self._push(self._entry(format.KIND_CHUNK, packed, records_nbytes, **told)):
+            fields = {"samples": new.count, "end_index": int(index.max()) + 1}
+            if self._push(self._entry(format.KIND_CHUNK, packed, records_nbytes, **fields)):
                 return
 
-    def amend(self, **changes: object) -> None:
-        """Revise what the head said: `length`; or tell of samples that `failed`."""
+    def _publish_amendment(self, text: bytes) -> None:
         self.check_usable()
-        text = json.dumps(changes, ensure_ascii=True).encode("ascii")
         self._log.catch_up()
         while not self._push(self._entry(format.KIND_AMENDMENT, text)):
             continue
 
-    def _entry(self, kind: int, table: bytes, behind_nbytes: int = 0, **told: Any) -> bytes:
+    def _entry(self, kind: int, table: bytes, behind_nbytes: int = 0, **fields: Any) -> bytes:
         """What the log gets: the header that such an entry has in a file, and its table."""
         cursor = self.chain.cursor
         crc, nbytes = format.crc32(table), len(table) + behind_nbytes
         bare = Header(kind, self.head.uuid, cursor.seq, cursor.offset, cursor.link, nbytes, crc)
         total = format.align(bare.nbytes + nbytes, PAGE)
-        told |= {"payload_nbytes": total - bare.nbytes, "next": cursor.offset + total}
-        header = replace(bare, table_nbytes=len(table), table_crc=crc, **told)
+        fields |= {"payload_nbytes": total - bare.nbytes, "next": cursor.offset + total}
+        header = replace(bare, table_nbytes=len(table), table_crc=crc, **fields)
         return format.pack_header(header) + table
 
     def _push(self, entry: bytes) -> bool:
@@ -281,7 +238,7 @@ class RedisAppender(Appending):
 
     def _take_back(self, chunk: Chunk) -> None:
         """Delete records that nobody will be told of."""
-        keys = [self._keys.record(index) for index in set(chunk.indices) - self._logged.of(self, chunk)]
+        keys = [self._keys.record(index) for index in set(chunk.indices) - self._logged.of(self._log, chunk)]
         # Where that fails too, they are overwritten when they are computed again.
         with suppress(StorageError):
             for start in range(0, len(keys), PIECE_KEYS):
@@ -295,38 +252,8 @@ class RedisAppender(Appending):
         """None."""
         return []
 
-    def label_types(self) -> LabelTypes | None:
-        """The types of the cache's label columns; None where nothing is published yet."""
-        chunks = self.chain.chunks
-        return self._log.table(chunks[-1]).label_types if chunks else None
-
     def seal(self) -> None:
         """Nothing: a cache in Redis is complete when nothing is missing."""
-
-    def join_fillers(self) -> bool:
-        """Let others see, until `close`, that this process fills the cache; says whether no other did."""
-        self.check_usable()
-        return self._claims.join_fillers()
-
-    @property
-    def has_fillers(self) -> bool:
-        """Whether another process fills the cache."""
-        self.check_usable()
-        return self._claims.has_fillers
-
-    def claim(self, number: int) -> bool:
-        """Take claim `number` of a fill if nobody else has it; says whether it did."""
-        self.check_usable()
-        return self._claims.claim(number)
-
-    def wait_claim(self, number: int) -> None:
-        """Take claim `number`, waiting until its holder publishes or is dead for `claim_seconds`."""
-        self.check_usable()
-        self._claims.wait(number)
-
-    def release(self, number: int) -> None:
-        """Let go of a claim."""
-        self._claims.release(number)
 
     def _is_closed(self) -> bool:
         return self._closed
@@ -348,19 +275,21 @@ class _Logged:
         self._indices: set[int] = set()
         self._schemas: set[str] = set()
 
-    def of(self, appender: RedisAppender, chunk: Chunk) -> set[int]:
+    def of(self, log: Log, chunk: Chunk) -> set[int]:
         """The samples of a chunk that were published, and whose records decode by a schema that was."""
-        chain = appender.chain
+        chain = log.chain
         if chain is not self._chain:
             self._chain, self._chunks, self._indices, self._schemas = chain, 0, set(), set()
-        new = chain.chunks[self._chunks :]
-        self._chunks += len(new)
-        self._indices.update(appender.logged_in(new).tolist())
-        self._schemas.update(appender.schemas_of(new))
-        known = [text in self._schemas for text in chunk.schemas]
+        for table in map(log.table, chain.chunks[self._chunks :]):
+            if table.records.index is not None:
+                self._indices.update(table.records.index.tolist())
+            self._schemas.update(table.schemas)
+        self._chunks = len(chain.chunks)
+        is_known = [text in self._schemas for text in chunk.schemas]
         numbers = chunk.records.schema.tolist()
-        told = (index for index, number in zip(chunk.indices, numbers, strict=True) if known[number])
-        return self._indices.intersection(told)
+        return self._indices.intersection(
+            index for index, number in zip(chunk.indices, numbers, strict=True) if is_known[number]
+        )
 
 
 def replace_head(path: str, head: Head) -> None:
@@ -373,14 +302,14 @@ def replace_head(path: str, head: Head) -> None:
     """
     client = Client(Server.of(path))
     try:
-        found = read_head(client)
-        if found is None:
+        known = read_head(client)
+        if known is None:
             return
-        packed, before, _ = found
+        packed, before, _ = known
         is_rebuild = before.uuid != _uuid_of(before)
         if (
             is_rebuild
-            and not _changed(before, head)
+            and (head.fingerprint is None or not differences(before.fingerprint, head.fingerprint))
             and Claims(client, Keys(client.server, before.uuid)).has_fillers
         ):
             return
@@ -389,12 +318,6 @@ def replace_head(path: str, head: Head) -> None:
             remove_of(client, Keys(client.server, before.uuid))
     finally:
         client.close()
-
-
-def _changed(found: Head, asked: Head) -> list[str]:
-    if asked.fingerprint is None:
-        return []
-    return differences(found.fingerprint, asked.fingerprint)
 
 
 def _uuid_of(head: Head) -> bytes:

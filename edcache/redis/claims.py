@@ -42,6 +42,8 @@ class Claims:
     may be computed twice, and is stored under the same key.
     """
 
+    can_lock = True
+
     def __init__(self, client: Client, keys: Keys) -> None:
         self._client = client
         self._keys = keys

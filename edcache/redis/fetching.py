@@ -12,14 +12,11 @@ import numpy.typing as npt
 import torch
 
 from edcache.codec import Decoder
-from edcache.codec.compression import decompress_into, most_content
-from edcache.errors import CorruptRecordError, LengthError
-from edcache.format import LATTICE
-from edcache.reader import group
-from edcache.reader.group import Group
+from edcache.codec.compression import most_content
+from edcache.errors import CorruptRecordError
+from edcache.reader.group import Group, Piece, Records, joined
 from edcache.redis import frames
 from edcache.redis.client import PIECE_KEYS, PIECE_NBYTES, Client
-from edcache.redis.hold import Hold
 
 Ints = npt.NDArray[np.int64]
 
@@ -31,17 +28,18 @@ class Fetched(threading.local):
         self._uuid = b""
         self._values: dict[int, Any] = {}
 
-    def keep(self, hold: Hold, indices: Ints, values: list[Any]) -> None:
-        """Keep these, and no others."""
-        self._uuid = hold.log.head.uuid
+    def keep(self, uuid: bytes, indices: Ints, values: list[Any]) -> None:
+        """Keep these of a cache, and no others."""
+        self._uuid = uuid
         self._values = dict(zip(indices.tolist(), values, strict=True))
 
-    def take(self, hold: Hold, index: int) -> Any:
-        """A value, once; None where it must be asked for."""
-        return self._values.pop(index, None) if self._uuid == hold.log.head.uuid else None
+    def has_all(self, uuid: bytes, indices: Ints) -> bool:
+        """Whether all of these are kept."""
+        return self._uuid == uuid and self._values.keys() >= set(indices.tolist())
 
-    def __reduce__(self) -> Any:
-        return Fetched, ()
+    def take(self, uuid: bytes, index: int) -> Any:
+        """A value, once; None where it must be asked for."""
+        return self._values.pop(index, None) if self._uuid == uuid else None
 
 
 def pieces_of(nbytes: npt.NDArray[np.uint64]) -> list[slice]:
@@ -58,13 +56,13 @@ def pieces_of(nbytes: npt.NDArray[np.uint64]) -> list[slice]:
 def held(client: Client, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
     """Which keys the server has: bool [n]."""
     pieces = [keys[start : start + PIECE_KEYS] for start in range(0, len(keys), PIECE_KEYS)]
-    found: list[npt.NDArray[np.bool_]] = [np.ones(0, bool)]
+    there: list[npt.NDArray[np.bool_]] = [np.ones(0, bool)]
     for piece in pieces:
         if client.ask("exists", *piece) == len(piece):
-            found.append(np.ones(len(piece), bool))
+            there.append(np.ones(len(piece), bool))
         else:
-            found.append(np.array(client.ask_all([("exists", key) for key in piece]), bool))
-    return np.concatenate(found)
+            there.append(np.array(client.ask_all([("exists", key) for key in piece]), bool))
+    return np.concatenate(there)
 
 
 def gathered_from(
@@ -79,42 +77,23 @@ def gathered_from(
         return None
     number, least = frames.schema_number(decoder.text), decoder.fixed_nbytes
     try:
-        found = [frames.unpacked(value, index) for index, value in zip(indices, values, strict=True)]
+        read = [frames.unpacked(value, index) for index, value in zip(indices, values, strict=True)]
     except CorruptRecordError:
         return None
-    sizes = {frame.raw_nbytes for frame in found}
-    if any(frame.schema != number for frame in found) or min(sizes) < least:
+    sizes = {frame.raw_nbytes for frame in read}
+    if any(frame.schema != number for frame in read) or min(sizes) < least:
         return None
     if decoder.nbytes is not None and sizes != {least}:
         return None
-    lengths = np.array([frame.raw_nbytes for frame in found], np.int64)
-    if not is_compressed:
-        # Values are multiples of 8 long, so that joined they are what a gather goes over.
-        ends = list(accumulate(map(len, values)))
-        starts = np.array([0, *ends[:-1]], np.int64) + frames.NBYTES
-        memory = np.frombuffer(bytearray().join(values), np.uint8)
-        if any(frame.raw_nbytes != len(frame.data) for frame in found):
+    lengths = np.array([frame.raw_nbytes for frame in read], np.int64)
+    if is_compressed:
+        if any(frame.raw_nbytes > most_content(len(frame.data)) for frame in read):
             return None
-    else:
-        decompressed = _decompressed(found, lengths)
-        if decompressed is None:
-            return None
-        starts, memory = decompressed
-    records = group.Records(decoder, memory.data, torch.from_numpy(memory), lengths)
-    return Group(records, starts, np.arange(len(found)))
-
-
-def _decompressed(found: list[frames.Frame], lengths: Ints) -> tuple[Ints, npt.NDArray[np.uint8]] | None:
-    """Memory with the content of all frames, and where each begins; None where one is to be looked at."""
-    if any(frame.raw_nbytes > most_content(len(frame.data)) for frame in found):
+        return joined(decoder, lengths, [Piece(0, frame.data) for frame in read], ())
+    if any(frame.raw_nbytes != len(frame.data) for frame in read):
         return None
-    ends = np.cumsum((lengths + LATTICE - 1) & -LATTICE)
-    starts = np.concatenate(([0], ends[:-1]))
-    try:
-        memory = np.empty(int(ends[-1]), np.uint8)
-        data = [frame.data for frame in found]
-        threads = torch.get_num_threads()
-        decompress_into(memory.data, starts.tolist(), lengths.tolist(), data, (), threads)
-    except (MemoryError, CorruptRecordError, LengthError):
-        return None
-    return starts, memory
+    # Values are multiples of 8 long, so that joined they are what a gather goes over.
+    starts = np.array([0, *accumulate(map(len, values[:-1]))], np.int64) + frames.NBYTES
+    memory = np.frombuffer(bytearray().join(values), np.uint8)
+    records = Records(decoder, memory.data, torch.from_numpy(memory), lengths)
+    return Group(records, starts, np.arange(len(read)))

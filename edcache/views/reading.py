@@ -140,13 +140,13 @@ class Readable(Dataset[Any]):
         Returns memory that the caller owns, unless the dataset was opened with zero_copy=True.
         """
         if type(index) is int and 0 <= index < len(self):
-            return self._read(self._root_index(index))
+            return self._read(index if self._selection is None else self._selection.at(index))
         if isinstance(index, slice):
             column = self._label_column()
             return self._sliced(index) if column is None else self.labels[column][index]
         if _is_array(index):
             return self._picked(_positions(np.asarray(index), len(self)), "[...]")
-        return self._read(self._root_index(self._position(index)))
+        return self[self._position(index)]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples at several positions, read together, as torch's DataLoader asks for a batch.
@@ -234,7 +234,7 @@ class Readable(Dataset[Any]):
         length = len(self)
         if not -length <= position < length:
             raise SampleIndexError(f"{self!r}: index {position} not in [-{length}, {length})")
-        return position + length if position < 0 else position
+        return int(position + length if position < 0 else position)
 
     def _batch(self, indices: Any) -> Batch:
         return Batch(self, self._rows(indices))
@@ -242,10 +242,6 @@ class Readable(Dataset[Any]):
     def _rows(self, indices: Any) -> Ints:
         """What lies at positions that were asked for, as indices in [-n, n) of the root."""
         return self._root_indices(_integers(indices, len(self)))
-
-    def _root_index(self, position: int) -> int:
-        """What lies at a position in [0, len(self)), as an index of the root."""
-        return position if self._selection is None else self._selection.at(position)
 
     def _root_indices(self, positions: Ints) -> Ints:
         """What lies at positions in [-len(self), len(self)), as indices in [-n, n) of the root."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
-import time
 import uuid as uuid_module
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,7 @@ from edcache.codec import Encoder
 from edcache.codec.compression import Compression
 from edcache.errors import (
     ArchiveClosedError,
-    CodecError,
     EdcacheError,
-    LabelError,
     OptionError,
     SampleIndexError,
 )
@@ -26,8 +24,8 @@ from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.options import WriteKeywords, WriteOptions, check_positive, takes
 from edcache.writer.appender import Appender
-from edcache.writer.batcher import ChunkWriter
 from edcache.writer.chunk import CHUNK_NBYTES
+from edcache.writer.publisher import PublishClock, Publisher
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -128,7 +126,7 @@ class CacheWriter:
                 create=mode == "x",
                 sync=options.sync,
                 joins=True,
-                begins_anew=lambda found: mode == "x" or _contradicts(found, head, codec, compression),
+                begins_anew=lambda other: mode == "x" or _contradicts(other, head, codec, compression),
             )
         except BaseException:
             if self._session is not None:
@@ -138,18 +136,21 @@ class CacheWriter:
             self._appender.check_tables()
             spec = adopt_labels(self._appender.head, spec, work)
             check_options(self._appender.head, work, codec=codec, compression=compression)
-            self._chunks = ChunkWriter(self._appender, spec, options.chunk_size, chunk_nbytes)
+            seconds = math.inf if publish_seconds is None else publish_seconds
+            self._publisher = Publisher(
+                *(self._appender, spec, options.chunk_size, chunk_nbytes),
+                path=self.path,
+                clock=PublishClock(seconds, seconds),
+            )
         except BaseException:
             self._close_files()
             raise
-        self._publish_seconds = publish_seconds
-        self._published_at = time.monotonic()
         self._appending = True
 
     @property
     def next_index(self) -> int:
         """The index that the next `append` gets, if no other process appends meanwhile."""
-        return self._appender.end_index + (self._chunks.pending if self._appending else 0)
+        return self._appender.end_index + (self._publisher.pending if self._appending else 0)
 
     def append(self, sample: object) -> None:
         """Add a sample behind the last one.
@@ -180,8 +181,7 @@ class CacheWriter:
 
     def flush(self) -> None:
         """Publish what was appended so far: it survives this process, and readers see it."""
-        self._chunks.publish(self._appending)
-        self._published_at = time.monotonic()
+        self._publisher.publish(self._appending)
 
     def seal(self) -> None:
         """Publish, write index, labels and zip directory, and (mode="w") take the path's place."""
@@ -196,25 +196,22 @@ class CacheWriter:
 
     def close(self) -> None:
         """Seal, let go of the file, and upload it where it goes to a URL; idempotent."""
-        if self._appender.closed:
-            self._close_files()  # an interrupt may have broken off the first call
-            return
-        try:
-            self.seal()
-        finally:
-            self._close_files()
-        if self._stage is not None:
+        if self._finish(self.seal) and self._stage is not None:
             self._stage.finish()
 
     def abort(self) -> None:
         """Publish what was appended and let go of the file without sealing it; idempotent."""
-        if self._appender.closed:
-            self._close_files()  # an interrupt may have broken off the first call
-            return
+        self._finish(self.flush)
+
+    def _finish(self, last: Callable[[], None]) -> bool:
+        """Let go of the file after a last step; says whether that was not done before."""
+        is_open = not self._appender.closed  # an interrupt may have broken off the first call
         try:
-            self.flush()
+            if is_open:
+                last()
         finally:
             self._close_files()
+        return is_open
 
     def __enter__(self) -> CacheWriter:
         return self
@@ -240,16 +237,9 @@ class CacheWriter:
         if self._appender.closed:
             raise ArchiveClosedError(f'{self.path}: this writer is closed; open the archive with mode="a"')
         self._appender.check_usable()
-        try:
-            self._chunks.add(index, sample)
-        except (CodecError, LabelError) as error:
-            raise type(error)(f"{self.path}: {error}") from error
-        if self._chunks.full or self._overdue():
+        self._publisher.add(index, sample)
+        if self._publisher.full or self._publisher.overdue:
             self.flush()
-
-    def _overdue(self) -> bool:
-        limit = self._publish_seconds
-        return limit is not None and time.monotonic() - self._published_at > limit
 
     def _close_files(self) -> None:
         try:
@@ -266,45 +256,42 @@ def _add_note(error: BaseException, text: str) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _contradicts(found: Head, head: Head, codec: str | None, compression: str | None) -> bool:
+def _contradicts(other: Head, head: Head, codec: str | None, compression: str | None) -> bool:
     """Whether an archive was begun with other options than those that were asked for: not None, no labels."""
-    chosen = ((codec, found.codec), (compression, found.compression))
-    is_other = any(value is not None and value != other for value, other in chosen)
-    return is_other or (bool(head.labels) and found.labels != head.labels)
+    chosen = ((codec, other.codec), (compression, other.compression))
+    is_other = any(value is not None and value != begun_with for value, begun_with in chosen)
+    return is_other or (bool(head.labels) and other.labels != head.labels)
 
 
-def adopt_labels(head: Head, asked: LabelSpec, where: str) -> LabelSpec:
+def adopt_labels(head: Head, spec: LabelSpec, where: str) -> LabelSpec:
     """The label columns for continuing an archive: those asked for, or those that it has.
 
     Raises:
         OptionError: they differ, or the archive's were made by callables and none were given.
     """
     names = [name for name, _ in head.labels]
-    if asked.names:
-        if list(asked.names) != names:
+    if spec.names:
+        if list(spec.names) != names:
             raise OptionError(
-                f"{where}: in_memory_keys={list(asked.names)}, the archive was begun with {names}; "
+                f"{where}: in_memory_keys={list(spec.names)}, the archive was begun with {names}; "
                 "give the same, or build a new archive"
             )
-        return asked
+        return spec
     callables = [name for name, path in head.labels if path is None]
     if callables:
         raise OptionError(
             f"{where}: its labels {callables} were made by functions; pass the same in_memory_keys= again"
         )
-    return LabelSpec.parse({name: _as_path(path) for name, path in head.labels})
+    paths = {name: tuple(path) if isinstance(path, list) else path for name, path in head.labels}
+    return LabelSpec.parse(paths)
 
 
-def _as_path(path: Any) -> Any:
-    return tuple(path) if isinstance(path, list) else path
-
-
-def check_options(head: Head, where: str, **asked: str | None) -> None:
+def check_options(head: Head, where: str, **options: str | None) -> None:
     """Raise OptionError where an option was asked for that the archive was not begun with."""
-    for name, value in asked.items():
-        found = getattr(head, name)
-        if value is not None and value != found:
+    for name, value in options.items():
+        given = getattr(head, name)
+        if value is not None and value != given:
             raise OptionError(
-                f"{where}: {name}={value!r}, the archive was begun with {found!r}; leave {name} out, "
+                f"{where}: {name}={value!r}, the archive was begun with {given!r}; leave {name} out, "
                 "or build a new archive"
             )

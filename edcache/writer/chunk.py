@@ -91,26 +91,41 @@ class ChunkBuilder:
     Adding a sample either takes all of it, record and labels, or raises and leaves the builder as it
     was, whatever raises and wherever, a KeyboardInterrupt too. The sample's memory is copied before
     `add` returns.
+
+    Attributes:
+        unpublished: the chunk that was made of it, until a successor takes its place.
     """
 
-    def __init__(self, encoder: Encoder, collector: LabelCollector, expected_nbytes: int) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        collector: LabelCollector,
+        expected_nbytes: int,
+        buffer: memoryview | None = None,
+        dirty: int = 0,
+    ) -> None:
         self._encoder = encoder
+        self._collector = collector
         self._expected_nbytes = expected_nbytes
-        self._pending = _Pending(collector, _zeros(expected_nbytes))
+        self._rows: list[tuple[int, int, int, int]] = []  # index, offset, nbytes, schema
+        # Zeros from `dirty` on; before, what an earlier chunk left.
+        self._buffer = _zeros(expected_nbytes) if buffer is None else buffer
+        self._dirty = dirty
+        self._written = 0
+        self.unpublished: Chunk | None = None
 
     def __len__(self) -> int:
-        return len(self._pending.rows)
+        return len(self._rows)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the records so far, before compression."""
-        rows = self._pending.rows
-        return rows[-1][1] + rows[-1][2] if rows else 0
+        return self._rows[-1][1] + self._rows[-1][2] if self._rows else 0
 
     @property
-    def unpublished(self) -> Chunk | None:
-        """The chunk that `chunk` made last, until `clear`."""
-        return self._pending.chunk
+    def indices(self) -> list[int]:
+        """Of the samples, in the order in which they were added."""
+        return [index for index, *_ in self._rows]
 
     def add(self, index: int, sample: object) -> None:
         """Encode a sample and collect its labels.
@@ -123,12 +138,11 @@ class ChunkBuilder:
             encoded = self._encoder.encode(sample)
         except CodecError as error:
             raise type(error)(f"sample {index}: {error}") from error
-        pending = self._pending
-        pending.settle(self.nbytes)
+        self._settle()
         offset = format.align(self.nbytes, format.record_alignment(encoded.nbytes))
-        buffer = pending.room(offset, encoded.nbytes)
-        pending.collector.add(index, sample)
-        if offset < pending.dirty:
+        buffer = self._room(offset, encoded.nbytes)
+        self._collector.add(index, sample)
+        if offset < self._dirty:
             # What lies between the pieces, and before the record, is zero.
             start = self.nbytes
             buffer[start:offset] = bytes(offset - start)
@@ -138,47 +152,55 @@ class ChunkBuilder:
             flat: Any = piece if type(piece) is bytes else np.frombuffer(piece, np.uint8)
             start = offset + position
             buffer[start : start + len(flat)] = flat
-        pending.rows.append((index, offset, encoded.nbytes, encoded.schema))
+        self._rows.append((index, offset, encoded.nbytes, encoded.schema))
 
-    @property
-    def indices(self) -> list[int]:
-        """Of the samples, in the order in which they were added."""
-        return [index for index, *_ in self._pending.rows]
+    def _settle(self) -> None:
+        """Undo what an interrupted `add` left: labels without a row, bytes behind the last."""
+        end = self.nbytes
+        if self._written > end:
+            self._collector.truncate(len(self._rows))
+            self._buffer[end : self._written] = bytes(self._written - end)
+            self._written = end
 
-    def successor(self) -> ChunkBuilder:
-        """An empty one that goes on from here: the label columns keep their types."""
-        collector = self._pending.collector.successor()
+    def _room(self, offset: int, nbytes: int) -> memoryview:
+        """The buffer, with at least `nbytes` zeros at `offset`."""
+        if offset + nbytes > len(self._buffer):
+            bigger = _zeros((offset + nbytes) * 3 // 2)
+            bigger[:offset] = self._buffer[:offset]
+            self._buffer, self._dirty = bigger, min(self._dirty, offset)
+        self._written = offset + nbytes
+        return self._buffer
+
+    def successor(self, *, is_published: bool = False) -> ChunkBuilder:
+        """An empty one that goes on from here: the label columns keep their types.
+
+        Args:
+            is_published: nobody needs the bytes of this one any more.
+        """
+        collector, used = self._collector.successor(), self.nbytes
+        # Faulting new pages in takes as long as filling them; among small records new zeros are cheaper.
+        if is_published and used >= _LARGE * max(1, len(self)):
+            dirty = max(used, self._dirty)
+            return ChunkBuilder(self._encoder, collector, self._expected_nbytes, self._buffer, dirty)
         return ChunkBuilder(self._encoder, collector, self._expected_nbytes)
 
     def raw_records(self) -> list[bytes]:
         """A copy of each record as it is before compression, to train a dictionary on."""
-        buffer = self._pending.buffer
-        return [bytes(buffer[offset : offset + nbytes]) for _, offset, nbytes, _ in self._pending.rows]
+        return [bytes(self._buffer[offset : offset + nbytes]) for _, offset, nbytes, _ in self._rows]
 
     def chunk(self, compress: Callable[[Any], bytes] | None, appended: bool) -> Chunk:
-        """Everything added so far as a chunk, which is `unpublished` until the next `clear`.
+        """Everything added so far as a chunk, which is `unpublished` from now on.
 
         Args:
             compress: bytes-like -> bytes, applied to each record; None stores them as they are.
         """
-        made = self._pending.chunk = self._pack(compress, appended)
-        return made
-
-    def clear(self) -> None:
-        """Forget what was added: it is published."""
-        # One assignment, so that an interrupt finds all of it pending, or nothing.
-        self._pending = self._pending.successor(self._expected_nbytes)
-
-    def _pack(self, compress: Callable[[Any], bytes] | None, appended: bool) -> Chunk:
-        pending = self._pending
-        pending.settle(self.nbytes)
-        index, offset, nbytes, schema = (list(column) for column in zip(*pending.rows, strict=True))
-        data, raw_nbytes = pending.buffer[: self.nbytes], None
+        self._settle()
+        index, offset, nbytes, schema = (list(column) for column in zip(*self._rows, strict=True))
+        data, raw_nbytes = self._buffer[: self.nbytes], None
         if compress is not None:
             raw_nbytes = np.array(nbytes, np.uint64)
             data, offset, nbytes = _compressed(data, offset, nbytes, compress)
-        crc32 = format.crc32
-        crcs = [crc32(data[o : o + n]) for o, n in zip(offset, nbytes, strict=True)]
+        crcs = [format.crc32(data[o : o + n]) for o, n in zip(offset, nbytes, strict=True)]
         used = sorted(set(schema))
         local = {known: position for position, known in enumerate(used)}
         records = Records(
@@ -190,48 +212,9 @@ class ChunkBuilder:
             raw_nbytes=raw_nbytes,
         )
         schemas = [self._encoder.schemas[known] for known in used]
-        labels = pending.collector.table()
-        return Chunk(records, labels, schemas, data, format.block_crcs(data), appended)
-
-
-class _Pending:
-    """The samples of one chunk: their labels, a row (index, offset, nbytes, schema) each, their bytes."""
-
-    __slots__ = ("buffer", "chunk", "collector", "dirty", "rows", "written")
-
-    def __init__(self, collector: LabelCollector, buffer: memoryview, dirty: int = 0) -> None:
-        self.collector = collector
-        self.rows: list[tuple[int, int, int, int]] = []
-        # Zeros from `dirty` on; before, what an earlier chunk left.
-        self.buffer = buffer
-        self.dirty = dirty
-        self.written = 0
-        self.chunk: Chunk | None = None
-
-    def successor(self, nbytes: int) -> _Pending:
-        """The next chunk, after this one was published."""
-        collector, rows = self.collector.successor(), self.rows
-        used = rows[-1][1] + rows[-1][2] if rows else 0
-        # Faulting new pages in takes as long as filling them; among small records new zeros are cheaper.
-        if used >= _LARGE * max(1, len(rows)):
-            return _Pending(collector, self.buffer, max(used, self.dirty))
-        return _Pending(collector, _zeros(nbytes))
-
-    def settle(self, end: int) -> None:
-        """Undo what an interrupted `add` left: labels without a row, bytes behind `end`."""
-        if self.written > end:
-            self.collector.truncate(len(self.rows))
-            self.buffer[end : self.written] = bytes(self.written - end)
-            self.written = end
-
-    def room(self, offset: int, nbytes: int) -> memoryview:
-        """The buffer, with at least `nbytes` zeros at `offset`."""
-        if offset + nbytes > len(self.buffer):
-            bigger = _zeros((offset + nbytes) * 3 // 2)
-            bigger[:offset] = self.buffer[:offset]
-            self.buffer, self.dirty = bigger, min(self.dirty, offset)
-        self.written = offset + nbytes
-        return self.buffer
+        labels = self._collector.table()
+        self.unpublished = Chunk(records, labels, schemas, data, format.block_crcs(data), appended)
+        return self.unpublished
 
 
 def _zeros(nbytes: int) -> memoryview:

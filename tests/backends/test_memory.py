@@ -576,7 +576,7 @@ def test_jobs_that_start_at_once_make_one_copy(archive):
     def job(say):
         cache = CachedDataset.from_cache(archive, preload="shm")
         check(cache)
-        say("-".join(map(str, cache.reader._here.file.identity())))
+        say("-".join(map(str, cache.reader.session.file.identity())))
         time.sleep(60)
 
     with children(*[job] * 4) as started:

@@ -545,7 +545,7 @@ def test_whatever_a_file_system_does_is_one_error(tmp_path, monkeypatch, does, m
     Odd().pipe_file("/b/a.zip", written(tmp_path / "a.zip", count=30).read_bytes())
     ds = CachedDataset.from_cache("odd://b/a.zip", storage_options={"token": SECRET, "request_tries": 2})
     # A tail so short that this record is not in it.
-    monkeypatch.setattr(ds.reader._here.file, "_windows", [])
+    monkeypatch.setattr(ds.reader.session.file, "_windows", [])
     monkeypatch.setattr(Odd, "does", staticmethod(does))
     with pytest.raises((StorageError, ArchiveNotFoundError), match=message) as raised:
         ds[3]

@@ -29,7 +29,7 @@ from edcache.errors import (
 )
 from edcache.local import SIDE, ReadThrough, copy_local
 from edcache.local.through import BLOCK_NBYTES, _open_by
-from edcache.reader.hold import Hold
+from edcache.reader.file import FileSession
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks"),
@@ -62,7 +62,7 @@ def opened(far: Path, ssd: Path, **options: Any) -> CachedDataset:
 
 
 def file_of(ds: CachedDataset) -> ReadThrough:
-    file = ds.reader._here.file
+    file = ds.reader.session.file
     assert isinstance(file, ReadThrough)
     return file
 
@@ -241,9 +241,9 @@ def test_it_is_read_from_whatever_gives_bytes_at_offsets(far, ssd):
     origin = Far(far.read_bytes(), delay=0.001)
     ssd.mkdir()
     file = _open_by(origin.path, ("a1",), str(ssd), None, lambda: origin)
-    hold = Hold(file, "auto", "touch")
-    assert hold.head == CachedDataset.from_cache(far).head
-    hold.group(np.arange(0, COUNT // 3, 7), None)
+    session = FileSession(file, "auto", "touch")
+    assert session.head == CachedDataset.from_cache(far).head
+    session.group(np.arange(0, COUNT // 3, 7), None)
     offsets = [offset for offset, nbytes in origin.read if nbytes >= BLOCK_NBYTES]
     assert len(offsets) == len(set(offsets)), "each block was fetched once"
     origin.etag = "b2"
@@ -370,8 +370,8 @@ def test_dictionaries_index_and_labels_are_mended_too(tmp_path, ssd):
     for first in range(0, 20_000, 1000):
         assert ds.batch(range(first, first + 1000))["n"].tolist() == list(range(first, first + 1000))
     assert len(ds.labels["n"]) == 20_000
-    dictionaries = ds.reader._here.contents.index.dictionaries
-    index, labels = ds.reader._here._seal
+    dictionaries = ds.reader.session.contents.index.dictionaries
+    index, labels = ds.reader.session.tables.seal
     assert dictionaries
     assert index.payload_nbytes > 2 * BLOCK_NBYTES
     ds.close()

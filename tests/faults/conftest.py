@@ -7,7 +7,7 @@ import pytest
 
 from edcache import contents, format
 from edcache.maintain import survey
-from edcache.reader import hold
+from edcache.reader import tables
 
 
 def remembering(function):
@@ -90,9 +90,6 @@ def remembering_revised(revised):
 @pytest.fixture(autouse=True, scope="module")
 def remembered():
     """Functions of bytes alone answer from memory."""
-    # What the libraries hold is no garbage: nobody looks at it again.
-    gc.collect()
-    gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(format, "_pack_header", lru_cache(1 << 16)(format._pack_header))
         patch.setattr(format, "parse_header", lru_cache(1 << 16)(format.parse_header))
@@ -102,11 +99,10 @@ def remembered():
         patch.setattr(contents, "revised", remembering_revised(contents.revised))
         patch.setattr(survey, "check_chunk", remembering_chunks(survey.check_chunk))
         patch.setattr(survey, "merge", remembering_merge(survey.merge))
-        for module in (hold, survey):
+        for module in (tables, survey):
             patch.setattr(module, "parse_index", remembering(module.parse_index))
             patch.setattr(module, "parse_labels", remembering(module.parse_labels))
         yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

@@ -148,7 +148,7 @@ def sealed_unsynced(notes: Notes) -> None:
 def after_seconds(notes: Notes) -> None:
     """The timer goes off when it is told to: after the first chunk of two."""
     w = CacheWriter(PATH, "a", sync=3600.0, **OPTIONS)
-    timed = w._appender._timed
+    timed = w._appender._log.timed
     assert timed is not None
     try:
         for start in (0, 3):

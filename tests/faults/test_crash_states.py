@@ -38,8 +38,8 @@ from edcache.errors import NotAnArchiveError
 from edcache.format import PAGE
 from edcache.labels.spec import LabelSpec
 from edcache.local import SIDE
-from edcache.reader import hold
-from edcache.writer import Appender, appender, new_head
+from edcache.reader import tables
+from edcache.writer import Appender, log, new_head, recovery
 
 pytestmark = pytest.mark.spread
 
@@ -71,7 +71,7 @@ class Reads(Parts):
                 self._present = present(self._cache)
                 versions = label_versions(self._cache)
                 # Read once, by whichever sample comes first.
-                self._cache.reader._here.dictionaries()
+                self._cache.reader.session.tables.dictionaries  # noqa: B018
             except EdcacheError as error:
                 yield type(error).__name__, 0
                 return
@@ -305,8 +305,8 @@ def whole_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found in bytes is the answer, not each of the ways in which they do not fit."""
     monkeypatch.setattr(format, "walk", as_one_call(format.walk))
     monkeypatch.setattr(contents, "has_sound_payload", as_one_call(contents.has_sound_payload))
-    monkeypatch.setattr(appender, "find_headers", as_one_call(contents.find_headers))
-    for module in (hold, appender):
+    monkeypatch.setattr(recovery, "find_headers", as_one_call(contents.find_headers))
+    for module in (tables, log):
         monkeypatch.setattr(module, "read_table", as_one_call(contents.read_table))
 
 
@@ -362,7 +362,7 @@ def test_what_is_synced_when_is_what_the_table_says(
 
     with durable.replace_system(disk):
         w = CacheWriter(PATH, "a", sync=sync, **OPTIONS)
-        timed = w._appender._timed
+        timed = w._appender._log.timed
         for index in range(3):
             w.write(index, sample(index))
             w.flush()

@@ -254,6 +254,7 @@ def test_a_damaged_header_is_met_when_the_archive_is_opened(archives, name):
         assert all(same(ds[k], archive.samples[k]) for k in archive.indices)
 
 
+@pytest.mark.full
 def test_every_byte_of_a_small_archive_is_of_one_record_or_harmless(tmp_path):
     archive = Archive(tmp_path / "a.zip", fixed(24), 7, lambda *a: plainly(*a, chunk_size=4))
     first, last = archive.entries[0], archive.entries[-1]
@@ -398,7 +399,7 @@ def test_an_unsealed_archive_is_checked_too(tmp_path):
 
 
 def is_done(ds):
-    return ds.reader._here.checks.is_done
+    return ds.reader.session.checks.is_done
 
 
 def one_by_one(ds, indices):

@@ -560,7 +560,7 @@ def _release(held: Holding) -> None:
     for let_go in (
         lambda: held.appender.release(3),
         lambda: held._appending.__exit__(None, None, None),
-        lambda: held.appender._file.unlock(format.LOCK_APPEND),
+        lambda: held.appender._log.file.unlock(format.LOCK_APPEND),
         held.close,
         held.replacing.abort,
         held.replacing.close,

@@ -550,7 +550,7 @@ def test_a_system_that_takes_no_advice_writes_and_reads_the_same(tmp_path, monke
     with durable.replace_system(Kernel(is_cached=False)) as kernel:
         ds = CachedDataset.from_cache(write(tmp_path / "a.zip"))
         assert same(list(ds.__getitems__([7, 40])), [sample(7), sample(40)])
-        ds.reader._here.file.will_need(0, 4096)
+        ds.reader.session.file.will_need(0, 4096)
     assert kernel.announced == []
 
 

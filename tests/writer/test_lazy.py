@@ -22,7 +22,7 @@ import edcache
 from edcache import CachedDataset, Reader, durable
 from edcache.errors import OptionError, SourceError, StaleCacheError, StorageError, UnsupportedTypeError
 from edcache.fill import bytes_limit, lazy
-from edcache.writer import ChunkWriter
+from edcache.writer import Publisher
 
 
 class Logged:
@@ -389,9 +389,9 @@ def test_no_thread_is_left_by_a_closed_cache(path, log):
 
 def test_a_cache_that_is_dropped_within_its_own_thread_publishes_all(path, log, monkeypatch):
     """As the collector does when it runs there and finds a cycle with the last reference."""
-    publish = ChunkWriter.publish_taken
+    publish = Publisher.publish_taken
     monkeypatch.setattr(
-        ChunkWriter, "publish_taken", lambda *args, **options: (gc.collect(), publish(*args, **options))[1]
+        Publisher, "publish_taken", lambda *args, **options: (gc.collect(), publish(*args, **options))[1]
     )
     gc.disable()
     try:

@@ -16,7 +16,7 @@ from edcache import CachedDataset, Reader
 from edcache.errors import LabelError, OptionError, SourceError, StaleCacheError
 from edcache.format import Head
 from edcache.stores import store_at
-from edcache.writer import Appender, ChunkWriter
+from edcache.writer import Appender, Publisher
 
 
 def sample(i):
@@ -236,7 +236,7 @@ def test_a_failure_survives_a_kill_between_it_and_its_chunk(path, monkeypatch):
     def die(self, *args):
         raise SystemExit
 
-    monkeypatch.setattr(ChunkWriter, "publish", die)
+    monkeypatch.setattr(Publisher, "_publish_pending", die)
     with pytest.raises(SystemExit):
         store(Stream(odd_at=[3]), path, on_error="skip")
     monkeypatch.undo()

@@ -31,7 +31,7 @@ from edcache.errors import (
     UnsupportedTypeError,
 )
 from edcache.labels.spec import LabelSpec
-from edcache.writer import Appender, ChunkEncoder, ChunkWriter
+from edcache.writer import Appender, ChunkEncoder, Publisher
 from edcache.writer.syncing import TimedSync
 
 
@@ -617,7 +617,7 @@ def test_a_closed_appender_says_so(path):
 @pytest.mark.parametrize("compression", [None, "zstd", "zstd+dict"])
 def test_chunks_made_without_the_archive_are_published_as_its_own(path, compression):
     head, spec = format.Head(bytes(16), compression=compression), LabelSpec.parse(None)
-    encoder, made = ChunkEncoder(head, spec, 3), []
+    encoder, made = ChunkEncoder(head, "a.zip", spec, 3), []
     for k in range(7):
         encoder.add(k, {"x": np.full(k, k), "k": k})
         if encoder.full:
@@ -637,12 +637,12 @@ def test_chunks_made_without_the_archive_are_published_as_its_own(path, compress
 def test_what_others_published_meanwhile_is_not_published_again(path):
     head = format.Head(bytes(16))
     appender = Appender.open(path, head, create=True)
-    writer = ChunkWriter(appender, LabelSpec.parse(None), None)
+    writer = Publisher(appender, LabelSpec.parse(None), None)
     for but in ({0, 1}, {1}, set()):
         before = appender.end_offset
         writer.add(0, "a")
         writer.add(1, "b")
-        writer.publish_taken(writer.take(), but)
+        writer.publish_taken(writer.detach(), but)
         assert (appender.end_offset > before) == (len(but) < 2)
         assert writer.pending == 0
     appender.close()
@@ -825,7 +825,7 @@ def test_a_sync_that_fails_in_the_background_is_told_to_who_writes_next(path):
         w = CacheWriter(path, sync=0.01, chunk_size=1)
         w.append(0)
         assert system.failed.wait(30)
-        while w._appender._timed._turn.locked():
+        while w._appender._log.timed._turn.locked():
             time.sleep(0.001)
         for use in (lambda: w.append(1), w.close):
             with pytest.raises(StorageError, match=IN_DOUBT):

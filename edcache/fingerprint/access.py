@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from edcache.fingerprint.values import syntax_tree
+from edcache.fingerprint.code import syntax_tree
 
 READING: Final = frozenset(
     {"__call__", "__getitem__", "__getitems__", "__iter__", "__len__", "__next__", "forward"}
@@ -32,27 +32,30 @@ Path = tuple[str, ...]
 class Access(NamedTuple):
     """What code does with the attributes of its object."""
 
-    changed: frozenset[Path]
-    used: frozenset[Path]
+    changed: frozenset[Path] = frozenset()
+    used: frozenset[Path] = frozenset()
 
     def within(self, name: str) -> Access:
         """What it does with the object that the attribute `name` holds."""
         return Access(*(frozenset(path[1:] for path in paths if path[:1] == (name,)) for paths in self))
 
+    def __or__(self, other: tuple[Any, ...]) -> Access:
+        return Access(self.changed | other[0], self.used | other[1])
 
-def access_by_reading(cls: type, used: frozenset[str]) -> Access:
+
+def access_by_reading(cls: type, holder: Access) -> Access:
     """What reading does with the attributes of an object of that class.
 
     Args:
-        used: names of attributes that whoever holds the object uses, beside `READING`.
+        holder: what whoever holds the object does with it: it may call methods beside `READING`.
     """
-    return _access(cls, READING | {name for name in used if hasattr(cls, name)})
+    used = {path[0] for path in holder.used if path and hasattr(cls, path[0])}
+    return _access(cls, READING | used) | holder
 
 
 @functools.lru_cache(maxsize=256)
 def _access(cls: type, entries: frozenset[str]) -> Access:
-    changed: set[Path] = set()
-    used: set[Path] = set()
+    access = Access()
     waiting, seen = set(entries), set()
     while waiting:
         name = waiting.pop()
@@ -60,13 +63,11 @@ def _access(cls: type, entries: frozenset[str]) -> Access:
         for kin in cls.__mro__:
             member = vars(kin).get(name)
             if isinstance(member, functools.cached_property):
-                changed.add((name,))
+                access |= Access(frozenset({(name,)}))
             for function in _functions(member):
-                access = _access_of(function)
-                changed |= access.changed
-                used |= access.used
-        waiting |= {path[0] for path in used} - seen
-    return Access(frozenset(changed), frozenset(used))
+                access |= _access_of(function)
+        waiting |= {path[0] for path in access.used} - seen
+    return access
 
 
 def _functions(member: Any) -> Iterator[Callable[..., Any]]:
@@ -80,10 +81,10 @@ def _functions(member: Any) -> Iterator[Callable[..., Any]]:
 def _access_of(function: Callable[..., Any]) -> Access:
     """What a function does with the attributes of its first argument."""
     tree, code = syntax_tree(function), function.__code__
+    if tree is None or not code.co_argcount:
+        return Access()
     changed: set[Path] = set()
     used: set[Path] = set()
-    if tree is None or not code.co_argcount:
-        return Access(frozenset(), frozenset())
     # A local name for an attribute stands for it wherever it is used.
     names: dict[str, Path] = {code.co_varnames[0]: ()}
     for node in ast.walk(tree):

@@ -1,0 +1,288 @@
+"""What one process has of an open archive, wherever its records are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.codec import PICKLE_SCHEMA, Decoder, Decoders, Decoding
+from edcache.contents import Contents
+from edcache.errors import (
+    CodecError,
+    CorruptRecordError,
+    EdcacheError,
+    MissingSampleError,
+    SampleFailedError,
+    SampleIndexError,
+)
+from edcache.format import Head
+from edcache.labels.tables import Blocks, Failure, Records, spread
+from edcache.labels.view import checked_indices
+from edcache.once import once
+from edcache.reader.group import Group
+
+Ints = npt.NDArray[np.int64]
+
+_CHUNK_START = Blocks._fields.index("records_offset")
+
+
+class Alike(NamedTuple):
+    """Records of one schema: their rows in the index table, int64 [n], and its decoder."""
+
+    rows: Ints
+    decoder: Decoder
+
+
+class Session(ABC):
+    """What one process has of an open archive, as of one look at it: the index, decoders, labels.
+
+    A refresh makes another one, so that whoever is at work goes on with what was there before. A subclass
+    says how the bytes of records are got. Its methods are described at `AnyReader`.
+
+    Args:
+        allow_pickle, decoding: as in `Reader`; a decoding of None is what the writer chose.
+    Attributes:
+        length: samples of the dataset. damaged: what was unreadable, a line a chunk.
+        has_label_rows: whether a row of labels per sample is stored, so that making one takes no memory.
+    """
+
+    damaged: Sequence[str] = ()
+    chunks: int | None = None
+    has_label_rows = False
+
+    def __init__(
+        self, path: str, head: Head, contents: Contents, allow_pickle: bool, decoding: Decoding | None
+    ) -> None:
+        self.path, self.head, self.contents = path, head, contents
+        self.length = contents.index.length
+        self._allow_pickle, self._decoding = allow_pickle, decoding
+        records = contents.index.records
+        self._index = records.index
+        self._rows = len(records.offset)
+        # Reading one element of a memoryview costs half of what numpy takes.
+        self._schema = records.schema.data
+        self._decoders = Decoders()
+
+    # --- what differs ---
+
+    @property
+    @abstractmethod
+    def sealed(self) -> bool:
+        """Whether the archive was sealed when it was looked at."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of the archive."""
+
+    @property
+    @abstractmethod
+    def private_nbytes(self) -> int:
+        """Bytes of memory that this process has for itself."""
+
+    @abstractmethod
+    def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]:
+        """The record of a sample before compression, checked, and how it is decoded; raises as `read`."""
+
+    @abstractmethod
+    def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
+        """Records of one schema, checked, for reading field by field."""
+
+    @abstractmethod
+    def placed(self, error: EdcacheError, index: int) -> EdcacheError:
+        """The same error over the record of a sample, with the place in front of its text."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what is open; memory that was handed out stays valid. Idempotent."""
+
+    @abstractmethod
+    def _label_table(self) -> Any:
+        """The labels as they are stored, for the rows of the index or for every sample."""
+
+    def reading_ahead(
+        self, indices: Ints, wanted: tuple[int, int] | None = None
+    ) -> AbstractContextManager[None]:
+        """Fetch records at once that are read one by one inside the block, where each would be a request."""
+        return nullcontext()
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether it is what a first fill left that failed before its first sample: no process writes it."""
+        return False
+
+    @property
+    def mapped_nbytes(self) -> int:
+        """Bytes that are mapped, and so shared by all processes."""
+        return 0
+
+    @property
+    def justified_nbytes(self) -> int:
+        """Bytes that are there for certain, by which claims of the archive are measured."""
+        return self.nbytes
+
+    @property
+    def label_columns(self) -> Sequence[tuple[str, bool]]:
+        """The label columns, and whether values of them were added after the samples were written."""
+        return [(name, False) for name, _ in self.head.labels]
+
+    # --- what is there ---
+
+    def find(self, index: int) -> int | None:
+        """The row of the index table for an index in range, or None where it has no record."""
+        if self._index is None:
+            return index
+        row = int(np.searchsorted(self._index, index))
+        return row if row < len(self._index) and self._index[row] == index else None
+
+    def has(self, index: int) -> bool:
+        """Whether an index in range has a record, as far as known."""
+        return self.find(index) is not None
+
+    def rows_of(self, indices: Ints) -> Ints:
+        """The rows of samples in [0, length), -1 where they have no record: int64 [n]."""
+        if self._index is None:
+            return indices
+        rows = np.searchsorted(self._index, indices)
+        found = rows < len(self._index)
+        found[found] = self._index[rows[found]] == indices[found]
+        return np.where(found, rows, -1)
+
+    def row(self, index: int) -> int:
+        """The row of the index table that holds a sample."""
+        if not 0 <= index < self.length:
+            raise SampleIndexError(f"{self.path}: index {index} not in [0, {self.length:,})")
+        row = self.find(index)
+        if row is None:
+            raise self._no_record(index)
+        return row
+
+    def _no_record(self, index: int) -> MissingSampleError:
+        failure = self._failures.get(index)
+        if failure is not None:
+            again = "it counts as absent for good" if failure.final else "a later fill tries again"
+            return SampleFailedError(
+                f"{self.path}: sample {index} failed when it was made, {again}; available() leaves it out\n"
+                f"{failure.error}: {failure.message}\n{failure.traceback}"
+            )
+        return MissingSampleError(
+            f"{self.path}: sample {index} has no record yet ({self.present:,} of {self.length:,} have); "
+            "fill it with warmup() on a dataset that has its source"
+        )
+
+    @once
+    def _failures(self) -> dict[int, Failure]:
+        """Why samples have no record, by index; of some that have none."""
+        return {failure.index: failure for failure in self.contents.index.failures}
+
+    @property
+    def records(self) -> Records:
+        """Where each record lies."""
+        return self.contents.index.records
+
+    @property
+    def present(self) -> int:
+        """How many indices have a record."""
+        return self._rows
+
+    @property
+    def has_all(self) -> bool:
+        """Whether no sample is missing, as far as known: of a sealed archive all is known."""
+        absent = sum(failure.final for failure in self.contents.index.failures)
+        return self.present + absent == self.length
+
+    def held(self) -> Ints | None:
+        """The indices that have a record; None where all have one."""
+        return self._index
+
+    def chunk_of(self, indices: Ints) -> Ints:
+        """Which chunk holds the record of each sample; -1 for no record: int64 [n], a copy."""
+        index, rows = self.contents.index, self.rows_of(indices)
+        chunks = np.full(len(indices), -1, np.int64)
+        found = rows >= 0
+        offsets = index.records.offset[rows[found]].view(np.int64)
+        chunks[found] = np.searchsorted(index.blocks[:, _CHUNK_START], offsets, side="right") - 1
+        return chunks
+
+    # --- samples ---
+
+    def read(self, index: int, copy: bool) -> Any:
+        """Decode one sample."""
+        record, decoder = self.fetch(index)
+        try:
+            return decoder.decode(record, copy=copy)
+        except (CodecError, CorruptRecordError) as error:
+            raise self.placed(error, index) from error
+
+    def read_many(self, indices: Ints, copy: bool) -> list[Any]:
+        """Decode the samples at indices in [-length, length)."""
+        group = self.group(indices) if len(indices) else None
+        if group is not None:
+            # Whatever is wrong is named by the way below.
+            with suppress(EdcacheError):
+                return group.decoded(copy)
+        with self.reading_ahead(indices):
+            return [self.read(index % self.length, copy) for index in indices.tolist()]
+
+    def decoder(self, number: int) -> Decoder:
+        """The decoder of a schema, by its number, compiled once per process unless there are very many.
+
+        Raises:
+            CorruptRecordError: there is none, or none that the head allows; the caller says of which record.
+        """
+        if number in self._decoders:
+            return self._decoders[number]
+        schemas = self.contents.index.schemas
+        if number >= len(schemas):
+            raise CorruptRecordError(f"schema {number} of {len(schemas)}")
+        text = schemas[number]
+        if (text == PICKLE_SCHEMA) != (self.head.codec == "pickle"):
+            raise CorruptRecordError(
+                f"its schema {text[:40]} is not of the codec {self.head.codec!r} that the head names; "
+                f'run "edcache verify {self.path}"'
+            )
+        made = Decoder(text, allow_pickle=self._allow_pickle, decoding=self._decoding)
+        return self._decoders.keep(number, made)
+
+    def decoder_at(self, row: int) -> Decoder:
+        """The decoder of the record of a row of the index table."""
+        number = self._schema[row]
+        try:
+            return self._decoders.get(number) or self.decoder(number)
+        except CorruptRecordError as error:
+            index = row if self._index is None else int(self._index[row])
+            raise self.placed(error, index % self.length) from error
+
+    def alike(self, indices: Ints) -> Alike | None:
+        """The rows of samples that have records of one schema, and its decoder; None where they have not."""
+        rows = self.rows_of(checked_indices(indices, self.length))
+        if not len(rows) or rows.min() < 0:
+            return None
+        schemas = self.contents.index.records.schema[rows]
+        if np.any(schemas != schemas[0]):
+            return None
+        decoder = self.decoder_at(int(rows[0]))
+        return None if decoder.structure is None else Alike(rows, decoder)
+
+    # --- labels ---
+
+    @once
+    def labels(self) -> Any:
+        """The label table with one row per sample."""
+        return spread(self._label_table(), self._index, self.length)
+
+    @property
+    def label_nbytes(self) -> int:
+        """Of the label table, where it was made."""
+        return int(self.labels.nbytes) if "labels" in vars(self) else 0
+
+    @property
+    def unoriginal_labels(self) -> frozenset[str]:
+        """The head's label columns that may have other values than the samples' own, or are dropped."""
+        original = {name for name, is_revised in self.label_columns if not is_revised}
+        return frozenset(name for name, _ in self.head.labels if name not in original)

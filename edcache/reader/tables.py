@@ -1,0 +1,198 @@
+"""What an archive's file says of its samples, as of one look at it: head, index, labels, dictionaries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from edcache import format
+from edcache.codec.compression import most_content
+from edcache.contents import Chain, Contents, read_revision, read_table
+from edcache.durable import ByteSource
+from edcache.errors import CorruptArchiveError
+from edcache.format import Header
+from edcache.labels import tables
+from edcache.labels.revisions import Revised
+from edcache.labels.tables import ChunkTable, Dictionary, Revision, parse_index, parse_labels
+from edcache.once import once
+from edcache.reader.storage import Storage
+
+# With so many entries and fewer, opening walks the chain: some 10 us each.
+_WALKED = 1 << 10
+# The directory of some fifteen thousand.
+_DIRECTORY_NBYTES = 1 << 20
+_PROBES = 8
+
+
+class FileTables:
+    """What a file says of its samples, as of one look at it.
+
+    Args:
+        io, verify: as in `Reader`. before: an earlier look at the same file.
+    Attributes:
+        size: of the file. head: what the archive says about itself. seal: its last one, where it is sealed.
+        chain: its entries, as far as walked. contents: its index.
+        chunks: how many, where the chain was walked. damaged: what was unreadable, a line a chunk.
+    """
+
+    def __init__(self, file: ByteSource, io: str, verify: str, before: FileTables | None = None) -> None:
+        self.path = file.path
+        self.size = file.size()
+        self.head, first = format.read_head(file.pread, self.path)
+        self.seal = format.read_seal(file.pread, self.size, self.head.uuid)
+        self.chain = Chain(self.head, first, self.path)
+        self._tables: dict[int, ChunkTable | None] = {}
+        self.chunks: int | None = None
+        self.damaged: list[str] = []
+        if before is not None and before.seal is None:
+            # A growing archive is looked at again and again: what was read of it is not read again.
+            self.chain, self._tables = before.chain.copy(), before._tables
+            self.damaged = before.damaged.copy()
+        if self.seal is None:
+            self.chain.extend(file.pread, self.size)
+            self.chunks = len(self.chain.chunks)
+            if self.chain.seal is not None:
+                # Its last header may have been written since it was looked for.
+                self.seal = format.read_seal(file.pread, self.size, self.head.uuid)
+        elif verify == "open" or (verify != "never" and self.seal[0].seq <= _WALKED and file.is_at_hand()):
+            # Cheap among a file's few entries; then the zip directory and the index can tell of no others.
+            self._announce_headers(file, self.seal[1].payload_end)
+            self.chain.extend(file.pread, self.size)
+            self.chain.check_seal(file.pread, self.size, self.seal)
+            self.chunks = len(self.chain.chunks)
+        # Not a byte behind the last entry: a writer may cut a torn tail off, and a mapping of what is no
+        # longer there is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
+        end = self.chain.cursor.offset if self.seal is None else self.size
+        self.storage = Storage(file, min(end, self.size), io)
+        self.contents = self._sealed_contents() if self.seal else self.chain.contents(self._sound_table)
+
+    def _announce_headers(self, file: ByteSource, directory: int) -> None:
+        """Let the kernel fetch every header at once, rather than each when the one before was read."""
+        listed = file.pread(directory, min(self.size - directory, _DIRECTORY_NBYTES))
+        offsets = [offset for offset in format.directory_offsets(listed) if offset < self.size]
+        if not all(map(file.is_cached, offsets[:: 1 + len(offsets) // _PROBES])):
+            for offset in offsets:
+                file.will_need(offset, format.HEADER_NBYTES)
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether no sample was ever published, and nothing lies behind that could have been one."""
+        chain = self.chain
+        return self.seal is None and chain.holds_nothing and self.size <= chain.cursor.offset
+
+    def has_changed(self, file: ByteSource) -> bool:
+        """Whether the same file, opened again, says something else by now."""
+        size = file.size()
+        if self.seal is not None:
+            return size != self.size
+        # The size alone does not tell: a torn tail may have been cut and its bytes used for a chunk.
+        return next(format.walk(file.pread, size, self.head.uuid, self.chain.cursor), None) is not None
+
+    # --- index ---
+
+    def _sealed_contents(self) -> Contents:
+        assert self.seal is not None
+        header = self.seal[0]
+        data = self._checked(header, "index.arrow")
+        try:
+            index = parse_index(data, header.samples)
+        except CorruptArchiveError as error:
+            raise CorruptArchiveError(f"{self.path}: {error}; {self._lost_index}") from error
+        if self.chunks is not None:
+            self.chain.check_index(index)
+        self._check_sizes(index.records, index.length, header.end_index)
+        return Contents(index, None)
+
+    def _check_sizes(self, records: tables.Records, length: int, end_index: int) -> None:
+        """All records together have no more bytes than the file: else a batch could take any memory."""
+        size, nbytes = self.size, records.nbytes
+        sound = length == end_index
+        if sound and len(nbytes):
+            sound = bool(
+                records.offset.max() <= size and nbytes.max() <= size and nbytes.sum(dtype=np.float64) <= size
+            )
+        if sound and len(nbytes) and records.raw_nbytes is not None:
+            sound = int(records.raw_nbytes.max()) <= most_content(size)
+        if not sound:
+            raise CorruptArchiveError(
+                f"{self.path}: index.arrow lists more than a file of {size:,} bytes holds; {self._lost_index}"
+            )
+
+    @property
+    def _lost_index(self) -> str:
+        return (
+            'the samples are not lost: open the archive with CacheWriter(..., mode="a") after '
+            f'"edcache verify {self.path}"'
+        )
+
+    def _checked(self, header: Header, name: str) -> memoryview:
+        offset, nbytes = header.payload_offset, header.payload_nbytes
+        data = self.storage.read(offset, nbytes)
+        if format.crc32(data) != header.payload_crc and self.storage.mend(offset, nbytes):
+            data = self.storage.read(offset, nbytes)
+        if format.crc32(data) != header.payload_crc:
+            raise CorruptArchiveError(
+                f"{self.path}: {name} at offset {header.offset:,} fails its crc32; {self._lost_index}"
+            )
+        return data
+
+    def _sound_table(self, header: Header) -> ChunkTable | None:
+        if header.seq not in self._tables:
+            try:
+                self._tables[header.seq] = read_table(self.storage.pread, header, self.path)
+            except CorruptArchiveError as error:
+                # A power cut may leave a header without its payload: those samples are missing.
+                self.damaged.append(str(error))
+                self._tables[header.seq] = None
+        return self._tables[header.seq]
+
+    # --- dictionaries ---
+
+    @once
+    def dictionaries(self) -> list[bytes]:
+        """The compression dictionaries, read and checked once per process."""
+        read = (self._dictionary(entry) for entry in self.contents.index.dictionaries)
+        return [data for data in read if data is not None]
+
+    def _dictionary(self, entry: Dictionary) -> bytes | None:
+        """None where it fails its crc32: then only the records that need it are unreadable, and say so."""
+        offset, nbytes = entry.offset, entry.nbytes
+        data = self.storage.pread(offset, nbytes)
+        if format.crc32(data) != entry.crc32 and self.storage.mend(offset, nbytes):
+            data = self.storage.pread(offset, nbytes)
+        return data if len(data) == nbytes and format.crc32(data) == entry.crc32 else None
+
+    # --- labels ---
+
+    @once
+    def revised(self) -> Revised:
+        """The labels of an archive that is not sealed."""
+        return self.chain.revised(self.contents, self._sound_revision)
+
+    def _sound_revision(self, header: Header) -> Revision | None:
+        try:
+            return read_revision(self.storage.pread, header, self.path)
+        except CorruptArchiveError as error:
+            # As with a chunk: a power cut took what it said.
+            self.damaged.append(str(error))
+            return None
+
+    @once
+    def label_columns(self) -> Sequence[tuple[str, bool]]:
+        """The label columns, and whether values of them were added after the samples were written."""
+        columns = self.contents.index.labels if self.seal is not None else self.revised.columns
+        return [(name, False) for name, _ in self.head.labels] if columns is None else columns
+
+    def labels(self) -> Any:
+        """The label table, a row for each record or for each sample."""
+        if self.seal is None:
+            return self.revised.table
+        header = self.seal[1]
+        told_by = "the head" if self.contents.index.labels is None else "index.arrow"
+        try:
+            names = [name for name, _ in self.label_columns]
+            return parse_labels(self._checked(header, "labels.arrow"), header.samples, names, told_by)
+        except CorruptArchiveError as error:
+            raise CorruptArchiveError(f"{self.path}: {error}") from error

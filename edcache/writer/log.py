@@ -1,0 +1,203 @@
+"""The chain of entries in a file, and their publication at its end: payload first, header last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import Any
+
+from edcache import format
+from edcache.contents import Chain, read_revision, read_table
+from edcache.durable import File
+from edcache.errors import StaleArchiveError, StorageError
+from edcache.format import PAGE, Cursor, Head, Header
+from edcache.labels.tables import ChunkTable, Revision, pack_index, pack_labels
+from edcache.options import Sync
+from edcache.writer.syncing import TimedSync
+
+
+class Log:
+    """The entries of an archive, as far as this process has seen them, and how others are added.
+
+    Attributes:
+        chain: the entries. timed: syncs in a thread, where `sync=` is a number of seconds.
+        failed: why nothing may be published any more; None while all is well.
+    """
+
+    def __init__(self, file: File, head: Head, cursor: Cursor, sync: Sync) -> None:
+        self.file = file
+        self.head = head
+        self.chain = Chain(head, cursor, file.path)
+        self.failed: str | None = None
+        self._intended: tuple[object, Header] | None = None
+        self._sync = sync
+        self.timed = TimedSync(sync, self.sync) if isinstance(sync, int | float) else None
+
+    def catch_up(self) -> None:
+        """Take in what others published since; reads headers only and takes no lock."""
+        self.chain.extend(self.file.pread, self.file.size())
+
+    def table(self, header: Header) -> ChunkTable:
+        """The table of a chunk."""
+        return read_table(self.file.pread, header, self.file.path)
+
+    def revision(self, header: Header) -> Revision:
+        """What an entry says of labels."""
+        return read_revision(self.file.pread, header, self.file.path)
+
+    @contextmanager
+    def appending(self) -> Iterator[None]:
+        """Hold the file's append lock, with everything taken in that others published and no torn tail.
+
+        Raises:
+            StaleArchiveError: another file has its name now.
+        """
+        with self.file.locked(format.LOCK_APPEND):
+            if not self.file.is_named():
+                raise StaleArchiveError(
+                    f"{self.file.path}: deleted, or another file has taken its place, while it was open for "
+                    "appending; open it again"
+                )
+            self.catch_up()
+            self.cut_torn_tail()
+            yield
+
+    @property
+    def end(self) -> int:
+        """Where the file ends when nothing is torn."""
+        if self.chain.seal is None:
+            return self.chain.cursor.offset
+        return self.chain.seal[1].payload_end + len(self.chain.directory(self.file.pread, self.chain.seal))
+
+    def cut_torn_tail(self) -> None:
+        """Cut off what a writer left that died."""
+        end = self.end
+        if self.file.size() > end:
+            self.file.truncate(end)
+
+    def publish_whole(
+        self, kind: int, payload: bytes | memoryview, *, at_once: bool = False, **fields: int
+    ) -> None:
+        """Publish an entry that is nothing but a table."""
+        fields |= {"table_nbytes": len(payload), "table_crc": format.crc32(payload)}
+        self.publish(kind, [payload], None, at_once=at_once, **fields)
+
+    def publish(
+        self, kind: int, parts: list[Any], content: object, *, at_once: bool = False, **fields: Any
+    ) -> None:
+        """Write an entry at the end of the chain: payload first, header last, or both by one call.
+
+        Args:
+            content: what `is_published` will be asked about, or None.
+        """
+        cursor = self.chain.cursor
+        bare = Header(kind, self.head.uuid, cursor.seq, cursor.offset, cursor.link, 0, 0)
+        nbytes = sum(memoryview(part).nbytes for part in parts)
+        # The header is longer where 64-bit sizes are needed, so the padding follows from it.
+        header_nbytes = replace(bare, payload_nbytes=nbytes).nbytes
+        total = format.align(header_nbytes + nbytes, PAGE)
+        parts = [*parts, bytes(total - header_nbytes - nbytes)]
+        crc = 0
+        for part in parts:
+            crc = format.crc32(part, crc)
+        header = replace(
+            bare,
+            payload_nbytes=total - header_nbytes,
+            payload_crc=crc,
+            next=cursor.offset + total,
+            durable=self.chain.durable,
+            **fields,
+        )
+        if content is not None:
+            self._intended = content, header
+        with self._giving_back_space():
+            if at_once:
+                self.file.pwrite(header.offset, b"".join([format.pack_header(header), *parts]))
+            else:
+                self._write_parts(header.payload_offset, parts)
+                self.file.pwrite(header.offset, format.pack_header(header))
+        self.chain.note(self.file.pread, header)
+        if self._sync == "chunk":
+            self.sync()
+        elif self._sync != "never":
+            self.file.write_back(header.offset, total)
+        if self.timed is not None:
+            self.timed.published()
+
+    def is_published(self, content: object) -> bool:
+        """Whether an earlier call was interrupted between writing its header and saying so."""
+        if self._intended is None or self._intended[0] is not content:
+            return False
+        return self._intended[1] in self.chain.entries
+
+    def _write_parts(self, position: int, parts: list[Any]) -> None:
+        for part in parts:
+            self.file.pwrite(position, part)
+            position += memoryview(part).nbytes
+
+    @contextmanager
+    def _giving_back_space(self) -> Iterator[None]:
+        end = self.end
+        try:
+            yield
+        except StorageError:
+            # The write's own error is the one to report, and the next append cuts the tail anyway.
+            with suppress(StorageError):
+                self.file.truncate(end)
+            raise
+
+    def sync(self) -> None:
+        """Sync what the chain holds so far, unless `sync=` is "never"; the headers that follow say so."""
+        if self._sync == "never":
+            return
+        end = self.chain.cursor.offset
+        try:
+            self.file.sync()
+        except StorageError:
+            self.failed = "a sync failed, so what was written since the last one is in doubt"
+            raise
+        self.chain.durable = max(end, self.chain.durable)
+
+    def seal(self) -> None:
+        """Write index, labels and zip directory behind the chain, the index's header last."""
+        contents = self.chain.contents(self.table)
+        revised = self.chain.revised(contents, self.revision)
+        index_bytes = pack_index(contents.index._replace(labels=revised.columns))
+        labels_bytes = pack_labels(revised.table)
+        records = len(contents.index.records.offset)
+        rows = max(records, revised.table.num_rows)
+        length = contents.index.length
+        index, labels, directory = format.seal_headers(
+            self._seal_header(format.KIND_INDEX, index_bytes, records, length),
+            self._seal_header(format.KIND_LABELS, labels_bytes, rows, length),
+            [self.chain.head_header(self.file.pread), *self.chain.entries],
+        )
+        with self._giving_back_space():
+            self.file.pwrite(index.payload_offset, index_bytes)
+            self.file.pwrite(labels.payload_offset, labels_bytes)
+            self.file.pwrite(labels.payload_end, directory)
+            self.file.pwrite(labels.offset, format.pack_header(labels))
+            self.sync()
+            self.file.pwrite(index.offset, format.pack_header(index))
+        self.chain.note(self.file.pread, index)
+        self.chain.note(self.file.pread, labels)
+        self.sync()
+
+    def _seal_header(self, kind: int, data: memoryview, rows: int, length: int) -> Header:
+        crc, cursor = format.crc32(data), self.chain.cursor
+        # The index's header is written behind the seal's first sync, that of the labels before it.
+        is_synced = kind == format.KIND_INDEX and self._sync != "never"
+        sizes = {"samples": rows, "end_index": length, "table_nbytes": len(data), "table_crc": crc}
+        durable = cursor.offset if is_synced else self.chain.durable
+        return Header(
+            kind,
+            self.head.uuid,
+            cursor.seq,
+            cursor.offset,
+            cursor.link,
+            len(data),
+            crc,
+            durable=durable,
+            **sizes,
+        )

@@ -1,0 +1,276 @@
+"""Samples in, chunks of the wanted size published: encoded, compressed, appended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Set
+from functools import partial
+from typing import Any, Final
+
+from edcache.codec import Encoder
+from edcache.codec.compression import Compression, train_dictionary
+from edcache.errors import CodecError, EdcacheError, LabelError, SourceError
+from edcache.format import Head
+from edcache.labels.columns import LabelCollector
+from edcache.labels.spec import LabelSpec
+from edcache.labels.tables import Failure
+from edcache.labels.types import LabelTypes
+from edcache.writer.chunk import CHUNK_NBYTES, Chunk, ChunkBuilder
+from edcache.writer.protocol import AnyAppender
+
+LEAST_SECONDS: Final = 0.2
+MOST_SECONDS: Final = 2.0
+
+FailureOf = Callable[[int, EdcacheError], Failure]
+"""What the archive keeps of a sample that could not be made or stored."""
+
+
+class PublishClock:
+    """When to publish although the chunk is not full.
+
+    After a tenth of the time spent so far, 0.2 to 2 seconds by default: a kill then costs little of what was
+    computed, even in the first seconds, and chunks of slow sources do not become tiny.
+    """
+
+    def __init__(self, least: float = LEAST_SECONDS, most: float = MOST_SECONDS) -> None:
+        self._least, self._most = least, most
+        self._began = self._published = time.monotonic()
+
+    @property
+    def due(self) -> bool:
+        """Whether enough time has passed since the last publication."""
+        now = time.monotonic()
+        return now - self._published > min(max((now - self._began) / 10, self._least), self._most)
+
+    def published(self) -> None:
+        """Start counting anew."""
+        self._published = time.monotonic()
+
+
+class ChunkEncoder:
+    """Encodes samples into chunks, where there need be no archive to append to.
+
+    Args:
+        head: of the archive that they are for. path: of it, for messages.
+        chunk_size: most samples in a chunk, or None.
+        chunk_nbytes: a chunk is full when its records have this many bytes before compression.
+        failure_of: what is kept of a sample that is refused; None lets the error end the work.
+    Attributes:
+        failures: of the samples that were refused.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        path: str,
+        spec: LabelSpec,
+        chunk_size: int | None,
+        chunk_nbytes: int = CHUNK_NBYTES,
+        failure_of: FailureOf | None = None,
+    ) -> None:
+        self.failures: list[Failure] = []
+        self._path = path
+        self._spec = spec
+        self._most, self._most_nbytes = chunk_size, chunk_nbytes
+        self._failure_of = failure_of
+        self._encoder = Encoder(head.codec)
+        self._compression = Compression.parse(head.compression)
+        self._builder = self._new_builder()
+
+    @property
+    def pending(self) -> int:
+        """Samples added and not yet taken or published."""
+        return len(self._builder)
+
+    @property
+    def pending_nbytes(self) -> int:
+        """Bytes of their records before compression."""
+        return self._builder.nbytes
+
+    @property
+    def full(self) -> bool:
+        """Whether the pending samples make a whole chunk."""
+        pending = len(self._builder)
+        return self._builder.nbytes >= self._most_nbytes or (self._most is not None and pending >= self._most)
+
+    def add(self, index: int, sample: object) -> None:
+        """Encode a sample.
+
+        Raises:
+            CodecError, LabelError: as `ChunkBuilder.add`, with the path, unless failures are kept.
+        """
+        try:
+            self._builder.add(index, sample)
+        except (CodecError, LabelError) as error:
+            self.refuse(index, error)
+
+    def refuse(self, index: int, error: EdcacheError) -> None:
+        """Keep why a sample cannot be stored, or raise it where failures are not kept."""
+        if self._failure_of is not None:
+            self.failures.append(self._failure_of(index, error))
+        elif isinstance(error, SourceError):  # names the archive already
+            raise error
+        else:
+            raise type(error)(f"{self._path}: {error}") from error
+
+    def detach(self) -> ChunkBuilder:
+        """The pending samples; another thread may make them a chunk while more are added."""
+        taken, self._builder = self._builder, self._builder.successor()
+        return taken
+
+    def take(self) -> Chunk:
+        """The pending samples as a chunk."""
+        taken = self.detach()
+        return taken.chunk(self._compressor(taken), False)
+
+    def _new_builder(self) -> ChunkBuilder:
+        nbytes = min(self._most_nbytes, CHUNK_NBYTES) + (CHUNK_NBYTES >> 3)
+        return ChunkBuilder(self._encoder, LabelCollector(self._spec, self._label_types()), nbytes)
+
+    def _label_types(self) -> LabelTypes | None:
+        return None
+
+    def _compressor(self, builder: ChunkBuilder) -> Callable[[Any], bytes] | None:
+        compression = self._compression
+        if compression is None:
+            return None
+        return partial(compression.compress, dictionary=self._dictionary_for(builder, compression))
+
+    def _dictionary_for(self, builder: ChunkBuilder, compression: Compression) -> bytes | None:
+        # The archive's is not here; a frame without one is read as well.
+        return None
+
+
+class Publisher(ChunkEncoder):
+    """Encodes samples, and publishes them in an archive: what everybody who writes samples does it by.
+
+    Args:
+        appender: the archive. path: what messages call it, if not by its own path.
+        clock: when to publish although the chunk is not full. Else as `ChunkEncoder`.
+    """
+
+    def __init__(
+        self,
+        appender: AnyAppender,
+        spec: LabelSpec,
+        chunk_size: int | None,
+        chunk_nbytes: int = CHUNK_NBYTES,
+        failure_of: FailureOf | None = None,
+        *,
+        path: str | None = None,
+        clock: PublishClock | None = None,
+    ) -> None:
+        self.appender = appender
+        self._clock = clock or PublishClock()
+        self._dictionary: bytes | None = None
+        path = path or appender.path
+        super().__init__(appender.head, path, spec, chunk_size, chunk_nbytes, failure_of)
+
+    @property
+    def overdue(self) -> bool:
+        """Whether the pending samples have waited long enough."""
+        return self._clock.due
+
+    def add(self, index: int, sample: object) -> None:
+        """Encode a sample; the caller publishes when `full` or `overdue` says so, or earlier.
+
+        Where an earlier publication failed, it is tried again first, and raises again. Else as
+        `ChunkEncoder.add`.
+        """
+        failed = self._builder.unpublished
+        if failed is not None:
+            self.publish(failed.appended)
+        super().add(index, sample)
+
+    def publish(self, appended: bool = False) -> int:
+        """Publish the pending samples as one chunk, and the failures; returns how many samples.
+
+        Args:
+            appended: their indices continue whatever the archive holds at that moment.
+
+        Raises:
+            LabelTypeError: another process published labels of another type; the samples are let go.
+        After any other exception they are pending still, and the next call publishes them, once.
+        """
+        try:
+            # First: a stream's sample that failed is gone with its iteration.
+            self._publish_failures()
+            count = self._publish_pending(appended)
+            self._publish_failures()
+        finally:
+            self._clock.published()
+        return count
+
+    def _publish_failures(self) -> None:
+        if self.failures:
+            self.appender.amend(failed=[failure.to_json() for failure in self.failures])
+            self.failures = []
+
+    def _publish_pending(self, appended: bool) -> int:
+        if not self.pending:
+            return 0
+        builder = self._builder
+        chunk = builder.unpublished or builder.chunk(self._compressor(builder), appended)
+        try:
+            count = self.append(chunk)
+        except LabelError:
+            self._builder = self._new_builder()
+            raise
+        # One assignment, so that an interrupt finds all of it pending, or nothing.
+        self._builder = builder.successor(is_published=True) if count else self._new_builder()
+        return count
+
+    def append(self, chunk: Chunk) -> int:
+        """Publish a chunk that was encoded here or elsewhere; returns how many samples.
+
+        Raises: as `AnyAppender.append`. Samples whose labels another process has made another type, so that
+            no later call could publish them either, are refused where failures are kept.
+        """
+        try:
+            self.appender.append(chunk)
+        except LabelError as error:
+            if self._failure_of is None:
+                raise
+            self.failures += [self._failure_of(index, error) for index in chunk.indices]
+            return 0
+        return chunk.count
+
+    def publish_taken(
+        self, taken: ChunkBuilder, but: Set[int] = frozenset(), most_nbytes: int | None = None
+    ) -> bool:
+        """Publish samples that were detached, but for some indices; those that come first, where not all fit.
+
+        Args:
+            most_nbytes: that the archive may grow by.
+        Returns:
+            Whether all of them fit.
+        Raises: as `publish`; the samples are let go whatever is raised.
+        """
+        self._clock.published()
+        chunk = taken.chunk(self._compressor(taken), False).without(but)
+        fitting = (
+            chunk if most_nbytes is None else chunk.without(set(chunk.indices[chunk.fits(most_nbytes) :]))
+        )
+        if fitting.count:
+            self.appender.append(fitting, restores=True)
+        return fitting is chunk
+
+    def _label_types(self) -> LabelTypes | None:
+        return self.appender.label_types()
+
+    def _dictionary_for(self, builder: ChunkBuilder, compression: Compression) -> bytes | None:
+        if compression.dictionary and self._dictionary is None:
+            # Too few records to train on leave it None, and the next chunk tries again.
+            self._dictionary = self._shared_dictionary(builder)
+        return self._dictionary
+
+    def _shared_dictionary(self, builder: ChunkBuilder) -> bytes | None:
+        """The archive's dictionary; where there is none, train one on the builder's records."""
+        self.appender.catch_up()
+        known = self.appender.dictionaries()
+        if known:
+            return known[0]
+        trained = train_dictionary(builder.raw_records())
+        if trained is not None:
+            self.appender.append_dictionary(trained)
+        return trained
