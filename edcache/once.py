@@ -1,10 +1,15 @@
-"""Properties that are computed once, without a lock; things of a process; locks that a fork leaves free."""
+"""What is made once: a property of an object, a thing of a process; and a lock that a fork does not freeze.
+
+Before Python 3.12 `functools.cached_property` holds one lock for all objects while it computes: a fork while
+another thread computes leaves the child with that lock held, for ever. So does any lock; these do not.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, overload
 
 Value = TypeVar("Value")
@@ -14,9 +19,6 @@ class once(Generic[Value]):
     """Compute a property when it is first asked for, and keep it in the object.
 
     Threads that ask at once may each compute it, and all get the one that was there first.
-
-    Before Python 3.12 `functools.cached_property` holds one lock for all objects while it computes. A fork
-    while another thread computes leaves the child with that lock held, for ever.
     """
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
@@ -39,27 +41,6 @@ class once(Generic[Value]):
         return found
 
 
-class ForkLock:
-    """A lock that one thread may take again, and that is free in a forked child whoever held it.
-
-    An ordinary one that another thread held while this process forked stays taken in the child for ever.
-    """
-
-    def __init__(self) -> None:
-        self._renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(self, *raised: object) -> None:
-        self._lock.release()
-
-
 class PerProcess(Generic[Value]):
     """A thing that each process makes at its first use; what a fork inherits is kept, and not used.
 
@@ -80,6 +61,28 @@ class PerProcess(Generic[Value]):
         return self._made.pop(_process, None)
 
 
+class ForkLock:
+    """A reentrant lock, `with lock.held():`, that is free in a forked child whoever had it. For modules."""
+
+    def __init__(self) -> None:
+        self._renew()
+        _after_fork(self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold it for the block, waiting for it."""
+        with self._lock:
+            yield
+
+
+def _after_fork(call: Callable[[], None]) -> None:
+    if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
+        os.register_at_fork(after_in_child=call)
+
+
 # What stands for this process; its number may be that of an ancestor that has ended.
 _process = object()
 
@@ -89,5 +92,4 @@ def _begin_process() -> None:
     _process = object()
 
 
-if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
-    os.register_at_fork(after_in_child=_begin_process)
+_after_fork(_begin_process)

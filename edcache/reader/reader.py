@@ -182,7 +182,8 @@ class Reader(AnyReader):
 
     def _whole(self, session: FileSession) -> FileSession | None:
         """A session with the copy where nearly all of it is here by now; else None."""
-        whole = session.file.finish(*session.record_extents()) if session.file.is_partial else None
+        file = session.file
+        whole = file.finish(*session.record_extents()) if file.is_partial else None
         return None if whole is None else self._session_with(whole)
 
     def _prove(self, file: ByteSource, expected: str) -> None:
