@@ -110,7 +110,8 @@ class CachedDataset(StoredSamples):
     def _attach(self, reader: AnyReader, options: CacheOptions) -> None:
         self._reader = reader
         self.path = reader.path
-        self._pin()
+        # Now: a wrong path fails here, and an archive that replaces it later is another one.
+        self._reader.head  # noqa: B018
         self._add_keys(LabelSpec.parse(options.in_memory_keys))
 
     def _make(self, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None) -> None:
@@ -133,12 +134,8 @@ class CachedDataset(StoredSamples):
             # Who had made it meanwhile may have gone since, and the archive with him.
             while keeper.has_lost():
                 self._filler = self._building.start(keep_existing=True) or self._filler
-            self._pin()
+            self._reader.head  # noqa: B018 - opened now, as in `_attach`
         self._add_keys(self._building.job.spec)
-
-    def _pin(self) -> None:
-        """Open the archive now: a wrong path fails here, and one that replaces it later is another one."""
-        self._reader.head  # noqa: B018
 
     def _add_keys(self, spec: LabelSpec) -> None:
         """Add the label columns that were asked for and that a complete archive lacks, from its samples."""
@@ -149,10 +146,10 @@ class CachedDataset(StoredSamples):
             known = {*self._reader.label_names, *(name for name, _ in self.head.labels)}
             absent = [name for name in spec.names if name not in known]
             if absent and self.complete:
-                self._check_relabelling()
+                sync = self._check_relabelling()
                 from edcache import relabel
 
-                relabel.add_keys(self, spec.only(absent), self._relabelling_sync)
+                relabel.add_keys(self, spec.only(absent), sync)
                 self.refresh()
         except BaseException:
             self._reader.close()
@@ -340,10 +337,10 @@ class CachedDataset(StoredSamples):
         >>> ds.add_labels("cluster", clusters)
         >>> ds.add_labels("bright", lambda s: float(s["image"].mean()) > 99, fields=("image",))
         """
-        self._check_relabelling()
+        sync = self._check_relabelling()
         from edcache import relabel
 
-        relabel.add_labels(self, what, values, on, fields, num_workers, self._relabelling_sync)
+        relabel.add_labels(self, what, values, on, fields, num_workers, sync)
         self.refresh()
         return self
 
@@ -354,18 +351,15 @@ class CachedDataset(StoredSamples):
         Raises:
             UnknownLabelError: 'no label "lable"; this archive has: label, split'. StorageError.
         """
-        self._check_relabelling()
+        sync = self._check_relabelling()
         from edcache import relabel
 
-        relabel.drop_labels(self, names, self._relabelling_sync)
+        relabel.drop_labels(self, names, sync)
         self.refresh()
         return self
 
-    @property
-    def _relabelling_sync(self) -> Sync:
-        return "seal" if self._building is None else self._building.job.sync
-
-    def _check_relabelling(self) -> None:
+    def _check_relabelling(self) -> Sync:
+        """When a change of labels is brought to the disk; raises where they cannot be changed."""
         self._store.check_relabelling()
         if self._reader.by_request:
             raise OptionError(
@@ -389,6 +383,7 @@ class CachedDataset(StoredSamples):
         if self._filler is not None:
             self._filler.flush()
             self.refresh()
+        return "seal" if self._building is None else self._building.job.sync
 
     @property
     def is_lazy(self) -> bool:

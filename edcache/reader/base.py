@@ -14,11 +14,13 @@ from edcache import bounded
 from edcache.codec import STORED, Decode, Decoder, Decoding
 from edcache.errors import ArchiveClosedError, EdcacheError, StaleArchiveError
 from edcache.format import Head
-from edcache.labels.tables import Failure, Records
+from edcache.labels.tables import Blocks, Failure, Records
 from edcache.reader.group import Group
 from edcache.reader.session import Session
 
 Ints = npt.NDArray[np.int64]
+
+_CHUNK_START = Blocks._fields.index("records_offset")
 
 
 class OpenedOnUse(ABC):
@@ -158,7 +160,13 @@ class Archive(OpenedOnUse):
             int64 [n], a copy.
         Cost: reads the index alone; 8 to 32 bytes of memory a sample.
         """
-        return self.session.chunk_of(indices)
+        session = self.session
+        index, rows = session.contents.index, session.rows_of(indices)
+        chunks = np.full(len(indices), -1, np.int64)
+        found = rows >= 0
+        offsets = index.records.offset[rows[found]].view(np.int64)
+        chunks[found] = np.searchsorted(index.blocks[:, _CHUNK_START], offsets, side="right") - 1
+        return chunks
 
     def missing(self) -> Ints:
         """The indices without a record, sorted: int64 [k], a copy. A server is asked what it still has.
@@ -208,7 +216,9 @@ class Archive(OpenedOnUse):
     @property
     def unoriginal_labels(self) -> frozenset[str]:
         """Columns of the head that may hold other values than the samples' own, or were dropped."""
-        return self.session.unoriginal_labels
+        session = self.session
+        original = {name for name, is_revised in session.label_columns if not is_revised}
+        return frozenset(name for name, _ in session.head.labels if name not in original)
 
     def justify(self, nbytes: int, count: int | None = None) -> None:
         """Refuse to allocate so many bytes for each sample, or for `count` of them, on the archive's word.

@@ -21,14 +21,12 @@ from edcache.errors import (
     SampleIndexError,
 )
 from edcache.format import Head
-from edcache.labels.tables import Blocks, Failure, Records, spread
+from edcache.labels.tables import Records, spread
 from edcache.labels.view import checked_indices
 from edcache.once import once
 from edcache.reader.group import Group
 
 Ints = npt.NDArray[np.int64]
-
-_CHUNK_START = Blocks._fields.index("records_offset")
 
 
 class Alike(NamedTuple):
@@ -163,7 +161,7 @@ class Session(ABC):
         return row
 
     def _no_record(self, index: int) -> MissingSampleError:
-        failure = self._failures.get(index)
+        failure = next((one for one in self.contents.index.failures if one.index == index), None)
         if failure is not None:
             again = "it counts as absent for good" if failure.final else "a later fill tries again"
             return SampleFailedError(
@@ -174,11 +172,6 @@ class Session(ABC):
             f"{self.path}: sample {index} has no record yet ({self.present:,} of {self.length:,} have); "
             "fill it with warmup() on a dataset that has its source"
         )
-
-    @once
-    def _failures(self) -> dict[int, Failure]:
-        """Why samples have no record, by index; of some that have none."""
-        return {failure.index: failure for failure in self.contents.index.failures}
 
     @property
     def records(self) -> Records:
@@ -199,15 +192,6 @@ class Session(ABC):
     def held(self) -> Ints | None:
         """The indices that have a record; None where all have one."""
         return self._index
-
-    def chunk_of(self, indices: Ints) -> Ints:
-        """Which chunk holds the record of each sample; -1 for no record: int64 [n], a copy."""
-        index, rows = self.contents.index, self.rows_of(indices)
-        chunks = np.full(len(indices), -1, np.int64)
-        found = rows >= 0
-        offsets = index.records.offset[rows[found]].view(np.int64)
-        chunks[found] = np.searchsorted(index.blocks[:, _CHUNK_START], offsets, side="right") - 1
-        return chunks
 
     # --- samples ---
 
@@ -280,9 +264,3 @@ class Session(ABC):
     def label_nbytes(self) -> int:
         """Of the label table, where it was made."""
         return int(self.labels.nbytes) if "labels" in vars(self) else 0
-
-    @property
-    def unoriginal_labels(self) -> frozenset[str]:
-        """The head's label columns that may have other values than the samples' own, or are dropped."""
-        original = {name for name, is_revised in self.label_columns if not is_revised}
-        return frozenset(name for name, _ in self.head.labels if name not in original)
