@@ -169,4 +169,4 @@ def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | N
 def _warn_once(message: str) -> None:
     if message not in _warned:
         _warned.add(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=6)
+        warnings.warn(message, RuntimeWarning, stacklevel=7)

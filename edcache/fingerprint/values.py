@@ -108,7 +108,7 @@ class Texts:
         self._open.add(id(value))
         try:
             if inspect.isroutine(value) or (callable(value) and hasattr(value, "__wrapped__")):
-                return self._function(inspect.unwrap(value), limit)
+                return self._function(value, limit)
             fields = exact_fields(value) if self._exact else fields_of(value, access)
             if fields is not None:
                 return self._object(type(value), fields, limit)
@@ -193,9 +193,10 @@ class Texts:
         return f"{header}, sha256:{digest_of(np.ascontiguousarray(value).tobytes())})"
 
     def _function(self, value: Any, limit: int) -> str:
-        name = qualified_name(value)
         if inspect.ismethod(value):
-            return f"{name} of {self.text(value.__self__, limit)}"
+            return f"{qualified_name(value)} of {self.text(value.__self__, limit)}"
+        value = inspect.unwrap(value)
+        name = qualified_name(value)
         if not inspect.isfunction(value):
             return name
         if "<lambda>" not in name and "<locals>" not in name:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import edcache
-from edcache.once import once
+from edcache.once import ForkLock, once
 
 FILES = sorted(Path(edcache.__file__).parent.rglob("*.py"))
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
@@ -81,3 +81,27 @@ def test_no_property_of_the_package_takes_a_lock_that_a_fork_would_inherit(file)
         for decorator in node.decorator_list
     ]
     assert not [name for name in decorators if "cached_property" in name]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_lock_that_another_thread_holds_is_free_in_a_forked_child():
+    lock, is_held, may_go = ForkLock(), threading.Event(), threading.Event()
+
+    def hold():
+        with lock, lock:  # one thread may take it again
+            is_held.set()
+            may_go.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    is_held.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        with lock:
+            os._exit(7)
+    try:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    finally:
+        may_go.set()
+        thread.join()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import enum
+import functools
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -119,6 +120,22 @@ class Size:
     unit: Any = "cm"
 
 
+@dataclasses.dataclass
+class Scaler:
+    factor: int
+
+    def apply(self, x: int) -> int:
+        return x * self.factor
+
+    @functools.wraps(apply)
+    def wrapped(self, x: int) -> int:
+        return self.apply(x)
+
+
+class Point(NamedTuple):
+    x: Any
+
+
 class Shown:
     def __repr__(self) -> str:
         return "Shown(1)"
@@ -205,6 +222,10 @@ O2[1500] = 7
         ([1, True], [1, 1]),
         (["a, b"], ["a", "b"]),
         (len, abs),
+        (Scaler(1).apply, Scaler(2).apply),
+        (Scaler(1).wrapped, Scaler(2).wrapped),
+        (Point(A), Point(A + 1)),
+        (Point(1), (1,)),
     ],
     ids=lambda value: repr(value)[:30],
 )
