@@ -89,8 +89,7 @@ def read(ds: Samples, positions: Sequence[int]) -> Iterator[tuple[str, Leaves]]:
 
 def prepared(ds: Samples) -> Samples:
     """The dataset with its image files as they are, where nothing transforms or decodes them otherwise."""
-    root = ds._root._with_image_files() if ds._transform is None else ds._root
-    return ds if root is ds._root else ds._over(root)
+    return ds._with_files()
 
 
 def of_interest(ds: Samples, needs_shapes: bool) -> Ints:

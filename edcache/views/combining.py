@@ -25,6 +25,8 @@ from edcache.views.samples import Samples
 
 # A dataset, the places of samples among those asked for, and their positions in it.
 _Share = tuple[Samples, Ints, Ints]
+# A dataset, and which of the fields asked for are its own; None for all.
+_Side = tuple[Samples, Projection | None]
 
 _MOST_NAMED = 3
 
@@ -120,6 +122,12 @@ class _Combined(Root):
         """Make the label table anew at its next use: a dataset has other labels now."""
         self._labels = None
 
+    def _one(self, index: int, fields: Projection | None) -> Any:
+        return self._many(np.array([index]), fields)[0]
+
+    def _with_image_files(self) -> Root:
+        return type(self)([part._with_files() for part in self._parts])
+
     def _label_table(self) -> Any:
         raise NotImplementedError
 
@@ -162,8 +170,7 @@ class Concat(_Combined):
     @property
     def starts(self) -> list[int]:
         """The index of the first sample of each dataset."""
-        found: list[int] = self._starts[:-1].tolist()
-        return found
+        return list(map(int, self._starts[:-1]))
 
     def chunk_of(self, indices: Ints) -> Ints:
         """Which chunk holds the record of each sample: int64 [n], numbered over all archives, -1 for none.
@@ -173,7 +180,7 @@ class Concat(_Combined):
         Raises:
             OptionError: the samples of a dataset lie in several archives each.
         """
-        found = np.full(len(indices), -1, np.int64)
+        numbers = np.full(len(indices), -1, np.int64)
         first = 0
         for part, places, positions in self._shares(indices):
             root = part._root
@@ -181,20 +188,16 @@ class Concat(_Combined):
             if not hasattr(reader, "chunk_of"):
                 raise OptionError(f"the samples of {part!r} are put together, and have no chunk of their own")
             chunks = reader.chunk_of(part._root_indices(positions) % len(root))
-            found[places] = np.where(chunks < 0, -1, chunks + first)
+            numbers[places] = np.where(chunks < 0, -1, chunks + first)
             first += int(chunks.max(initial=-1)) + 1
-        return found
-
-    def _one(self, index: int, fields: Projection | None) -> Any:
-        return self._many(np.array([index]), fields)[0]
+        return numbers
 
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
-        found: list[Any] = [None] * len(indices)
+        samples: list[Any] = [None] * len(indices)
         for part, places, positions in self._shares(indices):
-            samples = _samples_of(part, positions, fields)
-            for place, sample in zip(places.tolist(), samples, strict=True):
-                found[place] = sample
-        return found
+            for place, sample in zip(places.tolist(), _samples_of(part, positions, fields), strict=True):
+                samples[place] = sample
+        return samples
 
     def _collated(
         self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
@@ -232,16 +235,13 @@ class Concat(_Combined):
             trees += found if is_known else [None] * len(found)
         return numbers, trees
 
-    def _with_image_files(self) -> Concat:
-        return Concat([_with_image_files(part) for part in self._parts])
-
     def _columns(self) -> Mapping[FieldPath, str]:
         first, *others = map(_columns_of, self._parts)
         return {path: name for path, name in first.items() if all(o.get(path) == name for o in others)}
 
     def _keys(self) -> tuple[Any, ...] | None:
-        found = {_keys_of(part) for part in self._parts}
-        return found.pop() if len(found) == 1 else None
+        keys = {_keys_of(part) for part in self._parts}
+        return keys.pop() if len(keys) == 1 else None
 
     def _label_table(self) -> Any:
         counts = np.diff(self._starts).tolist()
@@ -282,9 +282,6 @@ class Zipped(_Combined):
         known = [keys for keys in self._keys_of_parts if keys is not None]
         self._check_once([key for keys in known for key in keys])
 
-    def _one(self, index: int, fields: Projection | None) -> Any:
-        return self._many(np.array([index]), fields)[0]
-
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
         sides = self._sides(fields)
         if sides is None:
@@ -292,7 +289,7 @@ class Zipped(_Combined):
             return [fields.of_sample(sample) for sample in self._many(indices, None)]
         indices = checked_indices(indices, len(self))
         columns = [_samples_of(part, indices, inner) for part, inner in sides]
-        return [self._joined(list(parts), fields) for parts in zip(*columns, strict=True)]
+        return [self._joined(sides, list(parts), fields) for parts in zip(*columns, strict=True)]
 
     def _collated(
         self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
@@ -308,20 +305,17 @@ class Zipped(_Combined):
             for place, (part, inner) in enumerate(sides):
                 if batches[place] is NotImplemented:
                     batches[place] = default_collate(_samples_of(part, indices, inner))
-            return self._joined(batches, fields, is_batch=True)
+            return self._joined(sides, batches, fields, is_batch=True)
         except Exception:  # noqa: BLE001 - sample by sample it is raised as default_collate does
             return NotImplemented
-
-    def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
-        return None
 
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
         sides = self._sides(fields)
         if sides is None:
             return None
         indices = checked_indices(indices, len(self))
-        found = [_likeness_of(part, indices, inner) for part, inner in sides]
-        return None if None in found else (found, fields and (fields.paths, fields.as_tuple))
+        likeness = [_likeness_of(part, indices, inner) for part, inner in sides]
+        return None if None in likeness else (likeness, fields and (fields.paths, fields.as_tuple))
 
     def _columns(self) -> Mapping[FieldPath, str]:
         columns: dict[FieldPath, str] = {}
@@ -338,25 +332,22 @@ class Zipped(_Combined):
             return None
         return tuple(key for keys in known for key in keys)
 
-    def _with_image_files(self) -> Zipped:
-        return Zipped([_with_image_files(part) for part in self._parts])
-
     def _label_table(self) -> Any:
         return beside(_tables(self._parts, [len(self)] * len(self._parts)))
 
-    def _sides(self, fields: Projection | None) -> list[tuple[Samples, Projection | None]] | None:
+    def _sides(self, fields: Projection | None) -> list[_Side] | None:
         """Each dataset with its fields; None where it takes the samples to know whose field is whose."""
         if fields is None:
             return [(part, None) for part in self._parts]
-        owners = [self._owner(path) for path in fields.paths]
-        if None in owners:
-            return None
-        sides: list[tuple[Samples, Projection | None]] = []
-        for place, part in enumerate(self._parts):
-            paths = [path for path, owner in zip(fields.paths, owners, strict=True) if owner == place]
-            if paths:
-                sides.append((part, Projection(paths, fields.as_tuple, {})))
-        return sides
+        paths: dict[int, list[FieldPath]] = {}
+        for path in fields.paths:
+            owner = self._owner(path)
+            if owner is None:
+                return None
+            paths.setdefault(owner, []).append(path)
+        return [
+            (self._parts[place], Projection(paths[place], fields.as_tuple, {})) for place in sorted(paths)
+        ]
 
     def _owner(self, path: FieldPath) -> int | None:
         """The place of the dataset that has a field; None where that is not known."""
@@ -366,24 +357,21 @@ class Zipped(_Combined):
         readings = [path[0]] if isinstance(path, tuple) else [path]
         if isinstance(path, str):  # a key as it stands, or else keys between dots
             readings.append(path.split(".")[0])
-        for reading in readings:
-            for place, keys in enumerate(all_keys):
-                if keys is not None and reading in keys:
-                    return place
-        return None
+        owners = (k for reading in readings for k, keys in enumerate(all_keys) if reading in (keys or ()))
+        return next(owners, None)
 
-    def _joined(self, parts: list[Any], fields: Projection | None, is_batch: bool = False) -> Any:
+    def _joined(
+        self, sides: list[_Side], parts: list[Any], fields: Projection | None, is_batch: bool = False
+    ) -> Any:
         """A sample, or a batch, of those of the sides."""
-        if fields is None:
-            return self._merged(parts)
-        owners = [owner for owner in map(self._owner, fields.paths) if owner is not None]
-        columns = (iter(part if fields.as_tuple else part.values()) for part in parts)
-        left = dict(zip(sorted(set(owners)), columns, strict=True))
-        values = [next(left[owner]) for owner in owners]
-        # default_collate makes a list of tuples' columns.
-        return values if is_batch and fields.as_tuple else fields.assembled(values)
-
-    def _merged(self, parts: list[Any]) -> dict[Any, Any]:
+        if fields is not None:
+            by_path: dict[FieldPath, Any] = {}
+            for (_, own), part in zip(sides, parts, strict=True):
+                assert own is not None
+                by_path |= zip(own.paths, part if fields.as_tuple else part.values(), strict=True)
+            values = [by_path[path] for path in fields.paths]
+            # default_collate makes a list of tuples' columns.
+            return values if is_batch and fields.as_tuple else fields.assembled(values)
         for part, dataset in zip(parts, self._parts, strict=True):
             if not isinstance(part, Mapping):
                 raise OptionError(
@@ -403,14 +391,6 @@ class Zipped(_Combined):
 
 
 # ------------------------------------------------------------------- what a root asks of its parts
-
-
-def _with_image_files(part: Samples) -> Samples:
-    """A part as it is with image files that nothing decodes; what transforms them gets what it got."""
-    if part._transform is not None:
-        return part
-    root = part._root._with_image_files()
-    return root if part is part._root else part._over(root)
 
 
 def _inner_fields(part: Samples, fields: Projection | None) -> Projection | None:
@@ -458,13 +438,9 @@ def _likeness_of(part: Samples, positions: Ints, fields: Projection | None) -> o
 
 def _common(shares: list[_Share], fields: Projection | None) -> object:
     """The likeness of all shares; None where they differ."""
-    first: object = None
-    for part, _, positions in shares:
-        found = _likeness_of(part, positions, fields)
-        if found is None or (first is not None and found != first):
-            return None
-        first = found
-    return first
+    each = (_likeness_of(part, positions, fields) for part, _, positions in shares)
+    first = next(each, None)
+    return first if all(likeness is not None and likeness == first for likeness in each) else None
 
 
 def _columns_of(part: Samples) -> Mapping[FieldPath, str]:

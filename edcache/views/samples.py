@@ -97,11 +97,12 @@ class Samples(Readable):
             A dict; None is the key of the samples without a value. All views share one index array.
         """
         self._guard(32)
-        found = classes(self.labels, name, "group_by")
-        order, ends = ordering.grouped(found.codes, len(found.values))
-        views = self._runs(order, ends, wording.call("group_by", name))
+        groups = classes(self.labels, name, "group_by")
+        runs = self._runs(*ordering.grouped(groups.codes, len(groups.values)))
+        step = wording.call("group_by", name)
         return {
-            value: views(k, k + 1, f"[{wording.argument(value)}]") for k, value in enumerate(found.values)
+            value: self._chosen(run, f"{step}[{wording.argument(value)}]")
+            for value, run in zip(groups.values, runs, strict=True)
         }
 
     def oversample(self, name: str, strategy: str = "exact", seed: int = 0) -> View:
@@ -218,9 +219,8 @@ class Samples(Readable):
             )
         self._guard(48)
         strata, groups = self._codes(stratify, "split"), self._codes(group, "split")
-        order, bounds = splitting.parted(len(self), weights, seed, strata, groups)
-        views = self._runs(order, bounds, step)
-        return tuple(views(k, k + 1, f"[{k}]") for k in range(len(parts)))
+        runs = self._runs(*splitting.parted(len(self), weights, seed, strata, groups))
+        return tuple(self._chosen(run, f"{step}[{k}]") for k, run in enumerate(runs))
 
     def kfold(
         self,
@@ -259,15 +259,10 @@ class Samples(Readable):
         """The value of a label column that each sample has, numbered from 0."""
         return None if name is None else classes(self.labels, name, asked_by).codes
 
-    def _runs(self, order: Ints, ends: Ints, step: str) -> Callable[[int, int, str], View]:
-        """What makes views of runs of groups; they share one array."""
+    def _runs(self, order: Ints, ends: Ints) -> list[Selection]:
+        """The samples at the positions from each end to the next; all share one array."""
         picks = Picks(self._root_indices(order))
-        bounds = ends.tolist()
-
-        def view(first: int, last: int, which: str) -> View:
-            return self._chosen(picks.cut(range(bounds[first], bounds[last])), step + which)
-
-        return view
+        return [picks.cut(range(start, end)) for start, end in itertools.pairwise(ends.tolist())]
 
     # ------------------------------------------------------------------- what a sample consists of
 
@@ -326,14 +321,17 @@ class Samples(Readable):
     def _chosen(self, selection: Selection | None, step: str) -> View:
         return View(self._root, selection, self._fields, self._added, wording.chain(self._steps, step))
 
-    def _over(self, root: Root) -> View:
-        """The same choice of another root, whose samples have the same indices."""
-        return View(root, self._selection, self._fields, self._added, self._steps)
-
     def _view(self, step: str, fields: Projection | None = None, added: Transform = None) -> View:
         """A view of the same samples, with other fields or another transform."""
         steps = wording.chain(self._steps, step)
         return View(self._root, self._selection, fields or self._fields, added or self._added, steps)
+
+    def _with_files(self) -> Samples:
+        """The same with image files that nothing decodes; what transforms them gets what it got."""
+        root = self._root if self._transform is not None else self._root._with_image_files()
+        if self is self._root:
+            return root
+        return View(root, self._selection, self._fields, self._added, self._steps)
 
 
 class View(Samples):

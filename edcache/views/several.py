@@ -11,7 +11,7 @@ import numpy as np
 from edcache.labels.tables import Failure
 from edcache.labels.view import Labels
 from edcache.options import Transform
-from edcache.selection import Picks, Selection
+from edcache.selection import Picks
 from edcache.views.combining import Concat, concat
 from edcache.views.reading import Ints
 from edcache.views.samples import Samples, View
@@ -32,10 +32,7 @@ class Several(Samples):
 
     def __init__(self, archives: Sequence[CachedDataset]) -> None:
         self.archives = tuple(archives)
-        self._concat = self._joined()
-
-    def _joined(self) -> Concat:
-        return concat(self.archives)
+        self._concat = concat(self.archives)
 
     def __len__(self) -> int:
         return len(self._concat)
@@ -93,8 +90,7 @@ class Several(Samples):
     @property
     def missing(self) -> Ints:
         """The indices without a record: int64 [k], sorted, a copy."""
-        found = [archive.missing + start for archive, start in self._placed()]
-        return np.concatenate(found)
+        return np.concatenate([archive.missing + start for archive, start in self._placed()])
 
     @property
     def errors(self) -> list[Failure]:
@@ -107,8 +103,8 @@ class Several(Samples):
 
     def available(self) -> View:
         """The samples that have a record, as a view."""
-        found = [archive.available().indices + start for archive, start in self._placed()]
-        return self._chosen(Picks(np.concatenate(found)), ".available()")
+        indices = [archive.available().indices + start for archive, start in self._placed()]
+        return self._chosen(Picks(np.concatenate(indices)), ".available()")
 
     def info(self) -> dict[str, Any]:
         """The state of the archives, and what reading them takes in this process.
@@ -118,14 +114,13 @@ class Several(Samples):
             are, labels has the columns of any; path is the list of paths, and archives the info of each.
         """
         infos = [archive.info() for archive in self.archives]
-        sums = {name: sum(info[name] for info in infos) for name in ("present", "nbytes")}
+        summed = ("present", "nbytes", "mapped", "private")
         return {
             "path": self.paths,
             "samples": len(self),
             "sealed": all(info["sealed"] for info in infos),
             "labels": list(dict.fromkeys(name for info in infos for name in info["labels"])),
-            **sums,
-            **{name: sum(info[name] for info in infos) for name in ("mapped", "private")},
+            **{name: sum(info[name] for info in infos) for name in summed},
             "archives": infos,
         }
 
@@ -139,7 +134,7 @@ class Several(Samples):
         if changed:
             self._concat.forget_labels()
             if len(self) != sum(map(len, self.archives)):
-                self._concat = self._joined()
+                self._concat = concat(self.archives)
         return changed
 
     def close(self) -> None:
@@ -164,9 +159,6 @@ class Several(Samples):
     def _placed(self) -> list[tuple[CachedDataset, int]]:
         """Each archive, and the index of its first sample."""
         return list(zip(self.archives, self._concat.starts, strict=True))
-
-    def _chosen(self, selection: Selection | None, step: str) -> View:
-        return self._concat._chosen(selection, step)
 
     def _chain(self) -> str:
         return self._concat._chain()
