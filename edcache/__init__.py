@@ -20,28 +20,28 @@
 The rooms, lowest floor first; imports go down only (tests/project/test_layers.py):
 
     0  errors, and above it bounded, modules,   the exception tree; what a stranger's bytes may allocate;
-       once, servers, sizes, suggestion,        names of modules; properties without a lock; a URL of a
-       zipdirectory, and above them             server; sizes as people write them; names that were meant;
-       memory, options                          how a zip file ends; archives in shared memory; keywords
-    1  format, durable, codec, labels,          bytes <-> values; files; samples; Arrow tables;
-       fingerprint, progress, selection         what identifies a source; what a person sees; indices
-    2  temporary, above it places               what is written and has no name yet; where bytes are: a file,
-                                                or an object behind a URL
+       once, sizes, suggestion, zipdirectory,   names of modules; properties without a lock; sizes as people
+       and above them options                   write them; names that were meant; the end of a zip; keywords
+    1  format, durable, codec, labels,          bytes <-> values; files, and which backend has a path or a
+       fingerprint, progress, selection         URL; samples; Arrow tables; what identifies a source; what a
+                                                person sees; indices
+    2  temporary                                what is written beside a path
     3  archives, contents, digests, folders,    which archives are meant; the tables of one merged into one;
-       ordering, preload                        its SHA-256; a folder of image files; shuffles, deals and
-                                                sorts; a copy in memory
-    4  local                                    copies on this machine of archives that are far away
-    5  reader, writer, above them redis,        they meet only in the file; both of a cache in Redis; what is
-       and above that stores                    particular about each kind of place where a cache can be
+       ordering                                 its SHA-256; a folder of image files; shuffles, deals, sorts
+    4  reader, writer                           they meet only in the file
+    5  stores                                   what a backend answers; files, and objects of a server
     6  fill, batch, samplers, xla               which samples are missing, who computes them; many records
                                                 to one collated batch; in which order; what XLA asks for
     7  loader                                   batches by threads of this process
     8  views                                    selections of samples and fields, several datasets as one
     9  dataset                                  CachedDataset
     10 decorator, maintain, housekeeping,       @cachable; prove, mend, shrink, merge, split; which archives
-       importers, exporting                     may go; caches of other systems; files of other formats
-    11 present, compat                          how a person is shown tables and samples; old names
-    12 cli                                      parse, call one function, print, exit code
+       importers, exporting, above them compat  may go; caches of other systems; files of other formats; old
+                                                names
+    11 servers, memory, places, above them      backends: a URL of a server; shared memory; objects behind
+       local, preload, redis                    URLs; copies on this machine, copies in memory; Redis
+    12 present, above it cli                    how a person is shown tables and samples; parse, call one
+                                                function, print, exit code
 """
 
 from __future__ import annotations

@@ -9,10 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from edcache import temporary
-from edcache.durable import absolute
+from edcache.durable import absolute, scheme_of, shown
 from edcache.errors import ArchiveNotFoundError, OptionError, StorageError
-from edcache.places import shown
-from edcache.places.url import is_path
 
 Path: TypeAlias = "str | os.PathLike[str]"
 
@@ -83,7 +81,7 @@ def natural_key(path: str) -> tuple[list[list[object]], str]:
 
 def _expanded(name: str) -> list[str] | None:
     """What a glob or a folder names; None for anything else."""
-    if not is_path(name):
+    if scheme_of(name):
         return None
     if os.path.isdir(name):
         found = sorted(_below(name), key=natural_key)
@@ -123,4 +121,4 @@ def _check_once(found: list[str]) -> None:
 
 def _real(path: str) -> str:
     """What two names of one file have in common."""
-    return os.path.realpath(absolute(path)) if is_path(path) else path
+    return path if scheme_of(path) else os.path.realpath(absolute(path))

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import bounded, format
+from edcache.durable import ByteSource
 from edcache.errors import CorruptArchiveError
 from edcache.format import Cursor, Head, Header, PRead
 from edcache.labels.arrays import take_rows
@@ -33,7 +34,6 @@ from edcache.labels.tables import (
     parse_chunk_table,
     parse_revision,
 )
-from edcache.places import Place
 
 _PIECE_NBYTES = 1 << 22
 _WINDOW = 1024 * format.PAGE
@@ -453,7 +453,7 @@ def blocks_of(header: Header, table: ChunkTable) -> Blocks:
     return Blocks(table_end - crcs_nbytes, header.records_offset, table.records_nbytes)
 
 
-def find_headers(file: Place, start: int, end: int, uuid: bytes | None = None) -> Iterator[Header]:
+def find_headers(file: ByteSource, start: int, end: int, uuid: bytes | None = None) -> Iterator[Header]:
     """The headers that stand on the pages from `start` to `end`, where they say that they belong.
 
     Args:

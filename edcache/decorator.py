@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, get_args, overload
 
 from edcache.dataset import CachedDataset, check_fillable
+from edcache.durable import hidden
 from edcache.errors import OptionError, StaleCacheError
 from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed, stale_message
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
 from edcache.options import CacheKeywords, CacheOptions, OnStale, check_choice, takes
 from edcache.reader import AnyReader
-from edcache.servers import Server, served
 from edcache.stores import store_at
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class CachedFactory(Generic[P]):
         check_fillable(options)
         functools.update_wrapper(self, factory)
         self.uncached = factory
-        self._path = None if path is None else served(os.fspath(path))
+        self._path = None if path is None else hidden(os.fspath(path))
         self.version = version
         self.options = options
         self._on_stale = on_stale
@@ -84,8 +84,8 @@ class CachedFactory(Generic[P]):
         path = self._path_for(arguments)
         fingerprint = call_fingerprint(self.uncached, arguments, self.version)
         store = store_at(path, self.options.storage_options)
-        if isinstance(store.where, str):
-            path = store.where  # the factory may change the folder that this process works in
+        if not store.by_request:
+            path = store.path  # the factory may change the folder that this process works in
         found = store.found()
         rebuild = found is not None and self._is_stale(found, fingerprint)
         # What may be lost is computed again when a lazy cache is asked for it.
@@ -115,7 +115,8 @@ class CachedFactory(Generic[P]):
         if self._path is None:
             return _default_path(self.uncached, arguments)
         try:
-            formatted = self._path.format(**{name: _slug(value) for name, value in arguments.items()})
+            # That of a server has its credentials along.
+            return self._path.format(**{name: _slug(value) for name, value in arguments.items()})
         except (KeyError, IndexError) as error:
             raise OptionError(
                 f'the path "{self._path}" names {{{error.args[0]}}}, {qualified_name(self.uncached)} has the '
@@ -126,7 +127,6 @@ class CachedFactory(Generic[P]):
                 f'the path "{self._path}" does not format: {error}; it takes the arguments as text, as in '
                 '"cache/{split}.zip"'
             ) from None
-        return self._path.like(formatted) if isinstance(self._path, Server) else formatted
 
     def _is_stale(self, found: AnyReader, fingerprint: dict[str, Any]) -> bool:
         """Whether to build anew; raises or warns as on_stale says."""

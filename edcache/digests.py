@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from edcache.durable import ByteSource
 from edcache.errors import DigestError, OptionError
-from edcache.places import Place
 
 _PIECE_NBYTES: Final = 1 << 20
 _TEXT: Final = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
@@ -36,7 +36,7 @@ def parse_digest(text: object) -> str:
     return f"sha256:{found[1]}"
 
 
-def file_digest(file: Place, on_progress: OnProgress | None = None) -> tuple[str, int]:
+def file_digest(file: ByteSource, on_progress: OnProgress | None = None) -> tuple[str, int]:
     """The digest of an open file, as `parse_digest` writes it, and the bytes that it is of."""
     size, hashed = file.size(), hashlib.sha256()
     position = 0
@@ -48,7 +48,7 @@ def file_digest(file: Place, on_progress: OnProgress | None = None) -> tuple[str
     return f"sha256:{hashed.hexdigest()}", position
 
 
-def check_digest(file: Place, expected: str, on_progress: OnProgress | None = None) -> int:
+def check_digest(file: ByteSource, expected: str, on_progress: OnProgress | None = None) -> int:
     """Compare an open file with a digest from `parse_digest`; returns the bytes that were hashed.
 
     Raises:

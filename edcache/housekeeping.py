@@ -11,15 +11,14 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
 
-from edcache import durable, format, memory, temporary
+from edcache import durable, format, temporary
 from edcache.contents import Chain, read_table
-from edcache.durable import File
+from edcache.durable import File, copies_on_disk, located
 from edcache.errors import (
     ArchiveError,
     ArchiveLockedError,
@@ -31,9 +30,9 @@ from edcache.errors import (
 )
 from edcache.format import Cursor, Head, Header
 from edcache.labels.tables import parse_index
-from edcache.local import PARTIAL, SIDE, copies_beside, copy_at, discard_side, leftovers, why_stays
-from edcache.places import located, open_place
 from edcache.sizes import human_bytes
+from edcache.stores import store_at
+from edcache.temporary import PARTIAL, SIDE, copies_beside
 
 # Start and length: LOCK_APPEND is the first of all locks, sessions and claims lie behind it.
 _EVERY_LOCK: Final = format.LOCK_APPEND, (1 << 63) - 1 - format.LOCK_APPEND
@@ -126,7 +125,7 @@ def _temporary(path: str) -> Listed | None:
 
 def _partial_copy(path: str) -> Listed | None:
     """A copy that is not whole yet."""
-    kept = copy_at(path.removesuffix(PARTIAL)) if path.endswith(PARTIAL) else None
+    kept = copies_on_disk().copy_at(path.removesuffix(PARTIAL)) if path.endswith(PARTIAL) else None
     if kept is None:
         return None
     here = f"{human_bytes(kept.here)} of {human_bytes(kept.nbytes)}"
@@ -159,7 +158,7 @@ def look_at(path: str | os.PathLike[str]) -> Listed:
         present, absent, length, sealed = _samples(file, head, cursor)
     finally:
         file.close()
-    kept = copy_at(name)
+    kept = copies_on_disk().copy_at(name)
     nbytes, used, was_read = on_disk
     if kept is not None and kept.used > used:
         used, was_read = kept.used, True
@@ -171,7 +170,7 @@ def look_at(path: str | os.PathLike[str]) -> Listed:
 def head_of(path: str | os.PathLike[str]) -> Head:
     """What an archive says about itself; raises as `look_at`."""
     where = located(path)
-    file = _open_unnoticed(where) if isinstance(where, str) else open_place(where)
+    file = where.open() if where.by_request else _open_unnoticed(where.path)
     try:
         return format.read_head(file.pread, file.path)[0]
     finally:
@@ -230,36 +229,6 @@ def _sealed_absent(file: File, index: Header) -> int:
     return sum(failure.final for failure in failures)
 
 
-# ---------------------------------------------------------------------------------------- in memory
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """An archive in shared memory.
-
-    path: "shm://" and its name. nbytes: of it. pids: the processes that have it open; it is freed when the
-    last of them closes it or ends.
-    """
-
-    path: str
-    nbytes: int
-    pids: tuple[int, ...]
-
-
-def archives_in_memory() -> list[Held]:
-    """The archives of this user in shared memory on this host, by name; those that `preload` made too."""
-    return [found for found in map(_held, memory.names()) if found is not None]
-
-
-def _held(path: str) -> Held | None:
-    holders = memory.holders(durable.system, path)
-    for holder in holders:
-        with suppress(OSError):  # it ends at this moment
-            nbytes = os.stat(holder.path).st_size
-            return Held(path, nbytes, tuple(sorted({holder.pid for holder in holders})))
-    return None
-
-
 # ------------------------------------------------------------------------------------------ deleting
 
 
@@ -288,7 +257,11 @@ def why_not_now(path: str) -> str | None:
     """Why a file should not be deleted at this moment, in one line; None where nothing speaks against it."""
     if temporary.is_temporary(path):
         return f"{path}: another process is writing it" if temporary.is_held(path) else None
-    reason = why_stays(path.removesuffix(PARTIAL).removesuffix(SIDE)) if os.path.exists(path) else None
+    reason = (
+        copies_on_disk().why_stays(path.removesuffix(PARTIAL).removesuffix(SIDE))
+        if os.path.exists(path)
+        else None
+    )
     if reason is not None:
         return f"{path}: {reason}"
     try:
@@ -311,12 +284,7 @@ def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> Non
             to end, or force the deletion (--force)".
     """
     name = os.fspath(path)
-    found = _held(name) if memory.is_memory(name) else None
-    if found is not None:
-        who = ", ".join(map(str, found.pids))
-        raise OptionError(
-            f"{name}: in memory, where it is freed as soon as no process has it open; these have: {who}"
-        )
+    store_at(name).check_deletable()
     if os.path.islink(name):
         raise OptionError(f"{name}: a symbolic link; name the archive itself, {os.path.realpath(name)}")
     if _partial_copy(name) is None:
@@ -341,10 +309,10 @@ def delete(path: str | os.PathLike[str]) -> int:
             return nbytes if temporary.discard(name) else 0
         if name.endswith(SIDE):
             nbytes = _on_disk(name)[0]
-            return nbytes if discard_side(name) else 0
+            return nbytes if copies_on_disk().discard_side(name) else 0
         nbytes = os.lstat(name).st_size
         durable.remove(name)
-        for beside in leftovers(name):
+        for beside in copies_on_disk().leftovers(name):
             durable.remove(beside)
     except FileNotFoundError:
         return 0

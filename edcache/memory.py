@@ -22,25 +22,22 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from edcache.bounded import FREE_NBYTES
-from edcache.errors import LengthError, OptionError
+from edcache import bounded
+from edcache.durable import Naming, System, calls
+from edcache.errors import OptionError
 from edcache.sizes import human_bytes
+from edcache.stores.file import FileStore
 
 PREFIX: Final = "shm://"
-_PATH_OF_PREFIX: Final = "shm:/"
-ABSENT: Final = "no process of this user has it open in memory; build the cache first, and keep it open there"
-# What os.path.dirname makes of a name.
-_PARENT: Final = "shm:"
 _TOP, _SUFFIX = "/dev/shm", ".entry"  # noqa: S108 - the folder in it is the user's own, which is checked
-_GROUPS_OF_PROCESS, _GROUPS, _MACHINE = "/proc/self/cgroup", "/sys/fs/cgroup", "/proc/meminfo"
 _MOST_NAME: Final = 200
 _TURN: Final = 0
 _HOLDERS: Final = 1 << 60
@@ -49,27 +46,11 @@ _END: Final = (1 << 63) - 1
 # The memory of a process that ends is given back before its locks are.
 _ENDING_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.01
-# Left to the rest of the machine.
-_SPARE_NBYTES: Final = 64 << 20
 # To look at what is free costs as much as to write so much.
 _UNLOOKED_NBYTES: Final = 1 << 20
 _REMEDY: Final = (
     "end what else takes memory, store less (compression=, fewer samples), or give the path of a file"
 )
-_MOST_LEVELS: Final = 64
-
-
-class Locks(Protocol):
-    """What is needed of `durable.System`."""
-
-    def lock(self, fd: int, start: int, length: int, wait: bool) -> None:
-        """Lock bytes exclusively; without `wait`, BlockingIOError when another holds them."""
-
-    def unlock(self, fd: int, start: int, length: int) -> None:
-        """Release what `lock` took."""
-
-    def first_locked(self, fd: int, start: int, length: int) -> int | None:
-        """A byte that another open file has locked; None where there is none."""
 
 
 class Holder(NamedTuple):
@@ -98,19 +79,12 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-def is_memory(path: str) -> bool:
-    """Whether a path is a name in memory, or the folder of one."""
-    return path.startswith(_PATH_OF_PREFIX) or path == _PARENT
-
-
 def entry(path: str) -> str:
-    """The file that stands for a path: the entry of a name in memory; a path itself.
+    """The file that stands for a name: its entry.
 
     Raises:
         OptionError: no archive can be in memory here, or have this name.
     """
-    if not is_memory(path):
-        return path
     if not (hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd") and os.path.isdir(_TOP)):
         raise OptionError(
             f"{path}: archives in memory take Linux with memfd_create, /proc and /dev/shm; elsewhere give "
@@ -128,7 +102,7 @@ def _folder() -> str:
     return os.path.join(_TOP, f"edcache-{os.geteuid()}")
 
 
-def open_memory(system: Locks, path: str, flags: int, into: list[int]) -> None:
+def open_memory(system: System, path: str, flags: int, into: list[int]) -> None:
     """Open what has a name in memory; with O_CREAT make it where nothing has.
 
     Args:
@@ -154,7 +128,7 @@ def open_memory(system: Locks, path: str, flags: int, into: list[int]) -> None:
         raise
 
 
-def _hold(system: Locks, into: list[int]) -> None:
+def _hold(system: System, into: list[int]) -> None:
     """Lock the byte of a number under which the memory is open.
 
     The byte of one that this process had before may still be locked by a child that another thread has just
@@ -171,7 +145,7 @@ def _hold(system: Locks, into: list[int]) -> None:
         list(map(os.close, map(into.pop, (1,))))
 
 
-def forget(system: Locks, descriptors: list[int]) -> None:
+def forget(system: System, descriptors: list[int]) -> None:
     """Take the name away, before its descriptors are closed, where nobody else holds it.
 
     What cannot be done at once is left to the next who makes a name.
@@ -190,7 +164,7 @@ def forget(system: Locks, descriptors: list[int]) -> None:
         _opening.release()
 
 
-def inherit(system: Locks, descriptors: list[int]) -> None:
+def inherit(system: System, descriptors: list[int]) -> None:
     """Hold, in a forked child, what the parent holds; the parent's own lock ends with the parent."""
     if len(descriptors) < 2:
         return
@@ -204,11 +178,8 @@ def inherit(system: Locks, descriptors: list[int]) -> None:
 
 
 @contextmanager
-def turn(system: Locks, path: str, *, creates: bool = False) -> Iterator[None]:
-    """Let nobody else make, join or take away a name in memory for the block; nothing for other paths."""
-    if not is_memory(path):
-        yield
-        return
+def turn(system: System, path: str, *, creates: bool = False) -> Iterator[None]:
+    """Let nobody else make, join or take away a name in memory for the block."""
     where, descriptors = entry(path), list[int]()
     try:
         with _opening, _turn_at(system, where, creates, descriptors):
@@ -217,16 +188,7 @@ def turn(system: Locks, path: str, *, creates: bool = False) -> Iterator[None]:
         _close(descriptors)
 
 
-def check_outlives(path: str | os.PathLike[str]) -> None:
-    """Raise OptionError for a name in memory, of whoever would close what he made as soon as it is done."""
-    if is_memory(os.fsdecode(path)):
-        raise OptionError(
-            f"{path}: in memory it would be gone when this is done; give the path of a file, or make it with "
-            "CachedDataset(source, path), which keeps it"
-        )
-
-
-def holders(system: Locks, path: str) -> list[Holder]:
+def holders(system: System, path: str) -> list[Holder]:
     """Who has open what has a name in memory; nobody where nothing has it."""
     descriptors: list[int] = []
     try:
@@ -263,7 +225,7 @@ def _check_folder(creates: bool) -> None:
 
 
 @contextmanager
-def _turn_at(system: Locks, where: str, creates: bool, into: list[int]) -> Iterator[None]:
+def _turn_at(system: System, where: str, creates: bool, into: list[int]) -> Iterator[None]:
     """Open an entry, made if it is to be, and have its turn for the block. The caller closes it."""
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if creates else 0)
     while True:
@@ -287,7 +249,7 @@ def _leads_to(where: str, fd: int) -> bool:
     return (named.st_dev, named.st_ino) == (found.st_dev, found.st_ino)
 
 
-def _holders(system: Locks, fd: int) -> Iterator[Holder]:
+def _holders(system: System, fd: int) -> Iterator[Holder]:
     """Who has locked its byte, in any order; some hundred may have."""
     ranges = [(_HOLDERS, _END)]
     while ranges:
@@ -298,11 +260,11 @@ def _holders(system: Locks, fd: int) -> Iterator[Holder]:
             ranges += [(start, byte), (byte + 1, end)]
 
 
-def _is_held(system: Locks, fd: int) -> bool:
+def _is_held(system: System, fd: int) -> bool:
     return next(_holders(system, fd), None) is not None
 
 
-def _make(system: Locks, path: str, into: list[int]) -> None:
+def _make(system: System, path: str, into: list[int]) -> None:
     """Make memory for the entry that has its turn, and remove entries that nobody holds."""
     flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
     into.extend(map(os.memfd_create, (f"edcache:{path[len(PREFIX) :]}",), (flags,)))
@@ -314,7 +276,7 @@ def _make(system: Locks, path: str, into: list[int]) -> None:
         _sweep(system, os.path.join(folder, name))
 
 
-def _sweep(system: Locks, where: str) -> None:
+def _sweep(system: System, where: str) -> None:
     descriptors: list[int] = []
     # What cannot be opened or has its turn now is looked at another time.
     with suppress(OSError):
@@ -324,7 +286,7 @@ def _sweep(system: Locks, where: str) -> None:
     _close(descriptors)
 
 
-def _remove_unheld(system: Locks, where: str, fd: int) -> None:
+def _remove_unheld(system: System, where: str, fd: int) -> None:
     if not _is_held(system, fd) and _leads_to(where, fd):
         os.unlink(where)
 
@@ -342,7 +304,7 @@ def process_namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-def _join(system: Locks, flags: int, into: list[int]) -> bool:
+def _join(system: System, flags: int, into: list[int]) -> bool:
     """Open the memory that an entry leads to; False where nobody holds it.
 
     Raises:
@@ -395,7 +357,7 @@ def reserve(fd: int, offset: int, nbytes: int) -> None:
         return
     _Unlooked.nbytes += nbytes
     if _Unlooked.nbytes > _UNLOOKED_NBYTES:
-        free = available()
+        free = bounded.available()
         if nbytes > free:
             text = f"{os.strerror(errno.ENOMEM)}, {human_bytes(free)} are free; {_REMEDY}"
             raise OSError(errno.ENOMEM, text)
@@ -406,72 +368,76 @@ def reserve(fd: int, offset: int, nbytes: int) -> None:
         raise OSError(error.errno, f"{os.strerror(error.errno or 0)}; {_REMEDY}") from None
 
 
-def available() -> int:
-    """Bytes of memory that this process may still take, by the machine and by its control groups."""
-    known = _fields(_MACHINE).get("MemAvailable:")
-    # Where nobody can tell, as without a descriptor to look with, the kernel has to.
-    free = [sys.maxsize if known is None else known * 1024]
-    for folder, most, now, prefix in _groups():
-        limit, used = _number(os.path.join(folder, most)), _number(os.path.join(folder, now))
-        if limit is None or used is None:
-            continue
-        # Of these the kernel takes as many as it needs.
-        told = _fields(os.path.join(folder, "memory.stat"))
-        files = told.get(f"{prefix}inactive_file", 0) + told.get(f"{prefix}active_file", 0)
-        free.append(limit - used + files)
-    return max(0, min(free) - _SPARE_NBYTES)
+# ------------------------------------------------------------------------------------------ backend
 
 
-def check_books(samples: int, nbytes_each: int, where: str) -> None:
-    """Refuse to keep books of more samples than the memory that is left can hold.
+class MemoryNaming(Naming):
+    """Files by their names in memory."""
 
-    Raises:
-        LengthError: "train.zip: 281,474,976,710,656 samples; their books take 4 bytes of memory each, so that
-            at most 5,368,709,120 fit here; ...".
+    absent = "no process of this user has it open in memory; build the cache first, and keep it open there"
+    is_volatile = True
+    open = staticmethod(open_memory)
+    entry = staticmethod(entry)
+    turn = staticmethod(turn)
+    reserve = staticmethod(reserve)
+    forget = staticmethod(forget)
+    inherit = staticmethod(inherit)
+
+    def stat(self, system: System, path: str) -> os.stat_result:
+        """See the base class."""
+        descriptors: list[int] = []
+        open_memory(system, path, os.O_RDONLY, descriptors)
+        try:
+            return os.fstat(descriptors[-1])
+        finally:
+            _close(descriptors)
+
+
+class MemoryStore(FileStore):
+    """A cache in shared memory."""
+
+    room = "memory"
+    # A disk that is full says so; where memory is, the kernel ends processes.
+    tolerance = 1.0
+    is_volatile = True
+    naming = MemoryNaming()
+
+    def _free(self) -> int:
+        return bounded.available()
+
+    def check_deletable(self) -> None:
+        """See the base class: it is freed by itself."""
+        held = held_at(self.path)
+        if held is not None:
+            who = ", ".join(map(str, held.pids))
+            raise OptionError(
+                f"{self.path}: in memory, where it is freed as soon as no process has it open; these have: "
+                f"{who}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An archive in shared memory.
+
+    path: "shm://" and its name. nbytes: of it. pids: the processes that have it open; it is freed when the
+    last of them closes it or ends.
     """
-    if samples * nbytes_each <= FREE_NBYTES:
-        return
-    most = available() // nbytes_each
-    if samples > most:
-        raise LengthError(
-            f"{where}: {samples:,} samples; their books take {nbytes_each} bytes of memory each, so that at "
-            f"most {most:,} fit here; divide them into several archives, or give it more memory"
-        )
+
+    path: str
+    nbytes: int
+    pids: tuple[int, ...]
 
 
-def _groups() -> Iterator[tuple[str, str, str, str]]:
-    """The control groups that limit memory: folder, names of limit and use, what its fields begin with."""
-    try:
-        with open(_GROUPS_OF_PROCESS, encoding="utf-8", errors="surrogateescape") as file:
-            lines = [line.rstrip("\n").split(":", 2) for line in file]
-    except OSError:
-        return
-    for _, kinds, path in lines:
-        if kinds == "":
-            top, names = _GROUPS, ("memory.max", "memory.current", "")
-        elif "memory" in kinds.split(","):
-            top = f"{_GROUPS}/memory"
-            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
-        else:
-            continue
-        for _ in range(_MOST_LEVELS):
-            yield top + path.rstrip("/"), *names
-            if path in ("/", ""):
-                break
-            path = os.path.dirname(path)
+def archives_in_memory() -> list[Held]:
+    """The archives of this user in shared memory on this host, by name; those that `preload` made too."""
+    return [held for held in map(held_at, names()) if held is not None]
 
 
-def _number(path: str) -> int | None:
-    try:
-        with open(path, encoding="ascii") as file:
-            return int(file.read())
-    except (OSError, ValueError):  # "max" is no limit
-        return None
-
-
-def _fields(path: str) -> dict[str, int]:
-    try:
-        with open(path, encoding="ascii") as file:
-            return {words[0]: int(words[1]) for words in map(str.split, file) if len(words) > 1}
-    except OSError:
-        return {}
+def held_at(path: str) -> Held | None:
+    """The archive that has a name in memory; None where nothing has."""
+    who = holders(calls.system, path)
+    for holder in who:
+        with suppress(OSError):  # it ends at this moment
+            return Held(path, os.stat(holder.path).st_size, tuple(sorted({holder.pid for holder in who})))
+    return None

@@ -1,10 +1,15 @@
-"""Properties that are computed once, without a lock; locks that a fork does not leave taken."""
+"""What is made once: a property of an object, a thing of a process; and a lock that a fork does not freeze.
+
+Before Python 3.12 `functools.cached_property` holds one lock for all objects while it computes: a fork while
+another thread computes leaves the child with that lock held, for ever. So does any lock; these do not.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar, overload
 
 Value = TypeVar("Value")
@@ -14,9 +19,6 @@ class once(Generic[Value]):
     """Compute a property when it is first asked for, and keep it in the object.
 
     Threads that ask at once may each compute it, and all get the one that was there first.
-
-    Before Python 3.12 `functools.cached_property` holds one lock for all objects while it computes. A fork
-    while another thread computes leaves the child with that lock held, for ever.
     """
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
@@ -39,22 +41,55 @@ class once(Generic[Value]):
         return found
 
 
-class ForkLock:
-    """A lock that one thread may take again, and that is free in a forked child whoever held it.
+class PerProcess(Generic[Value]):
+    """A thing that each process makes at its first use; what a fork inherits is kept, and not used.
 
-    An ordinary one that another thread held while this process forked stays taken in the child for ever.
+    To let go of it would run finalisers, which say goodbye on connections that are the parent's. Threads that
+    ask at once may each make it, and all get the one that was there first.
     """
 
     def __init__(self) -> None:
+        self._made: dict[object, Value] = {}
+
+    def get(self, make: Callable[[], Value]) -> Value:
+        """What this process has, made where it has none."""
+        made = self._made.get(_process)
+        return self._made.setdefault(_process, make()) if made is None else made
+
+    def pop(self) -> Value | None:
+        """Forget what this process has, and return it; the next use makes another."""
+        return self._made.pop(_process, None)
+
+
+class ForkLock:
+    """A reentrant lock, `with lock.held():`, that is free in a forked child whoever had it. For modules."""
+
+    def __init__(self) -> None:
         self._renew()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._renew)
+        _after_fork(self._renew)
 
     def _renew(self) -> None:
         self._lock = threading.RLock()
 
-    def __enter__(self) -> None:
-        self._lock.acquire()
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold it for the block, waiting for it."""
+        with self._lock:
+            yield
 
-    def __exit__(self, *raised: object) -> None:
-        self._lock.release()
+
+def _after_fork(call: Callable[[], None]) -> None:
+    if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
+        os.register_at_fork(after_in_child=call)
+
+
+# What stands for this process; its number may be that of an ancestor that has ended.
+_process = object()
+
+
+def _begin_process() -> None:
+    global _process
+    _process = object()
+
+
+_after_fork(_begin_process)

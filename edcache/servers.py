@@ -29,11 +29,6 @@ def is_server(path: object) -> bool:
     return isinstance(path, str) and path.startswith(_SCHEMES)
 
 
-def served(path: str) -> str:
-    """A path as it is, or where it is a URL of a Redis server, a `Server`: to be shown, not the URL."""
-    return Server.of(path) if is_server(path) else path
-
-
 class Server(str):
     """A URL without its credentials, as text; they go along, but not into what is shown or pickled.
 
@@ -108,6 +103,10 @@ class Server(str):
         other.secrets = self.secrets
         return other
 
+    def format(self, *values: object, **named: object) -> Server:
+        """As of a text, with the credentials of this one."""
+        return self.like(super().format(*values, **named))
+
     def with_prefix(self, prefix: str) -> Server:
         """The same server, with another prefix."""
         parts = urlsplit(str(self))
@@ -153,12 +152,3 @@ def _seconds(text: str, name: str, value: str) -> float:
     if not 0.001 <= seconds < 1e9:
         raise OptionError(f"{text}: {name}={value}; give seconds above 0")
     return seconds
-
-
-def refuse(path: object) -> None:
-    """Raise OptionError where a path is a URL of a Redis server, and what is done takes a file."""
-    if is_server(path):
-        raise OptionError(
-            f"{Server.of(str(path))}: this takes an archive that is a file; of a cache in Redis there are "
-            "CachedDataset, @cachable, and edcache info, show, ls, labels, export and rm"
-        )

@@ -17,9 +17,14 @@ from typing import Final
 
 from edcache import durable, format
 from edcache.durable import File
-from edcache.errors import ArchiveLockedError, ArchiveNotFoundError, EdcacheError
+from edcache.errors import ArchiveLockedError, ArchiveNotFoundError, EdcacheError, StorageError
 
 SUFFIX: Final = ".edcache.new"
+# Of the local copy of an archive that is far away: beside it while it is not whole, and what says of what it
+# is one. Who reads a copy shares the lock, which lies before every lock of the format, so that it stays.
+PARTIAL: Final = ".partial"
+SIDE: Final = ".origin"
+LOCK_USE: Final = format.LOCK_APPEND - 1
 KEPT: Final = "what was there before stays as it was"
 """What becomes of a path where what was to get its name is not made."""
 
@@ -85,6 +90,31 @@ def replacing(target: str, wait: float | None = None) -> Iterator[File]:
         raise
     finally:
         session.close()
+
+
+def open_kept(path: str) -> File:
+    """Open an archive to read it; where it is a local copy, it is not cleared away as long as it is open."""
+    file = File.open(path, "r")
+    try:
+        if durable.exists(path + SIDE):
+            file.share(LOCK_USE)
+            note_use(path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def note_use(copy: str) -> None:
+    """Remember that a local copy was used now, where this user may write."""
+    with suppress(StorageError):
+        durable.touch(copy + SIDE)
+
+
+def copies_beside(side: str) -> tuple[str, str]:
+    """What a side file may be of: a whole copy, or one that is not whole yet."""
+    copy = side.removesuffix(SIDE)
+    return copy, copy + PARTIAL
 
 
 def is_held(path: str) -> bool:

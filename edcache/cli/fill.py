@@ -12,8 +12,8 @@ import click
 from edcache.cli.call import Call
 from edcache.cli.group import as_typed, main
 from edcache.cli.options import FOLDER, flags, given
+from edcache.durable import check_outlives
 from edcache.errors import ArchiveNotFoundError, StaleCacheError
-from edcache.memory import check_outlives
 from edcache.options import ReadOptions
 from edcache.present.text import plural
 from edcache.sizes import human_bytes
@@ -140,7 +140,7 @@ def _interrupted_with_advice(out: str, rebuild: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from edcache.places import shown
+        from edcache.durable import shown
 
         state = "keeps what was computed, run the same command again to go on"
         if rebuild:

@@ -12,7 +12,6 @@ import click
 from edcache.cli.call import Call
 from edcache.cli.group import FAILED, main
 from edcache.cli.options import FOLDER, PATH, duration, flags, print_lines, print_report, size
-from edcache.memory import PREFIX
 from edcache.present import reports
 from edcache.present.text import plural, printable, table
 from edcache.sizes import human_bytes
@@ -39,8 +38,8 @@ def caches(directory: str | None, as_json: bool) -> None:
     Example:
       edcache caches cache --json
     """
-    if directory == PREFIX:
-        from edcache.housekeeping import archives_in_memory
+    if directory == "shm://":
+        from edcache.memory import archives_in_memory
 
         held = archives_in_memory()
         print_report(as_json, reports.memory_object(held), reports.memory_lines(held))
@@ -79,8 +78,8 @@ def why(path: str, factory: str | None, arguments: Sequence[str], version: str |
     Example:
       edcache why train.zip digits:make --arg split=train
     """
+    from edcache.durable import shown
     from edcache.housekeeping import head_of
-    from edcache.places import shown
 
     if factory is None and (arguments or version is not None):
         raise click.UsageError("--arg and --version belong to a call; name its MODULE:FACTORY too")

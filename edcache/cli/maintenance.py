@@ -39,7 +39,7 @@ def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: 
       edcache verify train.zip --quick
     """
     from edcache import maintain
-    from edcache.places import shown
+    from edcache.durable import shown
 
     with bar("verifying", path, progress) as on_progress:
         report = maintain.verify(path, on_progress, quick=quick, expected_digest=expect)

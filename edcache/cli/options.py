@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 import click
 from click.shell_completion import CompletionItem
 
+from edcache.durable import hidden
 from edcache.options import Codec, IfFilling, OnError
-from edcache.servers import served
 from edcache.sizes import NBYTES
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class _Path(click.types.StringParamType):
         return [CompletionItem(incomplete, type=self._kind)]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return served(str(value))
+        return hidden(str(value))
 
 
 PATH: Final = _Path()
@@ -166,7 +166,7 @@ def print_report(as_json: bool, document: object, lines: Iterable[str]) -> None:
 
 def bar(doing: str, path: str, progress: bool | None, unit: str = "B") -> ByteProgress:
     """A bar on stderr, fed with (done, in all); by default on a terminal."""
-    from edcache.places import shown
+    from edcache.durable import shown
     from edcache.progress import ByteProgress
 
     return ByteProgress(f"{doing} {os.path.basename(shown(path))}", progress, unit)

@@ -18,7 +18,7 @@ from typing import Any
 
 import edcache.dataset
 from edcache.compat.migrate import migrated
-from edcache.servers import is_server
+from edcache.durable import backend_of
 
 
 class CachedDataset(edcache.dataset.CachedDataset):
@@ -45,7 +45,8 @@ class CachedDataset(edcache.dataset.CachedDataset):
         **options: Any,
     ) -> None:
         given = os.fspath(path).rstrip("/")
-        where = given if given.endswith(".zip") or is_server(given) else f"{given}.zip"
+        ending = backend_of(given).ending
+        where = given if given.endswith(ending) else f"{given}{ending}"
         if "://" not in given:
             where = migrated(where, data_set, options, old=given, trust_pickle=trust_pickle)
         if data_set is not None and "force_cache" not in options:

@@ -5,6 +5,9 @@
     file      `File`: one open file: read and written at offsets, synced, locked
     refusals  what the system refuses, as errors of ours
     calls     `System`: the calls of the operating system, one method each
+    naming    how the system finds the file of a name, where that is no path
+    registry  which backend has a path or a URL; how another's is installed
+    source    `ByteSource`: the bytes of one archive, wherever they are
 
 Each imports only those below it. Every file operation of the package goes through `File` and the functions
 of `paths`, and every one of those through `system`, so that a test can record the operations or fail the
@@ -26,6 +29,7 @@ from edcache.durable import calls
 from edcache.durable.calls import WHOLE_FILE_LOCK, System, replace_system
 from edcache.durable.file import File, Stamp, absolute, written_since_boot
 from edcache.durable.keeping import kept
+from edcache.durable.naming import PATHS, Naming
 from edcache.durable.paths import (
     allocated,
     copy_permissions,
@@ -41,25 +45,52 @@ from edcache.durable.paths import (
     touch,
 )
 from edcache.durable.refusals import refused
+from edcache.durable.registry import (
+    Location,
+    backend_of,
+    check_outlives,
+    copies_on_disk,
+    hidden,
+    local_path,
+    located,
+    open_copy,
+    scheme_of,
+    shown,
+)
+from edcache.durable.source import ByteSource, Wrapped
 
 __all__ = [
+    "PATHS",
     "WHOLE_FILE_LOCK",
+    "ByteSource",
     "File",
+    "Location",
+    "Naming",
     "Stamp",
     "System",
+    "Wrapped",
     "absolute",
     "allocated",
+    "backend_of",
+    "check_outlives",
+    "copies_on_disk",
     "copy_permissions",
     "exists",
+    "hidden",
     "kept",
+    "local_path",
+    "located",
     "make_parent",
     "move",
     "names_in",
+    "open_copy",
     "refused",
     "remove",
     "remove_tree",
     "replace",
     "replace_system",
+    "scheme_of",
+    "shown",
     "stamp",
     "sync_directory",
     "touch",

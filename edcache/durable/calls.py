@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from edcache import memory
+from edcache.durable.naming import naming_of
 
 if sys.platform == "win32":
     import msvcrt
@@ -40,11 +40,7 @@ class System:
         An interrupt finds the file not open, or its descriptor in the list: between the instructions of
         Python code that held it in a variable it would be lost (tests/faults/test_interrupts.py).
         """
-        if memory.is_memory(path):
-            memory.open_memory(self, path, flags, into)
-            return
-        flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-        into.extend(map(os.open, (path,), (flags,), (0o666,)))
+        naming_of(path).open(self, path, flags, into)
 
     def close(self, descriptors: list[int]) -> None:
         """Take the last descriptor out and close it; as with `open`, it is in the list or closed."""
@@ -56,15 +52,7 @@ class System:
 
     def stat_path(self, path: str) -> os.stat_result:
         """The same of what a path leads to."""
-        if not memory.is_memory(path):
-            return os.stat(path)
-        descriptors: list[int] = []
-        memory.open_memory(self, path, os.O_RDONLY, descriptors)
-        try:
-            return os.fstat(descriptors[-1])
-        finally:
-            while descriptors:
-                os.close(descriptors.pop())
+        return naming_of(path).stat(self, path)
 
     def map(self, fd: int, nbytes: int) -> memoryview:
         """The first bytes of a file as read-only memory, shared with all who map it."""
@@ -140,17 +128,19 @@ class System:
 
     def copy_permissions(self, source: str, target: str) -> None:
         """Let `target` be read and written by whom `source` may be."""
-        shutil.copymode(memory.entry(source), memory.entry(target))
+        shutil.copymode(naming_of(source).entry(source), naming_of(target).entry(target))
 
     def replace(self, source: str, target: str) -> None:
         """Give `source` the name `target` in one step."""
-        with memory.turn(self, target, creates=True):
-            os.replace(memory.entry(source), memory.entry(target))
+        naming = naming_of(target)
+        with naming.turn(self, target, creates=True):
+            os.replace(naming_of(source).entry(source), naming.entry(target))
 
     def remove(self, path: str) -> None:
         """Take a file's name away."""
-        with memory.turn(self, path):
-            os.unlink(memory.entry(path))
+        naming = naming_of(path)
+        with naming.turn(self, path):
+            os.unlink(naming.entry(path))
 
     def touch(self, path: str) -> None:
         """Set the times of a file to now."""

@@ -13,9 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
-from edcache import memory, servers
 from edcache.durable import calls
+from edcache.durable.naming import naming_of
 from edcache.durable.refusals import refused, with_errno
+from edcache.durable.registry import scheme_of
+from edcache.durable.source import ByteSource
 from edcache.errors import (
     ArchiveClosedError,
     ArchiveExistsError,
@@ -32,7 +34,6 @@ _REMOTE: Final = (
     *("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "ceph", "9p", "afs", "beegfs", "gluster", "pvfs"),
 )
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-_ABSENT: Final = "no such file; check the path, or build the cache first"
 _MAX_WRITE: Final = 1 << 30  # Linux moves at most 0x7ffff000 bytes a call
 
 T = TypeVar("T")
@@ -54,7 +55,7 @@ def absolute(path: str | bytes | os.PathLike[str]) -> str:
         StorageError: a relative path, and the folder that the process works in is gone.
     """
     name = os.fsdecode(path)
-    if memory.is_memory(name):
+    if scheme_of(name):
         return name
     if not name:
         raise OptionError("an empty path; give that of a file")
@@ -85,7 +86,7 @@ def _settle_inherited() -> None:
     for file in list(_lockable):
         file._close()
     for file in list(_in_memory):
-        memory.inherit(calls.system, file._descriptors)
+        file._naming.inherit(calls.system, file._descriptors)
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
@@ -105,7 +106,7 @@ class _Call:
         return self.pid == os.getpid() and self.thread != threading.get_ident()
 
 
-class File:
+class File(ByteSource):
     """One open regular file, read and written at offsets.
 
     path: as given. absolute: the same, whichever folder the process works in. writable: whether writes and
@@ -118,8 +119,7 @@ class File:
     description: only the process that took it may release it.
     """
 
-    # Read by calls of the system, not by requests (see places/place.py).
-    by_request = False
+    is_live = True
     _is_ending = staticmethod(sys.is_finalizing)
 
     def __init__(self, path: str, writable: bool) -> None:
@@ -130,11 +130,11 @@ class File:
         # Calls that are under way, by id; one that was interrupted is there as long as its frame.
         self._inside: dict[int, weakref.ref[_Call]] = {}
         self._is_closing = False
-        self._is_in_memory = memory.is_memory(path)
+        self._naming = naming_of(path)
         self.absolute = absolute(path)
         if writable:
             _lockable.add(self)
-        if self._is_in_memory:
+        if self._naming.is_volatile:
             _in_memory.add(self)
 
     @classmethod
@@ -149,7 +149,6 @@ class File:
             ArchiveNotFoundError, ArchiveExistsError, StorageError.
         """
         name = os.fspath(path)
-        servers.refuse(name)
         file = cls(name, mode != "r")
         made = {"r": 0, "r+": 0, "a": os.O_CREAT, "x": os.O_CREAT | os.O_EXCL}[mode]
         flags = made | (os.O_RDWR if file.writable else os.O_RDONLY)
@@ -158,8 +157,7 @@ class File:
         try:
             calls.system.open(name, flags, file._descriptors)
         except FileNotFoundError as error:
-            absent = memory.ABSENT if file._is_in_memory else _ABSENT
-            raise with_errno(ArchiveNotFoundError(f"{name}: {absent}"), error) from None
+            raise with_errno(ArchiveNotFoundError(f"{name}: {file._naming.absent}"), error) from None
         except FileExistsError as error:
             raise with_errno(
                 ArchiveExistsError(
@@ -186,7 +184,7 @@ class File:
             # No calls but these: an interrupt or an end of the memory that falls into what a finaliser calls
             # is lost, and with it the descriptor (tests/faults/).
             try:
-                if self._is_in_memory:
+                if self._naming.is_volatile:
                     self.close()
                 else:
                     calls.system.close(self._descriptors)
@@ -244,9 +242,6 @@ class File:
     def reopened(self) -> File:
         """What the path leads to now, opened for reading."""
         return File.open(self.path, "r")
-
-    def check_unchanged(self) -> None:
-        """Nothing: an open file stays the one that was opened."""
 
     def is_named(self) -> bool:
         """Whether the path still leads to this file: not where another took its place, or it was deleted."""
@@ -345,8 +340,8 @@ class File:
         view = memoryview(data).cast("B")
         done = 0
         try:
-            if self._is_in_memory:
-                self._call(memory.reserve, offset, len(view))
+            if self._naming.is_volatile:
+                self._call(self._naming.reserve, offset, len(view))
             while done < len(view):
                 done += self._call(calls.system.pwrite, view[done : done + _MAX_WRITE], offset + done)
         except OSError as error:
@@ -469,8 +464,7 @@ class File:
         made = [reference() for reference in list(self._inside.values())]
         if any(call is not None and call.is_of_another_thread() for call in made):
             return
-        if self._is_in_memory:
-            memory.forget(calls.system, self._descriptors)
+        self._naming.forget(calls.system, self._descriptors)
         try:
             self._close()
         except OSError as error:

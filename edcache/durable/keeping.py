@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from edcache import memory
 from edcache.durable.file import File
+from edcache.durable.registry import backend_of
 from edcache.errors import SourceError, WorkerError
 
 
 class Keeper:
-    """Holds what has a name in memory; nothing where the path is that of a file."""
+    """Holds what has a name in memory; nothing where the path is that of anything else."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -54,7 +54,7 @@ def kept(path: str) -> Iterator[Keeper]:
     has done with the name, so that the same call goes on where it stopped.
     """
     keeper = Keeper(path)
-    if not memory.is_memory(path):
+    if not backend_of(path).is_volatile:
         yield keeper
         return
     keeper.take()

@@ -6,11 +6,12 @@ import errno
 import os
 import shutil
 
-from edcache import memory, servers
 from edcache.durable import calls
 from edcache.durable.file import File, Stamp, stamp_of
 from edcache.durable.keeping import take_over
+from edcache.durable.naming import naming_of
 from edcache.durable.refusals import refused, with_errno
+from edcache.durable.registry import scheme_of
 from edcache.errors import ArchiveNotFoundError
 
 
@@ -72,7 +73,7 @@ def remove_tree(path: str) -> None:
 
 def sync_directory(path: str) -> None:
     """Bring the names in a folder to the disk; "" is the working folder."""
-    if memory.is_memory(path):
+    if scheme_of(path):
         return
     try:
         calls.system.sync_directory(path or os.curdir)
@@ -102,10 +103,9 @@ def names_in(folder: str) -> list[str]:
 
 def make_parent(path: str) -> None:
     """Make the folder of `path` and those above it, where they are absent."""
-    servers.refuse(path)
-    parent = os.path.dirname(path)
+    naming, parent = naming_of(path), os.path.dirname(path)
     try:
-        if parent and not memory.is_memory(path):
+        if parent and not naming.is_volatile:
             calls.system.make_folders(parent)
     except OSError as error:
         refused(parent, "making the folder", error)

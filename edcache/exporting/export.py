@@ -11,9 +11,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from edcache import memory
 from edcache.archives import Path
 from edcache.dataset import CachedDataset
+from edcache.durable import check_outlives, local_path
 from edcache.errors import OptionError, PartialArchiveError
 from edcache.exporting.columns import Columns, columns_of, joined
 from edcache.exporting.files import Folders, Tars, check_json_labels, files_of
@@ -32,7 +32,6 @@ from edcache.exporting.plan import (
 )
 from edcache.exporting.tables import HuggingFace, Parquets, datasets_package
 from edcache.fill import worker_count
-from edcache.places import local_path
 from edcache.sizes import parsed_bytes
 from edcache.views import Samples
 
@@ -123,7 +122,7 @@ def _target(out: Path, to: str) -> str:
     """Where it goes, if nothing is there and what writes it is installed."""
     if to == "hf":
         datasets_package()
-    memory.check_outlives(out)
+    check_outlives(out)
     target = local_path(out)
     check_free(target)
     return target

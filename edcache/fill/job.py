@@ -7,7 +7,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edcache import memory, temporary
+from edcache import bounded, temporary
 from edcache.errors import EdcacheError, LengthError, OptionError, SourceError, StaleCacheError
 from edcache.fingerprint import comparable, differences, stale_message
 from edcache.format import MAX_LENGTH, Head
@@ -215,7 +215,7 @@ def length_of(source: Any, path: str) -> int:
             f"{path}: len() of the source, a {type(source).__name__}, raised {type(error).__name__}: "
             f"{text_of(error)}; give a source whose len() is a whole number from 0 up"
         ) from error
-    memory.check_books(length, _BOOKS_NBYTES, path)
+    bounded.check_books(length, _BOOKS_NBYTES, path)
     if length >= MAX_LENGTH:
         raise LengthError(f"{path}: {length:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
     return length

@@ -99,7 +99,7 @@ class LazyFiller:
         archive = self._open
         if archive is not None and archive.is_mine:
             return archive
-        with _opening:
+        with _opening.held():
             if self._open is None or not self._open.is_mine:
                 self._open = _OpenArchive(self._job, self._max_bytes, self._on_full == "raise")
                 # Workers of a DataLoader leave by os._exit, which skips atexit but not these. Nothing but the

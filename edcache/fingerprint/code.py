@@ -55,7 +55,7 @@ def _source_of(code: Any) -> str | None:
 
 def syntax_tree(code: Any) -> ast.Module | None:
     """What a function or a class says; None where there is no source to read, or it does not stand alone."""
-    with _parsing:
+    with _parsing.held():
         source = _source_of(code)
         try:
             return None if source is None else ast.parse(source)
@@ -68,7 +68,7 @@ def source_digest(code: Any) -> str | None:
 
     None where there is no source to read, as in an interactive session.
     """
-    with _parsing:
+    with _parsing.held():
         if getattr(code, "__name__", "") == "<lambda>":
             return _lambda_digest(code)
         tree = syntax_tree(code)

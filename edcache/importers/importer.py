@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from edcache.dataset import CachedDataset
+from edcache.durable import local_path
 from edcache.errors import ForeignCacheError, OptionError
 from edcache.folders import EXTENSIONS
 from edcache.importers.edflow import EXAMPLE, EdflowFolder, EdflowZip
@@ -21,7 +22,6 @@ from edcache.importers.tensordict import META, Tensordict
 from edcache.importers.webdataset import Webdataset
 from edcache.once import once
 from edcache.options import CacheKeywords, CacheOptions, takes
-from edcache.places import local_path
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -11,9 +11,9 @@ Each imports only those below it.
 """
 
 from edcache.local.copy import Copied, CopyOptions, copy_local, copy_to_local
-from edcache.local.evict import Copy, copies_beside, copies_in, copy_at, discard_side, leftovers, why_stays
+from edcache.local.evict import Copy, copies_in
 from edcache.local.side import PARTIAL, SIDE
-from edcache.local.through import ReadThrough, finished, open_archive, open_through, reopen_through
+from edcache.local.through import ReadThrough
 
 __all__ = [
     "PARTIAL",
@@ -22,16 +22,7 @@ __all__ = [
     "Copy",
     "CopyOptions",
     "ReadThrough",
-    "copies_beside",
     "copies_in",
-    "copy_at",
     "copy_local",
     "copy_to_local",
-    "discard_side",
-    "finished",
-    "leftovers",
-    "open_archive",
-    "open_through",
-    "reopen_through",
-    "why_stays",
 ]

@@ -9,16 +9,15 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from edcache import durable, format, memory, servers, temporary
+from edcache import durable, format, temporary
 from edcache.digests import OnProgress, check_digest, parse_digest
-from edcache.durable import File
+from edcache.durable import File, Location, local_path, located, shown
 from edcache.errors import ArchiveExistsError, DigestError, NotAnArchiveError, OptionError
 from edcache.local.evict import check_space, limit_of, make_room
 from edcache.local.fetch import Plan, fetch
-from edcache.local.origin import Origin, identity_at, identity_of, name_of, open_origin, origin_at
+from edcache.local.origin import Origin, identity_at, identity_of, open_origin
 from edcache.local.side import PARTIAL, SIDE, Note, Side, Version, locked_side, note_of, note_use, stamp_of
 from edcache.options import Show
-from edcache.places import Where, shown
 from edcache.progress import ByteProgress
 
 logger = logging.getLogger("edcache")
@@ -109,14 +108,13 @@ def copy_local(
     if type(threads) is not int or threads < 1:
         raise OptionError(f"num_threads={threads!r}; give a number from 1 on")
     limit = limit_of(options.max_bytes)
-    memory.check_outlives(target)
-    servers.refuse(os.fspath(target))
-    source, target = origin_at(src, options.storage_options), durable.absolute(target)
-    if isinstance(source, str) and os.path.isdir(source):
+    durable.check_outlives(target)
+    source, target = located(src, options.storage_options), local_path(target)
+    if not source.by_request and os.path.isdir(source.path):
         if expected is not None:
-            raise OptionError(f"{source}: a folder; expected_digest= is that of one archive")
-        return _copy_folder(source, target, threads, limit, on_progress)
-    name = name_of(source)
+            raise OptionError(f"{source.path}: a folder; expected_digest= is that of one archive")
+        return _copy_folder(source.path, target, threads, limit, on_progress)
+    name = source.path
     is_file = not (os.path.isdir(target) or target.endswith(os.sep))
     if not (is_file and target.endswith(os.path.splitext(name)[1])):
         target = os.path.join(target, os.path.basename(name))
@@ -141,7 +139,9 @@ def _copy_folder(
             if on_progress is not None:
                 on_progress(before + done, total)
 
-        fetched += Copying(copy, target, threads, limit, copies.values()).copy(path, None, advance)[1]
+        fetched += Copying(copy, target, threads, limit, copies.values()).copy(located(path), None, advance)[
+            1
+        ]
         before += size
     return Copied(target, len(copies), total, fetched)
 
@@ -186,7 +186,7 @@ class Copying:
     limit: int | None
     keep: Collection[str]
 
-    def copy(self, source: Where, expected: str | None, on_progress: OnProgress | None) -> tuple[int, int]:
+    def copy(self, source: Location, expected: str | None, on_progress: OnProgress | None) -> tuple[int, int]:
         """Copy what is there unless that was done; returns its bytes, and those that were fetched."""
         # Without the lock, and so where nothing can be written too.
         version = current(self.path, identity_at(source))

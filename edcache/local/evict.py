@@ -14,6 +14,7 @@ from edcache.durable import File
 from edcache.errors import ArchiveNotFoundError, OptionError, StorageError
 from edcache.local.side import LOCK_COPY, LOCK_USE, PARTIAL, SIDE, locked_side, note_of, stamp_of
 from edcache.sizes import human_bytes, parsed_bytes
+from edcache.temporary import copies_beside
 
 
 class Copy(NamedTuple):
@@ -77,12 +78,6 @@ def _is_locked(path: str, start: int) -> bool:
             return file.is_locked(start, 1)
     except ArchiveNotFoundError:
         return False
-
-
-def copies_beside(side: str) -> tuple[str, str]:
-    """What a side file may be of: a whole copy, or one that is not whole yet."""
-    copy = side.removesuffix(SIDE)
-    return copy, copy + PARTIAL
 
 
 def discard_side(path: str) -> bool:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any, Protocol
+from typing import Protocol
 
 from edcache import durable
-from edcache.durable import File
-from edcache.places import Where, located
-from edcache.places.asking import Stamp
-from edcache.places.remote import RemotePlace
-from edcache.servers import refuse
+from edcache.durable import ByteSource, File, Location
 
 Identity = tuple[str, ...]
 """What changes when an origin does: of a file its size, the time of its last change and its inode."""
@@ -59,19 +54,19 @@ class _MountedFile(File):
         return super().read_many(extents)
 
 
-def open_origin(where: Where) -> Origin:
-    """Open what is at a path or behind a URL; raises as `open_place`."""
-    return _MountedFile.open(where, "r") if isinstance(where, str) else RemotePlace(where)
+def open_origin(where: Location) -> Origin:
+    """Open what is at a path or behind a URL; raises as `Location.open`."""
+    return where.open() if where.by_request else _MountedFile.open(where.local_path(), "r")
 
 
-def identity_at(where: Where) -> Identity:
+def identity_at(where: Location) -> Identity:
     """The identity of what is there: of a path by one call of the system, of a URL by one or two requests.
 
     Raises:
         ArchiveNotFoundError, StorageError.
     """
-    if isinstance(where, str):
-        return _as_text(durable.stamp(where))
+    if not where.by_request:
+        return _as_text(durable.stamp(where.local_path()))
     with closing(open_origin(where)) as origin:
         return identity_of(origin)
 
@@ -81,27 +76,8 @@ def identity_of(origin: Origin) -> Identity:
     if isinstance(origin, File):
         # Not the device: a mount may have another number tomorrow.
         return _as_text(origin.stamp())
-    state = origin.identity()
-    return _as_text((state.size, state.tag) if isinstance(state, Stamp) else state)
+    return _as_text(origin.tag() if isinstance(origin, ByteSource) else origin.identity())
 
 
 def _as_text(state: object) -> Identity:
     return tuple(map(str, state)) if isinstance(state, (tuple, list)) else (str(state),)
-
-
-def origin_at(
-    path: str | os.PathLike[str] | Where, storage_options: Mapping[str, Any] | None = None
-) -> Where:
-    """Where an origin is, as everywhere on this machine: a full path, or a URL.
-
-    Raises:
-        OptionError: it is a cache in Redis.
-    """
-    where = located(path, storage_options)
-    refuse(where)
-    return where
-
-
-def name_of(where: Where) -> str:
-    """What an origin is called, in messages and in side files: without credentials."""
-    return where if isinstance(where, str) else where.shown

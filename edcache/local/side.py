@@ -24,19 +24,19 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import Final, NamedTuple
 
 from edcache import bounded, durable, format
 from edcache.durable import WHOLE_FILE_LOCK, File, Stamp
 from edcache.errors import ArchiveNotFoundError, StorageError
 from edcache.local.origin import Identity
+from edcache.temporary import LOCK_USE as LOCK_USE
+from edcache.temporary import PARTIAL as PARTIAL
+from edcache.temporary import SIDE as SIDE
+from edcache.temporary import note_use as note_use
 
-SIDE: Final = ".origin"
-PARTIAL: Final = ".partial"
 LOCK_COPY: Final = WHOLE_FILE_LOCK
-# Before every lock of the format: who appends to an archive does not meet who reads it.
-LOCK_USE: Final = format.LOCK_APPEND - 1
 MAP_OFFSET: Final = 1 << 15
 
 _SLOT_NBYTES: Final = 1 << 14
@@ -145,12 +145,6 @@ def stamp_of(path: str) -> Stamp | None:
         return durable.stamp(path)
     except ArchiveNotFoundError:
         return None
-
-
-def note_use(copy: str) -> None:
-    """Remember that a copy was used now, where this user may write."""
-    with suppress(StorageError):
-        durable.touch(copy + SIDE)
 
 
 @contextmanager

@@ -13,14 +13,14 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final, NamedTuple, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache import durable, format
-from edcache.durable import File
+from edcache.durable import File, Location, Wrapped
 from edcache.errors import (
     ArchiveError,
     ArchiveNotFoundError,
@@ -37,9 +37,7 @@ from edcache.local.origin import (
     Origin,
     identity_at,
     identity_of,
-    name_of,
     open_origin,
-    origin_at,
 )
 from edcache.local.side import (
     LOCK_USE,
@@ -53,11 +51,9 @@ from edcache.local.side import (
     note_of,
     note_use,
 )
-from edcache.places import Where
+from edcache.once import PerProcess
 
 logger = logging.getLogger("edcache")
-
-T = TypeVar("T")
 
 BLOCK_BITS: Final = 18
 BLOCK_NBYTES: Final = 1 << BLOCK_BITS
@@ -80,8 +76,8 @@ class Pinned(NamedTuple):
     nbytes: int
 
 
-class ReadThrough(File):
-    """An archive of which this machine has a copy, whole or not: read as a `File` is.
+class ReadThrough(Wrapped):
+    """An archive of which this machine has a copy, whole or not.
 
     Args:
         data: the copy, opened to be read. is_whole: whether it has its name.
@@ -93,30 +89,33 @@ class ReadThrough(File):
     """
 
     def __init__(self, pinned: Pinned, data: File, is_whole: bool, opener: Opener) -> None:
-        super().__init__(pinned.source, False)
-        self.pinned = pinned
-        self.is_whole = is_whole
-        self._data, self._opener = data, opener
+        super().__init__(data)
+        self.data: File = data
+        self.path = pinned.source
+        self.pinned = self.token = pinned
+        self.is_partial = not is_whole
+        self._opener = opener
         count = -(-pinned.nbytes // BLOCK_NBYTES)
         self._known = bytearray(0 if is_whole else count)
         self._last = count - 1
         self._side: File | None = None
         self._writers: tuple[File, File] | None = None
-        self._origin: tuple[int, Origin] | None = None
+        self._origin: PerProcess[Origin] = PerProcess()
         self._is_full = False
         self._touched: set[int] | None = set()
-
-    def _call(self, call: Callable[..., T], *arguments: Any) -> T:
-        return self._data._call(call, *arguments)
 
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return self._data.closed
+        return self.data.closed
 
     def size(self) -> int:
         """Bytes of the origin when it was pinned."""
         return self.pinned.nbytes
+
+    def reopened(self) -> ReadThrough:
+        """The same copy; another state of the origin would be another one."""
+        return _reopened(self.pinned, self._opener)
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         """Read `nbytes` at `offset`, fetching what was not yet; fewer only at the end of the file.
@@ -129,21 +128,25 @@ class ReadThrough(File):
         if nbytes and self._touched is not None:
             self._touched.update(_blocks(offset, nbytes))
         if self._ensure(_blocks(offset, nbytes)):
-            return self._data.pread(offset, nbytes)
+            return self.data.pread(offset, nbytes)
         return self._open_origin().pread(offset, nbytes)
+
+    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Read extents (offset, nbytes), one after the other."""
+        return [memoryview(self.pread(offset, nbytes)) for offset, nbytes in extents]
 
     def is_cached(self, offset: int) -> bool:
         """Whether a byte can be read without waiting, as far as can be told."""
-        is_here = self.is_whole or bool(self._known[min(offset >> BLOCK_BITS, self._last)])
+        is_here = not self.is_partial or bool(self._known[min(offset >> BLOCK_BITS, self._last)])
         return is_here and super().is_cached(offset)
 
-    def fetch(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> None:
+    def announce(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> None:
         """Fetch what is missing of many extents, all at once.
 
         Args:
             start, end: int64 [n], bytes from the start of the file.
         """
-        if self.is_whole or self._is_full:
+        if not self.is_partial or self._is_full:
             return
         wanted = self._wanted(start, end) & (np.frombuffer(self._known, np.uint8) == 0)
         blocks = self._missing(np.flatnonzero(wanted).tolist())
@@ -159,14 +162,14 @@ class ReadThrough(File):
                 fetched again: ...".
         """
         try:
-            before = self.stamp()
+            before = self.data.stamp()
             is_mended = self._fetch(_blocks(offset, nbytes))
-            if is_mended and self.is_whole:
+            if is_mended and not self.is_partial:
                 self._note_mended(before)
             return is_mended
         except (ArchiveError, OSError) as error:
             raise CorruptRecordError(
-                f"{self._data.path}: bytes {offset:,} to {offset + nbytes:,} fail their crc32, and cannot be "
+                f"{self.data.path}: bytes {offset:,} to {offset + nbytes:,} fail their crc32, and cannot be "
                 f"fetched again: {error}"
             ) from error
 
@@ -175,32 +178,72 @@ class ReadThrough(File):
         with locked_side(self.pinned.copy, wait=False) as side:
             note = None if side is None else side.read()
             if side is not None and note is not None:
-                versions = (v._replace(stamp=self.stamp()) if v.stamp == before else v for v in note.versions)
+                versions = (
+                    v._replace(stamp=self.data.stamp()) if v.stamp == before else v for v in note.versions
+                )
                 side.write(note._replace(versions=tuple(versions)))
 
     def mend_opening(self) -> bool:
         """Fetch again all that was read so far; whether that can make a difference, which it can once."""
         blocks, self._touched = sorted(self._touched or ()), None
-        before = self.stamp()
+        before = self.data.stamp()
         is_mended = bool(blocks) and self._fetch(blocks)
-        if is_mended and self.is_whole:
+        if is_mended and not self.is_partial:
             self._note_mended(before)
         return is_mended
 
-    def opened(self) -> None:
+    def accept(self) -> None:
         """Say that what was read so far made sense."""
         self._touched = None
 
     def close(self) -> None:
         """Let go of the copy, of the lock that says it is open, and of the origin."""
-        for file in (self._data, self._side, *(self._writers or ())):
+        for file in (self.data, self._side, *(self._writers or ())):
             if file is not None:
                 file.close()
-        if self._origin is not None:
-            self._origin[1].close()
-            self._origin = None
+        origin = self._origin.pop()
+        if origin is not None:
+            origin.close()
 
-    def missing_part(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> float:
+    def finish(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> ReadThrough | None:
+        """Where nearly all records are here, fetch the rest, prove all of it and give the copy its name.
+
+        Args:
+            start, end: int64 [n], extents that hold all records.
+        Returns:
+            The whole copy, opened; None where it is not whole. Who has this open goes on with it.
+        """
+        if not self.is_partial or self._missing_part(start, end) > _REST:
+            return None
+        with locked_side(self.pinned.copy, wait=False) as side:
+            if side is None:
+                return None
+            try:
+                self._complete(side)
+            except (ArchiveError, OSError) as error:
+                logger.warning("%s: it stays a partial copy: %s", self.pinned.copy, error)
+                return None
+        whole = _attached(self.pinned, self._opener)
+        return whole if whole is not None and not whole.is_partial else None
+
+    def _complete(self, side: Side) -> None:
+        copy, note = self.pinned.copy, side.read()
+        if note is None or durable.exists(copy):
+            return  # what has its name is a copy no more: somebody has changed it
+        origin = self._open_origin()
+        partial = File.open(copy + PARTIAL, "r+")
+        try:
+            fetch(origin, Plan(origin), partial, threads=THREADS)
+            self._check_identity(origin)
+            partial.sync()
+            side.write(note._replace(versions=(note.versions[0]._replace(stamp=partial.stamp()),)))
+            side.file.pwrite(MAP_OFFSET, b"\1" * (side.file.size() - MAP_OFFSET))
+            side.file.sync()
+            durable.move(partial, copy)
+        finally:
+            partial.close()
+
+    def _missing_part(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> float:
         """Which part of the blocks around many extents nobody has fetched yet: 0 to 1."""
         wanted = np.flatnonzero(self._wanted(start, end)).tolist()
         return len(self._missing(wanted)) / max(1, len(wanted))
@@ -217,7 +260,7 @@ class ReadThrough(File):
 
     def _ensure(self, blocks: range) -> bool:
         """Have some blocks here; False where they cannot be kept."""
-        if self.is_whole or self._known.find(0, blocks.start, blocks.stop) < 0:
+        if not self.is_partial or self._known.find(0, blocks.start, blocks.stop) < 0:
             return True
         missing = self._missing(blocks)
         return not missing or (not self._is_full and self._fetch(missing))
@@ -252,12 +295,12 @@ class ReadThrough(File):
             out, side = self._open_writers()
             for (low, high), (offset, _), data in zip(runs, extents, fetched, strict=True):
                 out.pwrite(offset, data)
-                if not self.is_whole:
+                if self.is_partial:
                     # Behind its bytes: who is killed in between has fetched for nothing, and that is all.
                     side.pwrite(MAP_OFFSET + low, b"\1" * (high - low))
                     self._known[low:high] = b"\1" * (high - low)
         except StorageError as error:
-            if self.is_whole or error.errno not in _FULL:
+            if not self.is_partial or error.errno not in _FULL:
                 raise
             self._warn_full(error)
             return False
@@ -287,15 +330,16 @@ class ReadThrough(File):
 
     def _open_origin(self) -> Origin:
         """The origin, as this process has it open."""
-        if self._origin is None or self._origin[0] != os.getpid():
-            origin = self._opener()
-            try:
-                self._check_identity(origin)
-            except BaseException:
-                origin.close()
-                raise
-            self._origin = os.getpid(), origin
-        return self._origin[1]
+        return self._origin.get(self._opened_origin)
+
+    def _opened_origin(self) -> Origin:
+        origin = self._opener()
+        try:
+            self._check_identity(origin)
+        except BaseException:
+            origin.close()
+            raise
+        return origin
 
     def _check_identity(self, origin: Origin) -> None:
         if identity_of(origin) != self.pinned.identity:
@@ -324,36 +368,28 @@ def _runs(blocks: Iterable[int], most: int) -> Iterator[tuple[int, int]]:
 # ---------------------------------------------------------------------------------------------- opening
 
 
-def open_archive(path: str) -> File:
-    """Open an archive to read it; where it is a local copy, it is not cleared away as long as it is open."""
-    file = File.open(path, "r")
-    try:
-        if durable.exists(path + SIDE):
-            file.share(LOCK_USE)
-            note_use(path)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def open_through(where: Where, folder: str, max_bytes: int | str | None = None) -> ReadThrough:
+def open_copy(
+    where: Location, token: Pinned | None, *, folder: str, max_bytes: int | str | None = None
+) -> ReadThrough:
     """Open an archive by its copy in a folder, which begins empty and fills as it is read.
 
     Args:
-        where: the archive, sealed. folder: made where it is absent. max_bytes: as in `copy_to_local`.
+        where: the archive, sealed. token: of a copy that another process has open: the origin is not looked
+            at then. folder: made where it is absent. max_bytes: as in `copy_to_local`.
     Returns:
         The copy; a whole one that `copy_to_local` made there, where there is one.
     Raises:
         ArchiveNotFoundError, StorageError: the archive is not there, and neither is a whole copy of it.
         OptionError: it is not sealed. NotAnArchiveError, FormatVersionError, CorruptArchiveError.
+        StaleArchiveError: the copy with this token is not there any more.
     """
-    where, limit = origin_at(where), limit_of(max_bytes)
-    source = name_of(where)
 
     def opener() -> Origin:
         return open_origin(where)
 
+    if token is not None:
+        return _reopened(token, opener)
+    limit, source = limit_of(max_bytes), where.path
     try:
         identity = identity_at(where)
     except (StorageError, ArchiveNotFoundError) as error:
@@ -362,20 +398,15 @@ def open_through(where: Where, folder: str, max_bytes: int | str | None = None) 
     version = current(copied, identity)
     if version is not None:
         pinned = Pinned(source, identity, copied, version.nbytes)
-        found = _attached(pinned, opener)
-        if found is not None:
+        file = _attached(pinned, opener)
+        if file is not None:
             note_use(copied)
-            return found
+            return file
     return _open_by(source, identity, folder, limit, opener)
 
 
-def reopen_through(pinned: Pinned, where: Where) -> ReadThrough:
-    """Open in another process what `open_through` opened; the origin is not looked at.
-
-    Raises:
-        StaleArchiveError: the copy is not there any more.
-    """
-    file = _attached(pinned, lambda: open_origin(origin_at(where)))
+def _reopened(pinned: Pinned, opener: Opener) -> ReadThrough:
+    file = _attached(pinned, opener)
     if file is None:
         raise StaleArchiveError(f"{pinned.copy}: this copy of {pinned.source} is gone; open it again")
     return file
@@ -471,54 +502,12 @@ def _looked_at(origin: Origin) -> Version:
     return Version(identity, head.uuid.hex(), nbytes)
 
 
-def finished(
-    file: ReadThrough, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]
-) -> ReadThrough | None:
-    """Where nearly all records of a copy are here, fetch the rest, prove all of it and give it its name.
-
-    Args:
-        start, end: int64 [n], extents that hold all records.
-    Returns:
-        The whole copy, opened; None where it is not whole. Who has it open goes on with what was opened.
-    """
-    if file.missing_part(start, end) > _REST:
-        return None
-    with locked_side(file.pinned.copy, wait=False) as side:
-        if side is None:
-            return None
-        try:
-            _finish(file, side)
-        except (ArchiveError, OSError) as error:
-            logger.warning("%s: it stays a partial copy: %s", file.pinned.copy, error)
-            return None
-    whole = _attached(file.pinned, file._opener)
-    return whole if whole is not None and whole.is_whole else None
-
-
-def _finish(file: ReadThrough, side: Side) -> None:
-    pinned, note = file.pinned, side.read()
-    if note is None or durable.exists(pinned.copy):
-        return  # what has its name is a copy no more: somebody has changed it
-    origin = file._open_origin()
-    partial = File.open(pinned.copy + PARTIAL, "r+")
-    try:
-        fetch(origin, Plan(origin), partial, threads=THREADS)
-        file._check_identity(origin)
-        partial.sync()
-        side.write(note._replace(versions=(note.versions[0]._replace(stamp=partial.stamp()),)))
-        side.file.pwrite(MAP_OFFSET, b"\1" * (side.file.size() - MAP_OFFSET))
-        side.file.sync()
-        durable.move(partial, pinned.copy)
-    finally:
-        partial.close()
-
-
 def _without_origin(source: str, folder: str, opener: Opener, error: Exception) -> ReadThrough:
     """A whole copy of what cannot be reached; raises the error where there is none."""
     for copy, version in whole_copies_of(source, folder):
         pinned = Pinned(source, version.identity, copy, version.nbytes)
         found = _attached(pinned, opener)
-        if found is not None and found.is_whole:
+        if found is not None and not found.is_partial:
             logger.warning("%s: reading its copy %s: %s", source, copy, error)
             return found
     raise error

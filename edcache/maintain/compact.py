@@ -7,17 +7,16 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from edcache import format, memory
+from edcache import durable, format
 from edcache.contents import Contents, merge, read_revision, read_table
 from edcache.digests import OnProgress
-from edcache.durable import File
+from edcache.durable import File, local_path
 from edcache.errors import ArchiveLockedError, StaleArchiveError
 from edcache.format import Header
 from edcache.labels.revisions import Revised
 from edcache.labels.tables import ChunkTable, Failure, Revision
 from edcache.maintain.rewrite import Progress, Rewrite, Selection, check_free, chunk_rows, rewriting
 from edcache.maintain.survey import Sound, sound_survey
-from edcache.places import local_path
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ def compact(
         appending gets StaleArchiveError then. Killed at any point, the path leads to the old archive or to
         the new one; a leftover `.edcache.new` is begun anew by the next run.
     """
-    memory.check_outlives(path if target is None else target)
+    durable.check_outlives(path if target is None else target)
     name = local_path(path) if target is not None else os.path.realpath(local_path(path))
     with closing(File.open(name, "r")) as file:
         if target is None:

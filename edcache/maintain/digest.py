@@ -8,7 +8,7 @@ from typing import Any
 
 from edcache import format
 from edcache.digests import OnProgress, file_digest, no_digest
-from edcache.places import located, open_place
+from edcache.durable import located
 
 
 def digest(
@@ -28,7 +28,7 @@ def digest(
     Cost: reads the file once. Writes and locks nothing; proves nothing: that the
         file is sound says `verify`.
     """
-    file = open_place(located(path, storage_options))
+    file = located(path, storage_options).open()
     try:
         head, _ = format.read_head(file.pread, file.path)
         if format.read_seal(file.pread, file.size(), head.uuid) is None:

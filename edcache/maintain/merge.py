@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from edcache.archives import Path, several
 from edcache.digests import OnProgress
+from edcache.durable import local_path
 from edcache.maintain.rewrite import Progress, check_free
 from edcache.maintain.shares import Share, check_dictionaries, join, opened
-from edcache.places import local_path
 
 
 @dataclass(frozen=True)

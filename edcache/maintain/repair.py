@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.digests import OnProgress
-from edcache.durable import File
+from edcache.durable import File, local_path
 from edcache.maintain.rewrite import Ints, Progress, Selection, check_free, rewriting
 from edcache.maintain.salvage import Doubtful, Salvage
-from edcache.places import local_path
 
 _SHOWN: Final = 20
 

@@ -15,16 +15,15 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edcache import durable, format, memory, temporary
+from edcache import durable, format, temporary
 from edcache.codec import Compression
 from edcache.contents import Contents
 from edcache.digests import OnProgress
-from edcache.durable import File
+from edcache.durable import ByteSource, File
 from edcache.errors import ArchiveExistsError, CorruptRecordError
 from edcache.format import Head
 from edcache.labels.arrays import take_rows
 from edcache.labels.tables import Dictionary, Failure, IndexTable, Records, Revision
-from edcache.places import Place
 from edcache.writer import Appender, Chunk
 
 CHUNK_NBYTES: Final = 4 << 20
@@ -44,7 +43,7 @@ class Selection(NamedTuple):
     dictionaries that they may need. samples: what each is in its own archive; None where that is the same.
     """
 
-    file: Place
+    file: ByteSource
     contents: Contents
     samples: Ints | None = None
 
@@ -69,7 +68,7 @@ def check_free(target: str) -> None:
 
 
 @contextmanager
-def rewriting(target: str, head: Head, like: Place, progress: Progress) -> Iterator[Rewrite]:
+def rewriting(target: str, head: Head, like: ByteSource, progress: Progress) -> Iterator[Rewrite]:
     """A new archive for a path; what was written goes, unless the block publishes it.
 
     Args:
@@ -77,7 +76,7 @@ def rewriting(target: str, head: Head, like: Place, progress: Progress) -> Itera
     Raises:
         ArchiveLockedError: another process is writing the same file.
     """
-    memory.check_outlives(target)
+    durable.check_outlives(target)
     with temporary.replacing(target) as session:
         if not like.by_request:
             durable.copy_permissions(like.path, session.path)
@@ -135,7 +134,7 @@ class Rewrite:
                     part, data = _compressed(part, data, compression)
                 self.out.append(_chunk(table, part, index[rows], take_rows(contents.labels, rows), data))
 
-    def _copy_dictionaries(self, file: Place, dictionaries: Sequence[Dictionary]) -> set[int]:
+    def _copy_dictionaries(self, file: ByteSource, dictionaries: Sequence[Dictionary]) -> set[int]:
         """Append those that are intact and not there yet; gives the ids of those that records may need."""
         known = set(self.out.dictionaries())
         for data in intact_dictionaries(file, dictionaries):
@@ -187,7 +186,7 @@ def _check_all(selection: Selection, rows: Ints) -> None:
     )
 
 
-def _read(file: Place, records: Records) -> list[memoryview]:
+def _read(file: ByteSource, records: Records) -> list[memoryview]:
     """The bytes of each record; what lies close together is read at once."""
     start, nbytes = records.offset.astype(np.int64), records.nbytes.astype(np.int64)
     order = np.argsort(start, kind="stable")
@@ -215,7 +214,7 @@ def _compressed(
     return compressed, frames
 
 
-def intact_dictionaries(file: Place, dictionaries: Sequence[Dictionary]) -> Iterator[bytes]:
+def intact_dictionaries(file: ByteSource, dictionaries: Sequence[Dictionary]) -> Iterator[bytes]:
     """The compression dictionaries that fit their crc32."""
     for entry in dictionaries:
         data = file.pread(entry.offset, entry.nbytes)

@@ -12,6 +12,7 @@ import numpy as np
 
 from edcache import format
 from edcache.contents import Contents
+from edcache.durable import ByteSource, located
 from edcache.errors import LengthError, OptionError
 from edcache.format import Head
 from edcache.labels.arrays import take_rows
@@ -19,7 +20,6 @@ from edcache.labels.joining import labelled_columns, labelled_rows, stacked
 from edcache.labels.tables import MAX_SCHEMAS, Revision
 from edcache.maintain.rewrite import Ints, Progress, Selection, intact_dictionaries, rewriting
 from edcache.maintain.survey import sound_survey
-from edcache.places import Place, located, open_place
 
 _NO_COLUMN: Final = object()
 
@@ -48,7 +48,7 @@ class Source:
             have labels. length: samples of its dataset.
     """
 
-    def __init__(self, file: Place, allow_partial: bool) -> None:
+    def __init__(self, file: ByteSource, allow_partial: bool) -> None:
         survey, contents, revised = sound_survey(file, allow_partial)
         self.file, self.head = file, survey.head
         self.table, self.labels = contents.index, revised.table
@@ -73,7 +73,7 @@ def opened(paths: Sequence[str], allow_partial: bool) -> Iterator[list[Source]]:
     Raises: as `sound_survey`.
     """
     with ExitStack() as stack:
-        files = (stack.enter_context(closing(open_place(located(path)))) for path in paths)
+        files = (stack.enter_context(closing(located(path).open())) for path in paths)
         yield [Source(file, allow_partial) for file in files]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from edcache import bounded, durable, format
 from edcache.archives import Path
 from edcache.digests import OnProgress
+from edcache.durable import local_path
 from edcache.errors import EdcacheError, OptionError
 from edcache.labels.classes import classes
 from edcache.labels.tables import (
@@ -30,7 +31,6 @@ from edcache.labels.types import LabelTypes
 from edcache.labels.view import Labels
 from edcache.maintain.rewrite import CHUNK_NBYTES, Ints, Progress, check_free
 from edcache.maintain.shares import Piece, Share, Source, join, joined_head, opened
-from edcache.places import local_path
 from edcache.sizes import human_bytes, parsed_bytes
 
 _ASKED_BY: Final = "split()"

@@ -24,14 +24,13 @@ from edcache.contents import (
     read_revision,
     read_table,
 )
-from edcache.durable import File, written_since_boot
+from edcache.durable import ByteSource, File, written_since_boot
 from edcache.errors import CorruptArchiveError, LabelError, PartialArchiveError
 from edcache.format import PAGE, Cursor, Header
 from edcache.labels.arrays import same_tables
 from edcache.labels.revisions import Revised
 from edcache.labels.tables import ChunkTable, IndexTable, Revision, parse_index, parse_labels
 from edcache.maintain.proof import check_chunk, check_layout
-from edcache.places import Place
 from edcache.zipdirectory import END_SIGNATURE
 
 # index, offset, nbytes, crc32 and schema of a record, as Arrow writes them.
@@ -76,7 +75,7 @@ class Survey:
 
     def __init__(
         self,
-        file: Place,
+        file: ByteSource,
         reads_records: bool,
         forgives_power_cut: bool = False,
         on_position: Callable[[int], object] = lambda offset: None,
@@ -330,7 +329,7 @@ class Sound(NamedTuple):
     revised: Revised
 
 
-def sound_survey(file: Place, allow_partial: bool) -> Sound:
+def sound_survey(file: ByteSource, allow_partial: bool) -> Sound:
     """Survey an archive whose records will be copied, without reading them.
 
     Args:
@@ -365,7 +364,7 @@ def _is_appended(file: File, survey: Survey) -> bool:
     return file.is_locked(format.LOCK_APPEND, 1) or file.size() != survey.size
 
 
-def _is_since_boot(file: Place) -> bool:
+def _is_since_boot(file: ByteSource) -> bool:
     """Whether no power cut came after the last write; what is behind a URL was uploaded whole."""
     return not isinstance(file, File) or written_since_boot(file)
 

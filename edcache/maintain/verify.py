@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edcache.digests import OnProgress, check_digest, no_digest, parse_digest
+from edcache.durable import located
 from edcache.maintain.survey import Dead, Survey
-from edcache.places import located, open_place
 
 
 @dataclass
@@ -73,7 +73,7 @@ def verify(
     """
     expected = None if expected_digest is None else parse_digest(expected_digest)
     tell = on_progress or (_ignored)
-    file = open_place(located(path, storage_options))
+    file = located(path, storage_options).open()
     try:
         if expected is not None:
             check_digest(file, expected)

@@ -1,7 +1,6 @@
 """What fetching keeps in a process: fsspec's event loop and the clients in it, made at the first use.
 
-A forked child makes its own. What it inherits is neither used nor let go of: a finaliser would say goodbye
-on connections that are the parent's.
+A forked child makes its own, see `PerProcess`.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import os
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
+
+from edcache.once import PerProcess
 
 Made = TypeVar("Made")
 Result = TypeVar("Result")
@@ -29,18 +30,11 @@ class _Process:
         self.closers: list[Callable[[], Coroutine[Any, Any, None]]] = []
 
 
-_here: _Process | None = None
-_inherited: list[_Process] = []
+_processes: PerProcess[_Process] = PerProcess()
 
 
 def _this() -> _Process:
-    global _here
-    here = _here
-    if here is None or here.pid != os.getpid():
-        if here is not None:
-            _inherited.append(here)
-        here = _here = _Process()
-    return here
+    return _processes.get(_Process)
 
 
 def kept(key: object, make: Callable[[], Made]) -> Made:

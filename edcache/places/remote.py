@@ -1,16 +1,17 @@
-"""An object behind a URL as a `Place`: it must stay what it was when it was opened."""
+"""An object behind a URL as a `ByteSource`: it must stay what it was when it was opened."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from edcache import format
+from edcache.durable import ByteSource
 from edcache.errors import StaleArchiveError, StorageError
+from edcache.once import PerProcess
 from edcache.places import process
 from edcache.places.asking import Engine, Patience, Stamp, answered, patience_of
 from edcache.places.engines import engine_of
@@ -47,8 +48,8 @@ class _Window(NamedTuple):
         return self.data[start - self.start : end - self.start]
 
 
-class RemotePlace:
-    """One state of an object behind a URL; a `Place`.
+class RemoteObject(ByteSource):
+    """One state of an object behind a URL.
 
     Opening makes one request, for its state and its first page. The first `pread` behind that page fetches
     the end, and where the archive is sealed what lies from index.arrow to the header of labels.arrow: two
@@ -67,9 +68,9 @@ class RemotePlace:
     def __init__(self, url: Url) -> None:
         self.path = url.shown
         self._url = url
-        self._engines: dict[int, Engine] = {}
         self._patience: Patience
         self._patience, self._options = patience_of(url.options)
+        self._engines: PerProcess[Engine] = PerProcess()
         self._stamp: Stamp
         self._stamp, head = self._ask("opening it", format.PAGE, lambda engine: engine.begin(format.PAGE))
         self._windows = [_Window(0, memoryview(head))]
@@ -80,25 +81,25 @@ class RemotePlace:
     # --- one state ---
 
     def size(self) -> int:
-        """See `Place`."""
+        """See `ByteSource`."""
         size: int = self._stamp.size
         return size
 
     def identity(self) -> Stamp:
-        """See `Place`."""
+        """See `ByteSource`."""
         return self._stamp
 
     def tag(self) -> tuple[object, ...]:
-        """See `Place`."""
+        """See `ByteSource`."""
         told = f"{self.path}\0{self._stamp.size}\0{self._stamp.tag}"
         return (hashlib.sha256(told.encode()).hexdigest()[:32],)
 
-    def reopened(self) -> RemotePlace:
-        """See `Place`."""
-        return RemotePlace(self._url)
+    def reopened(self) -> RemoteObject:
+        """See `ByteSource`."""
+        return RemoteObject(self._url)
 
     def check_unchanged(self) -> None:
-        """See `Place`: one request."""
+        """See `ByteSource`: one request."""
         found = self._ask("looking for its state", 0, lambda engine: engine.stamp())
         if found != self._stamp:
             raise StaleArchiveError(
@@ -110,7 +111,7 @@ class RemotePlace:
     # --- bytes ---
 
     def pread(self, offset: int, nbytes: int) -> bytes:
-        """See `Place`."""
+        """See `ByteSource`."""
         start, end = self._clipped(offset, nbytes)
         found = self._kept(start, end)
         if found is None and not self._has_end:
@@ -119,7 +120,7 @@ class RemotePlace:
         return bytes(self._fetched_ahead(start, end) if found is None else found)
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """See `Place`: up to 32 requests at a time; a run of over 8 MiB is several."""
+        """See `ByteSource`: up to 32 requests at a time; a run of over 8 MiB is several."""
         clipped = [self._clipped(offset, nbytes) for offset, nbytes in extents]
         kept = [self._kept(start, end) for start, end in clipped]
         absent = [
@@ -221,31 +222,12 @@ class RemotePlace:
         return process.run(answered(self._url, self._patience, doing, nbytes, lambda: ask(engine)))
 
     def _engine(self) -> Engine:
-        # One for each process; what a fork inherits stays where it is, and is not used. Made in the thread
-        # that asks: some file systems connect when they are made, and wait for the event loop.
-        engine = self._engines.get(os.getpid())
-        return engine or self._engines.setdefault(os.getpid(), engine_of(self._url, self._options))
-
-    # --- what only files have ---
+        # Made in the thread that asks: some file systems connect when they are made, and wait for the loop.
+        return self._engines.get(lambda: engine_of(self._url, self._options))
 
     def map(self, nbytes: int) -> NoReturn:
-        """See `Place`: it cannot be."""
+        """See `ByteSource`: it cannot be."""
         raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: it is behind a URL")
 
-    def is_remote(self) -> bool:
-        """See `Place`."""
-        return True
-
-    def is_cached(self, offset: int) -> bool:
-        """See `Place`: nobody can tell."""
-        return True
-
-    def will_need(self, offset: int, nbytes: int) -> None:
-        """See `Place`: `read_many` has all of it at once."""
-
-    def next_data(self, offset: int) -> int:
-        """See `Place`: nobody can tell."""
-        return offset
-
     def close(self) -> None:
-        """See `Place`: clients are of the process, not of this."""
+        """See `ByteSource`: clients are of the process, not of this."""

@@ -9,10 +9,6 @@ from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from edcache.memory import is_memory
-from edcache.servers import is_server
-
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]+(?:://|::)")
 _USERINFO: Final = re.compile(r"(?<=://)[^/?#]*@")
 _QUERY: Final = re.compile(r"[?#].*", re.DOTALL)
 # A "?" there is part of the object's name, or names its version.
@@ -21,19 +17,6 @@ _BUCKETS: Final = ("s3", "s3a", "gs", "gcs", "memory")
 _HARMLESS: Final = frozenset({"endpoint_url", "region_name", "project", "request_timeout", "request_tries"})
 # Shorter ones would blank out ordinary words.
 _LEAST_SECRET: Final = 4
-
-
-def is_url(path: object) -> bool:
-    """Whether a path is a URL of an object; "file://" too, but not "shm://", which is a file of this host.
-
-    Nor that of a Redis server, which has no objects.
-    """
-    return isinstance(path, str) and not (is_memory(path) or is_server(path)) and _URL.match(path) is not None
-
-
-def is_path(name: str) -> bool:
-    """Whether a name is a path of a file system, where folders and globs are; "file://" is none."""
-    return not (is_memory(name) or _URL.match(name))
 
 
 class Url:
@@ -121,6 +104,3 @@ def _without_credentials(url: str) -> str:
         scheme = bare.partition("://")[0].lower()
         parts.append(bare if scheme in _BUCKETS else _QUERY.sub("", bare))
     return "::".join(parts)
-
-
-__all__ = ["Url", "is_path", "is_url"]

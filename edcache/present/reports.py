@@ -14,10 +14,11 @@ from edcache.sizes import human_bytes
 
 if TYPE_CHECKING:
     from edcache.exporting import ExportReport
-    from edcache.housekeeping import Held, Listed
+    from edcache.housekeeping import Listed
     from edcache.local import Copied
     from edcache.maintain import CompactReport, MergeReport, Piece, RepairReport
     from edcache.maintain import Report as VerifyReport
+    from edcache.memory import Held
 
 _SHOWN_SCHEMAS: Final = 8
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache import bounded, memory
+from edcache import bounded
 from edcache.codec import STORED, Decode, Decoder, Decoding
 from edcache.errors import ArchiveClosedError, EdcacheError, StaleArchiveError
 from edcache.format import Head
@@ -218,7 +218,7 @@ class Archive(OpenedOnUse):
         """
         count = len(self) if count is None else count
         if count <= self.known_length:
-            memory.check_books(count, nbytes, self.path)
+            bounded.check_books(count, nbytes, self.path)
         else:
             bounded.justify(nbytes * count, self.session.justified_nbytes, self.path, f"{count:,} samples")
 

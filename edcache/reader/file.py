@@ -15,13 +15,12 @@ from edcache import format
 from edcache.codec import Decoder, Decoding, aliased
 from edcache.codec.compression import decompress
 from edcache.contents import partial_text
-from edcache.durable import File
+from edcache.durable import ByteSource
 from edcache.errors import ArchiveError, CorruptRecordError, EdcacheError, LengthError, StaleArchiveError
 from edcache.format import LATTICE
 from edcache.labels.tables import Records as Rows
 from edcache.labels.view import checked_indices
 from edcache.once import once
-from edcache.places import Place
 from edcache.reader.checks import LARGE, Checks, Places
 from edcache.reader.group import Group, Piece, Records, joined
 from edcache.reader.requested import Requested
@@ -44,7 +43,7 @@ class FileSession(Session):
 
     def __init__(
         self,
-        file: Place,
+        file: ByteSource,
         io: str = "auto",
         verify: str = "touch",
         allow_pickle: bool = False,
@@ -77,13 +76,13 @@ class FileSession(Session):
     @property
     def has_writer(self) -> bool:
         """Whether a process writes the archive now; False where that cannot be asked, as behind a URL."""
-        is_filled = isinstance(self.file, File) and self.file.is_locked(format.LOCK_FILLER, format.FILLERS)
+        is_filled = self.file.is_locked(format.LOCK_FILLER, format.FILLERS)
         return is_filled or self.is_appended
 
     @property
     def is_appended(self) -> bool:
         """Whether a process is publishing something just now; False where that cannot be asked."""
-        return isinstance(self.file, File) and self.file.is_locked(format.LOCK_APPEND, 1)
+        return self.file.is_locked(format.LOCK_APPEND, 1)
 
     @property
     def is_abandoned(self) -> bool:
@@ -300,7 +299,7 @@ class FileSession(Session):
             for _ in range(_MOST_LOOKS):
                 # In this order: what is the same as it was before nobody published is what is there.
                 is_filled = session.has_writer and not session.is_appended
-                if session.sealed or is_filled or type(session.file) is not File:
+                if session.sealed or is_filled or not session.file.is_live:
                     break
                 is_appended, newer = session.is_appended, session.look_again()
                 if newer is not None:
@@ -334,7 +333,7 @@ class FileSession(Session):
             file.close()
             raise
 
-    def _is_rewritten(self, file: Place) -> bool:
+    def _is_rewritten(self, file: ByteSource) -> bool:
         """Whether another file is the same archive, compacted."""
         try:
             return format.read_head(file.pread, self.path)[0].uuid == self.head.uuid

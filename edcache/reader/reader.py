@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from edcache import memory
+from edcache import durable
 from edcache.digests import check_digest, no_digest, parse_digest
-from edcache.durable import absolute
+from edcache.durable import ByteSource, Location, absolute, located
 from edcache.errors import (
     CorruptArchiveError,
     NotAnArchiveError,
@@ -17,11 +17,7 @@ from edcache.errors import (
     PartialArchiveWarning,
     StaleArchiveError,
 )
-from edcache.local import ReadThrough, finished, open_archive, open_through, reopen_through
-from edcache.memory import is_memory
 from edcache.options import ReadKeywords, ReadOptions, takes
-from edcache.places import Place, Where, located, open_place
-from edcache.preload import Preloaded
 from edcache.reader.base import AnyReader
 from edcache.reader.file import FileSession
 
@@ -58,7 +54,7 @@ class Reader(AnyReader):
 
     def __init__(
         self,
-        path: Where | os.PathLike[str],
+        path: str | os.PathLike[str] | Location,
         options: ReadOptions | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,
@@ -71,16 +67,14 @@ class Reader(AnyReader):
             )
         super().__init__(options.allow_pickle, options.decode)
         self._where = located(path, storage_options)
-        self.path = self._where if isinstance(self._where, str) else self._where.shown
-        self.by_request = not isinstance(self._where, str)
-        if options.preload and is_memory(self.path):
+        self.path, self.by_request = self._where.path, self._where.by_request
+        if options.preload and self._where.is_volatile:
             raise OptionError(f"{self.path}: in memory already; leave preload out")
         self.preload = options.preload
         if options.local is not None:
-            memory.check_outlives(options.local)
+            durable.check_outlives(options.local)
         self.local = None if options.local is None else absolute(options.local)
         self._max_bytes: Any = options.max_bytes
-        self._pinned: Any = None
         self.verify = options.verify
         self.allow_partial = options.allow_partial
         self.io = options.io
@@ -88,17 +82,17 @@ class Reader(AnyReader):
         self._expected_digest = None if expected is None else parse_digest(expected)
         self.has_digest = expected is not None
         self._proven_nbytes: int | None = None
-        self._copy: str | None = None
+        # Of the copy that is read, where another process opened it.
+        self._token: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         session = self.session
         assert isinstance(session, FileSession)
-        file = session.file
-        return super().__getstate__() | {"_copy": file.name if isinstance(file, Preloaded) else None}
+        return super().__getstate__() | {"_token": session.file.token}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self.preload or is_memory(self.path):
+        if self.preload or self._where.is_volatile:
             # In memory it is there while somebody has it open, which whoever sent this may cease to.
             self.head  # noqa: B018
 
@@ -141,7 +135,7 @@ class Reader(AnyReader):
         return self._opened()
 
     def _opened(self) -> FileSession:
-        file = self._place()
+        file = self._source()
         try:
             if self._expected_digest is not None:
                 self._prove(file, self._expected_digest)
@@ -156,26 +150,19 @@ class Reader(AnyReader):
             raise
         return session
 
-    def _place(self) -> Place:
-        if self.local is not None:
-            return self._copy_here(self.local)
-        if self.preload is None:
-            return open_archive(self.path) if isinstance(self._where, str) else open_place(self._where)
+    def _source(self) -> ByteSource:
         # A process that got this by pickle reads what its sender reads, though the file may have changed.
-        copy = None if self._copy is None else Preloaded.join(self._where, self._copy)
-        return copy or Preloaded.of(self._where)
+        if self.local is not None:
+            options = {"folder": self.local, "max_bytes": self._max_bytes}
+            return durable.open_copy("local", self._where, self._token, **options)
+        if self.preload is not None:
+            return durable.open_copy(self.preload, self._where, self._token)
+        return self._where.open()
 
-    def _copy_here(self, folder: str) -> Place:
-        if self._pinned is not None:
-            return reopen_through(self._pinned, self._where)
-        return open_through(self._where, folder, self._max_bytes)
-
-    def _session_with(self, file: Place) -> FileSession:
+    def _session_with(self, file: ByteSource) -> FileSession:
         def look() -> FileSession:
             return FileSession(file, self.io, self.verify, self.allow_pickle, self.decoding)
 
-        if not isinstance(file, ReadThrough):
-            return look()
         # A copy that lost in a power cut what it had: fetched again, it may make sense.
         try:
             session = look()
@@ -185,11 +172,9 @@ class Reader(AnyReader):
             if not file.mend_opening():
                 raise
             session = look()
-        file.opened()
-        is_first, self._pinned = self._pinned is None, file.pinned
-        if file.is_whole or not is_first:
-            return session
-        whole = self._whole(session)
+        file.accept()
+        # Only who opened the copy makes it whole.
+        whole = self._whole(session) if self._token is None else None
         if whole is None:
             return session
         file.close()
@@ -198,12 +183,10 @@ class Reader(AnyReader):
     def _whole(self, session: FileSession) -> FileSession | None:
         """A session with the copy where nearly all of it is here by now; else None."""
         file = session.file
-        if not isinstance(file, ReadThrough) or file.is_whole:
-            return None
-        whole = finished(file, *session.record_extents())
+        whole = file.finish(*session.record_extents()) if file.is_partial else None
         return None if whole is None else self._session_with(whole)
 
-    def _prove(self, file: Place, expected: str) -> None:
+    def _prove(self, file: ByteSource, expected: str) -> None:
         """Hash the file, once for this reader and all its copies in other processes."""
         if self._proven_nbytes is None:
             self._proven_nbytes = check_digest(file, expected)

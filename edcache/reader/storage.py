@@ -1,4 +1,4 @@
-"""Where an archive's bytes are: mapped into memory, or read from their place into memory of ours.
+"""Where an archive's bytes are: mapped into memory, or read from their source into memory of ours.
 
 Mapped bytes are shared by all processes and cost nothing to look at. On a file system of another
 machine a mapping fetches page by page and a lost connection is a SIGBUS, so there records are read; what is
@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from edcache.durable import ByteSource
 from edcache.errors import StorageError
-from edcache.local import ReadThrough
-from edcache.places import Place
 
 _PROBES = 8
 # After so many batches that lay in memory, only every so-manyth is probed.
@@ -24,26 +23,25 @@ _GAP = 1 << 16
 
 
 class Storage:
-    """The bytes of one open place up to `size`, and announcing what will be read of them.
+    """The bytes of one source up to `size`, and announcing what will be read of them.
 
     Attributes:
+        mend: fetches an extent again, see `ByteSource.mend`.
         view: all of them, mapped and read only; None where they are read instead.
     """
 
-    def __init__(self, file: Place, size: int, io: str) -> None:
+    def __init__(self, file: ByteSource, size: int, io: str) -> None:
         self.file = file
         self.size = size
+        self.mend = file.mend
         self.view: memoryview | None = None
-        if io == "mmap" or (io == "auto" and not file.is_remote()):
+        # What a partial copy lacks is fetched where it is read.
+        if not file.is_partial and (io == "mmap" or (io == "auto" and not file.is_remote())):
             try:
                 self.view = file.map(size)
             except StorageError as error:
                 raise StorageError(f'{error}; io="pread" reads it without') from error
         self._hot_batches = 0
-
-    def mend(self, offset: int, nbytes: int) -> bool:
-        """Whether bytes that fail their crc32 were fetched again, from where they were copied."""
-        return False
 
     @property
     def mapped_nbytes(self) -> int:
@@ -70,11 +68,12 @@ class Storage:
         return min(nbytes, max(0, self.size - offset))
 
     def announce(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> None:
-        """Let the kernel fetch extents that will be read.
+        """Let extents be fetched that will be read: by the source what it lacks, then by the kernel.
 
         Args:
             start, end: int64 [n], bytes from the start of the file.
         """
+        self.file.announce(start, end)
         order = np.argsort(start)
         start, end = start[order], np.maximum.accumulate(end[order])
         breaks = np.flatnonzero(start[1:] > end[:-1] + _GAP) + 1
@@ -90,48 +89,15 @@ class Storage:
 
     def is_probe_due(self) -> bool:
         """Whether to ask `seems_hot` of the next batch; seldom after many that lay in memory."""
+        if self.file.is_partial:
+            return True
         self._hot_batches += 1
         return self._hot_batches <= _HOT_BATCHES or self._hot_batches % _HOT_STRIDE == 0
 
     def seems_hot(self, start: npt.NDArray[np.int64]) -> bool:
         """Whether what begins at `start` is in the kernel's cache, by a few probes."""
         probes = start[:: max(1, len(start) // _PROBES)].tolist()
-        if all(map(self.file.is_cached, probes)):
+        if not self.file.is_partial and all(map(self.file.is_cached, probes)):
             return True
         self._hot_batches = 0
         return False
-
-
-class CopiedStorage(Storage):
-    """The bytes of an archive of which this machine has a copy that may not be whole: then it is read."""
-
-    def __init__(self, file: ReadThrough, size: int, io: str) -> None:
-        super().__init__(file, size, io if file.is_whole else "pread")
-        self._copy = file
-
-    def mend(self, offset: int, nbytes: int) -> bool:
-        """See the base class."""
-        return self._copy.mend(offset, nbytes)
-
-    def announce(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> None:
-        """Fetch what is missing of extents, all at once."""
-        self._copy.fetch(start, end)
-        super().announce(start, end)
-
-    def is_probe_due(self) -> bool:
-        """See the base class."""
-        return not self._copy.is_whole or super().is_probe_due()
-
-    def seems_hot(self, start: npt.NDArray[np.int64]) -> bool:
-        """See the base class."""
-        return self._copy.is_whole and super().seems_hot(start)
-
-
-def storage_of(file: Place, size: int, io: str) -> Storage:
-    """The bytes of an open file."""
-    return CopiedStorage(file, size, io) if isinstance(file, ReadThrough) else Storage(file, size, io)
-
-
-def is_at_hand(file: Place) -> bool:
-    """Whether all of a file is on this machine, or where its file system says."""
-    return file.is_whole if isinstance(file, ReadThrough) else not file.by_request

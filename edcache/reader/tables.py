@@ -10,14 +10,14 @@ import numpy as np
 from edcache import format
 from edcache.codec.compression import most_content
 from edcache.contents import Chain, Contents, read_revision, read_table
+from edcache.durable import ByteSource
 from edcache.errors import CorruptArchiveError
 from edcache.format import Header
 from edcache.labels import tables
 from edcache.labels.revisions import Revised
 from edcache.labels.tables import ChunkTable, Dictionary, Revision, parse_index, parse_labels
 from edcache.once import once
-from edcache.places import Place
-from edcache.reader.storage import is_at_hand, storage_of
+from edcache.reader.storage import Storage
 
 # With so many entries and fewer, opening walks the chain: some 10 us each.
 _WALKED = 1 << 10
@@ -37,7 +37,7 @@ class FileTables:
         chunks: how many, where the chain was walked. damaged: what was unreadable, a line a chunk.
     """
 
-    def __init__(self, file: Place, io: str, verify: str, before: FileTables | None = None) -> None:
+    def __init__(self, file: ByteSource, io: str, verify: str, before: FileTables | None = None) -> None:
         self.path = file.path
         self.size = file.size()
         self.head, first = format.read_head(file.pread, self.path)
@@ -56,7 +56,7 @@ class FileTables:
             if self.chain.seal is not None:
                 # Its last header may have been written since it was looked for.
                 self.seal = format.read_seal(file.pread, self.size, self.head.uuid)
-        elif verify == "open" or (verify != "never" and self.seal[0].seq <= _WALKED and is_at_hand(file)):
+        elif verify == "open" or (verify != "never" and self.seal[0].seq <= _WALKED and file.is_at_hand()):
             # Cheap among a file's few entries; then the zip directory and the index can tell of no others.
             self._announce_headers(file, self.seal[1].payload_end)
             self.chain.extend(file.pread, self.size)
@@ -65,10 +65,10 @@ class FileTables:
         # Not a byte behind the last entry: a writer may cut a torn tail off, and a mapping of what is no
         # longer there is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
         end = self.chain.cursor.offset if self.seal is None else self.size
-        self.storage = storage_of(file, min(end, self.size), io)
+        self.storage = Storage(file, min(end, self.size), io)
         self.contents = self._sealed_contents() if self.seal else self.chain.contents(self._sound_table)
 
-    def _announce_headers(self, file: Place, directory: int) -> None:
+    def _announce_headers(self, file: ByteSource, directory: int) -> None:
         """Let the kernel fetch every header at once, rather than each when the one before was read."""
         listed = file.pread(directory, min(self.size - directory, _DIRECTORY_NBYTES))
         offsets = [offset for offset in format.directory_offsets(listed) if offset < self.size]
@@ -82,7 +82,7 @@ class FileTables:
         chain = self.chain
         return self.seal is None and chain.holds_nothing and self.size <= chain.cursor.offset
 
-    def has_changed(self, file: Place) -> bool:
+    def has_changed(self, file: ByteSource) -> bool:
         """Whether the same file, opened again, says something else by now."""
         size = file.size()
         if self.seal is not None:

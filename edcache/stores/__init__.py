@@ -1,15 +1,31 @@
-"""Where a cache lives: one class for each kind of place, so that nobody above asks which kind it is.
+"""Backends: what each kind of place that has caches answers, so that nobody asks which it is.
 
-    opening   `store_at`: a path or a URL to its store; the list of kinds
-    server    ServerStore: in a Redis server
-    remote    RemoteStore: an object behind a URL, filled in a spool file
-    file      FileStore; MemoryStore: a file that has its name in shared memory
-    store     Store: what each kind answers
+    objects   ObjectStore: a whole object of a server, filled in a spool file
+    spool     that file
+    file      FileStore: a path
+    store     Store: what every backend answers
 
-Each imports only those below it. Another kind of place is one more file here, and a line in `opening`.
+Each imports only those below it. `edcache/durable/registry.py` says which has a path or a URL, and how to add
+another: a subclass of Store, or of ObjectStore, and a line of packaging.
 """
 
-from edcache.stores.opening import store_at
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from edcache.durable import located
+from edcache.stores.file import FileStore
+from edcache.stores.objects import ObjectStore
 from edcache.stores.store import Store
 
-__all__ = ["Store", "store_at"]
+
+def store_at(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Store:
+    """Where a cache is, by its path or URL; arguments and errors as of `durable.located`."""
+    store = located(path, storage_options)
+    assert isinstance(store, Store)
+    return store
+
+
+__all__ = ["FileStore", "ObjectStore", "Store", "store_at"]

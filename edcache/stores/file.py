@@ -1,40 +1,44 @@
-"""Caches that are files: on a file system, or with a name in shared memory, where they are files too."""
+"""Caches that are files of a file system."""
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
-from edcache import format, memory
-from edcache.errors import CorruptArchiveError, NotAnArchiveError, StorageError
+from edcache import format, temporary
+from edcache.durable import PATHS, ByteSource, absolute
+from edcache.errors import CorruptArchiveError, NotAnArchiveError, OptionError, StorageError
 from edcache.format import Head
-from edcache.options import ReadOptions, Sync
-from edcache.places import Where
-from edcache.reader import AnyReader, Reader
+from edcache.options import Sync
 from edcache.stores.store import Store
-from edcache.writer import AnyAppender, Appender, never_created, recover
 
-
-def _differs(found: Head, head: Head) -> bool:
-    """Whether the head of an archive says something else than the one that it is to have."""
-    same = replace(found, uuid=head.uuid, claim_size=head.claim_size)
-    return format.pack_head(same) != format.pack_head(head)
+if TYPE_CHECKING:
+    from edcache.reader import AnyReader
+    from edcache.writer import AnyAppender
 
 
 class FileStore(Store):
-    """A path of a file system."""
+    """A path, or a "file://" URL of one."""
 
-    where: str
+    naming = PATHS
 
-    @staticmethod
-    def has(where: Where) -> bool:
+    def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        if storage_options:
+            raise OptionError(f"{text}: storage_options are for URLs, and this is a path")
+        is_url = text.lower().startswith("file://")
+        self.path = absolute(unquote(urlsplit(text).path) if is_url else text)
+
+    def local_path(self) -> str:
         """See the base class."""
-        return isinstance(where, str)
+        return self.path
 
-    def reader(self, options: ReadOptions) -> AnyReader:
-        """See the base class."""
-        return Reader(self.where, options)
+    def open(self) -> ByteSource:
+        """See the base class; what may be cleared away by others stays while it is open."""
+        return temporary.open_kept(self.path)
 
     def found(self) -> AnyReader | None:
         """See the base class.
@@ -48,10 +52,12 @@ class FileStore(Store):
         return None
 
     def _readable(self) -> AnyReader | None:
+        from edcache.writer import never_created
+
         try:
             return super().found()
         except (NotAnArchiveError, CorruptArchiveError) as error:
-            if never_created(self.where):
+            if never_created(self.path):
                 return None
             if isinstance(error, CorruptArchiveError):
                 self._recover(error)
@@ -59,16 +65,20 @@ class FileStore(Store):
         return self._opened()
 
     def _recover(self, error: CorruptArchiveError) -> None:
+        from edcache.writer import recover
+
         try:
-            recover(self.where)
+            recover(self.path)
         except StorageError:
             # Nothing can be written here: what does not read is what there is to say.
             raise error from None
 
     def appender(self, head: Head, sync: Sync) -> AnyAppender:
         """See the base class."""
+        from edcache.writer import Appender
+
         return Appender.open(
-            self.where, head, create=False, sync=sync, begins_anew=lambda found: _differs(found, head)
+            self.path, head, create=False, sync=sync, begins_anew=lambda found: _differs(found, head)
         )
 
     def free_nbytes(self) -> int | None:
@@ -80,27 +90,17 @@ class FileStore(Store):
 
     def part(self, fraction: float) -> int:
         """See the base class."""
-        there = os.path.getsize(self.where) if os.path.exists(self.where) else 0
+        there = os.path.getsize(self.path) if os.path.exists(self.path) else 0
         return int(fraction * (self._free() + there))
 
     def _free(self) -> int:
-        folder = os.path.dirname(os.path.abspath(self.where))
+        folder = os.path.dirname(os.path.abspath(self.path))
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
         return shutil.disk_usage(folder).free
 
 
-class MemoryStore(FileStore):
-    """A name in shared memory, as `edcache.memory` has it."""
-
-    room = "memory"
-    # A disk that is full says so; where memory is, the kernel ends processes.
-    tolerance = 1.0
-
-    @staticmethod
-    def has(where: Where) -> bool:
-        """See the base class."""
-        return isinstance(where, str) and memory.is_memory(where)
-
-    def _free(self) -> int:
-        return memory.available()
+def _differs(found: Head, head: Head) -> bool:
+    """Whether the head of an archive says something else than the one that it is to have."""
+    same = replace(found, uuid=head.uuid, claim_size=head.claim_size)
+    return format.pack_head(same) != format.pack_head(head)

@@ -1,30 +1,30 @@
-"""What is asked of the place where a cache is."""
+"""`Store`: what a backend answers of the samples of a cache."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from edcache.durable import Location
 from edcache.errors import ArchiveNotFoundError, OptionError
-from edcache.format import Head
 from edcache.options import Folder, ReadOptions, Show, Sync
-from edcache.places import Where, shown
-from edcache.reader import AnyReader
-from edcache.writer import AnyAppender
+
+if TYPE_CHECKING:
+    from edcache.format import Head
+    from edcache.reader import AnyReader
+    from edcache.writer import AnyAppender
 
 
-class Store(ABC):
-    """Where one cache is or will be; nothing of it is open. A subclass says what is particular to its kind.
+class Store(Location):
+    """Where one cache is or will be; nothing of it is open. A backend says what is particular to its kind.
 
     Attributes:
-        where: as `located` gives it.
         called: what messages call a cache that is no file.
         may_lose: whether samples may be gone again although nobody deleted them.
         room: what messages call that which holds it.
         tolerance: how many times what is free a fill may seem to take, judged by its first samples.
-    Safety: pickles, without credentials unless multiprocessing is just starting a child.
     """
 
     called: ClassVar[str] = "a URL"
@@ -33,32 +33,21 @@ class Store(ABC):
     # The first samples may be larger than the others: refuse only what is far too much.
     tolerance: ClassVar[float] = 1.5
 
-    def __init__(self, where: Where) -> None:
-        self.where = where
-
-    @staticmethod
-    @abstractmethod
-    def has(where: Where) -> bool:
-        """Whether what is there is of this kind."""
-
-    @property
-    def path(self) -> str:
-        """The path or URL as messages name it, without credentials."""
-        return shown(self.where)
-
     def completed(self, described: Callable[[], Mapping[str, Any] | None]) -> Store:
         """The same, where its name says all; else with a name made of the fingerprint of what is cached."""
         return self
 
     # --- reading ---
 
-    @abstractmethod
     def reader(self, options: ReadOptions) -> AnyReader:
         """What reads its samples; errors as of `edcache.Reader`.
 
         Raises:
             OptionError: what is said of files, of another kind.
         """
+        from edcache.reader import Reader
+
+        return Reader(self, options)
 
     def found(self) -> AnyReader | None:
         """The archive that is there, if one is and its creator lived to write its head.
@@ -106,6 +95,9 @@ class Store(ABC):
         """Let the cache go at once; False where a new one is built beside it and takes its place then."""
         return False
 
+    def check_relabelling(self) -> None:
+        """Raise OptionError where label columns cannot be added or dropped once samples are written."""
+
     # --- space ---
 
     def free_nbytes(self) -> int | None:
@@ -120,5 +112,5 @@ class Store(ABC):
         """
         raise OptionError(f"max_bytes={fraction!r} is a part of a disk; for {self.called} give bytes")
 
-    def check_relabelling(self) -> None:  # noqa: B027 - most kinds have nothing against it
-        """Raise OptionError where label columns cannot be added or dropped once samples are written."""
+    def check_deletable(self) -> None:
+        """Raise OptionError where it cannot be deleted by its name."""

@@ -11,20 +11,18 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from edcache import durable, memory, temporary
+from edcache import durable, temporary
 from edcache.codec import Encoder
 from edcache.codec.compression import Compression
 from edcache.errors import (
     ArchiveClosedError,
-    ArchiveExistsError,
     EdcacheError,
     OptionError,
     SampleIndexError,
 )
 from edcache.format import Head
 from edcache.labels.spec import LabelSpec
-from edcache.options import Folder, WriteKeywords, WriteOptions, check_positive, takes
-from edcache.places import Spool, Url, check_writable, located, shown
+from edcache.options import WriteKeywords, WriteOptions, check_positive, takes
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import CHUNK_NBYTES
 from edcache.writer.publisher import PublishClock, Publisher
@@ -108,16 +106,17 @@ class CacheWriter:
         codec, compression = options.codec, options.compression
         if mode not in ("x", "a", "w"):
             raise OptionError(f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)")
-        memory.check_outlives(path)
-        where = located(path, storage_options)
-        self.path = self._local = shown(where)
-        self._upload = None if isinstance(where, str) else _Upload(where, options.spool, mode)
+        durable.check_outlives(path)
+        where = durable.located(path, storage_options)
+        self.path = self._local = where.path
         self._replaces = mode == "w"
         self._has_replaced = False
         spec = LabelSpec.parse(options.in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
-        if self._upload is not None:
-            self._local = self._upload.begin()
+        # What is written where the path is that of no file.
+        self._stage = where.stage(mode, options.spool)
+        if self._stage is not None:
+            self._local = self._stage.path
         self._session = temporary.start(self._local) if self._replaces else None
         work = self._local if self._session is None else self._session.path
         try:
@@ -197,8 +196,8 @@ class CacheWriter:
 
     def close(self) -> None:
         """Seal, let go of the file, and upload it where it goes to a URL; idempotent."""
-        if self._finish(self.seal) and self._upload is not None:
-            self._upload.finish()
+        if self._finish(self.seal) and self._stage is not None:
+            self._stage.finish()
 
     def abort(self) -> None:
         """Publish what was appended and let go of the file without sealing it; idempotent."""
@@ -248,31 +247,6 @@ class CacheWriter:
         finally:
             if self._session is not None:
                 self._session.close()
-
-
-class _Upload:
-    """What a writer to a URL does before and after it writes a file of this machine."""
-
-    def __init__(self, url: Url, folder: Folder, mode: str) -> None:
-        check_writable(url)
-        self._url, self._mode = url, mode
-        self._spool = Spool(url, folder)
-        self._before: Any = None
-
-    def begin(self) -> str:
-        """The file to write."""
-        self._before = self._spool.prepare() if self._mode == "a" else self._spool.state()
-        if self._mode == "x" and self._before is not None:
-            raise ArchiveExistsError(
-                f'{self._url.shown}: exists already; use mode="a" to continue or grow it, mode="w" to '
-                "replace it"
-            )
-        durable.make_parent(self._spool.path)
-        return self._spool.path
-
-    def finish(self) -> None:
-        """Upload what was written."""
-        self._spool.publish(self._before, replaces=self._mode == "w")
 
 
 def _add_note(error: BaseException, text: str) -> None:

@@ -605,7 +605,7 @@ def test_who_waited_for_a_copy_compares_it_with_the_digest(far, ssd):
     make(far, 60)
     copying = Copying(str(ssd / far.name), str(ssd), 2, None, [])
     copy_to_local(far, ssd)
-    origin = open_origin(str(far))
+    origin = open_origin(durable.located(far))
     assert copying.copy_from(origin, edcache.digest(far))[1] == 0
     assert copying.copy_from(origin, edcache.digest(far))[1] == 0
     with pytest.raises(DigestError, match="it is not the file that was published"):

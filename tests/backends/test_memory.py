@@ -26,7 +26,7 @@ from scale import scaled, seeded
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter, durable, memory
+from edcache import CachedDataset, CacheWriter, bounded, durable, memory
 from edcache.cli import main
 from edcache.durable import File
 from edcache.errors import (
@@ -734,13 +734,13 @@ def test_a_lazy_cache_computes_what_memory_cannot_hold(name):
 
 def test_a_fill_ends_before_memory_does(name, monkeypatch):
     # As if the rest of the machine wanted all but so much; the tests beside this one take of that too.
-    free = memory.available() + memory._SPARE_NBYTES
-    monkeypatch.setattr(memory, "_SPARE_NBYTES", free - 500_000_000)
+    free = bounded.available() + bounded._SPARE_NBYTES
+    monkeypatch.setattr(bounded, "_SPARE_NBYTES", free - 500_000_000)
     with pytest.raises(
         StorageError, match=f"{name}: the .* samples that are missing take about .*, the memory has"
     ):
         CachedDataset(Large(30_000_000), name, chunk_size=2)
-    monkeypatch.setattr(memory, "_SPARE_NBYTES", 1 << 60)
+    monkeypatch.setattr(bounded, "_SPARE_NBYTES", 1 << 60)
     monkeypatch.setattr(memory._Unlooked, "nbytes", 1 << 20)
     with pytest.raises(
         StorageError, match="Cannot allocate memory, 0 bytes are free; end what else"
@@ -750,7 +750,7 @@ def test_a_fill_ends_before_memory_does(name, monkeypatch):
 
 
 def test_a_copy_for_which_memory_is_too_small_is_not_begun(archive, monkeypatch):
-    monkeypatch.setattr(memory, "_SPARE_NBYTES", 1 << 60)
+    monkeypatch.setattr(bounded, "_SPARE_NBYTES", 1 << 60)
     with pytest.raises(StorageError, match="takes .* of memory, 0 bytes are free; end what else") as caught:
         CachedDataset.from_cache(archive, preload="shm")
     assert caught.value.errno == errno.ENOMEM
@@ -798,11 +798,11 @@ def test_free_memory_is_that_of_the_tightest_group(tmp_path, monkeypatch, groups
         (tmp_path / file).write_text(text)
     (tmp_path / "of_process").write_text(groups)
     (tmp_path / "machine").write_text("MemTotal: 9999 kB\nMemAvailable:  1000 kB\nHugePages: 3\n")
-    monkeypatch.setattr(memory, "_GROUPS_OF_PROCESS", str(tmp_path / "of_process"))
-    monkeypatch.setattr(memory, "_GROUPS", str(tmp_path))
-    monkeypatch.setattr(memory, "_MACHINE", str(tmp_path / "machine"))
-    monkeypatch.setattr(memory, "_SPARE_NBYTES", 0)
-    assert memory.available() == (free if free != 1000 else 1000 * 1024)
+    monkeypatch.setattr(bounded, "_GROUPS_OF_PROCESS", str(tmp_path / "of_process"))
+    monkeypatch.setattr(bounded, "_GROUPS", str(tmp_path))
+    monkeypatch.setattr(bounded, "_MACHINE", str(tmp_path / "machine"))
+    monkeypatch.setattr(bounded, "_SPARE_NBYTES", 0)
+    assert bounded.available() == (free if free != 1000 else 1000 * 1024)
 
 
 # ------------------------------------------------------------------------------------ names, entries

@@ -16,8 +16,8 @@ from likeness import same
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, OptionError, SourceError, StaleCacheError
-from edcache.places.spool import Spool
-from edcache.places.url import Url
+from edcache.stores import store_at
+from edcache.stores.spool import Spool
 
 UUID = bytes(range(16))
 COUNT = 120
@@ -218,16 +218,16 @@ def test_a_fill_goes_to_s3_whole(s3, log, spool):
 
 SENDING = """
 import sys
-from edcache.places.spool import Spool
-from edcache.places.url import Url
-Spool(Url(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": "s"})).publish(None)
+from edcache.stores import store_at
+from edcache.stores.spool import Spool
+Spool(store_at(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": "s"})).publish(None)
 """
 
 
 def test_an_upload_that_is_killed_goes_on_with_the_parts_that_are_missing(s3, spool, monkeypatch):
     system, options, log = s3
     url = "s3://bucket/large.zip"
-    spooled = Spool(Url(url, options))
+    spooled = Spool(store_at(url, options))
     spool.mkdir()
     data = np.random.default_rng(0).bytes(96 << 20)
     with open(spooled.path, "wb") as file:

@@ -802,8 +802,8 @@ _MEMORY = [
     Bug(
         "a copy that was begun counts as complete",
         "preload.py",
-        "        if file.is_frozen():\n",
-        "        if file.size():\n",
+        "    if file.is_frozen():\n",
+        "    if file.size():\n",
         ("tests/test_memory.py::test_who_waits_for_a_copy_makes_it_when_the_copier_is_killed",),
     ),
     Bug(
@@ -823,7 +823,7 @@ _MEMORY = [
     Bug(
         "memory is written before it is taken",
         "durable/file.py",
-        "                self._call(memory.reserve, offset, len(view))\n",
+        "                self._call(self._naming.reserve, offset, len(view))\n",
         "                pass\n",
         ("tests/test_memory.py::test_a_fill_ends_before_memory_does",),
     ),
@@ -1042,8 +1042,8 @@ _PLACES = [
     ),
     Bug(
         "an upload replaces what came meanwhile",
-        "places/spool.py",
-        "if not replaces and self.state() != before:",
+        "stores/spool.py",
+        "if not replaces and self._store.state() != before:",
         "if False:",
         ("tests/test_places_writing.py::test_another_archive_that_came_meanwhile_is_kept",),
     ),

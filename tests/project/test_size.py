@@ -9,7 +9,7 @@ import edcache
 FILES = sorted(Path(edcache.__file__).parent.rglob("*.py"))
 
 # The most, and by how much the package may be below that until the number is lowered.
-LINES, SLACK = 40_900, 1_000
+LINES, SLACK = 41_100, 1_000
 
 # Of each function, its docstring included.
 FUNCTION_LINES = 60

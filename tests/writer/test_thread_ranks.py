@@ -18,8 +18,8 @@ from scale import scaled
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.places.spool import Spool
-from edcache.places.url import Url
+from edcache.stores import store_at
+from edcache.stores.spool import Spool
 
 COUNT, RANKS = 150, 4
 
@@ -182,7 +182,7 @@ def test_threads_that_copy_what_is_behind_a_url_copy_it_once(spool):
     whole = fsspec.filesystem("memory").cat_file("/bucket/large.zip")
 
     def rank(place):
-        spooled = Spool(Url(url, {}))
+        spooled = Spool(store_at(url))
         spooled.prepare()
         return os.stat(spooled.path).st_ino, spooled.path
 
@@ -196,7 +196,7 @@ def test_what_a_killed_process_left_of_a_copy_is_not_in_the_next(spool):
     url = "memory://bucket/small.zip"
     with CacheWriter(url) as w:
         w.append(1)
-    spooled = Spool(Url(url, {}))
+    spooled = Spool(store_at(url))
     spool.mkdir(exist_ok=True)
     with open(f"{spooled.path}.edcache.new", "wb") as file:
         file.write(b"left" * 100_000)

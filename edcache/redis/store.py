@@ -3,49 +3,73 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from edcache.errors import OptionError
 from edcache.format import Head
 from edcache.options import Folder, ReadOptions, Sync
-from edcache.places import Where
 from edcache.reader import AnyReader
 from edcache.redis import RedisAppender, RedisReader, prefix_for, replace_head
 from edcache.servers import Server
-from edcache.stores.store import Store
+from edcache.stores import Store
 from edcache.writer import AnyAppender
 
 
-class ServerStore(Store):
+class RedisStore(Store):
     """A URL of a Redis server."""
 
-    where: Server
+    path: Server
+    by_request = True
+    ending = ""
     called = "a cache in Redis"
     may_lose = True
 
-    @staticmethod
-    def has(where: Where) -> bool:
+    def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        self.path = Server.of(text)
+        if storage_options:
+            raise OptionError(
+                f"{self.path}: storage_options are for URLs, and this is a URL of a Redis server, which says "
+                "all options itself"
+            )
+
+    @classmethod
+    def text(cls, given: str) -> str:
         """See the base class."""
-        return isinstance(where, Server)
+        return Server.of(given)
+
+    def local_path(self) -> NoReturn:
+        """See the base class: there is none."""
+        raise OptionError(
+            f"{self.path}: this takes an archive that is a file; of a cache in Redis there are "
+            "CachedDataset, @cachable, and edcache info, show, ls, labels, export and rm"
+        )
+
+    def open(self) -> NoReturn:
+        """See the base class: what is there has no bytes at offsets."""
+        self.local_path()
+
+    def stage(self, mode: str, folder: Folder) -> NoReturn:
+        """See the base class: a writer writes a file."""
+        self.local_path()
 
     def completed(self, described: Callable[[], Mapping[str, Any] | None]) -> Store:
         """See the base class; the prefix is what a URL may leave out."""
-        if self.where.prefix:
+        if self.path.prefix:
             return self
         fingerprint = described()
         if fingerprint is None:
             raise OptionError(
-                f"{self.where}: fingerprint=False leaves nothing to make a prefix of; add ?prefix=name"
+                f"{self.path}: fingerprint=False leaves nothing to make a prefix of; add ?prefix=name"
             )
-        return ServerStore(self.where.with_prefix(prefix_for(fingerprint)))
+        return RedisStore(self.path.with_prefix(prefix_for(fingerprint)))
 
     def reader(self, options: ReadOptions) -> AnyReader:
         """See the base class."""
         # What each record is checked by is in its frame; what is missing is known.
         for name in ("io", "expected_digest", "preload", "local", "max_bytes"):
             if getattr(options, name) not in (None, "auto"):
-                raise OptionError(f"{self.where}: {name}= is for an archive that is a file")
-        return RedisReader(self.where, allow_pickle=options.allow_pickle, decode=options.decode)
+                raise OptionError(f"{self.path}: {name}= is for an archive that is a file")
+        return RedisReader(self.path, allow_pickle=options.allow_pickle, decode=options.decode)
 
     def found(self) -> AnyReader | None:
         """See the base class."""
@@ -58,25 +82,25 @@ class ServerStore(Store):
         """See the base class."""
         if is_stream:
             raise OptionError(
-                f"{self.where}: the source can only be iterated; Redis takes one with len() and [index]"
+                f"{self.path}: the source can only be iterated; Redis takes one with len() and [index]"
             )
         if sync != "seal":
             raise OptionError(
-                f"{self.where}: sync={sync!r}; what a server keeps when it ends, its configuration says"
+                f"{self.path}: sync={sync!r}; what a server keeps when it ends, its configuration says"
             )
         return self
 
     def appender(self, head: Head, sync: Sync) -> AnyAppender:
         """See the base class."""
-        return RedisAppender.open(self.where, head)
+        return RedisAppender.open(self.path, head)
 
     def begin_anew(self, head: Head) -> bool:
         """See the base class."""
-        replace_head(self.where, head)
+        replace_head(self.path, head)
         return True
 
     def check_relabelling(self) -> None:
         """See the base class."""
         raise OptionError(
-            f"{self.where}: labels of a cache in Redis stay as they are; give them as in_memory_keys="
+            f"{self.path}: labels of a cache in Redis stay as they are; give them as in_memory_keys="
         )

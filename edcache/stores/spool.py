@@ -1,8 +1,8 @@
-"""Archives that are to be behind a URL: filled in a file of this machine, uploaded when they are sealed.
+"""Archives that are to be objects of a server: filled in a file of this machine, uploaded when sealed.
 
-A spool file has its name from the URL, so that the next process goes on with what an interrupted one left,
-and sends only the parts of it that are not there yet, where the server can keep them (S3); what is known of
-them stands in what is temporary of the file, see `edcache.temporary`.
+A spool file has its name from the object's, so that the next process goes on with what an interrupted one
+left, and sends only the parts of it that are not there yet, where the server can keep them (S3); what is
+known of them stands in what is temporary of the file, see `edcache.temporary`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
-from edcache import durable, format, memory, temporary
-from edcache.durable import File
+from edcache import durable, format, temporary
+from edcache.durable import ByteSource, File
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError
 from edcache.options import Show
-from edcache.places.asking import Stamp
-from edcache.places.remote import RemotePlace
-from edcache.places.upload import upload
-from edcache.places.url import Url
 from edcache.progress import uploading
+
+if TYPE_CHECKING:
+    from edcache.stores.objects import ObjectStore
 
 _PIECE_NBYTES: Final = 1 << 24
 
@@ -34,7 +33,7 @@ def default_folder() -> str:
 
 
 class Spool:
-    """The file in which the archive of one URL is filled.
+    """The file in which the archive of one object is filled; a `Stage`.
 
     Args:
         folder: where it is; None for the default.
@@ -42,35 +41,43 @@ class Spool:
         path: of the file, which may not be there.
     """
 
-    def __init__(self, url: Url, folder: str | os.PathLike[str] | None = None) -> None:
-        self._url = url
+    def __init__(self, store: ObjectStore, folder: str | os.PathLike[str] | None = None) -> None:
+        self._store = store
         folder = folder or default_folder()
-        memory.check_outlives(folder)
-        told = f"{url.shown} {url.options.get('endpoint_url', '')}"
-        digest = hashlib.sha256(told.encode()).hexdigest()[:16]
-        name = re.sub(r"[^\w.,=+@-]+", "_", url.shown.rpartition("/")[2]).strip(".")[:80]
+        durable.check_outlives(folder)
+        digest = hashlib.sha256(store.key.encode()).hexdigest()[:16]
+        name = re.sub(r"[^\w.,=+@-]+", "_", store.path.rpartition("/")[2]).strip(".")[:80]
         self.path = os.path.join(durable.absolute(folder), f"{digest}-{name or 'archive'}")
+        self._before: Any = None
+        self._replaces = False
 
-    def state(self) -> Stamp | None:
-        """The state of the object behind the URL; None where there is none."""
-        try:
-            return RemotePlace(self._url).identity()
-        except ArchiveNotFoundError:
-            return None
+    def begin(self, mode: str) -> None:
+        """Have the file begin as a writer with this mode finds it, until `finish`."""
+        self._before, self._replaces = self.prepare() if mode == "a" else self._store.state(), mode == "w"
+        if mode == "x" and self._before is not None:
+            raise ArchiveExistsError(
+                f'{self._store.path}: exists already; use mode="a" to continue or grow it, mode="w" to '
+                "replace it"
+            )
+        durable.make_parent(self.path)
 
-    def prepare(self) -> Stamp | None:
-        """Have the file hold what is behind the URL, unless it is there already; gives that state."""
+    def finish(self) -> None:
+        """Upload what was written."""
+        self.publish(self._before, replaces=self._replaces)
+
+    def prepare(self) -> Any:
+        """Have the file hold the object, unless it is there already; gives the object's state."""
         durable.make_parent(self.path)
         try:
-            place = RemotePlace(self._url)
+            source = self._store.open()
         except ArchiveNotFoundError:
             return None
         if not durable.exists(self.path):
             with self._turn() as file:
                 # Whoever had the turn before may have it, and fill it already.
                 if not durable.exists(self.path):
-                    self._download(place, file)
-        return place.identity()
+                    self._download(source, file)
+        return source.identity()
 
     @contextmanager
     def _turn(self) -> Iterator[File]:
@@ -89,11 +96,11 @@ class Spool:
             finally:
                 state.close()
 
-    def _download(self, place: RemotePlace, file: File) -> None:
+    def _download(self, source: ByteSource, file: File) -> None:
         try:
             file.truncate(0)  # what a process left that was killed
             position = 0
-            while data := place.read_many([(position, _PIECE_NBYTES)])[0]:
+            while data := source.read_many([(position, _PIECE_NBYTES)])[0]:
                 file.pwrite(position, data)
                 position += len(data)
             file.sync()
@@ -102,11 +109,11 @@ class Spool:
             raise
         durable.move(file, self.path)
 
-    def publish(self, before: Stamp | None, show: Show = None, *, replaces: bool = False) -> None:
-        """Upload the file, which is sealed, to its URL, and delete it. Nobody sees a part of it there.
+    def publish(self, before: Any, show: Show = None, *, replaces: bool = False) -> None:
+        """Upload the file, which is sealed, and delete it. Nobody sees a part of it there.
 
         Args:
-            before: the state that was behind the URL; `replaces` takes the place of another one too.
+            before: the state of the object that was there; `replaces` takes the place of another one too.
             show: as in `Progress`; a bar over the bytes.
         Raises:
             ArchiveExistsError: another one is there now; the file stays.
@@ -117,14 +124,14 @@ class Spool:
             if durable.exists(self.path):
                 self._publish(state, before, show, replaces)
 
-    def _publish(self, state: File, before: Stamp | None, show: Show, replaces: bool) -> None:
-        if not replaces and self.state() != before:
+    def _publish(self, state: File, before: Any, show: Show, replaces: bool) -> None:
+        if not replaces and self._store.state() != before:
             raise ArchiveExistsError(
-                f"{self._url.shown}: another archive was put there while this one was filled, which stays in "
-                f"{self.path}; delete one of them"
+                f"{self._store.path}: another archive was put there while this one was filled, which stays "
+                f"in {self.path}; delete one of them"
             )
-        with uploading(self._url.shown.rpartition("/")[2], os.path.getsize(self.path), show) as tell:
-            upload(self._url, self.path, state, tell)
+        with uploading(self._store.path.rpartition("/")[2], os.path.getsize(self.path), show) as tell:
+            self._store.put(self.path, state, tell)
         self.discard()
 
     def discard(self) -> None:

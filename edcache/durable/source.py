@@ -1,0 +1,180 @@
+"""`ByteSource`: the bytes of one archive, wherever they are."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Ints = npt.NDArray[np.int64]
+
+
+class ByteSource(ABC):
+    """The bytes of one archive, read at offsets: a file, an object of a server, a copy of either.
+
+    Readers ask it, and never which kind it is. Two kinds differ in what they override; what is not abstract
+    says that there is nothing to do.
+
+    path: as messages name it, without credentials. by_request: whether each read is a request to another
+    machine, so that few are made; then the bytes are those of one state, and a change of them is an error.
+    is_partial: whether it is a copy that may lack some, so that it is read and not mapped. is_live: whether
+    others may append to it while it is open. token: what opens the same copy in another process; it pickles.
+
+    Raises StorageError wherever bytes do not come.
+    Safety: no position is shared, so reads are safe from any thread and after a fork.
+    """
+
+    path: str
+    by_request: bool = False
+    is_partial: bool = False
+    is_live: bool = False
+    token: Any = None
+
+    def is_at_hand(self) -> bool:
+        """Whether all of it is on this machine, or where its file system says."""
+        return not (self.by_request or self.is_partial)
+
+    # --- one state ---
+
+    @abstractmethod
+    def size(self) -> int:
+        """Bytes of the file: now, or where it is read by request when it was opened."""
+
+    @abstractmethod
+    def identity(self) -> Any:
+        """Equal for two openings of one file; where it is read by request, of one state of it."""
+
+    @abstractmethod
+    def tag(self) -> tuple[object, ...]:
+        """What tells this state of it from its others and from other files, as text without separators."""
+
+    @abstractmethod
+    def reopened(self) -> ByteSource:
+        """What is there now under the same name."""
+
+    def check_unchanged(self) -> None:  # noqa: B027 - an open file stays the one that was opened
+        """Raise StaleArchiveError where it was read by request and is no longer what was opened."""
+
+    # --- reading ---
+
+    @abstractmethod
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        """Read `nbytes` at `offset`; fewer only at the end. What follows may be fetched ahead with it."""
+
+    @abstractmethod
+    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Read extents (offset, nbytes), and next to nothing else; shorter only at the end of the file.
+
+        Where they are read by request, all at a time.
+        """
+
+    @abstractmethod
+    def map(self, nbytes: int) -> memoryview:
+        """The first bytes as read-only memory; StorageError where that cannot be."""
+
+    def is_remote(self) -> bool:
+        """Whether the bytes are known to be on another machine."""
+        return self.by_request
+
+    def is_cached(self, offset: int) -> bool:
+        """Whether the page of an offset is in memory; True where nobody can tell."""
+        return True
+
+    def will_need(self, offset: int, nbytes: int) -> None:  # noqa: B027 - nobody listens
+        """Say that a range will be read soon; nothing where nobody listens."""
+
+    def next_data(self, offset: int) -> int:
+        """The next offset, from this one on, that is in no hole; itself where nobody can tell."""
+        return offset
+
+    def is_locked(self, start: int, length: int) -> bool:
+        """Whether another has locked one of the bytes; False where nobody can tell."""
+        return False
+
+    # --- copies that fill as they are read ---
+
+    def announce(self, start: Ints, end: Ints) -> None:  # noqa: B027 - all of it is there
+        """Have many extents there before they are read: int64 [n], bytes from the start of the file."""
+
+    def mend(self, offset: int, nbytes: int) -> bool:
+        """Fetch an extent again that fails its crc32; whether it can be looked at again."""
+        return False
+
+    def mend_opening(self) -> bool:
+        """Fetch again all that was read until `accept`; whether that can make a difference."""
+        return False
+
+    def accept(self) -> None:  # noqa: B027 - nothing was noted
+        """Say that what was read so far makes sense."""
+
+    def finish(self, start: Ints, end: Ints) -> ByteSource | None:
+        """The whole copy, opened, where nearly all of these extents are here; None where it stays partial."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of it; idempotent."""
+
+
+class Wrapped(ByteSource):
+    """A source whose bytes are those of another, `data`; a subclass says what is not."""
+
+    def __init__(self, data: ByteSource) -> None:
+        self.data = data
+        self.path, self.by_request = data.path, data.by_request
+
+    def size(self) -> int:
+        """See `ByteSource`."""
+        return self.data.size()
+
+    def identity(self) -> Any:
+        """See `ByteSource`."""
+        return self.data.identity()
+
+    def tag(self) -> tuple[object, ...]:
+        """See `ByteSource`."""
+        return self.data.tag()
+
+    def check_unchanged(self) -> None:
+        """See `ByteSource`."""
+        self.data.check_unchanged()
+
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        """See `ByteSource`."""
+        return self.data.pread(offset, nbytes)
+
+    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """See `ByteSource`."""
+        return self.data.read_many(extents)
+
+    def map(self, nbytes: int) -> memoryview:
+        """See `ByteSource`."""
+        return self.data.map(nbytes)
+
+    def is_remote(self) -> bool:
+        """See `ByteSource`."""
+        return self.data.is_remote()
+
+    def is_cached(self, offset: int) -> bool:
+        """See `ByteSource`."""
+        return self.data.is_cached(offset)
+
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """See `ByteSource`."""
+        self.data.will_need(offset, nbytes)
+
+    def next_data(self, offset: int) -> int:
+        """See `ByteSource`."""
+        return self.data.next_data(offset)
+
+    def is_locked(self, start: int, length: int) -> bool:
+        """See `ByteSource`."""
+        return self.data.is_locked(start, length)
+
+    def close(self) -> None:
+        """See `ByteSource`."""
+        self.data.close()
