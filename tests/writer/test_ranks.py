@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from filled import computed, processes, stored_rows
-from scale import thinned
 
 import edcache
 from edcache import CachedDataset
@@ -72,8 +71,9 @@ def run_at_once(script, ranks, *arguments, environment=None):
     return [(*process.communicate(timeout=120), process.returncode) for process in processes]
 
 
-@pytest.mark.parametrize("environment", thinned([True, False], 1), ids=["torchrun", "bare"])
-@pytest.mark.parametrize("options", thinned(["", "num_workers=2"], 1), ids=["alone", "workers"])
+@pytest.mark.full
+@pytest.mark.parametrize("environment", [True, False], ids=["torchrun", "bare"])
+@pytest.mark.parametrize("options", ["", "num_workers=2"], ids=["alone", "workers"])
 def test_ranks_that_call_a_factory_at_once_compute_each_sample_once(path, log, environment, options):
     found = run_at_once(program(path, log, options), 8, environment=environment)
     assert [error for _, error, code in found if code] == []
@@ -84,7 +84,7 @@ def test_ranks_that_call_a_factory_at_once_compute_each_sample_once(path, log, e
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("environment", thinned([True, False], 1), ids=["torchrun", "bare"])
+@pytest.mark.parametrize("environment", [True, False], ids=["torchrun", "bare"])
 def test_ranks_that_resume_say_once_what_was_there_before(path, log, environment):
     script = program(path, log)
     first = subprocess.Popen([sys.executable, script], stderr=subprocess.DEVNULL)
