@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import errno
 from collections.abc import Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from edcache.labels.spec import LabelSpec, checked_name
 from edcache.labels.tables import MAX_LABELS, Revision
 from edcache.labels.wording import unknown_label
 from edcache.options import Sync
-from edcache.writer import MOST_REPLACED, Appender
+from edcache.writer import Appender, until_it_stays
 
 if TYPE_CHECKING:
     from edcache.batch.paths import FieldPath
@@ -103,11 +103,7 @@ def publish(cache: CachedDataset, revision: Revision, sync: Sync) -> None:
     Raises:
         StorageError: it cannot be written; the text has the remedy. Else as `Appender.revise`.
     """
-    for _ in range(MOST_REPLACED):
-        with suppress(StaleArchiveError):
-            _publish(cache, revision, sync)
-            return
-    _publish(cache, revision, sync)
+    until_it_stays(lambda: _publish(cache, revision, sync))
 
 
 def _publish(cache: CachedDataset, revision: Revision, sync: Sync) -> None:

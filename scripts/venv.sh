@@ -14,7 +14,8 @@ if [ ! -x "$python" ]; then
 fi
 if [ ! -e "$stamp" ] || [ setup.py -nt "$stamp" ] || [ scripts/constraints.txt -nt "$stamp" ]; then
     echo "installing edcache[$extra] into $venv" >&2
-    "$python" -m pip install --quiet --disable-pip-version-check \
+    # Python compiles what is imported, which is a small part; to compile all takes a minute.
+    "$python" -m pip install --quiet --disable-pip-version-check --no-compile \
         --constraint scripts/constraints.txt --editable ".[$extra]" >&2
     touch "$stamp"
 fi

@@ -1,5 +1,6 @@
 """What every test file shares."""
 
+import gc
 import json
 import os
 from collections import Counter
@@ -40,6 +41,12 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if not item.get_closest_marker("spread"):
             item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
+def pytest_collection_finish(session):
+    """What was imported is no garbage; a collection that looks at all of it takes a fifth of a second."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_sessionfinish(session):
@@ -98,5 +105,6 @@ def pytest_terminal_summary(terminalreporter, config):
     if not config.option.full:
         left_out, scale = config.stash[_LEFT_OUT], os.environ["EDCACHE_TEST_SCALE"]
         terminalreporter.section("left out; scripts/test --full has all")
-        terminalreporter.write_line(f"{left_out.total()} tests of {', '.join(sorted(left_out)) or 'no file'}")
-        terminalreporter.write_line(f"of what is tried in many ways: all but {scale} of them")
+        if left_out:
+            terminalreporter.write_line(f"{left_out.total()} tests of {', '.join(sorted(left_out))}")
+        terminalreporter.write_line(f"what is tried in many ways was tried at scale {scale}")

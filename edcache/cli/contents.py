@@ -43,7 +43,6 @@ def info(path: str, digest: bool, as_json: bool) -> None:
     Example:
       edcache info train.zip --json
     """
-    from edcache.options import ReadOptions
     from edcache.stores import store_at
 
     document = _info(store_at(path).reader(ReadOptions(allow_partial=True)))

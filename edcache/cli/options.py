@@ -84,69 +84,54 @@ def _label_keys(
     return {name: path if equals else name for name, equals, path in split}
 
 
-_FLAGS: Final = {
-    "allow_partial": click.option(
-        "--allow-partial", is_flag=True, help="Take an archive as it is that is not sealed."
-    ),
-    "allow_pickle": click.option(
-        "--allow-pickle", is_flag=True, help="Read pickles, which run whatever code their author chose."
-    ),
-    "arguments": click.option(
-        "--arg", "arguments", multiple=True, metavar="NAME=VALUE", help="An argument; repeatable."
-    ),
-    "as_json": click.option("--json", "as_json", is_flag=True, help="One JSON document instead of text."),
-    "check_space": click.option(
-        *("--no-space-check", "check_space"),
-        is_flag=True,
-        callback=lambda ctx, param, is_off: False if is_off else None,
-        help="Fill although the disk seems too small.",
-    ),
-    "chunk_size": click.option(
-        "--chunk-size", type=POSITIVE, help="Most samples that one publication holds."
-    ),
-    "codec": click.option("--codec", type=click.Choice(get_args(Codec)), help="native by default."),
-    "compression": click.option(
-        "--compression", metavar="TEXT", help="zstd, zstd:19 or zstd+dict; none by default."
-    ),
-    "grow": click.option("--grow", is_flag=True, help="Add to an archive whose source has become longer."),
-    "if_filling": click.option(
-        *("--if-filling",),
-        type=click.Choice(get_args(IfFilling)),
-        help="When another process fills it: join.",
-    ),
-    "in_memory_keys": click.option(
-        *("--key", "in_memory_keys"),
-        multiple=True,
-        metavar="[NAME=]FIELD",
-        callback=_label_keys,
-        help="A label column; repeatable. import takes those of OLD by default.",
-    ),
-    "num_workers": click.option(
-        *("-j", "--num-workers"),
-        metavar="[N]",
-        is_flag=False,
-        flag_value="auto",
-        callback=_workers,
-        help="Processes that compute; -j alone, or auto: one for each processor that this process may use.",
-    ),
-    "on_error": click.option(
-        *("--on-error",),
-        type=click.Choice(get_args(OnError)),
-        help="What becomes of a sample that fails.",
-    ),
-    "out": click.option("-o", "--out", required=True, metavar="PATH", type=PATH, help="The archive to fill."),
-    "progress": click.option(
-        "--progress/--no-progress", default=None, help="Show a progress bar; by default on a terminal."
-    ),
-    "rebuild": click.option(
-        "--rebuild", is_flag=True, help="Build anew and put it in the place of what is there."
-    ),
-    "retries": click.option("--retries", type=POSITIVE, help="Tries again at once when the source raises."),
-    "timeout": click.option(
-        "--timeout", type=click.FloatRange(min=0, min_open=True), help="Seconds for one sample."
-    ),
-    "yes": click.option("--yes", is_flag=True, help="Do not ask; without a terminal nobody is asked."),
-}
+def _flag(name: str, help: str, *words: str, **details: Any) -> tuple[str, Callable[..., Any]]:
+    """An option by the name of the argument that it becomes; without other words that is its own too."""
+    return name, click.option(*(words or (f"--{name.replace('_', '-')}",)), name, help=help, **details)
+
+
+_FLAGS: Final = dict(
+    [
+        _flag("allow_partial", "Take an archive as it is that is not sealed.", is_flag=True),
+        _flag("allow_pickle", "Read pickles, which run whatever code their author chose.", is_flag=True),
+        _flag("arguments", "An argument; repeatable.", "--arg", multiple=True, metavar="NAME=VALUE"),
+        _flag("as_json", "One JSON document instead of text.", "--json", is_flag=True),
+        _flag(
+            *("check_space", "Fill although the disk seems too small.", "--no-space-check"),
+            is_flag=True,
+            callback=lambda ctx, param, is_off: False if is_off else None,
+        ),
+        _flag("chunk_size", "Most samples that one publication holds.", type=POSITIVE),
+        _flag("codec", "native by default.", type=click.Choice(get_args(Codec))),
+        _flag("compression", "zstd, zstd:19 or zstd+dict; none by default.", metavar="TEXT"),
+        _flag("grow", "Add to an archive whose source has become longer.", is_flag=True),
+        _flag("if_filling", "When another process fills it: join.", type=click.Choice(get_args(IfFilling))),
+        _flag(
+            *("in_memory_keys", "A label column; repeatable. import takes those of OLD by default.", "--key"),
+            multiple=True,
+            metavar="[NAME=]FIELD",
+            callback=_label_keys,
+        ),
+        _flag(
+            "num_workers",
+            "Processes that compute; -j alone, or auto: one for each processor that this process may use.",
+            *("-j", "--num-workers"),
+            metavar="[N]",
+            is_flag=False,
+            flag_value="auto",
+            callback=_workers,
+        ),
+        _flag("on_error", "What becomes of a sample that fails.", type=click.Choice(get_args(OnError))),
+        _flag("out", "The archive to fill.", "-o", "--out", required=True, metavar="PATH", type=PATH),
+        _flag(
+            *("progress", "Show a progress bar; by default on a terminal.", "--progress/--no-progress"),
+            default=None,
+        ),
+        _flag("rebuild", "Build anew and put it in the place of what is there.", is_flag=True),
+        _flag("retries", "Tries again at once when the source raises.", type=POSITIVE),
+        _flag("timeout", "Seconds for one sample.", type=click.FloatRange(min=0, min_open=True)),
+        _flag("yes", "Do not ask; without a terminal nobody is asked.", is_flag=True),
+    ]
+)
 
 
 def flags(*names: str) -> Callable[[Command], Command]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from edcache.errors import OptionError, StaleArchiveError
+from edcache.errors import OptionError
 from edcache.fill import (
     Job,
     LazyFiller,
@@ -27,7 +26,7 @@ from edcache.labels.spec import LabelSpec
 from edcache.options import CacheOptions, FillOptions, Workers
 from edcache.reader import AnyReader
 from edcache.stores import Store
-from edcache.writer import MOST_REPLACED, adopt_labels, check_options, new_head
+from edcache.writer import adopt_labels, check_options, new_head, until_it_stays
 
 _warned: set[str] = set()
 
@@ -87,7 +86,7 @@ class Building:
             return None
         check_source(self.job.source, path)
         filler = LazyFiller(self.job, self._max_bytes, self._on_full)
-        self._until_it_stays(filler.create)
+        until_it_stays(filler.create, self._is_done)
         return filler
 
     def _is_done(self) -> bool:
@@ -147,23 +146,10 @@ class Building:
             with self._store.published(options.progress, self._is_done, replaces=rebuild):
                 fill(replace(self.job, options=options), rebuild=rebuild)
 
-        self._until_it_stays(run, rebuild)
-
-    def _until_it_stays(self, run: Callable[[], object], rebuild: bool = False) -> None:
-        """Run it again where the archive was replaced meanwhile by another process.
-
-        That has compacted it, or has published and deleted what stood for it.
-        """
-        for _ in range(MOST_REPLACED):
-            try:
-                run()
-                return
-            except StaleArchiveError:
-                if rebuild:
-                    raise
-            if self._is_done():
-                return
-        run()
+        if rebuild:
+            run()
+        else:
+            until_it_stays(run, self._is_done)
 
 
 def check_fillable(options: CacheOptions) -> None:

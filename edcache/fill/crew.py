@@ -134,15 +134,15 @@ class Crew:
 
     def _hear(self, worker: _Worker) -> None:
         try:
-            said = worker.results.recv()
+            message = worker.results.recv()
         except (EOFError, OSError):  # it died in the middle of a word, or before the first
             self._replace(worker)
             return
-        if said is False:
+        if message is False:
             # Somebody else ended it, or its sample took too long.
             self._replace(worker)
             return
-        error = None if said is None else _received(worker.results, said)
+        error = None if message is None else _received(worker.results, message)
         self._workers.remove(worker)
         _reap(worker)
         if error is not None:

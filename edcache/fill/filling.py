@@ -75,8 +75,8 @@ def _rebuild(job: Job, compute: _Compute) -> int:
     before = _head_of(job.path)
     patience = None if job.options.if_filling == "fail" else _LOOK_SECONDS
     with temporary.replacing(job.path, patience) as session:
-        found = _head_of(job.path)
-        if found is not None and found != before and found.fingerprint == job.head.fingerprint:
+        now = _head_of(job.path)
+        if now is not None and now != before and now.fingerprint == job.head.fingerprint:
             # The same call in another process built it while this one waited.
             durable.remove(session.path)
             return 0
@@ -133,8 +133,8 @@ def _by_crew(
     crew = Crew(job, min(workers, claims), context, watch.look, record)
     crew.run()
     if crew.set_aside and job.options.on_error == "raise":
-        told = "; ".join(failure.message for failure in crew.set_aside)
-        raise SourceError(f"{job.path}: {told}; the others are kept, and filling again tries again")
+        reasons = "; ".join(failure.message for failure in crew.set_aside)
+        raise SourceError(f"{job.path}: {reasons}; the others are kept, and filling again tries again")
     return crew.computed
 
 

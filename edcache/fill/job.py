@@ -66,8 +66,8 @@ class Job:
             check_origin(self.path, appender.head, self)
             length = self.length
             # One that was written without a dataset is as long as what it holds, until it gets one.
-            found = appender.end_index if appender.length is None else appender.length
-            if found < length and (self.options.grow or appender.length is None):
+            present = appender.end_index if appender.length is None else appender.length
+            if present < length and (self.options.grow or appender.length is None):
                 appender.amend(length=length)
             check_length(self.path, appender.length, length)
         except BaseException:
@@ -178,18 +178,18 @@ def check_source(source: Any, path: str) -> None:
         )
 
 
-def check_origin(path: str, found: Head, job: Job) -> dict[str, Any] | None:
+def check_origin(path: str, archive: Head, job: Job) -> dict[str, Any] | None:
     """Raise StaleCacheError where an archive was made of another source.
 
     Returns:
         The source's fingerprint, in the form of the archive's; None where one of them has none.
     """
-    asked = job.head
-    if found.fingerprint is None or asked.fingerprint is None:
+    head = job.head
+    if archive.fingerprint is None or head.fingerprint is None:
         return None
-    lengths = None if found.length is None or asked.length is None else (asked.length, found.length)
-    expected = comparable(asked.fingerprint, found.fingerprint, job.source, lengths)
-    changed = differences(found.fingerprint, expected)
+    lengths = None if archive.length is None or head.length is None else (head.length, archive.length)
+    expected = comparable(head.fingerprint, archive.fingerprint, job.source, lengths)
+    changed = differences(archive.fingerprint, expected)
     if not changed:
         return expected
     remedy = "use another path, or pass keep_existing=False to build it anew"
@@ -221,12 +221,12 @@ def length_of(source: Any, path: str) -> int:
     return length
 
 
-def check_length(path: str, found: int | None, length: int) -> None:
+def check_length(path: str, begun_for: int | None, length: int) -> None:
     """Raise StaleCacheError where an archive was begun for another number of samples."""
-    if found is None or found == length:
+    if begun_for is None or begun_for == length:
         return
-    growing = "grow=True adds the rest; or " if found < length else ""
+    growing = "grow=True adds the rest; or " if begun_for < length else ""
     raise StaleCacheError(
-        f"{path}: begun for {found:,} samples, the source has {length:,} now; {growing}"
+        f"{path}: begun for {begun_for:,} samples, the source has {length:,} now; {growing}"
         'build it again (keep_existing=False, or on_stale="rebuild"), or choose another path'
     )

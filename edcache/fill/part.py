@@ -126,10 +126,10 @@ class Part:
         self._watch.done(self._publisher.pending_nbytes - before)
 
     def _look(self) -> None:
-        found = self.presence.update() - self._unseen
+        others = self.presence.update() - self._unseen
         self._unseen = 0
-        if found > 0:
-            self._watch.found(found)
+        if others > 0:
+            self._watch.found(others)
 
     def _publish(self, keep: int | None = None) -> None:
         """Publish what is pending and let go of the claims, but for the one still being computed."""

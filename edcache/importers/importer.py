@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from edcache.dataset import CachedDataset
 from edcache.errors import ForeignCacheError, OptionError
@@ -20,7 +20,11 @@ from edcache.importers.source import OldCache, read_whole
 from edcache.importers.tensordict import META, Tensordict
 from edcache.importers.webdataset import Webdataset
 from edcache.once import once
+from edcache.options import CacheKeywords, CacheOptions, takes
 from edcache.places import local_path
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _HASH = re.compile(r"[0-9a-f]{32,}\.pt")
 _TAR = re.compile(r".*\.tar", re.DOTALL)
@@ -154,6 +158,7 @@ def old_cache(
     return Monai(where, trust_pickle, order)
 
 
+@takes(CacheOptions)
 def import_cache(
     old: str | os.PathLike[str] | OldCache,
     path: str | os.PathLike[str],
@@ -161,7 +166,8 @@ def import_cache(
     kind: str | None = None,
     trust_pickle: bool = False,
     order: Sequence[str] | None = None,
-    **options: Any,
+    fingerprint: dict[str, Any] | bool | None = None,
+    **keywords: Unpack[CacheKeywords],
 ) -> CachedDataset:
     """Fill an archive with the samples of another system's cache; the old one is only read.
 
@@ -169,8 +175,8 @@ def import_cache(
         old: where it lies; or what `old_cache` returned.
         path: the archive. One that an interrupted import left is continued.
         kind, trust_pickle, order: as for `old_cache`, which has them already where `old` comes from it.
-        options: as for CachedDataset: num_workers, progress, compression, in_memory_keys, ... By default the
-            label columns are those of the old cache.
+        fingerprint: as for CachedDataset; by default what identifies the old cache.
+        keywords: as for CachedDataset; the label columns are by default those of the old cache:
     Returns:
         The CachedDataset over it. Samples that the old cache lacks are missing in it too, and keep their
         indices: `CachedDataset(source, path)` with the dataset that made the old cache computes them.
@@ -189,10 +195,11 @@ def import_cache(
         raise OptionError(f"{old.path}: give kind=, trust_pickle= and order= to old_cache(), which opened it")
     source[source.first()]  # what it needs is said at once, and by its own error
     if len(source.missing):
-        options = {"on_error": "skip"} | options
-    if options.get("in_memory_keys") is None:
-        options["in_memory_keys"] = source.in_memory_keys
-    ds = CachedDataset(source, path, **{"fingerprint": source.fingerprint()} | options)
+        keywords.setdefault("on_error", "skip")
+    if keywords.get("in_memory_keys") is None:
+        keywords["in_memory_keys"] = source.in_memory_keys
+    own = source.fingerprint() if fingerprint is None else fingerprint
+    ds = CachedDataset(source, path, fingerprint=own, **keywords)
     more = {name: values for name, values in source.more_labels.items() if name not in ds.labels}
     if more:
         ds.add_labels(more)

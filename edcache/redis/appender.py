@@ -96,17 +96,17 @@ class RedisAppender(AnyAppender):
                 "dictionary might be evicted and take them all along"
             )
         client = Client(Server.of(path))
-        found = read_head(client)
-        if found is None:
+        known = read_head(client)
+        if known is None:
             packed = format.pack_head(replace(head, uuid=_uuid_of(head)))
             ttl = client.server.ttl
             client.ask("set", head_key(client.server), packed, nx=True, px=None if ttl is None else _ms(ttl))
-            found = read_head(client)
-            if found is None:
+            known = read_head(client)
+            if known is None:
                 raise StorageError(
                     f"{client.server}: the server lost the head at once; give it more memory, or a longer ttl"
                 )
-        log = Log(client, *found)
+        log = Log(client, *known)
         log.catch_up()
         return cls(log)
 
@@ -302,10 +302,10 @@ def replace_head(path: str, head: Head) -> None:
     """
     client = Client(Server.of(path))
     try:
-        found = read_head(client)
-        if found is None:
+        known = read_head(client)
+        if known is None:
             return
-        packed, before, _ = found
+        packed, before, _ = known
         is_rebuild = before.uuid != _uuid_of(before)
         if (
             is_rebuild

@@ -13,7 +13,7 @@
 Imports run upwards in this list only.
 """
 
-from edcache.writer.appender import MOST_REPLACED, Appender
+from edcache.writer.appender import Appender, until_it_stays
 from edcache.writer.cache import CacheWriter, adopt_labels, check_options, new_head
 from edcache.writer.chunk import Chunk, ChunkBuilder
 from edcache.writer.protocol import AnyAppender
@@ -21,7 +21,6 @@ from edcache.writer.publisher import ChunkEncoder, FailureOf, Publisher
 from edcache.writer.recovery import never_created, recover
 
 __all__ = [
-    "MOST_REPLACED",
     "AnyAppender",
     "Appender",
     "CacheWriter",
@@ -35,4 +34,5 @@ __all__ = [
     "never_created",
     "new_head",
     "recover",
+    "until_it_stays",
 ]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Final
 
 from edcache import durable, format
 from edcache.durable import File
-from edcache.errors import StorageError
+from edcache.errors import StaleArchiveError, StorageError
 from edcache.format import Head
 from edcache.labels.revisions import RevisionTypes, check_types, settled
 from edcache.labels.tables import ChunkTable, Revision, pack_chunk_table, pack_revision
@@ -21,8 +21,24 @@ from edcache.writer.log import Log
 from edcache.writer.protocol import AnyAppender
 from edcache.writer.recovery import discard_abandoned, lacks_head, recover_log
 
-# How often a call begins again because another process has compacted the archive that it had open.
-MOST_REPLACED: Final = 20
+_MOST_REPLACED: Final = 20
+
+
+def until_it_stays(run: Callable[[], object], is_done: Callable[[], bool] = lambda: False) -> None:
+    """Run something again where the archive was replaced meanwhile by another process.
+
+    That has compacted it, or has published and deleted what stood for it.
+
+    Args:
+        is_done: whether what took its place is what was to be made.
+    """
+    for _ in range(_MOST_REPLACED):
+        with suppress(StaleArchiveError):
+            run()
+            return
+        if is_done():
+            return
+    run()
 
 
 class Appender(AnyAppender):

@@ -127,7 +127,7 @@ class CacheWriter:
                 create=mode == "x",
                 sync=options.sync,
                 joins=True,
-                begins_anew=lambda found: mode == "x" or _contradicts(found, head, codec, compression),
+                begins_anew=lambda other: mode == "x" or _contradicts(other, head, codec, compression),
             )
         except BaseException:
             if self._session is not None:
@@ -282,27 +282,27 @@ def _add_note(error: BaseException, text: str) -> None:
         warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
-def _contradicts(found: Head, head: Head, codec: str | None, compression: str | None) -> bool:
+def _contradicts(other: Head, head: Head, codec: str | None, compression: str | None) -> bool:
     """Whether an archive was begun with other options than those that were asked for: not None, no labels."""
-    chosen = ((codec, found.codec), (compression, found.compression))
-    is_other = any(value is not None and value != other for value, other in chosen)
-    return is_other or (bool(head.labels) and found.labels != head.labels)
+    chosen = ((codec, other.codec), (compression, other.compression))
+    is_other = any(value is not None and value != begun_with for value, begun_with in chosen)
+    return is_other or (bool(head.labels) and other.labels != head.labels)
 
 
-def adopt_labels(head: Head, asked: LabelSpec, where: str) -> LabelSpec:
+def adopt_labels(head: Head, spec: LabelSpec, where: str) -> LabelSpec:
     """The label columns for continuing an archive: those asked for, or those that it has.
 
     Raises:
         OptionError: they differ, or the archive's were made by callables and none were given.
     """
     names = [name for name, _ in head.labels]
-    if asked.names:
-        if list(asked.names) != names:
+    if spec.names:
+        if list(spec.names) != names:
             raise OptionError(
-                f"{where}: in_memory_keys={list(asked.names)}, the archive was begun with {names}; "
+                f"{where}: in_memory_keys={list(spec.names)}, the archive was begun with {names}; "
                 "give the same, or build a new archive"
             )
-        return asked
+        return spec
     callables = [name for name, path in head.labels if path is None]
     if callables:
         raise OptionError(
@@ -312,9 +312,9 @@ def adopt_labels(head: Head, asked: LabelSpec, where: str) -> LabelSpec:
     return LabelSpec.parse(paths)
 
 
-def check_options(head: Head, where: str, **asked: str | None) -> None:
+def check_options(head: Head, where: str, **options: str | None) -> None:
     """Raise OptionError where an option was asked for that the archive was not begun with."""
-    for name, value in asked.items():
+    for name, value in options.items():
         given = getattr(head, name)
         if value is not None and value != given:
             raise OptionError(

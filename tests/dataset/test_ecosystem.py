@@ -166,6 +166,7 @@ if rank == "0":
 """
 
 
+@pytest.mark.full
 def test_ranks_of_a_process_group_share_an_epoch(archive, tmp_path):
     """Two processes and gloo; what they read is what the samplers say without a process group."""
     processes = [
@@ -366,6 +367,7 @@ def seen_by_ranks(folder, loader, **options):
     return [json.loads((folder / str(rank)).read_text()) for rank in (0, 1)]
 
 
+@pytest.mark.full
 @quiet_lightning
 def test_lightnings_ranks_share_an_epoch_once(archive, tmp_path):
     """Lightning puts a DistributedSampler in the place of torch's samplers; ours share by themselves."""
@@ -421,6 +423,7 @@ class Filled(lightning.LightningDataModule):
         return DataLoader(self.ds, 8, shuffle=True)
 
 
+@pytest.mark.full
 @quiet_lightning
 def test_lightnings_spawned_ranks_fill_one_cache_together_and_share_its_epochs(tmp_path):
     trainer(devices=2, strategy="ddp_spawn").fit(Tiny(tmp_path), Filled(tmp_path))

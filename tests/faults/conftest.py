@@ -90,9 +90,6 @@ def remembering_revised(revised):
 @pytest.fixture(autouse=True, scope="module")
 def remembered():
     """Functions of bytes alone answer from memory."""
-    # What the libraries hold is no garbage: nobody looks at it again.
-    gc.collect()
-    gc.freeze()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(format, "_pack_header", lru_cache(1 << 16)(format._pack_header))
         patch.setattr(format, "parse_header", lru_cache(1 << 16)(format.parse_header))
@@ -106,7 +103,6 @@ def remembered():
             patch.setattr(module, "parse_index", remembering(module.parse_index))
             patch.setattr(module, "parse_labels", remembering(module.parse_labels))
         yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

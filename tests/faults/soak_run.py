@@ -34,7 +34,7 @@ FAMILIES = (
     "tests/backends/test_redis_faults.py",
     "tests/backends/test_places_faults.py",
     "tests/fuzz",
-    "tests/attacks",
+    "tests/conformance/attacks",
     "tests/reader/test_stress.py",
     "tests/faults",
 )

@@ -254,6 +254,7 @@ def test_a_damaged_header_is_met_when_the_archive_is_opened(archives, name):
         assert all(same(ds[k], archive.samples[k]) for k in archive.indices)
 
 
+@pytest.mark.full
 def test_every_byte_of_a_small_archive_is_of_one_record_or_harmless(tmp_path):
     archive = Archive(tmp_path / "a.zip", fixed(24), 7, lambda *a: plainly(*a, chunk_size=4))
     first, last = archive.entries[0], archive.entries[-1]

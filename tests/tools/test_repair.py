@@ -475,6 +475,7 @@ FIELDS = ("samples", "end_index", "table_nbytes", "next", "payload_nbytes", "dur
 HUGE = [0, 1, 2**31, 2**40, 2**62 - 1, 2**62, 2**63 - 1, 2**64 - 1]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seal", [True, False], ids=["sealed", "unsealed"])
 def test_absurd_numbers_in_headers_that_fit_are_survived(tmp_path, tally, seal):
     """Each header field in turn, with its crc32 made anew."""

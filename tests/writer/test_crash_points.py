@@ -105,7 +105,7 @@ SCENARIOS: dict[str, list[Callable[[Path, Callable[[int], None]], None]]] = {
 }
 
 
-@pytest.fixture(params=thinned(SCENARIOS, 2))
+@pytest.fixture(params=thinned(SCENARIOS, 1))
 def scenario(request: pytest.FixtureRequest) -> str:
     return request.param
 
