@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from edcache import format
@@ -28,11 +29,8 @@ def digest(
     Cost: reads the file once. Writes and locks nothing; proves nothing: that the
         file is sound says `verify`.
     """
-    file = located(path, storage_options).open()
-    try:
+    with closing(located(path, storage_options).open()) as file:
         head, _ = format.read_head(file.pread, file.path)
         if format.read_seal(file.pread, file.size(), head.uuid) is None:
             raise no_digest(file.path)
         return file_digest(file, on_progress)[0]
-    finally:
-        file.close()

@@ -25,7 +25,7 @@ class Gap(NamedTuple):
     seq: int
     start: int
     hidden: int
-    said: str
+    problem: str
 
 
 class Entries:
@@ -54,16 +54,16 @@ class Entries:
         while position < self._size:
             headers = find_headers(self._file, position, self._size, self._uuid)
             # Two entries begin on a page at most: nobody has written a number beyond that.
-            found = next((h for h in headers if h.seq <= 2 * h.offset // PAGE), None)
-            if found is None:
+            first = next((h for h in headers if h.seq <= 2 * h.offset // PAGE), None)
+            if first is None:
                 return
-            cursor = Cursor(found.offset, found.seq, found.link)
+            cursor = Cursor(first.offset, first.seq, first.link)
             run = list(format.walk(self._pread, ANYWHERE, self._uuid, cursor))
-            if not run and found.kind in (format.KIND_INDEX, format.KIND_LABELS):
-                run = [found]  # one half of a seal
+            if not run and first.kind in (format.KIND_INDEX, format.KIND_LABELS):
+                run = [first]  # one half of a seal
             if run:
                 yield run
-            position = max(found.offset + PAGE, self._end(run) if run else 0)
+            position = max(first.offset + PAGE, self._end(run) if run else 0)
 
     def _end(self, run: list[Header]) -> int:
         """Where what follows a run belongs."""
@@ -104,31 +104,29 @@ class Entries:
         tail = self._directory_in(start, following.offset)
         if tail is not None and hidden >= 2:
             hidden -= 2
-        found = f"{following.name} follows at offset {following.offset:,}"
-        return Gap(seq, start, hidden, f"no entry fits here, {found}")
+        follows = f"{following.name} follows at offset {following.offset:,}"
+        return Gap(seq, start, hidden, f"no entry fits here, {follows}")
 
     def _gap_behind(self) -> Iterator[Gap]:
-        last = next((run[-1] for run in reversed(self.runs) if run), None)
-        seq = 0 if last is None else last.seq + 1
-        start = self._end(next((run for run in reversed(self.runs) if run), []))
+        run = next((run for run in reversed(self.runs) if run), [])
+        last = run[-1] if run else None
+        seq, start = 0 if last is None else last.seq + 1, self._end(run)
         if start >= self._size or (last is not None and last.kind == format.KIND_INDEX):
             return
         tail = self._directory_in(start, self._size)
         if tail is not None:
             hidden = int(tail.index_offset > start)
             yield Gap(seq, start, hidden, "a seal begins here or behind that is damaged")
-        elif last is None or last.kind != format.KIND_LABELS or start < self._size:
+        else:
             yield from self._begun(seq, start)
 
     def _begun(self, seq: int, start: int) -> Iterator[Gap]:
         """The header of an entry goes last: where a part of one stands, it was whole once, or nearly."""
-        found = self._pread(start, format.HEADER_NBYTES)
-        name = found[30:]
+        data = self._pread(start, format.HEADER_NBYTES)
+        name = data[30:]
         if name.startswith(b"index.arrow"):
             yield Gap(seq, start, 0, "a seal begins here that is damaged")
-        elif found.startswith(b"PK\x03\x04") or name.startswith(
-            (b"chunks/", b"zstd/", b"notes/", b"labels/")
-        ):
+        elif data.startswith(b"PK\x03\x04") or name.startswith((b"chunks/", b"zstd/", b"notes/", b"labels/")):
             yield Gap(seq, start, 1, "an entry begins here that is damaged")
         else:
             nbytes = self._size - start
@@ -141,6 +139,5 @@ class Entries:
         if at < 0:
             return None
         size = max(start, end - 2 * PAGE) + at + END_RECORD_NBYTES
-        found = self._pread(max(0, size - format.TAIL_NBYTES), format.TAIL_NBYTES)
-        tail = format.parse_tail(found, size)
+        tail = format.parse_tail(self._pread(max(0, size - format.TAIL_NBYTES), format.TAIL_NBYTES), size)
         return tail if tail is not None and tail.index_offset >= start else None

@@ -93,13 +93,13 @@ class _RecordsProof:
         self._rows = np.flatnonzero(~wrong)
         start, end = _extents(table)
         self._start, self._end = start[self._rows], end[self._rows]
-        self._said = table.records.crc32[self._rows]
+        self._crcs = table.records.crc32[self._rows]
         self._has_gaps_to_check = not wrong.any()
         self._next = 0
         self._reaching: tuple[int, int] | None = None  # a record that goes on, and its crc32 so far
         self._covered = 0
         count = format.block_count(table.records_nbytes)
-        self._blocks_said = np.frombuffer(table_bytes, "<u4", count, len(table_bytes) - 4 * count)
+        self._block_crcs = np.frombuffer(table_bytes, "<u4", count, len(table_bytes) - 4 * count)
         self._blocks_nbytes = blocks_of(header, table).records_nbytes
         self._failed: list[int] = []
         self._has_foreign = self._has_wrong_block = False
@@ -118,14 +118,14 @@ class _RecordsProof:
         starts = (self._start[first:last] - base).tolist()
         ends = (self._end[first:last] - base).tolist()
         crcs = [crc32(window[low:high]) for low, high in zip(starts, ends, strict=True)]
-        self._failed += (first + np.flatnonzero(np.array(crcs, np.uint32) != self._said[first:last])).tolist()
+        self._failed += (first + np.flatnonzero(np.array(crcs, np.uint32) != self._crcs[first:last])).tolist()
         self._check_blocks(base, window)
 
     def finish(self) -> None:
         """Report what does not fit."""
         # What was not reached is missing from a file that was cut, or empty at the very end.
         rest = np.arange(self._next, len(self._rows))
-        self._failed += rest[(self._start[rest] < self._end[rest]) | (self._said[rest] != 0)].tolist()
+        self._failed += rest[(self._start[rest] < self._end[rest]) | (self._crcs[rest] != 0)].tolist()
         if self._reaching is not None:
             self._failed.append(self._reaching[0])
         rows = self._rows[np.array(self._failed, np.int64)]
@@ -142,7 +142,7 @@ class _RecordsProof:
         self._reaching = row, crc
         if self._end[row] <= base + len(window):
             self._reaching = None
-            if crc != self._said[row]:
+            if crc != self._crcs[row]:
                 self._failed.append(row)
 
     def _check_gaps(self, base: int, window: memoryview, first: int, last: int) -> None:
@@ -168,6 +168,5 @@ class _RecordsProof:
         window = window[: max(0, self._blocks_nbytes - base)]
         crcs = format.block_crcs(window)
         first = base // format.BLOCK_NBYTES
-        said = self._blocks_said[first : first + len(crcs) // 4]
-        if crcs != said.tobytes():
+        if crcs != self._block_crcs[first : first + len(crcs) // 4].tobytes():
             self._has_wrong_block = True

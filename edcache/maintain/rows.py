@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,10 +34,12 @@ class Rows:
 
 def rows_of(contents: Contents) -> Rows:
     """All that an index lists."""
-    records = contents.index.records
-    if records.index is None:
-        records = Records(**{**records.columns(), "index": np.arange(len(records.offset))})
-    return Rows(records, contents.index.schemas, contents.labels)
+    return Rows(indexed(contents.index.records), contents.index.schemas, contents.labels)
+
+
+def indexed(records: Records) -> Records:
+    """The same with an index, where row i is sample i without one."""
+    return records if records.index is not None else replace(records, index=np.arange(len(records.offset)))
 
 
 def without(rows: Rows, index: Ints) -> Rows:
@@ -57,14 +59,14 @@ def joined(first: Rows, second: Rows, where: str) -> Rows:
     schemas = list(dict.fromkeys([*first.schemas, *second.schemas]))
     if len(schemas) > MAX_SCHEMAS:
         raise CorruptArchiveError(f"{where}: {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
+    compresses = any(rows.records.raw_nbytes is not None for rows in (first, second))
     columns = []
     for rows in (first, second):
         numbers = np.array([*map(schemas.index, rows.schemas), 0], np.uint16)
-        found = rows.records.columns() | {"schema": numbers[rows.records.schema]}
-        columns.append(found)
-    if any("raw_nbytes" in found for found in columns):
-        for found, rows in zip(columns, (first, second), strict=True):
-            found.setdefault("raw_nbytes", np.zeros(len(rows.index), np.uint64))
-    records = Records(**{name: np.concatenate([c[name] for c in columns]) for name in columns[0]})
+        own = rows.records.columns() | {"schema": numbers[rows.records.schema]}
+        if compresses:
+            own.setdefault("raw_nbytes", np.zeros(len(rows.index), np.uint64))
+        columns.append(own)
+    records = Records(**{name: np.concatenate([own[name] for own in columns]) for name in columns[0]})
     labels = unify([first.labels, second.labels], where) if len(first.index) else second.labels
     return Rows(records, schemas, labels)

@@ -42,7 +42,7 @@ from edcache.labels.tables import (
 )
 from edcache.labels.unify import no_labels
 from edcache.maintain.entries import ANYWHERE, Entries
-from edcache.maintain.rows import Rows, joined, rows_of, without
+from edcache.maintain.rows import Rows, indexed, joined, rows_of, without
 from edcache.maintain.survey import ROW_NBYTES
 
 _PICKLES: Final = '{"pickle":5}'
@@ -153,15 +153,9 @@ class Salvage:
             for header in run:
                 if len(run) > 1 or header.kind != format.KIND_LABELS:
                     chain.note(self._pread, header)
-                self._check_amendment(header)
+                if header.kind == format.KIND_AMENDMENT and self._read_whole(header) is None:
+                    self._problem(header.offset, f"{header.name} is damaged: what it revised is not known")
         return chain
-
-    def _check_amendment(self, header: Header) -> None:
-        if header.kind == format.KIND_AMENDMENT and not self._is_whole(header):
-            self._problem(header.offset, f"{header.name} is damaged: what it revised is not known")
-
-    def _is_whole(self, header: Header) -> bool:
-        return self._read_whole(header) is not None
 
     def _read_whole(self, header: Header) -> bytes | None:
         """The table bytes of an entry, if they fit their crc32."""
@@ -184,13 +178,12 @@ class Salvage:
     def _last_index(self) -> _Sealed:
         """The newest index that is intact, with its labels where they are intact too."""
         headers = [header for run in self._entries.runs for header in run]
-        found = _Sealed(-1, None, None)
+        sealed = _Sealed(-1, None, None)
         for header, following in zip_longest(headers, headers[1:]):
-            if header.kind == format.KIND_INDEX:
-                index = self._index(header)
-                if index is not None:
-                    found = _Sealed(header.seq, index, self._labels(index, following))
-        return found
+            index = self._index(header) if header.kind == format.KIND_INDEX else None
+            if index is not None:
+                sealed = _Sealed(header.seq, index, self._labels(index, following))
+        return sealed
 
     def _index(self, header: Header) -> IndexTable | None:
         data = self._read_whole(header)
@@ -217,7 +210,7 @@ class Salvage:
 
     def _look_at_gaps(self) -> None:
         for gap in self._entries.gaps:
-            self._problem(gap.start, gap.said)
+            self._problem(gap.start, gap.problem)
             if gap.hidden and gap.seq > self._sealed.seq:
                 self.doubtful.append(Doubtful(gap.seq, gap.start, None, gap.hidden))
         self.doubtful.sort(key=lambda doubtful: doubtful.seq)
@@ -243,21 +236,19 @@ class Salvage:
 
     def _reconciled(self, index: IndexTable, before: Rows) -> Rows:
         """The rows of an index, as far as no chunk before it contradicts them, with their labels."""
-        records = index.records
-        if records.index is None:
-            records = Records(**{**records.columns(), "index": np.arange(len(records.offset))})
+        records = indexed(index.records)
         assert records.index is not None
         at = np.searchsorted(before.index, records.index)
         known = at < len(before.index)
         known[known] = before.index[at[known]] == records.index[known]
         same = known.copy()
-        said, told = records.columns(), before.records.columns()
-        for name in {*said, *told} - {"index", "schema"}:
+        sealed, chunked = records.columns(), before.records.columns()
+        for name in {*sealed, *chunked} - {"index", "schema"}:
             # Where only one of them compresses, they agree on nothing.
-            if name not in said or name not in told:
+            if name not in sealed or name not in chunked:
                 same[:] = False
             else:
-                same[known] &= told[name][at[known]] == said[name][known]
+                same[known] &= chunked[name][at[known]] == sealed[name][known]
         texts = np.array([*index.schemas, ""], object)
         numbers = np.minimum(records.schema, len(index.schemas))
         others = np.array([*before.schemas, ""], object)
@@ -295,18 +286,18 @@ class Salvage:
         if labels is not None and index.labels is None:
             return take_rows(labels, rows)
         assert records.index is not None
-        told = np.flatnonzero(at[rows] >= 0)
-        found = take_rows(before.labels, at[rows][told])
+        known = np.flatnonzero(at[rows] >= 0)
+        own = take_rows(before.labels, at[rows][known])
         names = self._label_names()
         # Where revisions were sealed in, the seal says what the labels are now.
         if labels is None and (names is None or names):
             self.unlabelled = records.index[rows][at[rows] < 0]
-        found = spread(found if found.num_columns else no_labels(names or []), told, len(rows))
+        own = spread(own if own.num_columns else no_labels(names or []), known, len(rows))
         if labels is None or index.labels is None:
-            return found
+            return own
         places = rows if labels.num_rows == len(index.records.offset) else records.index[rows]
-        own = [name for name, is_revised in index.labels if not is_revised and name in labels.column_names]
-        return replace_columns(found, take_rows(labels.select(own), places))
+        plain = [name for name, is_revised in index.labels if not is_revised and name in labels.column_names]
+        return replace_columns(own, take_rows(labels.select(plain), places))
 
     def _label_names(self) -> list[str] | None:
         """The label columns of the archive; None where nothing intact tells them."""
@@ -350,24 +341,24 @@ class Salvage:
         written = chunk_numbers(self._chain.chunks, records.offset)
         arguments = self.contents.labels, records.index, written
         try:
-            found = revised(*arguments, placed, self.length, self.path)
+            labels = revised(*arguments, placed, self.length, self.path)
         except LabelTypeError:
             # Types that changed where nothing tells any more: what was added counts.
-            placed = [Placed(seq, _replacing(said)) for seq, said in placed]
-            found = revised(*arguments, placed, self.length, self.path)
-        return found.folded(records.index)
+            placed = [Placed(seq, _replacing(revision)) for seq, revision in placed]
+            labels = revised(*arguments, placed, self.length, self.path)
+        return labels.folded(records.index)
 
     def _revisions(self) -> list[Placed]:
         """Those that are intact, those before a seal as the seal has them if that is intact."""
-        found = [(header, self._revision(header)) for header in self._chain.revisions]
-        sealed = self._sealed_revision([said for header, said in found if header.seq < self._sealed.seq])
+        each = [(header, self._revision(header)) for header in self._chain.revisions]
+        sealed = self._sealed_revision([labels for header, labels in each if header.seq < self._sealed.seq])
         since = self._sealed.seq if sealed is not None else -1
-        self.lost_revisions += [h.name for h, said in found if said is None and h.seq > since]
-        rest = [Placed(h.seq, said) for h, said in found if said is not None and h.seq > since]
+        self.lost_revisions += [h.name for h, labels in each if labels is None and h.seq > since]
+        rest = [Placed(h.seq, labels) for h, labels in each if labels is not None and h.seq > since]
         return rest if sealed is None else [Placed(since, sealed), *rest]
 
     def _revision(self, header: Header) -> Revision | None:
-        if self._is_whole(header):
+        if self._read_whole(header) is not None:
             try:
                 return read_revision(self._pread, header, self.path)
             except CorruptArchiveError:
@@ -383,9 +374,9 @@ class Salvage:
         columns = dict(index.labels)
         if list(columns) != labels.column_names:
             return None
-        told = self._label_names() or []
-        dropped = {name for said in before if said is not None for name in said.dropped}
-        ended = [name for name in told if name not in columns or name in dropped]
+        dropped = {name for revision in before if revision is not None for name in revision.dropped}
+        names = self._label_names() or []
+        ended = [name for name in names if name not in columns or name in dropped]
         is_per_sample = labels.num_rows == index.length
         added = labels.select([name for name, is_revised in columns.items() if is_revised])
         return Revision(added, ended, None if is_per_sample else index.records.index)
@@ -400,15 +391,15 @@ class Salvage:
     @property
     def dictionaries(self) -> list[Dictionary]:
         """Where the compression dictionaries lie, oldest first; whole or not."""
-        found = {
+        by_offset = {
             d.payload_offset: Dictionary(d.payload_offset, d.table_nbytes, d.table_crc)
             for d in self._chain.dictionaries
         }
         if self._sealed.index is not None:
-            found |= {d.offset: d for d in self._sealed.index.dictionaries}
+            by_offset |= {d.offset: d for d in self._sealed.index.dictionaries}
         apart: list[Dictionary] = []
         end = 0
-        for dictionary in sorted(found.values()):
+        for dictionary in sorted(by_offset.values()):
             if end <= dictionary.offset <= dictionary.offset + dictionary.nbytes <= self._size:
                 apart.append(dictionary)
                 end = dictionary.offset + dictionary.nbytes
@@ -417,17 +408,17 @@ class Salvage:
     @property
     def failures(self) -> list[Failure]:
         """Why samples have no record that is neither there nor lost: what was last said of each."""
-        found: dict[int, Failure] = {}
+        last: dict[int, Failure] = {}
         if self._sealed.index is not None:
-            found = {failure.index: failure for failure in self._sealed.index.failures}
+            last = {failure.index: failure for failure in self._sealed.index.failures}
         for seq, failure in self._chain.failures.values():
             if seq > self._sealed.seq:
-                found[failure.index] = failure
-        index = np.array(list(found), np.int64)
+                last[failure.index] = failure
+        index = np.array(list(last), np.int64)
         records = self.contents.index.records
         assert records.index is not None
         stays = (index < self.length) & ~np.isin(index, records.index) & ~np.isin(index, self.lost)
-        return sorted(found[k] for k in index[stays].tolist())
+        return sorted(last[k] for k in index[stays].tolist())
 
 
 @dataclass(frozen=True)

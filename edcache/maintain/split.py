@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -105,7 +104,7 @@ def split(
 
 
 def _check_asked(max_size: int | str | None, parts: int | None, by: str | None) -> None:
-    if sum(asked is not None for asked in (max_size, parts, by)) != 1:
+    if sum(option is not None for option in (max_size, parts, by)) != 1:
         raise OptionError('split() takes one of max_size="2GB", parts=10 and by="label"')
     if parts is not None and (type(parts) is not int or parts < 1):
         raise OptionError(f"split(): parts={parts!r}; give a number of archives, 1 or more")
@@ -141,8 +140,7 @@ def _names(stem: str, values: Sequence[Any], has_values: bool) -> list[str]:
 
 
 def _in_a_name(value: Any) -> str:
-    text = "none" if value is None else _UNSAFE.sub("_", str(value))
-    return text[:_MOST_NAMED]
+    return "none" if value is None else _UNSAFE.sub("_", str(value))[:_MOST_NAMED]
 
 
 # ------------------------------------------------------------------------------------ which samples
@@ -152,17 +150,16 @@ def _equal(source: Source, parts: int) -> Iterator[range]:
     length = source.length
     if parts > max(length, 1):
         raise OptionError(f"split(): parts={parts:,}, the archive has {length:,} samples; ask for fewer")
-    edges = [length * k // parts for k in range(parts + 1)]
-    return (range(start, stop) for start, stop in itertools.pairwise(edges))
+    return (range(length * k // parts, length * (k + 1) // parts) for k in range(parts))
 
 
 def _by_value(source: Source, name: str) -> Iterator[tuple[Any, range | Ints]]:
     length, file = source.length, source.file
     bounded.justify(48 * length, file.size(), file.path, f"{length:,} samples")
     labels = Labels(lambda: spread(source.labels, source.index, length), num_rows=length)
-    found = classes(labels, name, "split")
-    for code, value in enumerate(found.values):
-        yield value, np.flatnonzero(found.codes == code)
+    values = classes(labels, name, "split")
+    for code, value in enumerate(values.values):
+        yield value, np.flatnonzero(values.codes == code)
 
 
 class _Sizes:

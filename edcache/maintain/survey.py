@@ -5,7 +5,6 @@ With the samples' bytes or without: they are most of the file.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -105,10 +104,12 @@ class Survey:
         self.seal = format.read_seal(self._pread, self.size, self.head.uuid)
         if forgives_power_cut and self.chain.seal is None and not _is_since_boot(file):
             self.chain.lost |= self.chain.find_lost(self._pread)
-        self._unchecked = deque(headers)
         self.contents = self._merged()
         self.revised = None if self.contents is None else self._revised(self.contents)
-        self._check_payloads(None)
+        for header in self._kept(headers):
+            if header.kind != format.KIND_CHUNK:
+                self._check_crc(header, payload_crc(self._pread, header))
+                self._check_padding(header)
         self._check_end()
         self._count_dead(headers)
 
@@ -121,8 +122,15 @@ class Survey:
 
     def _merged(self) -> Contents | None:
         chain = self.chain
-        # A count that its table has no room for must not decide how much memory is taken.
-        chunks = [h for h in self._kept(chain.chunks) if h.samples * ROW_NBYTES <= h.table_nbytes]
+        chunks = []
+        for header in self._kept(chain.chunks):
+            # A count that its table has no room for must not decide how much memory is taken.
+            room = header.table_nbytes // ROW_NBYTES
+            if header.samples <= room:
+                chunks.append(header)
+            else:
+                claim = f"{header.name} claims {header.samples:,} samples, its table has room for {room:,}"
+                self.problem(header.offset, claim)
         dictionaries = self._kept(chain.dictionaries)
         names = [name for name, _ in chain.head.labels]
         failures = [failure for _, failure in chain.failures.values()]
@@ -156,63 +164,46 @@ class Survey:
         try:
             return read_revision(self._pread, header, self.path)
         except CorruptArchiveError as error:
-            said = str(error).removeprefix(f"{self.path}: {header.name} at offset {header.offset:,}: ")
-            self.problem(header.offset, f"{header.name}: {said.partition('; run')[0]}")
+            self._unread(header, header.name, error)
             return None
 
     def _kept(self, entries: list[Header]) -> list[Header]:
         return [entry for entry in entries if entry.seq not in self.chain.lost]
 
     def _table(self, header: Header) -> ChunkTable | None:
-        self._check_payloads(header)
         table_bytes = self._pread(header.payload_offset, header.table_nbytes)
         try:
             table = read_table(lambda offset, nbytes: table_bytes, header, self.path)
         except CorruptArchiveError as error:
-            self._bad_table(header, error)
+            self._unread(header, f"chunk {header.seq}", error)
+            if self._reads_records:
+                self._check_crc(header, payload_crc(self._pread, header))
+            self._on_position(min(header.next, self.size))
             return None
         self._rows += len(table.records.offset)
         self._rows_nbytes += int(table.records.nbytes.sum())
         self._check_padding(header)
         if self._reads_records:
-            self.check_crc(header, check_chunk(self._pread, header, table, table_bytes, self.problem))
+            self._check_crc(header, check_chunk(self._pread, header, table, table_bytes, self.problem))
         else:
             check_layout(header, table, self.problem)
         self._on_position(min(header.next, self.size))
         return table
 
-    def _bad_table(self, header: Header, error: Exception) -> None:
-        said = str(error).removeprefix(f"{self.path}: chunk {header.seq} at offset {header.offset:,}: ")
-        self.problem(header.offset, f"{header.name}: {said.partition('; run')[0]}")
-        if self._reads_records:
-            self.check_crc(header, payload_crc(self._pread, header))
-        self._on_position(min(header.next, self.size))
-
-    def _check_payloads(self, until: Header | None) -> None:
-        """Those of the entries before `until` that are no chunks, and chunks whose count cannot be."""
-        while self._unchecked:
-            header = self._unchecked.popleft()
-            if until is not None and header.seq == until.seq:
-                return
-            if header.seq in self.chain.lost:
-                continue
-            if header.kind == format.KIND_CHUNK:
-                room = f"its table has room for {header.table_nbytes // ROW_NBYTES:,}"
-                self.problem(header.offset, f"{header.name} claims {header.samples:,} samples, {room}")
-                continue
-            self.check_crc(header, payload_crc(self._pread, header))
-            self._check_padding(header)
-            self._on_position(min(header.next, self.size))
+    def _unread(self, header: Header, name: str, error: Exception) -> None:
+        """Note an entry that does not read, where the error says only what is wrong with it."""
+        why = str(error).removeprefix(f"{self.path}: {name} at offset {header.offset:,}: ")
+        self.problem(header.offset, f"{header.name}: {why.partition('; run')[0]}")
 
     def _check_padding(self, header: Header) -> None:
         if any(padding_of(self._pread, header)):
             self.problem(header.offset, f"{header.name}: bytes behind its content are not zero")
 
-    def check_crc(self, header: Header, crc: int) -> None:
+    def _check_crc(self, header: Header, crc: int) -> None:
         """Compare the crc32 of a payload with its header's."""
         if crc != header.payload_crc:
-            said = f"its header says {header.payload_crc:#010x}"
-            self.problem(header.offset, f"{header.name} has crc32 {crc:#010x}, {said}")
+            expected = f"its header says {header.payload_crc:#010x}"
+            self.problem(header.offset, f"{header.name} has crc32 {crc:#010x}, {expected}")
 
     # --- seals ---
 
@@ -225,12 +216,8 @@ class Survey:
         # A directory takes work as its entries are many; one for which there is no room takes none.
         room = end - start - format.END_NBYTES
         directory = self._directory(seal) if room >= _LISTED_NBYTES * len(self.chain.entries) else b""
-        is_next_page = end == format.align(start + len(directory), PAGE)
-        if (
-            not directory
-            or not is_next_page
-            or self._pread(start, end - start) != directory.ljust(end - start, b"\0")
-        ):
+        is_there = directory and end == format.align(start + len(directory), PAGE)
+        if not is_there or self._pread(start, end - start) != directory.ljust(end - start, b"\0"):
             self._damaged_seals.append(seal[1])
         self.dead.old_seals += end - seal[0].offset
 
@@ -261,10 +248,9 @@ class Survey:
         index = self._pread(index_header.payload_offset, index_header.payload_nbytes)
         labels = self._pread(labels_header.payload_offset, labels_header.payload_nbytes)
         try:
-            found = parse_index(index, index_header.samples)
-            same_index = _same_index(found, contents.index._replace(labels=revised.columns))
-            told = self.head.labels if found.labels is None else found.labels
-            names = [name for name, _ in told]
+            sealed = parse_index(index, index_header.samples)
+            same_index = _same_index(sealed, contents.index._replace(labels=revised.columns))
+            names = [name for name, _ in (self.head.labels if sealed.labels is None else sealed.labels)]
             same_labels = same_tables(parse_labels(labels, labels_header.samples, names), revised.table)
         except CorruptArchiveError as error:
             self.problem(index_header.offset, str(error))
@@ -291,23 +277,20 @@ class Survey:
             return
         later = next(find_headers(self._file, cursor.offset + 1, self.size, self.head.uuid), None)
         if later is not None:
-            found = f"{later.name} follows at offset {later.offset:,}"
-            self.problem(cursor.offset, f"the chain is broken: no entry fits here, but {found}")
+            follows = f"{later.name} follows at offset {later.offset:,}"
+            self.problem(cursor.offset, f"the chain is broken: no entry fits here, but {follows}")
         elif self._is_broken_seal(cursor):
             self.problem(cursor.offset, "a seal begins here that is damaged", "seal the archive again")
 
     def _is_broken_seal(self, cursor: Cursor) -> bool:
         """The header of index.arrow goes last: where it stands, or nearly, the whole seal stood."""
-        found = self._pread(cursor.offset, format.HEADER_NBYTES)
-        if format.parse_header(found) is not None:
+        data = self._pread(cursor.offset, format.HEADER_NBYTES)
+        if format.parse_header(data) is not None:
             # Unless another process has written it since the walk.
             return next(format.walk(self._pread, 1 << 62, self.head.uuid, cursor), None) is None
         # A kill within the header leaves no crc32; with one, it was whole once.
-        had_crc, named = any(found[137:141]), found[30:41] == b"index.arrow"
-        return had_crc and (named or self._ends_like_a_zip())
-
-    def _ends_like_a_zip(self) -> bool:
-        return END_SIGNATURE in self._pread(max(0, self.size - 1024), 1024)
+        had_crc, is_named = any(data[137:141]), data[30:41] == b"index.arrow"
+        return had_crc and (is_named or END_SIGNATURE in self._pread(max(0, self.size - 1024), 1024))
 
     # --- what nobody needs ---
 
@@ -369,16 +352,16 @@ def _is_since_boot(file: ByteSource) -> bool:
     return not isinstance(file, File) or written_since_boot(file)
 
 
-def _same_index(found: IndexTable, expected: IndexTable) -> bool:
-    columns, others = found.records.columns(), expected.records.columns()
+def _same_index(sealed: IndexTable, expected: IndexTable) -> bool:
+    columns, others = sealed.records.columns(), expected.records.columns()
     return (
-        found.length == expected.length
-        and found.schemas == expected.schemas
-        and found.dictionaries == expected.dictionaries
-        and np.array_equal(found.blocks, expected.blocks)
-        and list(found.failures) == list(expected.failures)
-        and list(found.labels or ()) == list(expected.labels or ())
-        and (found.labels is None) == (expected.labels is None)
+        sealed.length == expected.length
+        and sealed.schemas == expected.schemas
+        and sealed.dictionaries == expected.dictionaries
+        and np.array_equal(sealed.blocks, expected.blocks)
+        and list(sealed.failures) == list(expected.failures)
+        and list(sealed.labels or ()) == list(expected.labels or ())
+        and (sealed.labels is None) == (expected.labels is None)
         and columns.keys() == others.keys()
         and all(np.array_equal(columns[name], others[name]) for name in columns)
     )

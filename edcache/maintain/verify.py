@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,33 +73,27 @@ def verify(
     Safety: writes and locks nothing; others may append meanwhile, what they add is not looked at.
     """
     expected = None if expected_digest is None else parse_digest(expected_digest)
-    tell = on_progress or (_ignored)
-    file = located(path, storage_options).open()
-    try:
+    with closing(located(path, storage_options).open()) as file:
         if expected is not None:
             check_digest(file, expected)
         size = file.size()
-        survey = Survey(file, not quick, on_position=lambda offset: tell(offset, size))
+        advance = on_progress or (lambda done, total: None)
+        survey = Survey(file, not quick, on_position=lambda offset: advance(offset, size))
         if expected is not None and survey.seal is None:
             raise no_digest(file.path)
-    finally:
-        file.close()
-    tell(survey.size, survey.size)
-    return _reported(survey, quick)
-
-
-def _ignored(done: int, total: int) -> None:
-    return None
-
-
-def _reported(survey: Survey, quick: bool) -> Report:
-    report = Report(nbytes=survey.size, sealed=survey.seal is not None, quick=quick)
-    report.has_writer = survey.has_writer
-    report.chunks = len(survey.chain.chunks)
-    report.superseded, report.dead, report.problems = survey.superseded, survey.dead, survey.problems
+    advance(survey.size, survey.size)
+    report = Report(
+        chunks=len(survey.chain.chunks),
+        nbytes=survey.size,
+        sealed=survey.seal is not None,
+        has_writer=survey.has_writer,
+        superseded=survey.superseded,
+        dead=survey.dead,
+        quick=quick,
+        problems=survey.problems,
+    )
     if survey.contents is not None:
         index = survey.contents.index
-        report.samples = index.length
+        report.samples, report.failures = index.length, len(index.failures)
         report.missing = index.length - len(index.records.offset)
-        report.failures = len(index.failures)
     return report
