@@ -8,26 +8,20 @@ import inspect
 import json
 import os
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, get_args, overload
 
-from edcache.dataset import CachedDataset, check_fillable
-from edcache.errors import OptionError, StaleCacheError
-from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed, stale_message
-from edcache.format import Head
-from edcache.labels.spec import LabelSpec
-from edcache.options import CacheKeywords, CacheOptions, OnStale, check_choice, takes
-from edcache.reader import AnyReader
+from edcache.dataset import CachedDataset, check_fillable, is_stale, opened
+from edcache.errors import OptionError
+from edcache.fingerprint import call_fingerprint, qualified_name
+from edcache.options import CacheKeywords, CacheOptions, OnStale, check_choice, provisional, takes
 from edcache.servers import Server, served
 from edcache.stores import store_at
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-_warned: set[tuple[str, str]] = set()
 
 P = ParamSpec("P")
 
@@ -86,18 +80,21 @@ class CachedFactory(Generic[P]):
         store = store_at(path, self.options.storage_options)
         if isinstance(store.where, str):
             path = store.where  # the factory may change the folder that this process works in
-        found = store.found()
-        rebuild = found is not None and self._is_stale(found, fingerprint)
+        options = self.options
+        archive = store.found(provisional(options))
+        rebuild = archive is not None and is_stale(
+            archive, fingerprint, options.in_memory_keys, self._on_stale
+        )
         # What may be lost is computed again when a lazy cache is asked for it.
-        may_grow = self.options.grow or (store.may_lose and self.options.is_lazy)
-        if found is not None and found.complete and not rebuild and not may_grow:
-            return CachedDataset(None, path, replace(self.options, max_bytes=None))
+        may_grow = options.grow or (store.may_lose and options.is_lazy)
+        if archive is not None and archive.complete and not rebuild and not may_grow:
+            return opened(store, options, archive)
         origin: dict[str, Any] | bool = fingerprint
-        if found is not None and not rebuild:
+        if archive is not None and not rebuild:
             # The archive's own fingerprint was judged above; on_stale may have let it pass.
-            origin = found.head.fingerprint or False
+            origin = archive.head.fingerprint or False
         source = self.uncached(*args, **kwargs)
-        options = replace(self.options, keep_existing=self.options.keep_existing and not rebuild)
+        options = replace(options, keep_existing=options.keep_existing and not rebuild)
         return CachedDataset(source, path, options, fingerprint=origin)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,52 +124,6 @@ class CachedFactory(Generic[P]):
                 '"cache/{split}.zip"'
             ) from None
         return self._path.like(formatted) if isinstance(self._path, Server) else formatted
-
-    def _is_stale(self, found: AnyReader, fingerprint: dict[str, Any]) -> bool:
-        """Whether to build anew; raises or warns as on_stale says."""
-        changed = differences(found.head.fingerprint, fingerprint)
-        if not found.complete:
-            changed += label_differences(found.head, self.options.in_memory_keys)
-        if not changed:
-            if source_changed(found.head.fingerprint, fingerprint):
-                self._warn_once(found, fingerprint)
-            return False
-        if self._on_stale == "rebuild":
-            return True
-        remedy = (
-            'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
-        )
-        message = stale_message(found.path, fingerprint, changed, remedy)
-        if self._on_stale == "error" or (self._on_stale == "warn" and not found.complete):
-            raise StaleCacheError(message)
-        if self._on_stale == "warn":
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
-        return False
-
-    def _warn_once(self, found: AnyReader, fingerprint: dict[str, Any]) -> None:
-        key = found.path, fingerprint["source"]
-        if self._on_stale == "ignore" or key in _warned:
-            return
-        _warned.add(key)
-        warnings.warn(
-            f"{found.path}: the source of {fingerprint['factory']} changed since this cache was made; if it "
-            "makes other samples now, raise version= or delete the file",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-
-def label_differences(head: Head, in_memory_keys: Any) -> list[str]:
-    """The label columns that a call asks for and its archive lacks, in one line or none.
-
-    Args:
-        in_memory_keys: as @cachable was given them; None asks for none.
-    """
-    if in_memory_keys is None:
-        return []
-    names = [name for name, _ in head.labels]
-    absent = [name for name in LabelSpec.parse(in_memory_keys).names if name not in names]
-    return [f"labels: {names} in the archive, in_memory_keys asks for {absent} too"] if absent else []
 
 
 @overload

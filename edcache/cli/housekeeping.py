@@ -97,7 +97,7 @@ def why(path: str, factory: str | None, arguments: Sequence[str], version: str |
 
 
 def _differences(head: Head, call: Call) -> Iterator[str]:
-    from edcache.decorator import label_differences
+    from edcache.dataset import label_differences
     from edcache.fingerprint import differences, source_changed
 
     expected = call.fingerprint()

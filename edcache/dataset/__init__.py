@@ -3,11 +3,13 @@
     cached     CachedDataset: what it is opened and asked by
     reading    its samples, as views and batches read them
     building   how a cache is made of its source, where it is not there yet
+    staleness  whether an archive is of what is asked for
 
 Each imports only those below it.
 """
 
 from edcache.dataset.building import check_fillable
-from edcache.dataset.cached import CachedDataset
+from edcache.dataset.cached import CachedDataset, opened
+from edcache.dataset.staleness import is_stale, label_differences
 
-__all__ = ["CachedDataset", "check_fillable"]
+__all__ = ["CachedDataset", "check_fillable", "is_stale", "label_differences", "opened"]

@@ -27,15 +27,15 @@ from edcache.options import (
     FillOptions,
     OpenKeywords,
     OpenOptions,
-    ReadOptions,
     Sync,
     WarmupKeywords,
     Workers,
+    provisional,
     takes,
 )
 from edcache.reader import AnyReader
 from edcache.selection import Picks
-from edcache.stores import store_at
+from edcache.stores import Store, store_at
 from edcache.views import Several, View
 
 if TYPE_CHECKING:
@@ -79,42 +79,45 @@ class CachedDataset(StoredSamples):
         **keywords: Unpack[CacheKeywords],
     ) -> None:
         options = CacheOptions.of(options, keywords, "CachedDataset")
-        self._store = store_at(_path_of(source) if path is None else path, options.storage_options)
+        store = store_at(_path_of(source) if path is None else path, options.storage_options)
+        if source is None:
+            self._begin(store, options, store.reader(options))
+            self._pin()
+            self._add_keys(LabelSpec.parse(options.in_memory_keys))
+        else:
+            self._make(store, source, options, fingerprint)
+
+    _fixed = FIXED
+
+    def _begin(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
+        self._store, self._reader, self.path = store, reader, reader.path
         self._building: Building | None = None
         self._filler: LazyFiller | None = None
         self._labels: Labels | None = None
         self.zero_copy = options.zero_copy
         self.transform, self.batch_transform = options.transform, options.batch_transform
-        if source is None:
-            self._attach(options)
-            self._add_keys(LabelSpec.parse(options.in_memory_keys))
-        else:
-            self._make(source, options, fingerprint)
 
-    _fixed = FIXED
-
-    def _attach(self, options: ReadOptions) -> None:
-        self._reader = self._store.reader(options)
-        self.path = self._reader.path
-        self._pin()
-
-    def _make(self, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None) -> None:
+    def _make(
+        self, store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None
+    ) -> None:
         check_fillable(options)
         origin = identity(source, options.num_workers, fingerprint)
-        self._store = self._store.completed(lambda: origin)
+        store = store.completed(lambda: origin)
         # What is missing is computed, or was told; max_bytes is of what is filled.
-        self._reader = self._store.reader(replace(options, allow_partial=True, max_bytes=None))
-        self.path = self._reader.path
+        self._begin(store, options, store.reader(replace(provisional(options), preload=options.preload)))
         if options.preload and options.is_lazy:
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
-        self._building = Building(self._store, source, options, origin)
-        self._reader.known_length = self._building.length or 0
+        self._building = Building(store, source, options, origin)
         # In memory it is there while somebody has it open: from here on this dataset's reader.
         with durable.kept(self.path) as keeper:
-            self._filler = self._building.start(options.keep_existing)
+            self._filler, archive = self._building.start(options.keep_existing)
             # Who had made it meanwhile may have gone since, and the archive with him.
             while keeper.has_lost():
-                self._filler = self._building.start(keep_existing=True) or self._filler
+                filler, archive = self._building.start(keep_existing=True)
+                self._filler = filler or self._filler
+            if archive is not None and not options.preload:
+                self._reader = archive
+            self._reader.known_length = self._building.length or 0
             self._pin()
         self._add_keys(self._building.job.spec)
 
@@ -432,6 +435,18 @@ class CachedDataset(StoredSamples):
 
     def _chain(self) -> str:
         return f"CachedDataset({self.path!r}, {len(self):,} samples)"
+
+
+def opened(store: Store, options: CacheOptions, archive: AnyReader) -> CachedDataset:
+    """The dataset over a complete archive that was found with `provisional(options)`."""
+    dataset = CachedDataset.__new__(CachedDataset)
+    if options.preload:
+        archive.close()
+        archive = store.reader(replace(provisional(options), preload=options.preload))
+    dataset._begin(store, options, archive)
+    dataset._pin()
+    dataset._add_keys(LabelSpec.parse(options.in_memory_keys))
+    return dataset
 
 
 def _path_of(source: Any) -> str:

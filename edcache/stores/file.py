@@ -12,7 +12,7 @@ from edcache.format import Head
 from edcache.options import ReadOptions, Sync
 from edcache.places import Where
 from edcache.reader import AnyReader, Reader
-from edcache.stores.store import Store
+from edcache.stores.store import PARTIAL, Store
 from edcache.writer import AnyAppender, Appender, never_created, recover
 
 
@@ -36,27 +36,27 @@ class FileStore(Store):
         """See the base class."""
         return Reader(self.where, options)
 
-    def found(self) -> AnyReader | None:
+    def found(self, options: ReadOptions = PARTIAL) -> AnyReader | None:
         """See the base class.
 
         Where it does not read, what a power cut left of a seal that was never synced is cut off first.
         """
-        found = self._readable()
+        found = self._readable(options)
         if found is None or not found.is_abandoned:
             return found
         found.close()
         return None
 
-    def _readable(self) -> AnyReader | None:
+    def _readable(self, options: ReadOptions) -> AnyReader | None:
         try:
-            return super().found()
+            return super().found(options)
         except (NotAnArchiveError, CorruptArchiveError) as error:
             if never_created(self.where):
                 return None
             if isinstance(error, CorruptArchiveError):
                 self._recover(error)
         # Where its creator wrote the head meanwhile, it opens now (test_stream.py, test_a_killed_one_*).
-        return self._opened()
+        return self._opened(options)
 
     def _recover(self, error: CorruptArchiveError) -> None:
         try:

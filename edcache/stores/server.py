@@ -12,7 +12,7 @@ from edcache.places import Where
 from edcache.reader import AnyReader
 from edcache.redis import RedisAppender, RedisReader, prefix_for, replace_head
 from edcache.servers import Server
-from edcache.stores.store import Store
+from edcache.stores.store import PARTIAL, Store
 from edcache.writer import AnyAppender
 
 
@@ -47,9 +47,9 @@ class ServerStore(Store):
                 raise OptionError(f"{self.where}: {name}= is for an archive that is a file")
         return RedisReader(self.where, allow_pickle=options.allow_pickle, decode=options.decode)
 
-    def found(self) -> AnyReader | None:
+    def found(self, options: ReadOptions = PARTIAL) -> AnyReader | None:
         """See the base class."""
-        found = super().found()
+        found = super().found(options)
         if found is not None:
             found.missing()
         return found

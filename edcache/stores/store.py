@@ -14,6 +14,9 @@ from edcache.places import Where, shown
 from edcache.reader import AnyReader
 from edcache.writer import AnyAppender
 
+# Whether all is there, whoever looks finds out.
+PARTIAL = ReadOptions(allow_partial=True)
+
 
 class Store(ABC):
     """Where one cache is or will be; nothing of it is open. A subclass says what is particular to its kind.
@@ -60,18 +63,18 @@ class Store(ABC):
             OptionError: what is said of files, of another kind.
         """
 
-    def found(self) -> AnyReader | None:
-        """The archive that is there, if one is and its creator lived to write its head.
+    def found(self, options: ReadOptions = PARTIAL) -> AnyReader | None:
+        """The archive that is there, open, if one is and its creator lived to write its head.
 
         What it may have lost is asked for.
         """
         try:
-            return self._opened()
+            return self._opened(options)
         except ArchiveNotFoundError:
             return None
 
-    def _opened(self) -> AnyReader:
-        reader = self.reader(ReadOptions(allow_partial=True))
+    def _opened(self, options: ReadOptions) -> AnyReader:
+        reader = self.reader(options)
         reader.head  # noqa: B018
         return reader
 
