@@ -8,17 +8,18 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, get_args, overload
 
-from edcache.dataset import CachedDataset, check_fillable, is_stale, opened
+from edcache.dataset import CachedDataset, Source, check_fillable, is_stale, opened
 from edcache.errors import OptionError
 from edcache.fingerprint import call_fingerprint, qualified_name
 from edcache.options import CacheKeywords, CacheOptions, OnStale, check_choice, provisional, takes
 from edcache.servers import Server, served
 from edcache.stores import store_at
+from edcache.views import T_co
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-class CachedFactory(Generic[P]):
+class CachedFactory(Generic[P, T_co]):
     """A dataset factory whose datasets are cached; what `@cachable` returns.
 
     Calling it returns a CachedDataset. `uncached` is the function itself, `version` and `options` what
@@ -67,7 +68,7 @@ class CachedFactory(Generic[P]):
         """Where the archive of this call is, or would be."""
         return self._path_for(self._arguments(args, kwargs))
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
         """Open the archive of this call, after filling what it lacks.
 
         Raises:
@@ -126,8 +127,12 @@ class CachedFactory(Generic[P]):
         return self._path.like(formatted) if isinstance(self._path, Server) else formatted
 
 
+class _Decorator(Protocol):
+    def __call__(self, factory: Callable[P, Source[T_co] | Iterable[T_co]], /) -> CachedFactory[P, T_co]: ...
+
+
 @overload
-def cachable(path: Callable[P, Any], /) -> CachedFactory[P]: ...
+def cachable(path: Callable[P, Source[T_co] | Iterable[T_co]], /) -> CachedFactory[P, T_co]: ...
 @overload
 def cachable(
     path: str | os.PathLike[str] | None = None,
@@ -135,7 +140,7 @@ def cachable(
     version: object = None,
     on_stale: OnStale = "error",
     **keywords: Unpack[CacheKeywords],
-) -> Callable[[Callable[P, Any]], CachedFactory[P]]: ...
+) -> _Decorator: ...
 @takes(CacheOptions)
 def cachable(
     path: Any = None, *, version: object = None, on_stale: OnStale = "error", **keywords: Any
@@ -164,7 +169,7 @@ def cachable(
         return CachedFactory(path, None, None, "error", CacheOptions())
     options = CacheOptions.of(None, keywords, "cachable")
 
-    def decorate(factory: Callable[P, Any]) -> CachedFactory[P]:
+    def decorate(factory: Callable[P, Any]) -> CachedFactory[P, Any]:
         return CachedFactory(factory, path, version, on_stale, options)
 
     return decorate

@@ -9,7 +9,7 @@ Each imports only those below it.
 """
 
 from edcache.dataset.building import check_fillable
-from edcache.dataset.cached import CachedDataset, opened
+from edcache.dataset.cached import CachedDataset, Source, opened
 from edcache.dataset.staleness import is_stale, label_differences
 
-__all__ = ["CachedDataset", "check_fillable", "is_stale", "label_differences", "opened"]
+__all__ = ["CachedDataset", "Source", "check_fillable", "is_stale", "label_differences", "opened"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -36,14 +36,21 @@ from edcache.options import (
 from edcache.reader import AnyReader
 from edcache.selection import Picks
 from edcache.stores import Store, store_at
-from edcache.views import Several, View
+from edcache.views import Several, T_co, View
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+class Source(Protocol[T_co]):
+    """A map-style dataset."""
+
+    def __getitem__(self, index: int, /) -> T_co:
+        """The sample at an index."""
+
+
 @takes(CacheOptions)
-class CachedDataset(StoredSamples):
+class CachedDataset(StoredSamples[T_co]):
     """A dataset whose samples are computed once and read from one archive ever after.
 
     Args:
@@ -71,7 +78,7 @@ class CachedDataset(StoredSamples):
 
     def __init__(
         self,
-        source: Any,
+        source: Source[T_co] | Iterable[T_co] | None,
         path: str | os.PathLike[str] | None = None,
         options: CacheOptions | None = None,
         *,
@@ -255,7 +262,7 @@ class CachedDataset(StoredSamples):
         """
         return list(self._reader.failures)
 
-    def available(self) -> View:
+    def available(self) -> View[T_co]:
         """The samples that have a record, as a view."""
         index = self._reader.records.index
         selection = None if index is None else Picks(np.array(index, np.int64))
@@ -293,7 +300,7 @@ class CachedDataset(StoredSamples):
         on: str | None = None,
         fields: Sequence[Any] | None = None,
         num_workers: int = 0,
-    ) -> CachedDataset:
+    ) -> CachedDataset[T_co]:
         """Add label columns, or change some, in the archive; no sample is written again.
 
         Args:
@@ -328,7 +335,7 @@ class CachedDataset(StoredSamples):
         self.refresh()
         return self
 
-    def drop_labels(self, *names: str) -> CachedDataset:
+    def drop_labels(self, *names: str) -> CachedDataset[T_co]:
         """Take label columns away; as with `add_labels`, nothing is written again.
 
         A dropped column of `in_memory_keys` stays away: samples that are written later do not bring it back.
@@ -382,7 +389,7 @@ class CachedDataset(StoredSamples):
         return changed
 
     @takes(FillOptions)
-    def warmup(self, num_workers: Workers = None, **keywords: Unpack[WarmupKeywords]) -> CachedDataset:
+    def warmup(self, num_workers: Workers = None, **keywords: Unpack[WarmupKeywords]) -> CachedDataset[T_co]:
         """Compute every missing sample now, with a progress bar, and seal the archive.
 
         Args:
@@ -424,7 +431,7 @@ class CachedDataset(StoredSamples):
         self._labels = None  # they lie over the mapped file
         self._reader.close()
 
-    def __enter__(self) -> CachedDataset:
+    def __enter__(self) -> CachedDataset[T_co]:
         return self
 
     def __exit__(self, *_: object) -> None:
