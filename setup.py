@@ -63,6 +63,7 @@ setup(
             *SUITE,
             "coverage[toml]>=7.10",
             "ruff>=0.6",
+            "basedpyright",
             "mypy>=1.11",
             "duckdb>=1.0",
             "polars>=0.20",

@@ -8,31 +8,27 @@ import inspect
 import json
 import os
 import re
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, get_args, overload
 
-from edcache.dataset import CachedDataset, check_fillable
+from edcache.dataset import CachedDataset, Source, check_fillable, opened
+from edcache.dataset.staleness import is_stale
 from edcache.durable import hidden
-from edcache.errors import OptionError, StaleCacheError
-from edcache.fingerprint import call_fingerprint, differences, qualified_name, source_changed, stale_message
-from edcache.format import Head
-from edcache.labels.spec import LabelSpec
-from edcache.options import CacheKeywords, CacheOptions, OnStale, check_choice, takes
-from edcache.reader import AnyReader
+from edcache.errors import OptionError
+from edcache.fingerprint import call_fingerprint, qualified_name
+from edcache.options import CacheKeywords, CacheOptions, OnStale, check_choice, provisional, takes
 from edcache.stores import store_at
+from edcache.views import T_co
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_warned: set[tuple[str, str]] = set()
-
 P = ParamSpec("P")
 
 
-class CachedFactory(Generic[P]):
+class CachedFactory(Generic[P, T_co]):
     """A dataset factory whose datasets are cached; what `@cachable` returns.
 
     Calling it returns a CachedDataset. `uncached` is the function itself, `version` and `options` what
@@ -55,8 +51,6 @@ class CachedFactory(Generic[P]):
         self._path = None if path is None else hidden(os.fspath(path))
         self.version = version
         self.options = options
-        # A copy in memory is made once it is known that the archive is what was asked for.
-        self._reading = replace(options, max_bytes=None, allow_partial=True, preload=None)
         self._on_stale = on_stale
         self._signature = inspect.signature(factory)
 
@@ -75,7 +69,7 @@ class CachedFactory(Generic[P]):
         """Where the archive of this call is, or would be."""
         return self._path_for(self._arguments(args, kwargs))
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
         """Open the archive of this call, after filling what it lacks.
 
         Raises:
@@ -88,20 +82,21 @@ class CachedFactory(Generic[P]):
         store = store_at(path, self.options.storage_options)
         if not store.by_request:
             path = store.path  # the factory may change the folder that this process works in
-        found = store.found(self._reading)
-        rebuild = found is not None and self._is_stale(found, fingerprint)
+        options = self.options
+        archive = store.found(provisional(options))
+        rebuild = archive is not None and is_stale(
+            archive, fingerprint, options.in_memory_keys, self._on_stale
+        )
         # What may be lost is computed again when a lazy cache is asked for it.
-        may_grow = self.options.grow or (store.may_lose and self.options.is_lazy)
-        if found is not None and found.complete and not rebuild and not may_grow:
-            if self.options.preload:
-                return CachedDataset(None, path, replace(self.options, max_bytes=None))
-            return CachedDataset._over(found, store, self._reading)
+        may_grow = options.grow or (store.may_lose and options.is_lazy)
+        if archive is not None and archive.complete and not rebuild and not may_grow:
+            return opened(store, options, archive)
         origin: dict[str, Any] | bool = fingerprint
-        if found is not None and not rebuild:
+        if archive is not None and not rebuild:
             # The archive's own fingerprint was judged above; on_stale may have let it pass.
-            origin = found.head.fingerprint or False
+            origin = archive.head.fingerprint or False
         source = self.uncached(*args, **kwargs)
-        options = replace(self.options, keep_existing=self.options.keep_existing and not rebuild)
+        options = replace(options, keep_existing=options.keep_existing and not rebuild)
         return CachedDataset(source, path, options, fingerprint=origin)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,55 +127,13 @@ class CachedFactory(Generic[P]):
                 '"cache/{split}.zip"'
             ) from None
 
-    def _is_stale(self, found: AnyReader, fingerprint: dict[str, Any]) -> bool:
-        """Whether to build anew; raises or warns as on_stale says."""
-        changed = differences(found.head.fingerprint, fingerprint)
-        if not found.complete:
-            changed += label_differences(found.head, self.options.in_memory_keys)
-        if not changed:
-            if source_changed(found.head.fingerprint, fingerprint):
-                self._warn_once(found, fingerprint)
-            return False
-        if self._on_stale == "rebuild":
-            return True
-        remedy = (
-            'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
-        )
-        message = stale_message(found.path, fingerprint, changed, remedy)
-        if self._on_stale == "error" or (self._on_stale == "warn" and not found.complete):
-            raise StaleCacheError(message)
-        if self._on_stale == "warn":
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
-        return False
 
-    def _warn_once(self, found: AnyReader, fingerprint: dict[str, Any]) -> None:
-        key = found.path, fingerprint["source"]
-        if self._on_stale == "ignore" or key in _warned:
-            return
-        _warned.add(key)
-        warnings.warn(
-            f"{found.path}: the source of {fingerprint['factory']} changed since this cache was made; if it "
-            "makes other samples now, raise version= or delete the file",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-
-
-def label_differences(head: Head, in_memory_keys: Any) -> list[str]:
-    """The label columns that a call asks for and its archive lacks, in one line or none.
-
-    Args:
-        in_memory_keys: as @cachable was given them; None asks for none.
-    """
-    if in_memory_keys is None:
-        return []
-    names = [name for name, _ in head.labels]
-    absent = [name for name in LabelSpec.parse(in_memory_keys).names if name not in names]
-    return [f"labels: {names} in the archive, in_memory_keys asks for {absent} too"] if absent else []
+class _Decorator(Protocol):
+    def __call__(self, factory: Callable[P, Source[T_co] | Iterable[T_co]], /) -> CachedFactory[P, T_co]: ...
 
 
 @overload
-def cachable(path: Callable[P, Any], /) -> CachedFactory[P]: ...
+def cachable(path: Callable[P, Source[T_co] | Iterable[T_co]], /) -> CachedFactory[P, T_co]: ...
 @overload
 def cachable(
     path: str | os.PathLike[str] | None = None,
@@ -188,7 +141,7 @@ def cachable(
     version: object = None,
     on_stale: OnStale = "error",
     **keywords: Unpack[CacheKeywords],
-) -> Callable[[Callable[P, Any]], CachedFactory[P]]: ...
+) -> _Decorator: ...
 @takes(CacheOptions)
 def cachable(
     path: Any = None, *, version: object = None, on_stale: OnStale = "error", **keywords: Any
@@ -217,7 +170,7 @@ def cachable(
         return CachedFactory(path, None, None, "error", CacheOptions())
     options = CacheOptions.of(None, keywords, "cachable")
 
-    def decorate(factory: Callable[P, Any]) -> CachedFactory[P]:
+    def decorate(factory: Callable[P, Any]) -> CachedFactory[P, Any]:
         return CachedFactory(factory, path, version, on_stale, options)
 
     return decorate

@@ -339,6 +339,11 @@ class CacheOptions(OpenOptions, WriteOptions, FillOptions):
         return self.lazy if self.force_cache is None else not self.force_cache
 
 
+def provisional(options: CacheOptions) -> ReadOptions:
+    """How to read what is there before it is known whether it is complete."""
+    return replace(ReadOptions.part_of(options), allow_partial=True, max_bytes=None, preload=None)
+
+
 # Those that may be set of an open dataset too.
 LIVE: Final = frozenset({"batch_transform", "transform", "zero_copy"})
 FIXED: Final = CacheOptions.names() - LIVE | {"fingerprint"}

@@ -96,7 +96,7 @@ def why(path: str, factory: str | None, arguments: Sequence[str], version: str |
 
 
 def _differences(head: Head, call: Call) -> Iterator[str]:
-    from edcache.decorator import label_differences
+    from edcache.dataset.staleness import label_differences
     from edcache.fingerprint import differences, source_changed
 
     expected = call.fingerprint()

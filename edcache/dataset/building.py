@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
+from edcache.dataset.staleness import check_made_of
 from edcache.errors import OptionError
 from edcache.fill import (
     Job,
     LazyFiller,
     bytes_limit,
-    check_length,
-    check_origin,
     check_source,
     claim_size,
     declared,
@@ -21,14 +19,12 @@ from edcache.fill import (
     length_of,
     worker_count,
 )
-from edcache.fingerprint import moved_paths, source_changed, source_fingerprint
+from edcache.fingerprint import source_fingerprint
 from edcache.labels.spec import LabelSpec
-from edcache.options import CacheOptions, FillOptions, Workers
+from edcache.options import CacheOptions, FillOptions, Workers, provisional
 from edcache.reader import AnyReader
 from edcache.stores import Store
-from edcache.writer import adopt_labels, check_options, new_head, until_it_stays
-
-_warned: set[str] = set()
+from edcache.writer import new_head, until_it_stays
 
 
 class Building:
@@ -54,6 +50,7 @@ class Building:
             is_stream=self._is_stream, is_lazy=self._is_lazy, sync=options.sync, spool=options.spool
         )
         self._max_bytes, self._on_full = bytes_limit(options.max_bytes, store.path), options.on_full
+        self._reading = provisional(options)
         self._asked = {"codec": options.codec, "compression": options.compression}
         has_length = not self._is_stream and hasattr(source, "__len__")
         self.length = length_of(source, store.path) if has_length else None
@@ -70,69 +67,39 @@ class Building:
             options=FillOptions.part_of(options),
         )
 
-    def start(self, keep_existing: bool) -> LazyFiller | None:
+    def start(self, keep_existing: bool) -> tuple[LazyFiller | None, AnyReader | None]:
         """Make what is missing; or where that is lazy, what makes it when it is asked for.
 
         Returns:
-            None where nothing is missing any more.
+            What makes it, None where nothing is missing any more; and the archive, where all was there.
         """
         path = self._store.path
         if self._is_lazy and not keep_existing:
             raise OptionError(f"{path}: lazy=True fills what is there; to begin anew delete the file")
-        if keep_existing and self._is_done() and not (self._is_lazy and self._store.may_lose):
-            return None
+        archive = self._done() if keep_existing else None
+        if archive is not None and not (self._is_lazy and self._store.may_lose):
+            return None, archive
         if self._is_stream or not self._is_lazy:
             self.fill(self.job.options, rebuild=not keep_existing)
-            return None
+            return None, None
         check_source(self.job.source, path)
         filler = LazyFiller(self.job, self._max_bytes, self._on_full)
         until_it_stays(filler.create, self._is_done)
-        return filler
+        return filler, None
 
-    def _is_done(self) -> bool:
-        """Whether a sealed archive with every sample is there: it opens even where nothing can be written.
+    def _done(self) -> AnyReader | None:
+        """The sealed archive with every sample, where it is there; nothing need be writable for that.
 
         Raises StaleCacheError where the archive was made from something else.
         """
-        found, path = self._store.found(), self._store.path
-        if found is None:
-            return False
-        asked = self.job.head
-        origin = check_origin(path, found.head, self.job)
-        length = asked.length or 0
-        if not self._is_stream and not (self.job.options.grow and len(found) < length):
-            longer = len(found) if len(found) > length else None
-            check_length(path, found.declared_length or longer, length)
-        adopt_labels(found.head, self._kept_labels(found), path)
-        check_options(found.head, path, **self._asked)
-        self._warn_of_origin(found.head.fingerprint, origin)
-        return found.complete and len(found) >= length
+        archive = self._store.found(self._reading)
+        if archive is None:
+            return None
+        check_made_of(archive, self.job, self._asked)
+        return archive if archive.complete and len(archive) >= (self.length or 0) else None
 
-    def _kept_labels(self, found: AnyReader) -> LabelSpec:
-        """The labels asked for, but for those that a complete archive gets from its samples."""
-        spec, names = self.job.spec, [name for name, _ in found.head.labels]
-        kept = spec.only(names)
-        return kept if found.complete and (kept.names or not names) else spec
-
-    def _warn_of_origin(self, found: dict[str, Any] | None, expected: dict[str, Any] | None) -> None:
-        """Warn once where it is not sure that the archive is of this source."""
-        path = self._store.path
-        if self.job.head.fingerprint is None:
-            return
-        if expected is None:
-            _warn_once(
-                f"{path}: says nothing about the source that it was made of, so another one would not be "
-                "noticed; fingerprint=False silences this"
-            )
-            return
-        moved = "".join(f"\n  {line}" for line in moved_paths(found, expected))
-        if moved:
-            _warn_once(f"{path}: taken for a cache of the same files, which are elsewhere now:{moved}")
-        if source_changed(found, expected):
-            _warn_once(
-                f"{path}: the code of {expected.get('type', 'the source')} changed since this cache was "
-                "made; if it makes other samples now, pass keep_existing=False to build it anew"
-            )
+    def _is_done(self) -> bool:
+        return self._done() is not None
 
     def fill(self, options: FillOptions, *, rebuild: bool = False) -> None:
         """Compute what is missing now."""
@@ -164,9 +131,3 @@ def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | N
         return fingerprint
     arguments = {**fingerprint.get("arguments", {}), "num_workers": worker_count(num_workers)}
     return {**fingerprint, "arguments": arguments}
-
-
-def _warn_once(message: str) -> None:
-    if message not in _warned:
-        _warned.add(message)
-        warnings.warn(message, RuntimeWarning, stacklevel=7)

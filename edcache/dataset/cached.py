@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -28,12 +28,13 @@ from edcache.options import (
     Sync,
     WarmupKeywords,
     Workers,
+    provisional,
     takes,
 )
 from edcache.reader import AnyReader
 from edcache.selection import Picks
 from edcache.stores import Store, store_at
-from edcache.views import Several, View
+from edcache.views import Several, T_co, View
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,8 +43,15 @@ if TYPE_CHECKING:
     from edcache.fill import LazyFiller
 
 
+class Source(Protocol[T_co]):
+    """A map-style dataset."""
+
+    def __getitem__(self, index: int, /) -> T_co:
+        """The sample at an index."""
+
+
 @takes(CacheOptions)
-class CachedDataset(StoredSamples):
+class CachedDataset(StoredSamples[T_co]):
     """A dataset whose samples are computed once and read from one archive ever after.
 
     Args:
@@ -71,7 +79,7 @@ class CachedDataset(StoredSamples):
 
     def __init__(
         self,
-        source: Any,
+        source: Source[T_co] | Iterable[T_co] | None,
         path: str | os.PathLike[str] | None = None,
         options: CacheOptions | None = None,
         *,
@@ -79,61 +87,52 @@ class CachedDataset(StoredSamples):
         **keywords: Unpack[CacheKeywords],
     ) -> None:
         options = CacheOptions.of(options, keywords, "CachedDataset")
-        self._begin(store_at(_path_of(source) if path is None else path, options.storage_options), options)
+        store = store_at(_path_of(source) if path is None else path, options.storage_options)
         if source is None:
-            self._attach(self._store.reader(options), options)
+            self._attach(store, options, store.reader(options))
         else:
-            self._make(source, options, fingerprint)
+            self._make(store, source, options, fingerprint)
 
     _fixed = FIXED
 
-    @classmethod
-    def _over(cls, reader: AnyReader, store: Store, options: CacheOptions) -> CachedDataset:
-        """The dataset over a complete archive that is open already; it closes the reader.
+    def _attach(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
+        self._begin(store, options, reader)
+        # Now: a wrong path fails here, and an archive that replaces it later is another one.
+        reader.head  # noqa: B018
+        self._add_keys(LabelSpec.parse(options.in_memory_keys))
 
-        Args:
-            reader: opened with the options. store: where it is.
-        """
-        dataset = cls.__new__(cls)
-        dataset._begin(store, options)
-        dataset._attach(reader, options)
-        return dataset
-
-    def _begin(self, store: Store, options: CacheOptions) -> None:
-        self._store = store
+    def _begin(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
+        self._store, self._reader, self.path = store, reader, reader.path
         self._building: Building | None = None
         self._filler: LazyFiller | None = None
         self._labels: Labels | None = None
         self.zero_copy = options.zero_copy
         self.transform, self.batch_transform = options.transform, options.batch_transform
 
-    def _attach(self, reader: AnyReader, options: CacheOptions) -> None:
-        self._reader = reader
-        self.path = reader.path
-        # Now: a wrong path fails here, and an archive that replaces it later is another one.
-        self._reader.head  # noqa: B018
-        self._add_keys(LabelSpec.parse(options.in_memory_keys))
-
-    def _make(self, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None) -> None:
+    def _make(
+        self, store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None
+    ) -> None:
         # Who opens a cache that is complete need not wait for what fills one.
         from edcache.dataset.building import Building, identity
 
         check_fillable(options)
         origin = identity(source, options.num_workers, fingerprint)
-        self._store = self._store.completed(lambda: origin)
+        store = store.completed(lambda: origin)
         # What is missing is computed, or was told; max_bytes is of what is filled.
-        self._reader = self._store.reader(replace(options, allow_partial=True, max_bytes=None))
-        self.path = self._reader.path
+        self._begin(store, options, store.reader(replace(provisional(options), preload=options.preload)))
         if options.preload and options.is_lazy:
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
-        self._building = Building(self._store, source, options, origin)
-        self._reader.known_length = self._building.length or 0
+        self._building = Building(store, source, options, origin)
         # In memory it is there while somebody has it open: from here on this dataset's reader.
         with durable.kept(self.path) as keeper:
-            self._filler = self._building.start(options.keep_existing)
+            self._filler, archive = self._building.start(options.keep_existing)
             # Who had made it meanwhile may have gone since, and the archive with him.
             while keeper.has_lost():
-                self._filler = self._building.start(keep_existing=True) or self._filler
+                filler, archive = self._building.start(keep_existing=True)
+                self._filler = filler or self._filler
+            if archive is not None and not options.preload:
+                self._reader = archive
+            self._reader.known_length = self._building.length or 0
             self._reader.head  # noqa: B018 - opened now, as in `_attach`
         self._add_keys(self._building.job.spec)
 
@@ -269,7 +268,7 @@ class CachedDataset(StoredSamples):
         """
         return list(self._reader.failures)
 
-    def available(self) -> View:
+    def available(self) -> View[T_co]:
         """The samples that have a record, as a view."""
         index = self._reader.records.index
         selection = None if index is None else Picks(np.array(index, np.int64))
@@ -307,7 +306,7 @@ class CachedDataset(StoredSamples):
         on: str | None = None,
         fields: Sequence[Any] | None = None,
         num_workers: int = 0,
-    ) -> CachedDataset:
+    ) -> CachedDataset[T_co]:
         """Add label columns, or change some, in the archive; no sample is written again.
 
         Args:
@@ -344,7 +343,7 @@ class CachedDataset(StoredSamples):
         self.refresh()
         return self
 
-    def drop_labels(self, *names: str) -> CachedDataset:
+    def drop_labels(self, *names: str) -> CachedDataset[T_co]:
         """Take label columns away; as with `add_labels`, nothing is written again.
 
         A dropped column of `in_memory_keys` stays away: samples that are written later do not bring it back.
@@ -398,7 +397,7 @@ class CachedDataset(StoredSamples):
         return changed
 
     @takes(FillOptions)
-    def warmup(self, num_workers: Workers = None, **keywords: Unpack[WarmupKeywords]) -> CachedDataset:
+    def warmup(self, num_workers: Workers = None, **keywords: Unpack[WarmupKeywords]) -> CachedDataset[T_co]:
         """Compute every missing sample now, with a progress bar, and seal the archive.
 
         Args:
@@ -440,7 +439,7 @@ class CachedDataset(StoredSamples):
         self._labels = None  # they lie over the mapped file
         self._reader.close()
 
-    def __enter__(self) -> CachedDataset:
+    def __enter__(self) -> CachedDataset[T_co]:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -451,6 +450,16 @@ class CachedDataset(StoredSamples):
 
     def _chain(self) -> str:
         return f"CachedDataset({self.path!r}, {len(self):,} samples)"
+
+
+def opened(store: Store, options: CacheOptions, archive: AnyReader) -> CachedDataset:
+    """The dataset over a complete archive that was found with `provisional(options)`."""
+    dataset = CachedDataset.__new__(CachedDataset)
+    if options.preload:
+        archive.close()
+        archive = store.reader(replace(provisional(options), preload=options.preload))
+    dataset._attach(store, options, archive)
+    return dataset
 
 
 def _path_of(source: Any) -> str:

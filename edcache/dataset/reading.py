@@ -18,7 +18,7 @@ from edcache.errors import ImageError, MissingSampleError
 from edcache.labels.view import Labels, checked_indices
 from edcache.options import Transform
 from edcache.reader import AnyReader, Memory
-from edcache.views import Root, checked_function
+from edcache.views import Root, T_co, checked_function
 
 if TYPE_CHECKING:
     from edcache.fill import LazyFiller
@@ -30,7 +30,7 @@ Self = TypeVar("Self", bound="StoredSamples")
 _MOST_LOOKED_AT = 8
 
 
-class StoredSamples(Root):
+class StoredSamples(Root[T_co]):
     """The samples of one cache, and what is missing of them from a filler, where there is one.
 
     A subclass sets these: path; zero_copy: whether arrays lie over what was read; _reader, _filler, and

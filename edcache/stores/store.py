@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from edcache.reader import AnyReader
     from edcache.writer import AnyAppender
 
-ANY = ReadOptions(allow_partial=True)
+# Whether all is there, whoever looks finds out.
+PARTIAL = ReadOptions(allow_partial=True)
 
 
 class Store(Location):
@@ -51,8 +52,8 @@ class Store(Location):
 
         return Reader(self, options)
 
-    def found(self, options: ReadOptions = ANY) -> AnyReader | None:
-        """The archive that is there, if one is and its creator lived to write its head.
+    def found(self, options: ReadOptions = PARTIAL) -> AnyReader | None:
+        """The archive that is there, open, if one is and its creator lived to write its head.
 
         What it may have lost is asked for.
         """

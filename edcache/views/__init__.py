@@ -15,7 +15,7 @@ Imports run downwards in this list only. What a selection of indices is stands i
 """
 
 from edcache.views.combining import Concat, Zipped, concat, zip_fields
-from edcache.views.reading import checked_function
+from edcache.views.reading import T_co, checked_function
 from edcache.views.roots import Root
 from edcache.views.samples import Samples, View
 from edcache.views.several import Several
@@ -25,6 +25,7 @@ __all__ = [
     "Root",
     "Samples",
     "Several",
+    "T_co",
     "View",
     "Zipped",
     "checked_function",

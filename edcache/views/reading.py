@@ -8,7 +8,7 @@ import sys
 from array import array as Longs
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,21 @@ from edcache.options import FIXED, Transform
 from edcache.selection import Picks, Selection, Span
 
 if TYPE_CHECKING:
+    import typing_extensions
+    from torch import Tensor
+
     from edcache.views.roots import Root
     from edcache.views.samples import View
 
 Ints = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    # With a default, so that `CachedDataset` alone is one of any samples.
+    T_co = typing_extensions.TypeVar("T_co", covariant=True, default=Any)
+else:
+    T_co = TypeVar("T_co", covariant=True)
 
 
-class Readable(Dataset[Any]):
+class Readable(Dataset[T_co]):
     """A sequence of samples with labels: those of a root, or some of them in some order.
 
     A root is what is indexed: an archive, or several put together. `indices` says which of its samples
@@ -123,10 +131,16 @@ class Readable(Dataset[Any]):
     def _root(self) -> Root:
         raise NotImplementedError
 
-    def _chosen(self, selection: Selection | None, step: str) -> View:
+    def _chosen(self, selection: Selection | None, step: str) -> View[T_co]:
         """A view of a selection of the root's indices; None for all."""
         raise NotImplementedError
 
+    @overload
+    def __getitem__(self, index: int | np.integer[Any]) -> T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> Any: ...
+    @overload
+    def __getitem__(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> View[T_co]: ...
     def __getitem__(self, index: Any) -> Any:
         """One sample for an integer, a view for a slice, an index array, a list or a bool mask.
 
@@ -148,7 +162,7 @@ class Readable(Dataset[Any]):
             return self._picked(_positions(np.asarray(index), len(self)), "[...]")
         return self[self._position(index)]
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
         """The samples at several positions, read together, as torch's DataLoader asks for a batch.
 
         A DataLoader whose `collate_fn` is torch's `default_collate` or an `edcache.collate` gets something
@@ -163,7 +177,7 @@ class Readable(Dataset[Any]):
         """
         return self._batch(indices).collated()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[T_co]:
         for position in range(len(self)):
             yield self[position]
 
@@ -261,17 +275,17 @@ class Readable(Dataset[Any]):
         transform = self._transform
         return samples if transform is None else [transform(sample) for sample in samples]
 
-    def _sliced(self, part: slice) -> View:
+    def _sliced(self, part: slice) -> View[T_co]:
         ends = (part.start, part.stop) if part.step is None else (part.start, part.stop, part.step)
         step = f"[{':'.join('' if end is None else str(end) for end in ends)}]"
         return self._cut(range(len(self))[part], step)
 
-    def _cut(self, part: range, step: str) -> View:
+    def _cut(self, part: range, step: str) -> View[T_co]:
         """A view of the samples at the positions of a range, which holds no array of them."""
         selection = Span(range(len(self))) if self._selection is None else self._selection
         return self._chosen(selection.cut(part), step)
 
-    def _picked(self, positions: Ints, step: str) -> View:
+    def _picked(self, positions: Ints, step: str) -> View[T_co]:
         """A view of the samples at positions in [0, len(self)); the array is its own now."""
         return self._chosen(Picks(self._root_indices(positions)), step)
 

@@ -14,11 +14,11 @@ from edcache.codec import Node
 from edcache.options import Transform
 from edcache.reader import Memory
 from edcache.selection import Span
-from edcache.views.reading import Ints, checked_function
+from edcache.views.reading import Ints, T_co, checked_function
 from edcache.views.samples import Samples
 
 
-class Root(Samples):
+class Root(Samples[T_co]):
     """A dataset that views are made of: what it must be able to do for them, and for their batches.
 
     Indices are its own. The samples that these methods give are not transformed.

@@ -20,14 +20,14 @@ from edcache.labels.view import Labels
 from edcache.options import Transform
 from edcache.selection import Picks, Selection, Span, repeated
 from edcache.views import resampling, splitting, wording
-from edcache.views.reading import Ints, Readable
+from edcache.views.reading import Ints, Readable, T_co
 from edcache.views.transforms import Selected, checked_step, extended
 
 if TYPE_CHECKING:
     from edcache.views.roots import Root
 
 
-class Samples(Readable):
+class Samples(Readable[T_co]):
     """What a cache and its views can do: a sequence of samples with labels, and the views of it.
 
     A view is made without reading a sample, and shares its index array, where it has one, with the views
@@ -39,7 +39,7 @@ class Samples(Readable):
 
     # --------------------------------------------------------------------------------- by labels
 
-    def filter(self, where: object = None, /, **conditions: object) -> View:
+    def filter(self, where: object = None, /, **conditions: object) -> View[T_co]:
         """The samples whose labels fulfil all conditions, as a view; no sample is read.
 
         Args:
@@ -58,7 +58,7 @@ class Samples(Readable):
         kept = rows if where is None else rows.copy()
         return self._picked(kept, wording.conditions("filter", where, conditions))
 
-    def exclude(self, where: object = None, /, **conditions: object) -> View:
+    def exclude(self, where: object = None, /, **conditions: object) -> View[T_co]:
         """The samples that `filter` with the same arguments leaves out, in their order; no sample is read.
 
         So a missing value is kept, as it fulfils no condition but None.
@@ -74,7 +74,7 @@ class Samples(Readable):
         self._guard(17)
         return matching_rows(self.labels, conditions, where)
 
-    def sort_by(self, name: str, descending: bool = False) -> View:
+    def sort_by(self, name: str, descending: bool = False) -> View[T_co]:
         """The samples in the order of a label column; equal ones stay in theirs.
 
         Missing values and nans come last, descending or not. Text goes by its code points.
@@ -83,14 +83,14 @@ class Samples(Readable):
         order = ordering.stable_order(sort_keys(self.labels, name, descending))
         return self._picked(order, wording.call("sort_by", name, descending=descending or None))
 
-    def unique(self, name: str) -> View:
+    def unique(self, name: str) -> View[T_co]:
         """The first sample of each value of a label column; a missing value is one value."""
         self._guard(32)
         return self._picked(
             resampling.firsts(classes(self.labels, name, "unique")), wording.call("unique", name)
         )
 
-    def group_by(self, name: str) -> dict[Any, View]:
+    def group_by(self, name: str) -> dict[Any, View[T_co]]:
         """A view of the samples of each value of a label column, by value, in order of their first samples.
 
         Returns:
@@ -105,7 +105,7 @@ class Samples(Readable):
             for value, run in zip(groups.values, runs, strict=True)
         }
 
-    def oversample(self, name: str, strategy: str = "exact", seed: int = 0) -> View:
+    def oversample(self, name: str, strategy: str = "exact", seed: int = 0) -> View[T_co]:
         """All samples, those of rarer classes several times over; a sample's copies stand side by side.
 
         Args:
@@ -118,7 +118,7 @@ class Samples(Readable):
         positions = resampling.oversampled(classes(self.labels, name, "oversample"), strategy, seed)
         return self._picked(positions, wording.call("oversample", name, strategy))
 
-    def undersample(self, name: str, count: int | None = None, seed: int = 0) -> View:
+    def undersample(self, name: str, count: int | None = None, seed: int = 0) -> View[T_co]:
         """At most `count` samples of each class, drawn by `seed`, in their order.
 
         Args:
@@ -131,15 +131,15 @@ class Samples(Readable):
 
     # ------------------------------------------------------------------------------- by position
 
-    def take(self, n: int) -> View:
+    def take(self, n: int) -> View[T_co]:
         """The first n samples; all of them where there are fewer. Holds no index array."""
         return self._cut(range(len(self))[: _count("take", n)], wording.call("take", n))
 
-    def skip(self, n: int) -> View:
+    def skip(self, n: int) -> View[T_co]:
         """The samples after the first n; none where there are no more. Holds no index array."""
         return self._cut(range(len(self))[_count("skip", n) :], wording.call("skip", n))
 
-    def percent(self, start: float, stop: float) -> View:
+    def percent(self, start: float, stop: float) -> View[T_co]:
         """The samples from one fraction of the dataset to another, as 0.25 to 0.75. Holds no index array.
 
         Both are rounded to whole samples, so that `percent(0, x)` and `percent(x, 1)` are the whole.
@@ -155,7 +155,7 @@ class Samples(Readable):
         part = range(round(len(self) * start), round(len(self) * stop))
         return self._cut(part, wording.call("percent", start, stop))
 
-    def repeat(self, n: int | None = None, *, min_size: int | None = None) -> View:
+    def repeat(self, n: int | None = None, *, min_size: int | None = None) -> View[T_co]:
         """The dataset n times over, or as often as makes `min_size` samples at least. Holds no index array.
 
         Raises:
@@ -175,7 +175,7 @@ class Samples(Readable):
         except OverflowError:
             raise OptionError(f"repeat({n}): more samples than 64 bits count") from None
 
-    def shuffle(self, seed: int) -> View:
+    def shuffle(self, seed: int) -> View[T_co]:
         """All samples in a random order, the same one for the same seed and length, in every epoch.
 
         Holds one index array. A DataLoader's or a loader's `shuffle=True` gives a new order every epoch.
@@ -192,7 +192,7 @@ class Samples(Readable):
         seed: int | None = 0,
         stratify: str | None = None,
         group: str | None = None,
-    ) -> tuple[View, ...]:
+    ) -> tuple[View[T_co], ...]:
         """Views that share no sample and are together everything; each in this dataset's order.
 
         Args:
@@ -229,7 +229,7 @@ class Samples(Readable):
         seed: int | None = 0,
         stratify: str | None = None,
         group: str | None = None,
-    ) -> list[tuple[View, View]]:
+    ) -> list[tuple[View[T_co], View[T_co]]]:
         """A pair of views (train, test) for each of n folds; every sample is in the test view of one.
 
         Args:
@@ -266,7 +266,7 @@ class Samples(Readable):
 
     # ------------------------------------------------------------------- what a sample consists of
 
-    def select(self, *fields: FieldPath, as_tuple: bool = False) -> View:
+    def select(self, *fields: FieldPath, as_tuple: bool = False) -> View[Any]:
         """A view of some fields of every sample; only their bytes are read, and none where labels hold them.
 
         Args:
@@ -289,7 +289,7 @@ class Samples(Readable):
 
     def with_transform(
         self, fn: Callable[..., Any], *, field: FieldPath = None, return_ctx: bool = False
-    ) -> View:
+    ) -> View[Any]:
         """A view whose samples a function has passed, every time they are read; for random augmentation.
 
         Args:
@@ -308,7 +308,7 @@ class Samples(Readable):
         step = wording.call("with_transform", fn, field=field, return_ctx=return_ctx or None)
         return self._view(step, added=extended(self._added, checked_step(fn, field), return_ctx))
 
-    def ctx(self, fn: Callable[..., Any], *, field: FieldPath = None) -> View:
+    def ctx(self, fn: Callable[..., Any], *, field: FieldPath = None) -> View[Any]:
         """Short for `with_transform(fn, field=field, return_ctx=True)`: samples are (sample, ctx)."""
         return self.with_transform(fn, field=field, return_ctx=True)
 
@@ -318,15 +318,15 @@ class Samples(Readable):
         """What it was made of and how, for the repr."""
         raise NotImplementedError
 
-    def _chosen(self, selection: Selection | None, step: str) -> View:
+    def _chosen(self, selection: Selection | None, step: str) -> View[T_co]:
         return View(self._root, selection, self._fields, self._added, wording.chain(self._steps, step))
 
-    def _view(self, step: str, fields: Projection | None = None, added: Transform = None) -> View:
+    def _view(self, step: str, fields: Projection | None = None, added: Transform = None) -> View[Any]:
         """A view of the same samples, with other fields or another transform."""
         steps = wording.chain(self._steps, step)
         return View(self._root, self._selection, fields or self._fields, added or self._added, steps)
 
-    def _with_files(self) -> Samples:
+    def _with_files(self) -> Samples[Any]:
         """The same with image files that nothing decodes; what transforms them gets what it got."""
         root = self._root if self._transform is not None else self._root._with_image_files()
         if self is self._root:
@@ -334,7 +334,7 @@ class Samples(Readable):
         return View(root, self._selection, self._fields, self._added, self._steps)
 
 
-class View(Samples):
+class View(Samples[T_co]):
     """Some samples of a cache in some order, some fields of them, transformed; a dataset's methods make it.
 
     `cache` is the whole, and `indices` are the positions in it. Pickles as the cache does, in under 2 kB,
@@ -395,11 +395,11 @@ class View(Samples):
             self._labels = whole.take(self.indices)
         return self._labels
 
-    def add_labels(self, *arguments: Any, **options: Any) -> View:
+    def add_labels(self, *arguments: Any, **options: Any) -> View[T_co]:
         """Labels belong to the whole; raises OptionError."""
         raise OptionError("a view has the labels of its dataset; add them there: view.cache.add_labels()")
 
-    def drop_labels(self, *names: str) -> View:
+    def drop_labels(self, *names: str) -> View[T_co]:
         """Labels belong to the whole; raises OptionError."""
         raise OptionError("a view has the labels of its dataset; drop them there: view.cache.drop_labels()")
 

@@ -11,6 +11,7 @@ import pytest
 import edcache
 from edcache import CachedDataset, CacheOptions, CacheWriter, FillOptions, Reader, ReadOptions, WriteOptions
 from edcache import options as room
+from edcache.durable import File
 from edcache.errors import OptionError
 
 KEYWORDS = {
@@ -91,3 +92,42 @@ def test_a_fill_takes_the_options_of_its_warmup_for_that_once(tmp_path):
 def test_what_belongs_to_a_process_stays_in_it():
     options = FillOptions(executor=object(), progress=lambda done, total: None, retries=2)
     assert pickle.loads(pickle.dumps(options)) == replace(options, executor=None, progress=None)
+
+
+@pytest.mark.parametrize("way", ["a call", "a source"])
+def test_a_finished_cache_is_opened_once(tmp_path, monkeypatch, way):
+    path, opens = str(tmp_path / "a.zip"), []
+
+    def data(count=3):
+        return [{"y": k} for k in range(count)]
+
+    def make():
+        if way == "a call":
+            return edcache.cachable(path, progress=False, verify="always")(data)()
+        return CachedDataset(data(), path, progress=False, verify="always")
+
+    make().close()
+    opened = File.open.__func__
+
+    def counting(cls, name, *arguments, **keywords):
+        opens.append(name)
+        return opened(cls, name, *arguments, **keywords)
+
+    monkeypatch.setattr(File, "open", classmethod(counting))
+    ds = make()
+    assert (opens, list(ds), ds.reader.verify) == ([path], data(), "always")
+
+
+@pytest.mark.parametrize("way", ["a call", "a source"])
+def test_a_warning_of_the_source_names_the_line_that_opened_the_cache(tmp_path, way):
+    path = tmp_path / "a.zip"
+    with CacheWriter(path) as w:
+        w.extend([1, 2])
+    if way == "a source":
+        with pytest.warns(RuntimeWarning, match="says nothing about the source") as caught:
+            CachedDataset([1, 2], path)
+    else:
+        make = edcache.cachable(path, on_stale="warn")(lambda: [1, 2])
+        with pytest.warns(RuntimeWarning, match="made by another call") as caught:
+            make()
+    assert caught[0].filename == __file__

@@ -26,15 +26,13 @@ class Bug(NamedTuple):
     scale: float = 0.2
 
 
-CRASHES = "tests/faults/test_crash_states.py"
+CRASHES = "test_crash_states.py"
 KILLED = f"{CRASHES}::test_a_process_that_is_killed_anywhere_loses_nothing_published"
 POWER_CUT = f"{CRASHES}::test_a_power_cut_leaves_what_was_synced_and_no_wrong_byte"
 RECOVERY = f"{CRASHES}::test_a_recovery_may_crash_itself_three_times_over"
-INTERRUPTS = (
-    "tests/faults/test_interrupts.py::test_an_interrupt_at_any_instruction_leaves_all_as_it_was_or_done"
-)
-ERRORS = "tests/faults/test_errors.py"
-POINTS = "tests/test_crash_points.py"
+INTERRUPTS = "test_interrupts.py::test_an_interrupt_at_any_instruction_leaves_all_as_it_was_or_done"
+ERRORS = "test_errors.py"
+POINTS = "test_crash_points.py"
 
 _CHAIN = [
     Bug(
@@ -42,35 +40,35 @@ _CHAIN = [
         "format.py",
         "(header.offset, header.seq, header.link) != cursor or end > size",
         "(header.offset, header.seq) != cursor[:2] or end > size",
-        ("tests/test_format.py::test_a_stale_chunk_does_not_come_back_after_a_cut_and_a_re_append",),
+        ("test_format.py::test_a_stale_chunk_does_not_come_back_after_a_cut_and_a_re_append",),
     ),
     Bug(
         "offset unchecked",
         "format.py",
         "(header.offset, header.seq, header.link) != cursor or end > size",
         "(header.seq, header.link) != cursor[1:] or end > size",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "sequence number unchecked",
         "format.py",
         "(header.offset, header.seq, header.link) != cursor or end > size",
         "(header.offset, header.link) != cursor[::2] or end > size",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "uuid unchecked",
         "format.py",
         "header is None or header.uuid != uuid or header.kind == KIND_HEAD",
         "header is None or header.kind == KIND_HEAD",
-        ("tests/test_format.py::test_a_chunk_of_another_archive_is_no_chunk",),
+        ("test_format.py::test_a_chunk_of_another_archive_is_no_chunk",),
     ),
     Bug(
         "header not packed again",
         "format.py",
         "    if _pack_header(header, header_crc) != data:\n        return False\n",
         "",
-        ("tests/attacks/test_attacks.py",),
+        ("test_attacks.py",),
         keyword="header_padding",
     ),
     Bug(
@@ -78,14 +76,14 @@ _CHAIN = [
         "format.py",
         "crc32(data[: crc_end - 4]))) == header_crc",
         "crc32(data[: crc_end - 4]))) >= 0",
-        ("tests/test_format.py::test_every_bit_of_a_header_counts",),
+        ("test_format.py::test_every_bit_of_a_header_counts",),
     ),
     Bug(
         "payload beyond the file",
         "format.py",
         "!= cursor or end > size:",
         "!= cursor:",
-        ("tests/test_format.py::test_a_walk_finds_the_chunks_and_stops_where_the_next_belongs",),
+        ("test_format.py::test_a_walk_finds_the_chunks_and_stops_where_the_next_belongs",),
     ),
     Bug(
         "cursor moves at the index",
@@ -107,7 +105,7 @@ _CHAIN = [
         "contents.py",
         "last = np.append(ordered[1:] != ordered[:-1], True)",
         "last = np.append(True, ordered[1:] != ordered[:-1])",
-        ("tests/test_contents.py::test_of_two_records_of_one_index_the_later_counts",),
+        ("test_contents.py::test_of_two_records_of_one_index_the_later_counts",),
     ),
     Bug(
         "lost entries stay",
@@ -142,28 +140,28 @@ _CHAIN = [
         "contents.py",
         "    if not _within(header, table):",
         "    if False:",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "schema number unchecked",
         "contents.py",
         "if room < 0 or records.index is None or int(records.schema.max()) >= len(table.schemas):",
         "if room < 0 or records.index is None:",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "sums of extents may wrap",
         "contents.py",
         "    if int(records.offset.max()) > room or int(records.nbytes.max()) > room:",
         "    if False:",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "records may overlap",
         "contents.py",
         "    if np.any(records.offset[1:] < ends[:-1]):",
         "    if False:",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "chunk table without its crc32",
@@ -171,8 +169,8 @@ _CHAIN = [
         "    if len(data) != header.table_nbytes or format.crc32(data) != header.table_crc:\n        raise",
         "    if len(data) != header.table_nbytes:\n        raise",
         (
-            "tests/test_contents.py::test_a_damaged_table_names_chunk_and_offset",
-            "tests/test_flips.py::test_flips_in_an_unsealed_archive_are_never_read_as_another_value",
+            "test_contents.py::test_a_damaged_table_names_chunk_and_offset",
+            "test_flips.py::test_flips_in_an_unsealed_archive_are_never_read_as_another_value",
         ),
     ),
     Bug(
@@ -180,17 +178,14 @@ _CHAIN = [
         "reader/tables.py",
         "            self.chain.check_seal(file.pread, self.size, self.seal)\n",
         "",
-        (
-            "tests/attacks/test_attacks_differential.py"
-            "::test_a_directory_that_lies_is_refused_before_anything_is_read",
-        ),
+        ("test_attacks_differential.py::test_a_directory_that_lies_is_refused_before_anything_is_read",),
     ),
     Bug(
         "index not compared with the chain",
         "reader/tables.py",
         "        if self.chunks is not None:\n            self.chain.check_index(index)\n",
         "",
-        ("tests/attacks/test_attacks.py",),
+        ("test_attacks.py",),
         keyword="chunk_outside or chunk_overlap or no_chunks",
     ),
 ]
@@ -232,21 +227,21 @@ _WRITER = [
         "writer/appender.py",
         "                    durable.sync_directory(os.path.dirname(name))\n",
         "",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "dictionary not synced",
         "writer/appender.py",
         "            self._log.sync()\n\n    def dictionaries",
         "\n    def dictionaries",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "a failed sync is forgotten",
         "writer/log.py",
         '            self.failed = "a sync failed, so what was written since the last one is in doubt"\n',
         "",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "unsynced counts as durable",
@@ -260,7 +255,7 @@ _WRITER = [
         "writer/log.py",
         "        if self.file.size() > end:\n            self.file.truncate(end)",
         "        if self.file.size() < end:\n            self.file.truncate(end)",
-        ("tests/test_flips.py::test_a_writer_makes_an_archive_with_garbage_behind_it_sound_again",),
+        ("test_flips.py::test_a_writer_makes_an_archive_with_garbage_behind_it_sound_again",),
     ),
     Bug(
         "torn tail cut before losses are written",
@@ -276,7 +271,7 @@ _WRITER = [
         "writer/recovery.py",
         '        loss = {"lost": lost, "behind": f"{format.link_after(behind):016x}"}\n',
         '        loss = {"lost": lost}\n',
-        ("tests/test_writer.py::test_what_followed_a_recovery_that_lost_its_power_does_not_follow_the_next",),
+        ("test_writer.py::test_what_followed_a_recovery_that_lost_its_power_does_not_follow_the_next",),
     ),
     Bug(
         "losses not written at once",
@@ -298,7 +293,7 @@ _WRITER = [
         "        log.cut_torn_tail()\n\n\ndef _refuse_damage(",
         "        pass\n\n\ndef _refuse_damage(",
         (
-            "tests/faults/test_damage.py::test_a_seal_that_a_power_cut_left_without_its_chunks_is_cut_and_its_"
+            "test_damage.py::test_a_seal_that_a_power_cut_left_without_its_chunks_is_cut_and_its_"
             "samples_computed_again",
         ),
     ),
@@ -307,7 +302,7 @@ _WRITER = [
         "writer/log.py",
         "            if not self.file.is_named():",
         "            if False:",
-        ("tests/test_compact.py::test_who_had_it_open_never_appends_to_the_file_without_a_name",),
+        ("test_compact.py::test_who_had_it_open_never_appends_to_the_file_without_a_name",),
     ),
     Bug(
         "appends without catching up",
@@ -321,14 +316,14 @@ _WRITER = [
         "writer/appender.py",
         "            if self._log.is_published(chunk):\n                return\n",
         "",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "a forked child appends",
         "writer/protocol.py",
         "        if self._pid != os.getpid():\n            # A child",
         "        if False:\n            # A child",
-        ("tests/test_process.py",),
+        ("test_process.py",),
         keyword="forked_child",
     ),
     Bug(
@@ -337,21 +332,21 @@ _WRITER = [
         "            with suppress(StorageError):\n                self.file.truncate(end)\n"
         "            raise",
         "            raise",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "label types not joined",
         "writer/protocol.py",
         "            types = known.joined(types, self.path)\n",
         "            pass\n",
-        ("tests/test_process.py::test_labels_that_make_no_column_never_end_an_archive",),
+        ("test_process.py::test_labels_that_make_no_column_never_end_an_archive",),
     ),
     Bug(
         "replaces in place",
         "writer/cache.py",
         "work = self._local if self._session is None else self._session.path",
         "work = self._local",
-        ("tests/test_writer.py::test_w_shows_the_old_archive_until_the_new_one_is_sealed",),
+        ("test_writer.py::test_w_shows_the_old_archive_until_the_new_one_is_sealed",),
     ),
     Bug(
         "replaces in place, a kill",
@@ -365,7 +360,7 @@ _WRITER = [
         "temporary.py",
         "                durable.remove_tree(work)\n",
         "                session.truncate(0)\n                return session\n",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
 ]
 
@@ -382,21 +377,21 @@ _SYSTEM = [
         "durable/file.py",
         "            finally:\n                self.unlock(start)\n        except",
         "            finally:\n                pass\n        except",
-        ("tests/test_durable.py::test_two_opens_in_one_process_exclude_each_other",),
+        ("test_durable.py::test_two_opens_in_one_process_exclude_each_other",),
     ),
     Bug(
         "a child keeps its parent's locks",
         "durable/file.py",
         "    os.register_at_fork(after_in_child=_settle_inherited)",
         "    pass",
-        ("tests/test_stress.py::test_the_death_of_a_process_frees_its_locks_though_its_children_live",),
+        ("test_stress.py::test_the_death_of_a_process_frees_its_locks_though_its_children_live",),
     ),
     Bug(
         "a held lock is taken",
         "durable/file.py",
         "            if error.errno in (errno.EAGAIN, errno.EACCES):\n                return False\n",
         "            if error.errno in (errno.EAGAIN, errno.EACCES):\n                return True\n",
-        ("tests/test_durable.py",),
+        ("test_durable.py",),
         keyword="lock or exclude",
     ),
     Bug(
@@ -404,14 +399,14 @@ _SYSTEM = [
         "durable/file.py",
         "except (OverflowError, MemoryError, ValueError) as error:",
         "except (OverflowError, MemoryError) as error:",
-        ("tests/test_durable.py::test_more_than_the_file_has_is_not_mapped",),
+        ("test_durable.py::test_more_than_the_file_has_is_not_mapped",),
     ),
     Bug(
         "a short write is believed",
         "durable/file.py",
         "            while done < len(view):\n",
         "            for _ in range(1):\n",
-        ("tests/test_durable.py::test_short_writes_and_reads_are_completed",),
+        ("test_durable.py::test_short_writes_and_reads_are_completed",),
     ),
     Bug(
         "a failed sync is no error",
@@ -425,14 +420,14 @@ _SYSTEM = [
         "durable/paths.py",
         "    sync_directory(os.path.dirname(target))\n",
         "",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "every file is of this boot",
         "durable/file.py",
         "return boot_time is not None and file.modified() > boot_time + 1",
         "return boot_time is not None",
-        ("tests/test_durable.py::test_a_file_is_of_this_boot_only_if_it_was_written_after_it",),
+        ("test_durable.py::test_a_file_is_of_this_boot_only_if_it_was_written_after_it",),
     ),
 ]
 
@@ -442,42 +437,42 @@ _READER = [
         "reader/checks.py",
         "        if crc != expected:",
         "        if False:",
-        ("tests/test_blocks.py::test_a_damaged_record_is_named_and_no_other",),
+        ("test_blocks.py::test_a_damaged_record_is_named_and_no_other",),
     ),
     Bug(
         "a block without its crc32",
         "reader/blocks.py",
         "int(self._crcs_offsets[run]) + 4 * number)[0]:\n            return False\n",
         "int(self._crcs_offsets[run]) + 4 * number)[0]:\n            pass\n",
-        ("tests/test_blocks.py::test_a_damaged_record_is_named_and_no_other",),
+        ("test_blocks.py::test_a_damaged_record_is_named_and_no_other",),
     ),
     Bug(
         "blocks without their crc32",
         "reader/blocks.py",
         "return blocks[:0] if found == wanted else blocks[np.array(found) != np.array(wanted)]",
         "return blocks[:0]",
-        ("tests/test_blocks.py::test_a_damaged_record_is_named_and_no_other",),
+        ("test_blocks.py::test_a_damaged_record_is_named_and_no_other",),
     ),
     Bug(
         "done before the last block",
         "reader/blocks.py",
         "        self.done = not len(self._unchecked(every))",
         "        self.done = True",
-        ("tests/test_blocks.py::test_what_is_damaged_is_never_done",),
+        ("test_blocks.py::test_what_is_damaged_is_never_done",),
     ),
     Bug(
         "index without its crc32",
         "reader/tables.py",
         "        if format.crc32(data) != header.payload_crc:\n            raise CorruptArchiveError(",
         "        if False:\n            raise CorruptArchiveError(",
-        ("tests/test_flips.py::test_a_flipped_bit_is_never_read_as_another_value",),
+        ("test_flips.py::test_a_flipped_bit_is_never_read_as_another_value",),
     ),
     Bug(
         "maps a torn tail",
         "reader/tables.py",
         "end = self.chain.cursor.offset if self.seal is None else self.size",
         "end = self.size",
-        ("tests/test_process.py",),
+        ("test_process.py",),
         keyword="a_torn_tail_that_is_cut",
     ),
     Bug(
@@ -485,14 +480,14 @@ _READER = [
         "reader/file.py",
         "                if self._is_rewritten(file):",
         "                if True:",
-        ("tests/test_compact.py::test_a_reader_that_looks_again_refuses_another_archive",),
+        ("test_compact.py::test_a_reader_that_looks_again_refuses_another_archive",),
     ),
     Bug(
         "missing, but for the last",
         "reader/base.py",
         "return np.flatnonzero(absent)",
         "return np.flatnonzero(absent[:-1])",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "labels of another row",
@@ -500,8 +495,8 @@ _READER = [
         "    rows[index] = np.arange(len(index))\n",
         "    rows[index] = np.arange(len(index))[::-1]\n",
         (
-            "tests/test_lazy.py",
-            "tests/test_select.py",
+            "test_lazy.py",
+            "test_select.py",
         ),
         keyword="sparse",
     ),
@@ -510,63 +505,63 @@ _READER = [
         "codec/compression.py",
         "    if header.content_size != raw_nbytes:",
         "    if False:",
-        ("tests/codec/test_codec_compression.py::test_lies_about_the_size",),
+        ("test_codec_compression.py::test_lies_about_the_size",),
     ),
     Bug(
         "a frame's size is allocated",
         "codec/compression.py",
         "    if raw_nbytes > most_content(len(frame)):",
         "    if False:",
-        ("tests/codec/test_codec_compression.py::test_a_bomb_is_refused_before_it_allocates",),
+        ("test_codec_compression.py::test_a_bomb_is_refused_before_it_allocates",),
     ),
     Bug(
         "indices that no bytes justify",
         "views/samples.py",
         "        self._guard(8)\n        return self._selection.array()",
         "        return self._selection.array()",
-        ("tests/test_views.py::test_no_view_allocates_on_the_word_of_a_file",),
+        ("test_views.py::test_no_view_allocates_on_the_word_of_a_file",),
     ),
     Bug(
         "unlike samples made one batch",
         "views/combining.py",
         "        if special is not None or _common(shares, fields) is None:",
         "        if special is not None:",
-        ("tests/test_combining.py::test_a_batch_of_unlike_samples_is_what_default_collate_makes_of_them",),
+        ("test_combining.py::test_a_batch_of_unlike_samples_is_what_default_collate_makes_of_them",),
     ),
     Bug(
         "a transform forgotten in a concat",
         "views/combining.py",
         "    if part._transform is not None:\n        raise NotInBulk",
         "    if False:\n        raise NotInBulk",
-        ("tests/test_combining.py::test_each_part_keeps_its_fields_and_transforms",),
+        ("test_combining.py::test_each_part_keeps_its_fields_and_transforms",),
     ),
     Bug(
         "a cut counted in the wrong round",
         "selection.py",
         "            first = numbers[0] // size * size",
         "            first = 0",
-        ("tests/test_selection.py",),
+        ("test_selection.py",),
     ),
     Bug(
         "shuffled only between buckets",
         "ordering.py",
         "        random.shuffle(order[start:end])",
         "        pass",
-        ("tests/test_views.py::test_what_a_seed_determines_is_the_same_for_ever",),
+        ("test_views.py::test_what_a_seed_determines_is_the_same_for_ever",),
     ),
     Bug(
         "shares that are not of the class",
         "views/splitting.py",
         "        hands = dealt_by_class(random, strata, apportioned(counts, weights))",
         "        hands = dealt(random, sizes_of(count, weights))",
-        ("tests/test_splits.py::test_each_part_has_of_each_class_its_share_rounded_down_or_up",),
+        ("test_splits.py::test_each_part_has_of_each_class_its_share_rounded_down_or_up",),
     ),
     Bug(
         "digest not compared",
         "digests.py",
         "    if found != expected:",
         "    if False:",
-        ("tests/test_digest.py::test_the_published_file_opens_and_any_other_does_not",),
+        ("test_digest.py::test_the_published_file_opens_and_any_other_does_not",),
     ),
 ]
 
@@ -576,7 +571,7 @@ _MAINTENANCE = [
         "maintain/survey.py",
         "        if any(padding_of(self._pread, header)):",
         "        if False:",
-        ("tests/attacks/test_attacks.py",),
+        ("test_attacks.py",),
         keyword="amendment_padding or chunk_padding",
     ),
     Bug(
@@ -584,21 +579,21 @@ _MAINTENANCE = [
         "maintain/proof.py",
         "        if len(foreign):",
         "        if False:",
-        ("tests/test_verify.py::test_a_byte_between_records_is_no_room_for_anything",),
+        ("test_verify.py::test_a_byte_between_records_is_no_room_for_anything",),
     ),
     Bug(
         "verify leaves out the records",
         "maintain/proof.py",
         '        _report_rows(self._header, self._table, rows, "fails its crc32", self._on_problem)\n',
         "",
-        ("tests/test_verify.py::test_a_record_is_named_with_its_place_and_what_helps",),
+        ("test_verify.py::test_a_record_is_named_with_its_place_and_what_helps",),
     ),
     Bug(
         "verify leaves out a payload's crc32",
         "maintain/survey.py",
         "        if crc != header.payload_crc:",
         "        if False:",
-        ("tests/test_flips.py",),
+        ("test_flips.py",),
         keyword="verify_reports",
     ),
     Bug(
@@ -606,7 +601,7 @@ _MAINTENANCE = [
         "maintain/survey.py",
         "        if not same_index:",
         "        if False:",
-        ("tests/attacks/test_attacks.py",),
+        ("test_attacks.py",),
         keyword="another_schema or schema_number or offset_outside",
     ),
     Bug(
@@ -614,35 +609,35 @@ _MAINTENANCE = [
         "maintain/compact.py",
         "        with file.locked(format.LOCK_APPEND):\n",
         "        if True:\n",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "compact leaves out what came meanwhile",
         "maintain/compact.py",
         "    chunks = [header for header in chain.chunks if header.seq >= first]\n",
         "    chunks = []\n",
-        ("tests/test_compact.py::test_what_others_append_meanwhile_is_taken_over",),
+        ("test_compact.py::test_what_others_append_meanwhile_is_taken_over",),
     ),
     Bug(
         "repair prefers the seal's record",
         "maintain/salvage.py",
         "return joined(without(base, after.index), after, self.path)",
         "return joined(base, without(after, base.index), self.path)",
-        ("tests/faults/test_planted_gaps.py",),
+        ("test_planted_gaps.py",),
     ),
     Bug(
         "repair copies a damaged record",
         "maintain/rewrite.py",
         "crcs == part.crc32\n",
         "crcs >= 0\n",
-        ("tests/test_repair.py::test_a_damaged_record_alone_is_lost",),
+        ("test_repair.py::test_a_damaged_record_alone_is_lost",),
     ),
     Bug(
         "repair revives what was cut off",
         "maintain/entries.py",
         "return run[0].seq >= self.runs[-1][-1].seq + 2",
         "return run[0].seq >= self.runs[-1][-1].seq + 1",
-        ("tests/test_repair.py::test_an_entry_of_a_history_that_was_cut_off_does_not_come_back",),
+        ("test_repair.py::test_an_entry_of_a_history_that_was_cut_off_does_not_come_back",),
     ),
 ]
 
@@ -652,24 +647,21 @@ _SAMPLERS = [
         "samplers/epochs.py",
         "        elif self._is_complete:\n            self.epoch += 1\n",
         "",
-        ("tests/test_samplers.py::test_seed_and_epoch_alone_determine_the_order",),
+        ("test_samplers.py::test_seed_and_epoch_alone_determine_the_order",),
     ),
     Bug(
         "an iterator that is never used leaves its place",
         "samplers/epochs.py",
         "resumed, self._resumed = (self.epoch, self._taken) if self._resumed else None, False",
         "resumed = (self.epoch, self._taken) if self._resumed else None",
-        (
-            "tests/test_samplers.py"
-            "::test_an_iterator_that_is_made_and_never_used_takes_the_loaded_place_with_it",
-        ),
+        ("test_samplers.py::test_an_iterator_that_is_made_and_never_used_takes_the_loaded_place_with_it",),
     ),
     Bug(
         "ranks draw the same",
         "samplers/epochs.py",
         "return drawn[rank::ranks]",
         "return drawn[::ranks]",
-        ("tests/test_samplers.py",),
+        ("test_samplers.py",),
         "ranks_share_an_epoch",
     ),
     Bug(
@@ -677,12 +669,12 @@ _SAMPLERS = [
         "loader.py",
         "if not self._resumed and 0 < self._taken == self._steps:",
         "if False:",
-        ("tests/test_loader.py",),
+        ("test_loader.py",),
         "whether_or_not_one_more_is_asked_for",
     ),
 ]
 
-IMAGES = "tests/test_images.py"
+IMAGES = "test_images.py"
 
 _IMAGES = [
     Bug(
@@ -718,7 +710,7 @@ _IMAGES = [
         "folders.py",
         "\\0{stat.st_mtime_ns}",
         "",
-        ("tests/test_folders.py::test_a_tree_that_changed_is_noticed",),
+        ("test_folders.py::test_a_tree_that_changed_is_noticed",),
     ),
 ]
 
@@ -735,44 +727,35 @@ _LABELS = [
         "labels/revisions.py",
         "np.where(written[layer.rows] > layer.seq, pick[layer.rows], own)",
         "own",
-        (
-            "tests/test_relabel.py"
-            "::test_what_is_appended_later_has_none_but_for_the_labels_that_its_writer_fills",
-        ),
+        ("test_relabel.py::test_what_is_appended_later_has_none_but_for_the_labels_that_its_writer_fills",),
     ),
     Bug(
         "samples bring a dropped column back",
         "labels/revisions.py",
         "            kept = [other for other in kept if other != name]\n",
         "",
-        ("tests/test_relabel.py::test_a_dropped_column_is_gone_for_good_and_may_be_added_again",),
+        ("test_relabel.py::test_a_dropped_column_is_gone_for_good_and_may_be_added_again",),
     ),
     Bug(
         "types of labels that were added are not looked at",
         "writer/appender.py",
         "            check_types(types, self._revised_types(), self.path)\n",
         "",
-        (
-            "tests/test_relabel.py"
-            "::test_samples_that_do_not_fit_what_was_added_are_refused_when_they_are_appended",
-        ),
+        ("test_relabel.py::test_samples_that_do_not_fit_what_was_added_are_refused_when_they_are_appended",),
     ),
     Bug(
         "select reads labels that are not the samples'",
         "batch/projection.py",
         "        if reader.unoriginal_labels.isdisjoint(self._columns.values()):\n",
         "        if True:\n",
-        (
-            "tests/test_relabel.py"
-            "::test_selecting_a_field_gives_what_the_samples_hold_whatever_the_labels_say",
-        ),
+        ("test_relabel.py::test_selecting_a_field_gives_what_the_samples_hold_whatever_the_labels_say",),
     ),
     Bug(
         "verify does not compare the labels",
         "maintain/survey.py",
         "        if not same_labels:",
         "        if False:",
-        ("tests/attacks/test_attacks.py",),
+        ("test_attacks.py",),
         keyword="seal_other_values",
     ),
     Bug(
@@ -780,7 +763,7 @@ _LABELS = [
         "maintain/rewrite.py",
         "        if revision is not None:\n            self.out.revise(revision)\n",
         "",
-        ("tests/test_relabel.py::test_compacting_folds_all_revisions_into_one_and_changes_no_label",),
+        ("test_relabel.py::test_compacting_folds_all_revisions_into_one_and_changes_no_label",),
     ),
 ]
 
@@ -790,53 +773,53 @@ _MEMORY = [
         "memory.py",
         "        os.dup2(held[0], descriptors[0], inheritable=False)\n",
         "",
-        ("tests/test_memory.py::test_a_forked_child_holds_when_its_parent_is_killed",),
+        ("test_memory.py::test_a_forked_child_holds_when_its_parent_is_killed",),
     ),
     Bug(
         "a name is taken away from those who have it",
         "memory.py",
         "    if not _is_held(system, fd) and _leads_to(where, fd):\n",
         "    if _leads_to(where, fd):\n",
-        ("tests/test_memory.py::test_a_second_process_joins_and_computes_nothing",),
+        ("test_memory.py::test_a_second_process_joins_and_computes_nothing",),
     ),
     Bug(
         "a copy that was begun counts as complete",
         "preload.py",
         "    if file.is_frozen():\n",
         "    if file.size():\n",
-        ("tests/test_memory.py::test_who_waits_for_a_copy_makes_it_when_the_copier_is_killed",),
+        ("test_memory.py::test_who_waits_for_a_copy_makes_it_when_the_copier_is_killed",),
     ),
     Bug(
         "nothing keeps what takes a name in memory",
         "durable/keeping.py",
         "        if keeper.path == path:\n            keeper.take()\n",
         "        pass\n",
-        ("tests/test_memory.py::test_building_anew_computes_each_sample_once",),
+        ("test_memory.py::test_building_anew_computes_each_sample_once",),
     ),
     Bug(
         "whoever takes a name in memory takes it along",
         "dataset/cached.py",
         "            while keeper.has_lost():\n",
         "            while False:\n",
-        ("tests/test_memory.py::test_what_takes_the_name_and_goes_while_a_cache_is_opened_is_not_missed",),
+        ("test_memory.py::test_what_takes_the_name_and_goes_while_a_cache_is_opened_is_not_missed",),
     ),
     Bug(
         "memory is written before it is taken",
         "durable/file.py",
         "                self._call(self._naming.reserve, offset, len(view))\n",
         "                pass\n",
-        ("tests/test_memory.py::test_a_fill_ends_before_memory_does",),
+        ("test_memory.py::test_a_fill_ends_before_memory_does",),
     ),
     Bug(
         "any file under the number of a holder is joined",
         "memory.py",
         "                if (there.st_dev, there.st_ino) == (device, inode):\n",
         "                if device and inode:\n",
-        ("tests/test_memory.py::test_a_number_that_leads_elsewhere_is_not_joined",),
+        ("test_memory.py::test_a_number_that_leads_elsewhere_is_not_joined",),
     ),
 ]
 
-COPY, THROUGH = "tests/test_copy.py", "tests/test_read_through.py"
+COPY, THROUGH = "test_copy.py", "tests/test_read_through.py"
 
 _LOCAL = [
     Bug(
@@ -918,9 +901,9 @@ _LOCAL = [
     ),
 ]
 
-PICKLES = "tests/codec/test_codec_foreign.py"
-IMPORTS = "tests/test_importers.py"
-FOREIGN = "tests/test_importers_foreign.py"
+PICKLES = "test_codec_foreign.py"
+IMPORTS = "test_importers.py"
+FOREIGN = "test_importers_foreign.py"
 
 _OLD_CACHES = [
     Bug(
@@ -994,7 +977,7 @@ _PLACES = [
         "places/web.py",
         "    _check_part(found, start, end)\n    if",
         "    if",
-        ("tests/test_places_faults.py",),
+        ("test_places_faults.py",),
         keyword="that_stays and another and place",
     ),
     Bug(
@@ -1002,7 +985,7 @@ _PLACES = [
         "places/web.py",
         "    if tag and kind == stamp.kind and",
         "    if False and tag and kind == stamp.kind and",
-        ("tests/test_places_faults.py",),
+        ("test_places_faults.py",),
         keyword="that_stays and ETag",
     ),
     Bug(
@@ -1010,42 +993,42 @@ _PLACES = [
         "places/web.py",
         "headers if where.origin() == origin else {}",
         "headers",
-        ("tests/test_places.py::test_credentials_stay_with_the_server_that_they_are_for",),
+        ("test_places.py::test_credentials_stay_with_the_server_that_they_are_for",),
     ),
     Bug(
         "every pickle has credentials",
         "places/url.py",
         "        if get_spawning_popen() is not None:",
         "        if True:",
-        ("tests/test_places.py::test_a_pickle_has_no_credentials_and_the_error_says_so",),
+        ("test_places.py::test_a_pickle_has_no_credentials_and_the_error_says_so",),
     ),
     Bug(
         "a library's error comes along with its text",
         "places/asking.py",
         "        return refused(_told(url, error))\n\n\n_ALLOWED",
         "        raise refused(_told(url, error))\n\n\n_ALLOWED",
-        ("tests/test_places.py::test_whatever_a_file_system_does_is_one_error",),
+        ("test_places.py::test_whatever_a_file_system_does_is_one_error",),
     ),
     Bug(
         "blocks that were fetched are not compared",
         "reader/requested.py",
         "and self._are_sound(part, data, crcs[part.run])",
         "",
-        ("tests/test_places.py::test_a_damaged_block_is_never_read",),
+        ("test_places.py::test_a_damaged_block_is_never_read",),
     ),
     Bug(
         "a crc32 that fails does not make the reader look for a change",
         "reader/requested.py",
         "                self._storage.file.check_unchanged()",
         "                pass",
-        ("tests/test_places.py::test_a_crc32_that_fails_makes_the_reader_look_whether_the_object_changed",),
+        ("test_places.py::test_a_crc32_that_fails_makes_the_reader_look_whether_the_object_changed",),
     ),
     Bug(
         "an upload replaces what came meanwhile",
         "stores/spool.py",
         "if not replaces and self._store.state() != before:",
         "if False:",
-        ("tests/test_places_writing.py::test_another_archive_that_came_meanwhile_is_kept",),
+        ("test_places_writing.py::test_another_archive_that_came_meanwhile_is_kept",),
     ),
 ]
 
@@ -1055,14 +1038,14 @@ _FRAMEWORKS = [
         "batch/lazy.py",
         "if collate is default_collate or isinstance(collate, Special):",
         "if collate is not None:",
-        ("tests/test_batch.py::test_a_collate_function_of_the_users_gets_a_list",),
+        ("test_batch.py::test_a_collate_function_of_the_users_gets_a_list",),
     ),
     Bug(
         "an archive is complete without its seal",
         "reader/base.py",
         "return self.sealed and self.has_all",
         "return self.has_all",
-        ("tests/test_partial.py::test_the_warning_says_what_is_there_and_what_to_do",),
+        ("test_partial.py::test_the_warning_says_what_is_there_and_what_to_do",),
     ),
 ]
 

