@@ -136,13 +136,22 @@ def batch_for(caller: FrameType, dataset: Samples, indices: Rows) -> list[Any]:
 
 
 _KNOWN = dict(default_collate_fn_map)
-_IN_BULK = (torch.Tensor, np.ndarray, np.generic, int, float, dict, list, tuple)
+# A field that is gathered is one of these, or of a class below one of the second.
+_TENSORS = (torch.Tensor, np.ndarray)
+_WITH_SUBCLASSES = (np.generic, int, float, dict, list, tuple)
 
 
 def _is_changed() -> bool:
-    """Whether somebody taught default_collate another way with what is gathered here."""
+    """Whether somebody taught default_collate another way with what is gathered here.
+
+    A library that teaches it its own subclass of Tensor, as MONAI does, changes nothing for plain ones.
+    """
     if default_collate_fn_map == _KNOWN:
         return False
     changed = [key for key, way in default_collate_fn_map.items() if _KNOWN.get(key) is not way]
-    kinds = (kind for key in changed for kind in (key if isinstance(key, tuple) else (key,)))
-    return len(default_collate_fn_map) < len(_KNOWN) or any(issubclass(kind, _IN_BULK) for kind in kinds)
+    kinds = [kind for key in changed for kind in (key if isinstance(key, tuple) else (key,))]
+    return len(default_collate_fn_map) < len(_KNOWN) or any(
+        issubclass(kind, _WITH_SUBCLASSES)
+        or any(issubclass(gathered, kind) for gathered in _TENSORS + _WITH_SUBCLASSES)
+        for kind in kinds
+    )

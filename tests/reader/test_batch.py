@@ -3,6 +3,7 @@
 import functools
 import pickle
 from collections import OrderedDict, namedtuple
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -320,7 +321,7 @@ def test_memory_is_used_again_only_when_nothing_is_over_it(tmp_path):
 NUMPY_SCALARS = next(kind for kind in default_collate_fn_map if isinstance(kind, tuple))
 
 
-@pytest.mark.parametrize("kind", [torch.Tensor, int, np.int64, dict, NUMPY_SCALARS])
+@pytest.mark.parametrize("kind", [torch.Tensor, int, np.int64, dict, Mapping, object, NUMPY_SCALARS])
 def test_what_default_collate_was_taught_it_does_here_too(tmp_path, monkeypatch, kind):
     with CacheWriter(tmp_path / "a.zip") as w:
         w.extend({"t": torch.full((2,), k), "k": k, "n": np.int64(k)} for k in range(4))
@@ -333,7 +334,12 @@ def test_what_default_collate_was_taught_it_does_here_too(tmp_path, monkeypatch,
     assert same(default_collate([ds._batch([0, 1])]), expected)
 
 
-def test_what_default_collate_was_taught_of_other_types_leaves_the_bulk_path(ds, monkeypatch):
-    monkeypatch.setitem(default_collate_fn_map, slice, lambda batch, *, collate_fn_map: batch)
+class TensorOfALibrary(torch.Tensor):
+    pass
+
+
+@pytest.mark.parametrize("kind", [slice, TensorOfALibrary])
+def test_what_default_collate_was_taught_of_other_types_leaves_the_bulk_path(ds, monkeypatch, kind):
+    monkeypatch.setitem(default_collate_fn_map, kind, lambda batch, *, collate_fn_map: batch)
     monkeypatch.setattr(CachedDataset, "_read_many", None)
     assert ds.select("image").batch([0, 1])["image"].shape == (2, 2, 3)
