@@ -9,8 +9,9 @@ from likeness import outcome, same
 from torch.utils.data import DataLoader, default_collate
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader
+from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptRecordError, LabelTypeError, OptionError, SampleIndexError
+from edcache.reader.session import Session
 
 
 def write(path, samples, keys=(), **options):
@@ -44,8 +45,8 @@ def in_bulk(monkeypatch):
     def read(*_, **__):
         raise AssertionError("a sample was read by itself")
 
-    monkeypatch.setattr(Reader, "read", read)
-    monkeypatch.setattr(Reader, "read_many", read)
+    monkeypatch.setattr(Session, "read", read)
+    monkeypatch.setattr(Session, "read_many", read)
 
 
 # ------------------------------------------------------------------------------------------- concat

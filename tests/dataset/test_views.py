@@ -24,6 +24,7 @@ import edcache
 from edcache import CachedDataset, CacheWriter, Reader, View, ordering
 from edcache.errors import LengthError, OptionError, SampleIndexError, UnknownLabelError
 from edcache.format import Head
+from edcache.reader.session import Session
 from edcache.writer import Appender
 
 LENGTH = 24
@@ -45,10 +46,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> CachedDataset:
 def unread(whole: CachedDataset, monkeypatch: pytest.MonkeyPatch) -> Iterator[CachedDataset]:
     """The same, where reading any sample fails."""
 
-    def read(self: Reader, index: int, copy: bool = True) -> Any:
+    def read(self: Session, index: int, copy: bool) -> Any:
         raise AssertionError(f"sample {index} was read")
 
-    monkeypatch.setattr(Reader, "read", read)
+    monkeypatch.setattr(Session, "read", read)
     yield whole
     with pytest.raises(AssertionError, match="sample 0 was read"):
         whole[0]
