@@ -88,17 +88,17 @@ def test_a_lock_that_another_thread_holds_is_free_in_a_forked_child():
     lock, is_held, may_go = ForkLock(), threading.Event(), threading.Event()
 
     def hold():
-        with lock, lock:  # one thread may take it again
+        with lock.held(), lock.held():  # one thread may take it again
             is_held.set()
             may_go.wait()
 
     thread = threading.Thread(target=hold)
     thread.start()
-    is_held.wait()
+    assert is_held.wait(10)
     child = os.fork()
     if not child:
         signal.alarm(10)
-        with lock:
+        with lock.held():
             os._exit(7)
     try:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
