@@ -504,7 +504,7 @@ def test_rounds_of_everything_leave_no_descriptor_memory_process_or_shared_memor
     children = _children()
     descriptors, private, shared = measured(warm)
     again, later, shared_later = measured(rounds)
-    assert again == descriptors
+    assert again <= descriptors  # fewer, where an earlier test's went meanwhile
     assert {name for name in shared_later - shared if str(os.getpid()) in name} == set()
     assert _children() == children
     assert later - private < 4 << 20, f"{later - private:,} bytes more after {rounds} rounds"
