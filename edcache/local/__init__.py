@@ -11,15 +11,13 @@ Each imports only those below it.
 """
 
 from edcache.local.copy import Copied, CopyOptions, copy_local, copy_to_local
-from edcache.local.evict import Copy, copies_in
-from edcache.local.side import PARTIAL, SIDE
+from edcache.local.evict import copies_in
+from edcache.local.side import SIDE
 from edcache.local.through import ReadThrough
 
 __all__ = [
-    "PARTIAL",
     "SIDE",
     "Copied",
-    "Copy",
     "CopyOptions",
     "ReadThrough",
     "copies_in",
