@@ -9,13 +9,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache import bounded, format
-from edcache.durable import ByteSource
 from edcache.errors import CorruptArchiveError
 from edcache.format import Cursor, Head, Header, PRead
 from edcache.labels.arrays import take_rows
@@ -453,7 +452,17 @@ def blocks_of(header: Header, table: ChunkTable) -> Blocks:
     return Blocks(table_end - crcs_nbytes, header.records_offset, table.records_nbytes)
 
 
-def find_headers(file: ByteSource, start: int, end: int, uuid: bytes | None = None) -> Iterator[Header]:
+class Sparse(Protocol):
+    """Bytes that may have holes."""
+
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        """The bytes at an offset; fewer at the end."""
+
+    def next_data(self, offset: int) -> int:
+        """The next offset, from this one on, that is in no hole."""
+
+
+def find_headers(file: Sparse, start: int, end: int, uuid: bytes | None = None) -> Iterator[Header]:
     """The headers that stand on the pages from `start` to `end`, where they say that they belong.
 
     Args:

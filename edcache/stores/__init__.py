@@ -9,23 +9,8 @@ Each imports only those below it. `edcache/durable/registry.py` says which has a
 another: a subclass of Store, or of ObjectStore, and a line of packaging.
 """
 
-from __future__ import annotations
-
-import os
-from collections.abc import Mapping
-from typing import Any
-
-from edcache.durable import located
 from edcache.stores.file import FileStore
 from edcache.stores.objects import ObjectStore
-from edcache.stores.store import Store
-
-
-def store_at(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Store:
-    """Where a cache is, by its path or URL; arguments and errors as of `durable.located`."""
-    store = located(path, storage_options)
-    assert isinstance(store, Store)
-    return store
-
+from edcache.stores.store import Store, store_at
 
 __all__ = ["FileStore", "ObjectStore", "Store", "store_at"]

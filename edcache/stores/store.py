@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from edcache.durable import Location
+from edcache.durable import Location, located
 from edcache.errors import ArchiveNotFoundError, OptionError
 from edcache.options import Folder, ReadOptions, Show, Sync
 
@@ -117,3 +118,10 @@ class Store(Location):
 
     def check_deletable(self) -> None:
         """Raise OptionError where it cannot be deleted by its name."""
+
+
+def store_at(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Store:
+    """Where a cache is, by its path or URL; arguments and errors as of `durable.located`."""
+    store = located(path, storage_options)
+    assert isinstance(store, Store)
+    return store
