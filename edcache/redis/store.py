@@ -12,7 +12,7 @@ from edcache.reader import AnyReader
 from edcache.redis import RedisAppender, RedisReader, prefix_for, replace_head
 from edcache.servers import Server
 from edcache.stores import Store
-from edcache.stores.store import PARTIAL
+from edcache.stores.store import AS_IT_IS
 from edcache.writer import AnyAppender
 
 
@@ -72,7 +72,7 @@ class RedisStore(Store):
                 raise OptionError(f"{self.path}: {name}= is for an archive that is a file")
         return RedisReader(self.path, allow_pickle=options.allow_pickle, decode=options.decode)
 
-    def found(self, options: ReadOptions = PARTIAL) -> AnyReader | None:
+    def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
         """See the base class."""
         found = super().found(options)
         if found is not None:

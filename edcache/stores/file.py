@@ -14,7 +14,7 @@ from edcache.durable import PATHS, ByteSource, absolute
 from edcache.errors import CorruptArchiveError, NotAnArchiveError, OptionError, StorageError
 from edcache.format import Head
 from edcache.options import ReadOptions, Sync
-from edcache.stores.store import PARTIAL, Store
+from edcache.stores.store import AS_IT_IS, Store
 
 if TYPE_CHECKING:
     from edcache.reader import AnyReader
@@ -40,7 +40,7 @@ class FileStore(Store):
         """See the base class; what may be cleared away by others stays while it is open."""
         return temporary.open_kept(self.path)
 
-    def found(self, options: ReadOptions = PARTIAL) -> AnyReader | None:
+    def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
         """See the base class.
 
         Where it does not read, what a power cut left of a seal that was never synced is cut off first.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from edcache.writer import AnyAppender
 
 # Whether all is there, whoever looks finds out.
-PARTIAL = ReadOptions(allow_partial=True)
+AS_IT_IS = ReadOptions(allow_partial=True)
 
 
 class Store(Location):
@@ -53,7 +53,7 @@ class Store(Location):
 
         return Reader(self, options)
 
-    def found(self, options: ReadOptions = PARTIAL) -> AnyReader | None:
+    def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
         """The archive that is there, open, if one is and its creator lived to write its head.
 
         What it may have lost is asked for.
