@@ -17,31 +17,21 @@
     CacheOptions    what these take by keyword, as an object; ReadOptions, WriteOptions, FillOptions: parts
     EdcacheError    above every exception; edcache.errors shows the tree, each is edcache.NAME
 
-The rooms, lowest floor first; imports go down only (tests/project/test_layers.py):
+The rooms, lowest floor first. Imports go down only, and from another room only what its `__init__` names
+(tests/project/test_layers.py):
 
-    0  errors, and above it bounded, modules,   the exception tree; what a stranger's bytes may allocate;
-       once, sizes, suggestion, zipdirectory,   names of modules; properties without a lock; sizes as people
-       and above them options                   write them; names that were meant; the end of a zip; keywords
-    1  format, durable, codec, labels,          bytes <-> values; files, and which backend has a path or a
-       fingerprint, progress, selection         URL; samples; Arrow tables; what identifies a source; what a
-                                                person sees; indices
-    2  temporary                                what is written beside a path
-    3  archives, contents, digests, folders,    which archives are meant; the tables of one merged into one;
-       ordering                                 its SHA-256; a folder of image files; shuffles, deals, sorts
-    4  reader, writer                           they meet only in the file
-    5  stores                                   what a backend answers; files, and objects of a server
-    6  fill, batch, samplers, xla               which samples are missing, who computes them; many records
-                                                to one collated batch; in which order; what XLA asks for
-    7  loader                                   batches by threads of this process
-    8  views                                    selections of samples and fields, several datasets as one
-    9  dataset                                  CachedDataset
-    10 decorator, maintain, housekeeping,       @cachable; prove, mend, shrink, merge, split; which archives
-       importers, exporting, above them compat  may go; caches of other systems; files of other formats; old
-                                                names
-    11 servers, memory, places, above them      backends: a URL of a server; shared memory; objects behind
-       local, preload, redis                    URLs; copies on this machine, copies in memory; Redis
-    12 present, above it cli                    how a person is shown tables and samples; parse, call one
-                                                function, print, exit code
+    0  base      errors, options as objects, progress, small helpers
+    1  storage   files and what is like one, durably; locks; which backend has a path or a URL
+    1  codec     a sample to the bytes of a record, and back
+    1  format    the specification; entries and their chain, tables, the zip directory
+    2  labels    columns of labels: collected, compared, filtered, exchanged
+    3  reader    an open archive: records by index, many at once; collated batches
+    4  writer    append, seal and fill; fingerprints of sources; what a backend answers
+    5  dataset   what a user holds: CachedDataset, views, samplers, loaders, @cachable
+    6  tools     verify, repair, compact, merge, split, digest, housekeeping
+    6  interop   caches of other systems and their names, files of other formats, folders of images
+    6  backends  places other than a path: remote, mirror, shm, redis
+    7  cli       parse, call one function, print, exit code
 """
 
 from __future__ import annotations
@@ -55,64 +45,64 @@ from edcache.errors import *  # noqa: F403 - each of them is edcache.NAME too
 # Type checkers read this, a process reads _HOMES. `X as X` is what makes a name public for them.
 if TYPE_CHECKING:
     from edcache import samplers as samplers
-    from edcache.batch import collate as collate
-    from edcache.codec import Decoding as Decoding
-    from edcache.codec import ImageFile as ImageFile
-    from edcache.codec import register as register
-    from edcache.dataset import CachedDataset as CachedDataset
-    from edcache.decorator import cachable as cachable
-    from edcache.exporting.export import export as export
-    from edcache.fill import ray_executor as ray_executor
-    from edcache.folders import image_folder as image_folder
-    from edcache.importers import import_cache as import_cache
+    from edcache.backends.mirror.copy import copy_to_local as copy_to_local
+    from edcache.base.options import CacheOptions as CacheOptions
+    from edcache.base.options import FillOptions as FillOptions
+    from edcache.base.options import ReadOptions as ReadOptions
+    from edcache.base.options import WriteOptions as WriteOptions
+    from edcache.codec.imagefile import ImageFile as ImageFile
+    from edcache.codec.imaging import Decoding as Decoding
+    from edcache.codec.registry import register as register
+    from edcache.dataset.cached import CachedDataset as CachedDataset
+    from edcache.dataset.combining import concat as concat
+    from edcache.dataset.combining import zip_fields as zip_fields
+    from edcache.dataset.decorator import cachable as cachable
+    from edcache.dataset.samples import View as View
+    from edcache.interop.export import export as export
+    from edcache.interop.folders import image_folder as image_folder
+    from edcache.interop.importer import import_cache as import_cache
     from edcache.labels.view import Labels as Labels
-    from edcache.local import copy_to_local as copy_to_local
-    from edcache.maintain.compact import compact as compact
-    from edcache.maintain.digest import digest as digest
-    from edcache.maintain.merge import merge as merge
-    from edcache.maintain.repair import repair as repair
-    from edcache.maintain.split import split as split
-    from edcache.maintain.verify import verify as verify
-    from edcache.options import CacheOptions as CacheOptions
-    from edcache.options import FillOptions as FillOptions
-    from edcache.options import ReadOptions as ReadOptions
-    from edcache.options import WriteOptions as WriteOptions
-    from edcache.reader import Reader as Reader
-    from edcache.views import View as View
-    from edcache.views import concat as concat
-    from edcache.views import zip_fields as zip_fields
-    from edcache.writer import CacheWriter as CacheWriter
+    from edcache.reader.ragged import collate as collate
+    from edcache.reader.reader import Reader as Reader
+    from edcache.tools.compact import compact as compact
+    from edcache.tools.digest import digest as digest
+    from edcache.tools.merge import merge as merge
+    from edcache.tools.repair import repair as repair
+    from edcache.tools.split import split as split
+    from edcache.tools.verify import verify as verify
+    from edcache.writer.cache import CacheWriter as CacheWriter
+    from edcache.writer.cluster import ray_executor as ray_executor
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "CacheOptions": "edcache.options",
+    "CacheOptions": "edcache.base",
     "CacheWriter": "edcache.writer",
     "CachedDataset": "edcache.dataset",
     "Decoding": "edcache.codec",
-    "FillOptions": "edcache.options",
+    "FillOptions": "edcache.base",
     "ImageFile": "edcache.codec",
-    "Labels": "edcache.labels.view",
-    "ReadOptions": "edcache.options",
+    "Labels": "edcache.labels",
+    "ReadOptions": "edcache.base",
     "Reader": "edcache.reader",
-    "View": "edcache.views",
-    "WriteOptions": "edcache.options",
-    "cachable": "edcache.decorator",
-    "collate": "edcache.batch",
-    "compact": "edcache.maintain",
-    "concat": "edcache.views",
-    "copy_to_local": "edcache.local",
-    "digest": "edcache.maintain",
-    "export": "edcache.exporting",
-    "image_folder": "edcache.folders",
-    "import_cache": "edcache.importers",
-    "merge": "edcache.maintain",
-    "ray_executor": "edcache.fill",
+    "View": "edcache.dataset",
+    "WriteOptions": "edcache.base",
+    "cachable": "edcache.dataset",
+    "collate": "edcache.reader",
+    "compact": "edcache.tools",
+    "concat": "edcache.dataset",
+    "copy_to_local": "edcache.backends.mirror",
+    "digest": "edcache.tools",
+    "export": "edcache.interop",
+    "image_folder": "edcache.interop",
+    "import_cache": "edcache.interop",
+    "merge": "edcache.tools",
+    "ray_executor": "edcache.writer",
     "register": "edcache.codec",
-    "repair": "edcache.maintain",
-    "split": "edcache.maintain",
-    "verify": "edcache.maintain",
-    "zip_fields": "edcache.views",
+    "repair": "edcache.tools",
+    "split": "edcache.tools",
+    "verify": "edcache.tools",
+    "zip_fields": "edcache.dataset",
 }
 
 __all__ = sorted(

@@ -1,19 +1,20 @@
-"""The command line: parse, call one function, print, exit.
+"""The command line: parse, call one function, print, exit code.
 
-    group         `main`, the group of all commands: errors to exit codes
-    options       the flags that commands share, made from one table; what options hold; printing
-    call          MODULE:FACTORY and its arguments: a call that is loaded and bound, not made yet
-    fill          build, images: fill an archive
-    exchange      import, export: caches of other systems, files of other formats; edflow's flags
-    contents      info, show, ls, labels: an archive, a sample, records and labels as tables
-    maintenance   verify, repair, compact, copy, merge, split: archives as wholes
-    housekeeping  caches, why, rm, prune: archives as files on a disk
-
-Imports run upwards in this list only, but for `main`. Nothing that imports torch is imported at the top of a
-file, so that `edcache --help` answers at once.
+call          A call of a dataset factory as the command line names it: loaded, its arguments bound, ...
+contents      info, show, ls, labels: an archive as a whole, one sample, records and labels as ...
+exchange      import and export: caches of other systems, files of other formats; and the flags of ...
+fill          build, images: fill an archive with the dataset that a factory makes, or with a folder ...
+group         The group of all commands: an error is one line and an exit code
+housekeeping  caches, why, rm and prune: which archives there are, of which call one is, and which ...
+maintenance   verify, repair, compact, copy, merge, split: archives as wholes, checked, mended and ...
+options       The flags that commands share, made from one table; what options hold; printing
+reports       What each command says: lines for a person, and the JSON form where it is not the ...
+samples       One sample's tree, and what a schema promises of it
+text          Values as text: one line, a table, CSV, JSON lines
 """
 
-from edcache.cli import contents, exchange, fill, housekeeping, maintenance
 from edcache.cli.group import main
 
-__all__ = ["contents", "exchange", "fill", "housekeeping", "main", "maintenance"]
+__all__ = [
+    "main",
+]

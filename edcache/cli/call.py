@@ -13,9 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
-from edcache.errors import OptionError
-from edcache.options import CacheOptions
-from edcache.suggestion import suggestion
+from edcache.base import CacheOptions, OptionError, suggestion
 
 
 class Call:
@@ -33,7 +31,7 @@ class Call:
     """
 
     def __init__(self, where: str, arguments: Sequence[str], version: str | None) -> None:
-        from edcache.decorator import CachedFactory
+        from edcache.dataset import CachedFactory
 
         self._where = where
         self._given = dict(_named_value(text) for text in arguments)
@@ -60,7 +58,7 @@ class Call:
         Raises:
             FingerprintError: a default of the factory has no stable description.
         """
-        from edcache.fingerprint import call_fingerprint
+        from edcache.writer import call_fingerprint
 
         return call_fingerprint(self._factory, self._arguments, self._version)
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edcache.base import ReadOptions, SampleIndexError
 from edcache.cli.group import main
 from edcache.cli.options import BLOCK, PATH, flags, print_lines, print_report
-from edcache.errors import SampleIndexError
-from edcache.options import ReadOptions
-from edcache.present.reports import info_lines
-from edcache.present.text import csv_lines, json_lines, plain, printable, table
+from edcache.cli.reports import info_lines
+from edcache.cli.text import csv_lines, json_lines, plain, printable, table
 
 if TYPE_CHECKING:
     from edcache.dataset import CachedDataset
@@ -43,13 +42,13 @@ def info(path: str, digest: bool, as_json: bool) -> None:
     Example:
       edcache info train.zip --json
     """
-    from edcache.stores import store_at
+    from edcache.writer import store_at
 
     document = _info(store_at(path).reader(ReadOptions(allow_partial=True)))
     if digest:
-        from edcache import maintain
+        from edcache import tools
 
-        document["digest"] = maintain.digest(path)
+        document["digest"] = tools.digest(path)
     print_report(as_json, document, info_lines(document))
 
 
@@ -89,8 +88,8 @@ def _schemas(reader: AnyReader) -> list[dict[str, Any]]:
     """The schemas, most used first: how many samples have each, and its fields."""
     import numpy as np
 
+    from edcache.cli.samples import describe_fields
     from edcache.codec import Decoder
-    from edcache.present.samples import describe_fields
 
     used = np.bincount(reader.records.schema, minlength=len(reader.schemas)).tolist()
     order = sorted(range(len(reader.schemas)), key=lambda number: -used[number])
@@ -114,7 +113,7 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
     Example:
       edcache show train.zip -1
     """
-    from edcache.present.samples import describe_sample, leaf_row
+    from edcache.cli.samples import describe_sample, leaf_row
 
     cache = _opened(path, allow_pickle=allow_pickle)
     if not -len(cache) <= index < len(cache):
@@ -275,7 +274,7 @@ def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[s
 
 
 def _add(cache: CachedDataset, name: str | None, file: str, on: str | None) -> None:
-    from edcache.labels.given import chosen_column, read_columns
+    from edcache.labels import chosen_column, read_columns
 
     values = read_columns(file)
     if hasattr(values, "column_names"):

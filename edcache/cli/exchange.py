@@ -9,16 +9,15 @@ from typing import Any, Final
 
 import click
 
+from edcache.base import ForeignCacheError, index_ranges
 from edcache.cli.call import Call
 from edcache.cli.fill import check_codec, fill
 from edcache.cli.group import FAILED, main
 from edcache.cli.options import PATH, bar, flags, given, print_report, size
-from edcache.errors import ForeignCacheError
-from edcache.present.reports import export_line
-from edcache.present.text import one_line
-from edcache.selection import index_ranges
+from edcache.cli.reports import export_line
+from edcache.cli.text import one_line
 
-# As in edcache.importers and edcache.exporting, which import torch.
+# As in edcache.interop and edcache.interop, which import torch.
 KINDS: Final = (
     *("edflow", "torch_xla", "monai", "webdataset", "tensordict", "mds", "litdata", "huggingface", "images"),
 )
@@ -60,7 +59,7 @@ def import_(
     Example:
       edcache import cached/train.zip -o train.zip -j 4
     """
-    from edcache.importers import import_cache, old_cache
+    from edcache.interop import import_cache, old_cache
 
     check_codec(options)
     kind, trust_pickle, order = (options.pop(name) for name in ("kind", "trust_pickle", "order"))
@@ -116,13 +115,13 @@ def export(paths: Sequence[str], out: str, to: str, as_json: bool, **options: An
     Example:
       edcache export train.zip -o shards --to webdataset --where "split == 'train'" -j 8
     """
-    from edcache import exporting
+    from edcache import interop
 
     labels, shard_size = options["labels"], options["shard_size"]
     if labels and options["no_labels"]:
         raise click.UsageError("--label and --no-labels contradict each other")
     with bar("exporting to", out, options["progress"], unit=" samples") as on_progress:
-        report = exporting.export(
+        report = interop.export(
             _chosen(paths, **options),
             out,
             to,
@@ -157,7 +156,7 @@ def _chosen(
 
 def as_edflow(dataset: str | None, server: bool, address: str | None) -> None:
     """What `edcache -d package.factory -s` and `-a HOST` did: fill the cache of a dataset."""
-    from edcache.compat.edflow import open_or_fill
+    from edcache.interop import open_or_fill
 
     if dataset is None or not (server or address):
         raise click.UsageError("edflow's flags go together: -d package.factory with -s, or with -a HOST")

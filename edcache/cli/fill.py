@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edcache.base import ArchiveNotFoundError, ReadOptions, StaleCacheError, human_bytes
 from edcache.cli.call import Call
 from edcache.cli.group import as_typed, main
 from edcache.cli.options import FOLDER, flags, given
-from edcache.durable import check_outlives
-from edcache.errors import ArchiveNotFoundError, StaleCacheError
-from edcache.options import ReadOptions
-from edcache.present.text import plural
-from edcache.sizes import human_bytes
+from edcache.cli.text import plural
+from edcache.storage import check_outlives
 
 if TYPE_CHECKING:
     from edcache.dataset import CachedDataset
@@ -81,7 +79,7 @@ def images(
     Example:
       edcache images imagenet/train -o train.zip --decode tensor -j 8
     """
-    from edcache.folders import EXTENSIONS, image_folder
+    from edcache.interop import EXTENSIONS, image_folder
 
     fill(out, rebuild, lambda: image_folder(folder, decode, extensions or EXTENSIONS), given(options))
 
@@ -124,7 +122,7 @@ def fill(
 
 def _records_at(path: str) -> int:
     """How many samples an archive holds before a build; 0 where there is none to read."""
-    from edcache.stores import store_at
+    from edcache.writer import store_at
 
     reader = store_at(path).reader(ReadOptions(allow_partial=True))
     try:
@@ -140,7 +138,7 @@ def _interrupted_with_advice(out: str, rebuild: bool) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        from edcache.durable import shown
+        from edcache.storage import shown
 
         state = "keeps what was computed, run the same command again to go on"
         if rebuild:

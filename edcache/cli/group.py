@@ -11,9 +11,8 @@ from typing import Any, Final
 import click
 
 from edcache import __version__
-from edcache.errors import EdcacheError
-from edcache.present.text import one_line
-from edcache.suggestion import path_suggestion, suggestion
+from edcache.base import EdcacheError, path_suggestion, suggestion
+from edcache.cli.text import one_line
 
 FAILED: Final = 1
 _INTERRUPTED: Final = 130

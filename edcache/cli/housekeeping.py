@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
+from edcache.base import human_bytes
+from edcache.cli import reports
 from edcache.cli.call import Call
 from edcache.cli.group import FAILED, main
 from edcache.cli.options import FOLDER, PATH, duration, flags, print_lines, print_report, size
-from edcache.present import reports
-from edcache.present.text import plural, printable, table
-from edcache.sizes import human_bytes
+from edcache.cli.text import plural, printable, table
 
 if TYPE_CHECKING:
     from edcache.format import Head
-    from edcache.housekeeping import Listed
+    from edcache.tools import Listed
 
 
 # ------------------------------------------------------------------------------------------ caches
@@ -39,7 +39,7 @@ def caches(directory: str | None, as_json: bool) -> None:
       edcache caches cache --json
     """
     if directory == "shm://":
-        from edcache.memory import archives_in_memory
+        from edcache.backends.shm import archives_in_memory
 
         held = archives_in_memory()
         print_report(as_json, reports.memory_object(held), reports.memory_lines(held))
@@ -50,11 +50,11 @@ def caches(directory: str | None, as_json: bool) -> None:
 
 def _archives(directory: str | None) -> tuple[str, list[Listed]]:
     """The folder that was meant and the archives in it; the default one need not exist."""
-    from edcache.housekeeping import archives_in
+    from edcache.tools import archives_in
 
     if directory is not None:
         return directory, archives_in(directory)
-    from edcache.decorator import default_directory
+    from edcache.dataset import default_directory
 
     folder = str(default_directory())
     return folder, archives_in(folder) if os.path.lexists(folder) else []
@@ -78,8 +78,8 @@ def why(path: str, factory: str | None, arguments: Sequence[str], version: str |
     Example:
       edcache why train.zip digits:make --arg split=train
     """
-    from edcache.durable import shown
-    from edcache.housekeeping import head_of
+    from edcache.storage import shown
+    from edcache.tools import head_of
 
     if factory is None and (arguments or version is not None):
         raise click.UsageError("--arg and --version belong to a call; name its MODULE:FACTORY too")
@@ -96,8 +96,8 @@ def why(path: str, factory: str | None, arguments: Sequence[str], version: str |
 
 
 def _differences(head: Head, call: Call) -> Iterator[str]:
-    from edcache.dataset.staleness import label_differences
-    from edcache.fingerprint import differences, source_changed
+    from edcache.dataset import label_differences
+    from edcache.writer import differences, source_changed
 
     expected = call.fingerprint()
     yield from differences(head.fingerprint, expected)
@@ -126,9 +126,8 @@ def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
       edcache rm old.zip cache/digits-*.zip
       edcache rm 'redis://localhost:6379/0?prefix=digits'
     """
-    from edcache.housekeeping import check_deletable
-    from edcache.redis import removable, remove
-    from edcache.servers import is_server
+    from edcache.backends.redis import is_server, removable, remove
+    from edcache.tools import check_deletable
 
     files, servers = [path for path in paths if not is_server(path)], list(filter(is_server, paths))
     for path in files:
@@ -150,8 +149,8 @@ def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
 
 
 def _leftover(path: str) -> Iterator[str]:
-    from edcache.housekeeping import why_not_now
-    from edcache.temporary import name_for
+    from edcache.tools import why_not_now
+    from edcache.writer import name_for
 
     file = name_for(path)
     reason = why_not_now(file)
@@ -163,7 +162,7 @@ def _leftover(path: str) -> Iterator[str]:
 
 def _deleted(files: Iterable[str], force: bool = False) -> Iterator[tuple[str, int]]:
     """Delete files, but for those that somebody began to fill since; yields each and the bytes it had."""
-    from edcache.housekeeping import delete, why_not_now
+    from edcache.tools import delete, why_not_now
 
     for file in files:
         reason = None if force else why_not_now(file)
@@ -209,7 +208,7 @@ def prune(
     Example:
       edcache prune cache --older-than 30d --max-size 200GB --dry-run
     """
-    from edcache.housekeeping import plan_pruning
+    from edcache.tools import plan_pruning
 
     folder, archives = _archives(directory)
     plan = plan_pruning(archives, older_than=older_than, max_nbytes=max_size)

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from edcache.cli import reports
 from edcache.cli.group import FAILED, errors_in_one_line, main
 from edcache.cli.options import FOLDER, PATH, POSITIVE, bar, flags, print_lines, print_report, size
-from edcache.present import reports
-from edcache.present.text import plain
+from edcache.cli.text import plain
 
 
 @main.command()
@@ -38,11 +38,11 @@ def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: 
     Example:
       edcache verify train.zip --quick
     """
-    from edcache import maintain
-    from edcache.durable import shown
+    from edcache import tools
+    from edcache.storage import shown
 
     with bar("verifying", path, progress) as on_progress:
-        report = maintain.verify(path, on_progress, quick=quick, expected_digest=expect)
+        report = tools.verify(path, on_progress, quick=quick, expected_digest=expect)
     place = shown(path)
     print_report(as_json, reports.verify_object(place, report), reports.verify_lines(place, report))
     if not report.sound:
@@ -70,10 +70,10 @@ def repair(path: str, target: str, as_json: bool, progress: bool | None) -> None
     Example:
       edcache repair train.zip -o mended.zip
     """
-    from edcache import maintain
+    from edcache import tools
 
     with errors_in_one_line(2), bar("repairing", path, progress) as on_progress:
-        report = maintain.repair(path, target, on_progress)
+        report = tools.repair(path, target, on_progress)
     document = reports.repair_object(path, target, report)
     print_report(as_json, document, reports.repair_lines(path, target, report))
     if not report.is_whole:
@@ -100,10 +100,10 @@ def compact(path: str, target: str | None, allow_partial: bool, as_json: bool, p
     Example:
       edcache compact train.zip
     """
-    from edcache import maintain
+    from edcache import tools
 
     with bar("compacting", path, progress) as on_progress:
-        report = maintain.compact(path, target, on_progress, allow_partial=allow_partial)
+        report = tools.compact(path, target, on_progress, allow_partial=allow_partial)
     print_report(as_json, dataclasses.asdict(report), [reports.compact_line(report)])
 
 
@@ -126,7 +126,7 @@ def copy(src: str, dst: str, progress: bool | None, **options: Any) -> None:
     Example:
       edcache copy /nfs/train.zip /ssd/cache --digest sha256:9f2c...
     """
-    from edcache.local import CopyOptions, copy_local
+    from edcache.backends.mirror import CopyOptions, copy_local
 
     chosen = CopyOptions(options["threads"], options["digest"], options["max_size"])
     with bar("copying", src, progress) as on_progress:
@@ -151,10 +151,10 @@ def merge(
     Example:
       edcache merge part-1.zip part-2.zip -o train.zip
     """
-    from edcache import maintain
+    from edcache import tools
 
     with bar("merging into", target, progress) as on_progress:
-        report = maintain.merge(paths, target, on_progress, allow_partial=allow_partial)
+        report = tools.merge(paths, target, on_progress, allow_partial=allow_partial)
     print_report(as_json, dataclasses.asdict(report), [reports.merge_line(report)])
 
 
@@ -174,13 +174,13 @@ def split(path: str, folder: str, as_json: bool, progress: bool | None, **option
     Example:
       edcache split train.zip --max-size 2GB -o parts
     """
-    from edcache import maintain
+    from edcache import tools
 
     if sum(options[name] is not None for name in ("max_size", "parts", "by")) != 1:
         raise click.UsageError("say how: one of --max-size 2GB, --parts 10 and --by label")
     if options["max_size"] is not None:
         options["max_size"] = max(1, int(options["max_size"]))
     with bar("splitting", path, progress) as on_progress:
-        pieces = maintain.split(path, folder, on_progress=on_progress, **options)
+        pieces = tools.split(path, folder, on_progress=on_progress, **options)
     document = [vars(piece) | {"value": plain(piece.value)} for piece in pieces]
     print_report(as_json, document, reports.split_lines(pieces))

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 import click
 from click.shell_completion import CompletionItem
 
-from edcache.durable import hidden
-from edcache.options import Codec, IfFilling, OnError
-from edcache.sizes import NBYTES
+from edcache.base import NBYTES, Codec, IfFilling, OnError
+from edcache.storage import hidden
 
 if TYPE_CHECKING:
-    from edcache.progress import ByteProgress
+    from edcache.base import ByteProgress
 
 BLOCK: Final = 10_000
 _SECONDS: Final = {"h": 3600, "d": 86_400, "w": 604_800}
@@ -166,7 +165,7 @@ def print_report(as_json: bool, document: object, lines: Iterable[str]) -> None:
 
 def bar(doing: str, path: str, progress: bool | None, unit: str = "B") -> ByteProgress:
     """A bar on stderr, fed with (done, in all); by default on a terminal."""
-    from edcache.durable import shown
-    from edcache.progress import ByteProgress
+    from edcache.base import ByteProgress
+    from edcache.storage import shown
 
     return ByteProgress(f"{doing} {os.path.basename(shown(path))}", progress, unit)

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from edcache.errors import CorruptArchiveError, CorruptRecordError, LengthError, OptionError
+from edcache.base import CorruptArchiveError, CorruptRecordError, LengthError, OptionError
 
 Buffer = Any
 

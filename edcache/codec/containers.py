@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from edcache.base import CorruptRecordError, EdcacheError
 from edcache.codec.images import is_image, put_together, take_apart
 from edcache.codec.leaves import Refusal, type_name
 from edcache.codec.packages import Form
@@ -26,7 +27,6 @@ from edcache.codec.registry import (
     registered,
 )
 from edcache.codec.schema import Node, dump_key
-from edcache.errors import CorruptRecordError, EdcacheError
 
 Assemble = Callable[[list[Any]], Any]
 

@@ -15,14 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from edcache.base import CorruptRecordError, EdcacheError, PickleRefusedError, once
 from edcache.codec.containers import assembler
 from edcache.codec.dtypes import TORCH_BY_DTYPE, Array, Dtype
 from edcache.codec.imaging import Decoding
 from edcache.codec.leaves import reviver
 from edcache.codec.pickled import PICKLE_SCHEMA, load
 from edcache.codec.schema import MAX_TEXT, OPAQUE, SELF_SCHEMA, Layout, Node, Path, Span, align, parse
-from edcache.errors import CorruptRecordError, EdcacheError, PickleRefusedError
-from edcache.once import once
 
 # Of all schemas whose decoders are kept together.
 _KEPT_TEXT = 1 << 18

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edcache.errors import CorruptRecordError
+from edcache.base import CorruptRecordError
 
 Dtype = np.dtype[Any]
 Array = npt.NDArray[Any]

@@ -14,6 +14,7 @@ import struct
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from edcache.base import CorruptRecordError, OptionError, UnsupportedTypeError
 from edcache.codec import dtypes
 from edcache.codec.containers import take
 from edcache.codec.leaves import Refusal, leaf_of
@@ -21,7 +22,6 @@ from edcache.codec.matchers import matcher
 from edcache.codec.pickled import PICKLE_SCHEMA
 from edcache.codec.pickled import dump as dump_pickle
 from edcache.codec.schema import MAX_DEPTH, MAX_NODES, SELF_SCHEMA, Layout, align, dump, parse
-from edcache.errors import CorruptRecordError, OptionError, UnsupportedTypeError
 
 MAX_SCHEMAS = 64
 _RECENT = 4

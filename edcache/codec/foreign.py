@@ -24,8 +24,8 @@ from typing import Any, ClassVar, Final, NoReturn
 import numpy as np
 import torch
 
+from edcache.base import CorruptRecordError, ForeignCacheError, PickleRefusedError
 from edcache.codec import dtypes
-from edcache.errors import CorruptRecordError, ForeignCacheError, PickleRefusedError
 
 MOST_NBYTES: Final = 1 << 31
 """Bytes that the arrays, tensors and texts of one sample may have, unless more are allowed."""

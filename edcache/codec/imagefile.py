@@ -9,9 +9,9 @@ import os
 from collections import OrderedDict
 from typing import Any, Final
 
+from edcache.base import ImageError, OptionError
 from edcache.codec.imaging import Decoding, decoded, format_of, image_size
 from edcache.codec.registry import dataclass_fields, is_namedtuple
-from edcache.errors import ImageError, OptionError
 
 Decode = Any  # "pil", "numpy", "tensor", None or a Decoding
 

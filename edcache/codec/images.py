@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple
 
-from edcache.errors import CorruptRecordError, MissingDependencyError
+from edcache.base import CorruptRecordError, MissingDependencyError
 
 # Bytes of one pixel in what Image.tobytes() returns; 0: packed bits, each row from a new byte.
 _PIXEL_NBYTES = {

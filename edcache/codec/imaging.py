@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edcache.errors import EdcacheError, ImageError, MissingDependencyError, OptionError
+from edcache.base import EdcacheError, ImageError, MissingDependencyError, OptionError
 
 Form = Literal["pil", "numpy", "tensor"] | None
 

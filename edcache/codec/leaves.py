@@ -21,18 +21,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from edcache.codec import dtypes
-from edcache.codec.imagefile import ImageFile, file_bytes, revived
-from edcache.codec.imaging import format_of
-from edcache.codec.registry import class_name, is_registered, member_named, registered
-from edcache.codec.schema import Node
-from edcache.errors import (
+from edcache.base import (
     CodecError,
     CorruptRecordError,
     ImageError,
     MissingDependencyError,
     UnsupportedTypeError,
 )
+from edcache.codec import dtypes
+from edcache.codec.imagefile import ImageFile, file_bytes, revived
+from edcache.codec.imaging import format_of
+from edcache.codec.registry import class_name, is_registered, member_named, registered
+from edcache.codec.schema import Node
 
 # A list at least this long whose items are all of one plain type is one leaf, whatever its length.
 PACKED_LENGTH = 8

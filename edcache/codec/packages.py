@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from edcache.errors import MissingDependencyError
+from edcache.base import MissingDependencyError
 
 ClassName = tuple[str, str]
 

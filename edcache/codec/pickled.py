@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from edcache.errors import CorruptRecordError, UnsupportedTypeError
+from edcache.base import CorruptRecordError, UnsupportedTypeError
 
 PICKLE_SCHEMA = '{"pickle":5}'
 

@@ -20,10 +20,16 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 from unicodedata import normalize
 
+from edcache.base import (
+    CorruptRecordError,
+    OptionError,
+    StandInWarning,
+    UnregisteredTypeError,
+    module_aliases,
+    module_name,
+)
 from edcache.codec import packages
 from edcache.codec.packages import ClassName, Form
-from edcache.errors import CorruptRecordError, OptionError, StandInWarning, UnregisteredTypeError
-from edcache.modules import module_aliases, module_name
 
 _Class = TypeVar("_Class", bound=type)
 _Entry = TypeVar("_Entry")

@@ -76,12 +76,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from edcache import bounded
+from edcache import base
+from edcache.base import CorruptRecordError
 from edcache.codec import dtypes
 from edcache.codec.images import MODES, PALETTE_MODES, image_keys
 from edcache.codec.imaging import FORMS, IMAGE_MODES, Decoding
 from edcache.codec.registry import class_name, enum_key, is_registered, valid_fields
-from edcache.errors import CorruptRecordError
 
 SELF_SCHEMA = '{"self":1}'
 
@@ -202,7 +202,7 @@ def parse(text: str, decoding: Decoding | None = None) -> Node:
     if len(text) > MAX_TEXT:
         raise CorruptRecordError(f"schema: {len(text)} characters, more than {MAX_TEXT}")
     try:
-        return _Parser(decoding).node(bounded.loads(text), (), 0)
+        return _Parser(decoding).node(base.loads(text), (), 0)
     except (ValueError, TypeError, OverflowError) as error:
         if isinstance(error, CorruptRecordError):
             raise

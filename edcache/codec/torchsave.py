@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import torch
 
+from edcache.base import ForeignCacheError
 from edcache.codec.foreign import MOST_NBYTES, Budget, Loading, Storage, Told, TorchType, resolved
-from edcache.errors import ForeignCacheError
 
 LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 ZIP: Final = b"PK\x03\x04"

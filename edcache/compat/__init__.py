@@ -3,7 +3,6 @@
     edflow       CachedDataset, PathCachedDataset, ExamplesFolder, cachable
     torch_xla    CachedDataset
     monai        CacheDataset, PersistentDataset; it imports MONAI
-    migrate      where the archive of an old path lies, and what becomes of an old cache at that path
 
-docs/migrating.md has old code beside new code, and what is different.
+docs/migrating.md has old code beside new code, and what is different. All of it is made in edcache/interop/.
 """

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from edcache.base import CacheOptions, FillOptions, OptionError, Workers, provisional
 from edcache.dataset.staleness import check_made_of
-from edcache.errors import OptionError
-from edcache.fill import (
+from edcache.labels import LabelSpec
+from edcache.reader import AnyReader
+from edcache.writer import (
     Job,
     LazyFiller,
+    Store,
     bytes_limit,
     check_source,
     claim_size,
@@ -17,14 +20,11 @@ from edcache.fill import (
     fill,
     is_stream,
     length_of,
+    new_head,
+    source_fingerprint,
+    until_it_stays,
     worker_count,
 )
-from edcache.fingerprint import source_fingerprint
-from edcache.labels.spec import LabelSpec
-from edcache.options import CacheOptions, FillOptions, Workers, provisional
-from edcache.reader import AnyReader
-from edcache.stores import Store
-from edcache.writer import new_head, until_it_stays
 
 
 class Building:

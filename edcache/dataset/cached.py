@@ -10,37 +10,37 @@ from typing import TYPE_CHECKING, Any, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from edcache import durable
-from edcache.archives import Path, digests_of, several
-from edcache.dataset.reading import StoredSamples
-from edcache.errors import OptionError
-from edcache.format import Head
-from edcache.labels.spec import LabelSpec
-from edcache.labels.tables import Failure
-from edcache.labels.view import Labels
-from edcache.options import (
+from edcache import storage
+from edcache.base import (
     FIXED,
     CacheKeywords,
     CacheOptions,
     FillOptions,
     OpenKeywords,
     OpenOptions,
+    OptionError,
+    Picks,
     Sync,
     WarmupKeywords,
     Workers,
     provisional,
     takes,
 )
+from edcache.dataset.archives import Path, digests_of, several
+from edcache.dataset.reading import T_co
+from edcache.dataset.samples import View
+from edcache.dataset.several import Several
+from edcache.dataset.stored import StoredSamples
+from edcache.format import Failure, Head
+from edcache.labels import Labels, LabelSpec
 from edcache.reader import AnyReader
-from edcache.selection import Picks
-from edcache.stores import Store, store_at
-from edcache.views import Several, T_co, View
+from edcache.writer import Store, store_at
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edcache.dataset.building import Building
-    from edcache.fill import LazyFiller
+    from edcache.writer import LazyFiller
 
 
 class Source(Protocol[T_co]):
@@ -64,7 +64,7 @@ class CachedDataset(StoredSamples[T_co]):
             which what is written expires; without `prefix=` one is made of the fingerprint. What is said of
             files (sync, io, verify, check_space, chunks) means nothing there; see edcache/redis/.
         fingerprint: what must match the archive's. By default the class of the source and its attributes (of
-            what it wraps and holds, too), which are described in `edcache.fingerprint`; or a JSON-able
+            what it wraps and holds, too), which are described in `edcache.writer`; or a JSON-able
             dict. False compares nothing.
         options: as an object; keywords stand in place of some.
         keywords: these options; expected_digest, local and allow_partial are for `from_cache`.
@@ -124,7 +124,7 @@ class CachedDataset(StoredSamples[T_co]):
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
         self._building = Building(store, source, options, origin)
         # In memory it is there while somebody has it open: from here on this dataset's reader.
-        with durable.kept(self.path) as keeper:
+        with storage.kept(self.path) as keeper:
             self._filler, archive = self._building.start(options.keep_existing)
             # Who had made it meanwhile may have gone since, and the archive with him.
             while keeper.has_lost():
@@ -146,7 +146,7 @@ class CachedDataset(StoredSamples[T_co]):
             absent = [name for name in spec.names if name not in known]
             if absent and self.complete:
                 sync = self._check_relabelling()
-                from edcache import relabel
+                from edcache.dataset import relabel
 
                 relabel.add_keys(self, spec.only(absent), sync)
                 self.refresh()
@@ -182,7 +182,7 @@ class CachedDataset(StoredSamples[T_co]):
                 by path.
         Returns:
             This class for one path. For a list, a glob or a folder, of one archive too, an
-            `edcache.views.Several`, which is as `edcache.concat` of them, with `archives`, `refresh`, `info`,
+            `edcache.dataset.Several`: as `edcache.concat` of them, with `archives`, `refresh`, `info`,
             `missing`, `errors`, `available` and `close`. It holds a file descriptor an archive.
         Raises:
             ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError: each names the
@@ -337,7 +337,7 @@ class CachedDataset(StoredSamples[T_co]):
         >>> ds.add_labels("bright", lambda s: float(s["image"].mean()) > 99, fields=("image",))
         """
         sync = self._check_relabelling()
-        from edcache import relabel
+        from edcache.dataset import relabel
 
         relabel.add_labels(self, what, values, on, fields, num_workers, sync)
         self.refresh()
@@ -351,7 +351,7 @@ class CachedDataset(StoredSamples[T_co]):
             UnknownLabelError: 'no label "lable"; this archive has: label, split'. StorageError.
         """
         sync = self._check_relabelling()
-        from edcache import relabel
+        from edcache.dataset import relabel
 
         relabel.drop_labels(self, names, sync)
         self.refresh()

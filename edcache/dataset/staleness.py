@@ -6,14 +6,22 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from edcache.errors import StaleCacheError
-from edcache.fill import Job, check_length, check_origin, is_stream
-from edcache.fingerprint import differences, moved_paths, source_changed, stale_message
+from edcache.base import OnStale, StaleCacheError
 from edcache.format import Head
-from edcache.labels.spec import LabelSpec
-from edcache.options import OnStale
+from edcache.labels import LabelSpec
 from edcache.reader import AnyReader
-from edcache.writer import adopt_labels, check_options
+from edcache.writer import (
+    Job,
+    adopt_labels,
+    check_length,
+    check_options,
+    check_origin,
+    differences,
+    is_stream,
+    moved_paths,
+    source_changed,
+    stale_message,
+)
 
 _warned: set[object] = set()
 

@@ -1,24 +1,57 @@
-"""Arrow tables: the index, the labels, and what one asks of them. The only room that knows pyarrow.
+"""Columns of labels: collected, compared, filtered, exchanged.
 
-    arrow.py     pyarrow, loaded by the first call that needs it
-    arrays.py    Arrow arrays from and to numpy
-    types.py     the types of columns, and the one type that holds the values of several
-    framing.py   the frame of Arrow IPC bytes, looked at before Arrow reads them
-    tables.py    the archive's tables to Arrow IPC bytes and back
-    unify.py     the label tables of several chunks, or of several datasets, as one
-    revisions.py the label table that chunks and revisions make together
-    wording.py   values and missing columns, as messages put them
-    spec.py      LabelSpec: which fields of a sample are labels
-    values.py    one label value, as its column keeps it
-    columns.py   LabelCollector: samples -> the label columns of a chunk
-    comparable.py  a column in which equal values have equal bits
-    given.py     a user's arrays, Series, tables and files as label columns
-    compare.py   a column compared with plain values and with another column
-    where.py     a where-string, parsed without eval
-    summary.py   what a label table holds, column by column
-    view.py      Labels: a mapping from name to numpy array over a label table
-    classes.py   which rows have equal values, and their order
-    query.py     which rows fulfil conditions
-
-Imports run upwards in this list only. Those down to revisions.py stand on nothing but errors and bounded.
+classes     The values of a column as small numbers: which are equal, and which come first
+columns     The labels of samples as columns
+comparable  A column as every comparison sees it: equal values have equal bits
+compare     Comparisons of a label column with plain values and with another column, as pyarrow ...
+exchange    Columns of samples as Arrow has them, and Parquet files of them
+given       Label values that a user has at hand, as columns of the types that an archive holds
+query       Which rows fulfil conditions on their labels, found without touching a sample
+spec        Which fields of a sample are labels, how their columns are called, and their values in ...
+summary     What a label table holds, column by column, in a few lines
+values      One label value, as its column keeps it, with its Arrow type
+view        The label columns of a dataset as numpy arrays, one value per sample
+where       The where-string: comparisons of label columns, written as text
 """
+
+from edcache.labels.classes import Classes, classes, sort_keys
+from edcache.labels.columns import LabelCollector, collected, collected_columns
+from edcache.labels.exchange import Column, ParquetFile, arrow_column, renamed, schema_of
+from edcache.labels.given import (
+    check_count,
+    chosen_column,
+    given_column,
+    given_rows,
+    given_table,
+    joined,
+    read_columns,
+)
+from edcache.labels.query import matching_rows
+from edcache.labels.spec import LabelSpec, checked_name
+from edcache.labels.view import Labels, checked_indices
+
+__all__ = [
+    "Classes",
+    "Column",
+    "LabelCollector",
+    "LabelSpec",
+    "Labels",
+    "ParquetFile",
+    "arrow_column",
+    "check_count",
+    "checked_indices",
+    "checked_name",
+    "chosen_column",
+    "classes",
+    "collected",
+    "collected_columns",
+    "given_column",
+    "given_rows",
+    "given_table",
+    "joined",
+    "matching_rows",
+    "read_columns",
+    "renamed",
+    "schema_of",
+    "sort_keys",
+]

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edcache.labels.arrow import pa
-from edcache.labels.types import is_text
+from edcache.format import is_text, pa
 from edcache.labels.view import Labels, one_chunk, to_numpy
 
 # Integers of so small a range are looked up in a table instead of being hashed.

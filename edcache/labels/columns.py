@@ -11,14 +11,24 @@ from typing import Any
 
 import numpy as np
 
-from edcache.errors import LabelTypeError
-from edcache.labels.arrays import from_lists, from_numpy, from_texts, numpy_dtype
-from edcache.labels.arrow import pa
+from edcache.base import LabelTypeError, described
+from edcache.format import (
+    EXACT,
+    Clash,
+    ColumnType,
+    LabelTypes,
+    from_lists,
+    from_numpy,
+    from_texts,
+    is_list,
+    is_text,
+    no_type,
+    numpy_dtype,
+    pa,
+    unify,
+)
 from edcache.labels.spec import LabelSource, LabelSpec
-from edcache.labels.types import EXACT, Clash, ColumnType, LabelTypes, is_list, is_text, no_type
-from edcache.labels.unify import unify
 from edcache.labels.values import INTEGERS, SETTLED, NotALabel, cell_of
-from edcache.labels.wording import described
 
 _PIECE = 1 << 20
 _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one of these"

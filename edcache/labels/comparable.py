@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from edcache.labels.arrays import numpy_dtype, widened_float16
-from edcache.labels.arrow import pa
+from edcache.format import numpy_dtype, pa, widened_float16
 
 # Of so many floats what is computed stays in the processor's cache.
 _BLOCK = 1 << 15

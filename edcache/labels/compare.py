@@ -17,12 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edcache.errors import LabelTypeError
-from edcache.labels.arrays import numpy_dtype
-from edcache.labels.arrow import pa, pc
+from edcache.base import LabelTypeError, described, unknown_label
+from edcache.format import is_number, numpy_dtype, pa, pc
 from edcache.labels.comparable import comparable_type
-from edcache.labels.types import is_number
-from edcache.labels.wording import described, unknown_label
 
 _OPERATIONS = {
     "==": operator.eq,

@@ -11,9 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache.errors import ExportError
-from edcache.labels.arrays import from_lists, from_numpy, numpy_dtype
-from edcache.labels.arrow import pa
+from edcache.base import ExportError
+from edcache.format import from_lists, from_numpy, numpy_dtype, pa
 
 _MOST_LISTED: Final = 1024
 

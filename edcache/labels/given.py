@@ -15,14 +15,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.errors import ArchiveNotFoundError, LabelError, LabelTypeError, OptionError
-from edcache.labels.arrays import detached, from_numpy, numpy_dtype
-from edcache.labels.arrow import pa, pc
+from edcache.base import ArchiveNotFoundError, LabelError, LabelTypeError, OptionError, article, shown
+from edcache.format import (
+    detached,
+    from_numpy,
+    is_label_type,
+    is_list,
+    is_number,
+    merged,
+    numpy_dtype,
+    pa,
+    pc,
+    unify_column,
+)
 from edcache.labels.columns import collected
 from edcache.labels.comparable import comparable
-from edcache.labels.types import is_label_type, is_list, is_number, merged
-from edcache.labels.unify import unify_column
-from edcache.labels.wording import article, shown
 
 _TYPES = "bool, integers, floats, text, bytes, dates, times, durations, and lists of one of these"
 FORMATS = (".csv", ".parquet", ".npy")

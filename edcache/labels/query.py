@@ -10,13 +10,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edcache.errors import LabelTypeError, OptionError
-from edcache.labels.arrays import detached
-from edcache.labels.arrow import pa, pc
+from edcache.base import LabelTypeError, OptionError, described, unknown_label
+from edcache.format import detached, pa, pc
 from edcache.labels.compare import Column
 from edcache.labels.view import Labels, Rows, checked_indices
 from edcache.labels.where import parse_where
-from edcache.labels.wording import described, unknown_label
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
 

@@ -7,8 +7,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from edcache.errors import LabelError, OptionError
-from edcache.labels.wording import article, shown
+from edcache.base import LabelError, OptionError, article, shown
 
 FieldPath: TypeAlias = "str | int | tuple[str | int, ...]"
 LabelSource: TypeAlias = "FieldPath | Callable[[Any], Any]"

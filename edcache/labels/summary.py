@@ -8,9 +8,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from edcache.labels.arrow import pa, pc
+from edcache.base import shown
+from edcache.format import pa, pc
 from edcache.labels.comparable import comparable
-from edcache.labels.wording import shown
 
 _HEADER = ("label", "type", "nulls", "distinct", "min", "max", "most frequent", "times")
 

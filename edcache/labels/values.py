@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edcache.labels.arrays import detached
-from edcache.labels.arrow import pa
-from edcache.labels.types import Clash, deciding_numbers, no_type
-from edcache.labels.wording import shown
+from edcache.base import shown
+from edcache.format import Clash, deciding_numbers, detached, no_type, pa
 
 _FLOATS = (float, np.float16, np.float32, np.float64)
 _INTEGERS = (

@@ -9,17 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edcache.errors import (
-    LabelTypeError,
-    MissingDependencyError,
-    OptionError,
-    SampleIndexError,
-)
-from edcache.labels.arrays import from_numpy, number_values, take_rows
-from edcache.labels.arrow import pa
+from edcache.base import LabelTypeError, MissingDependencyError, OptionError, SampleIndexError, unknown_label
+from edcache.format import from_numpy, is_list, is_number, is_text, number_values, pa, take_rows
 from edcache.labels.comparable import comparable
-from edcache.labels.types import is_list, is_number, is_text
-from edcache.labels.wording import unknown_label
 
 if TYPE_CHECKING:
     from edcache.labels.summary import Description

@@ -30,8 +30,8 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import and_, or_
 from typing import NamedTuple, TypeAlias
 
-from edcache.errors import WhereError
-from edcache.labels.arrow import pa, pc
+from edcache.base import WhereError
+from edcache.format import pa, pc
 from edcache.labels.compare import Column
 
 _MAX_TEXT = 10_000

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache import bounded
+from edcache import base
+from edcache.base import ArchiveClosedError, EdcacheError, StaleArchiveError
 from edcache.codec import STORED, Decode, Decoder, Decoding
-from edcache.errors import ArchiveClosedError, EdcacheError, StaleArchiveError
-from edcache.format import Head
-from edcache.labels.tables import Blocks, Failure, Records
+from edcache.format import Blocks, Failure, Head, Records
 from edcache.reader.group import Group
 from edcache.reader.session import Session
 
@@ -228,9 +227,9 @@ class Archive(OpenedOnUse):
         """
         count = len(self) if count is None else count
         if count <= self.known_length:
-            bounded.check_books(count, nbytes, self.path)
+            base.check_books(count, nbytes, self.path)
         else:
-            bounded.justify(nbytes * count, self.session.justified_nbytes, self.path, f"{count:,} samples")
+            base.justify(nbytes * count, self.session.justified_nbytes, self.path, f"{count:,} samples")
 
 
 class AnyReader(Archive):

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.once import once
+from edcache.base import once
 
 _BITS = format.BLOCK_NBYTES.bit_length() - 1
 # When no more than this is left unchecked, all of it is checked at once (16 MiB).

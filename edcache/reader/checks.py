@@ -8,9 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.errors import CorruptRecordError
-from edcache.labels.tables import IndexTable
-from edcache.once import once
+from edcache.base import CorruptRecordError, once
+from edcache.format import IndexTable
 from edcache.reader.blocks import CheckedBlocks
 from edcache.reader.storage import Storage
 

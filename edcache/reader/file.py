@@ -12,20 +12,17 @@ import numpy.typing as npt
 import torch
 
 from edcache import format
-from edcache.codec import Decoder, Decoding, aliased
-from edcache.codec.compression import decompress
-from edcache.contents import partial_text
-from edcache.durable import ByteSource
-from edcache.errors import ArchiveError, CorruptRecordError, EdcacheError, LengthError, StaleArchiveError
-from edcache.format import LATTICE
-from edcache.labels.tables import Records as Rows
-from edcache.labels.view import checked_indices
-from edcache.once import once
+from edcache.base import ArchiveError, CorruptRecordError, EdcacheError, LengthError, StaleArchiveError, once
+from edcache.codec import Decoder, Decoding, aliased, decompress
+from edcache.format import LATTICE, partial_text
+from edcache.format import Records as Rows
+from edcache.labels import checked_indices
 from edcache.reader.checks import LARGE, Checks, Places
 from edcache.reader.group import Group, Piece, Records, joined
 from edcache.reader.requested import Requested
 from edcache.reader.session import Alike, Session
 from edcache.reader.tables import FileTables
+from edcache.storage import ByteSource
 
 Ints = npt.NDArray[np.int64]
 

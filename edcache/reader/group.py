@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edcache.codec import Decoder, Field
-from edcache.codec.compression import decompress_into
-from edcache.errors import CorruptRecordError, EdcacheError, LengthError
+from edcache.base import CorruptRecordError, EdcacheError, LengthError
+from edcache.codec import Decoder, Field, decompress_into
 from edcache.format import LATTICE
 from edcache.reader.checks import LARGE, Check
 

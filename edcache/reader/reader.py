@@ -7,19 +7,21 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from edcache import durable
-from edcache.digests import check_digest, no_digest, parse_digest
-from edcache.durable import ByteSource, Location, absolute, located
-from edcache.errors import (
+from edcache import storage
+from edcache.base import (
     CorruptArchiveError,
     NotAnArchiveError,
     OptionError,
     PartialArchiveWarning,
+    ReadKeywords,
+    ReadOptions,
     StaleArchiveError,
+    takes,
 )
-from edcache.options import ReadKeywords, ReadOptions, takes
 from edcache.reader.base import AnyReader
+from edcache.reader.digests import check_digest, no_digest, parse_digest
 from edcache.reader.file import FileSession
+from edcache.storage import ByteSource, Location, absolute, located
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -72,7 +74,7 @@ class Reader(AnyReader):
             raise OptionError(f"{self.path}: in memory already; leave preload out")
         self.preload = options.preload
         if options.local is not None:
-            durable.check_outlives(options.local)
+            storage.check_outlives(options.local)
         self.local = None if options.local is None else absolute(options.local)
         self._max_bytes: Any = options.max_bytes
         self.verify = options.verify
@@ -154,9 +156,9 @@ class Reader(AnyReader):
         # A process that got this by pickle reads what its sender reads, though the file may have changed.
         if self.local is not None:
             options = {"folder": self.local, "max_bytes": self._max_bytes}
-            return durable.open_copy("local", self._where, self._token, **options)
+            return storage.open_copy("local", self._where, self._token, **options)
         if self.preload is not None:
-            return durable.open_copy(self.preload, self._where, self._token)
+            return storage.open_copy(self.preload, self._where, self._token)
         return self._where.open()
 
     def _session_with(self, file: ByteSource) -> FileSession:

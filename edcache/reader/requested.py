@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.errors import CorruptRecordError
-from edcache.labels.tables import IndexTable
+from edcache.base import CorruptRecordError
+from edcache.format import IndexTable
 from edcache.reader.checks import Checks
 from edcache.reader.group import Piece
 from edcache.reader.storage import Storage

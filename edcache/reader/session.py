@@ -10,20 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edcache.codec import PICKLE_SCHEMA, Decoder, Decoders, Decoding
-from edcache.contents import Contents
-from edcache.errors import (
+from edcache.base import (
     CodecError,
     CorruptRecordError,
     EdcacheError,
     MissingSampleError,
     SampleFailedError,
     SampleIndexError,
+    once,
 )
-from edcache.format import Head
-from edcache.labels.tables import Records, spread
-from edcache.labels.view import checked_indices
-from edcache.once import once
+from edcache.codec import PICKLE_SCHEMA, Decoder, Decoders, Decoding
+from edcache.format import Contents, Head, Records, spread
+from edcache.labels import checked_indices
 from edcache.reader.group import Group
 
 Ints = npt.NDArray[np.int64]

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edcache.durable import ByteSource
-from edcache.errors import StorageError
+from edcache.base import StorageError
+from edcache.storage import ByteSource
 
 _PROBES = 8
 # After so many batches that lay in memory, only every so-manyth is probed.

@@ -8,16 +8,23 @@ from typing import Any
 import numpy as np
 
 from edcache import format
-from edcache.codec.compression import most_content
-from edcache.contents import Chain, Contents, read_revision, read_table
-from edcache.durable import ByteSource
-from edcache.errors import CorruptArchiveError
-from edcache.format import Header
-from edcache.labels import tables
-from edcache.labels.revisions import Revised
-from edcache.labels.tables import ChunkTable, Dictionary, Revision, parse_index, parse_labels
-from edcache.once import once
+from edcache.base import CorruptArchiveError, once
+from edcache.codec import most_content
+from edcache.format import (
+    Chain,
+    ChunkTable,
+    Contents,
+    Dictionary,
+    Header,
+    Revised,
+    Revision,
+    parse_index,
+    parse_labels,
+    read_revision,
+    read_table,
+)
 from edcache.reader.storage import Storage
+from edcache.storage import ByteSource
 
 # With so many entries and fewer, opening walks the chain: some 10 us each.
 _WALKED = 1 << 10
@@ -105,7 +112,7 @@ class FileTables:
         self._check_sizes(index.records, index.length, header.end_index)
         return Contents(index, None)
 
-    def _check_sizes(self, records: tables.Records, length: int, end_index: int) -> None:
+    def _check_sizes(self, records: format.Records, length: int, end_index: int) -> None:
         """All records together have no more bytes than the file: else a batch could take any memory."""
         size, nbytes = self.size, records.nbytes
         sound = length == end_index

@@ -8,13 +8,19 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Final
 
-from edcache import durable, format
-from edcache.durable import File
-from edcache.errors import StaleArchiveError, StorageError
-from edcache.format import Head
-from edcache.labels.revisions import RevisionTypes, check_types, settled
-from edcache.labels.tables import ChunkTable, Revision, pack_chunk_table, pack_revision
-from edcache.options import Sync
+from edcache import format, storage
+from edcache.base import StaleArchiveError, StorageError, Sync
+from edcache.format import (
+    ChunkTable,
+    Head,
+    Revision,
+    RevisionTypes,
+    check_types,
+    pack_chunk_table,
+    pack_revision,
+    settled,
+)
+from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.claims import FileClaims
 from edcache.writer.log import Log
@@ -79,7 +85,7 @@ class Appender(AnyAppender):
         Safety: two processes that create one path at once end up with one head.
         """
         name = os.fspath(path)
-        durable.make_parent(name)
+        storage.make_parent(name)
         if begins_anew is not None:
             discard_abandoned(name, begins_anew)
         file = File.open(name, "x" if create else "a")
@@ -92,7 +98,7 @@ class Appender(AnyAppender):
                     file.pwrite(0, format.pack_head(head))
                     # Whatever sync= says: without its head no chunk is found again.
                     file.sync()
-                    durable.sync_directory(os.path.dirname(name))
+                    storage.sync_directory(os.path.dirname(name))
                 log = Log(file, *format.read_head(file.pread, name), sync)
                 recover_log(log)
                 appender = cls(log)
@@ -199,8 +205,8 @@ class Appender(AnyAppender):
             self._log.table(header)
 
     def move(self, target: str) -> None:
-        """Give the archive another path, in the place of what is there; see `durable.move`."""
-        durable.move(self._log.file, target)
+        """Give the archive another path, in the place of what is there; see `storage.move`."""
+        storage.move(self._log.file, target)
         self.path = target
 
     def _appending(self) -> AbstractContextManager[None]:

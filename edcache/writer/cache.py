@@ -11,18 +11,21 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from edcache import durable, temporary
-from edcache.codec import Encoder
-from edcache.codec.compression import Compression
-from edcache.errors import (
+from edcache import storage
+from edcache.base import (
     ArchiveClosedError,
     EdcacheError,
     OptionError,
     SampleIndexError,
+    WriteKeywords,
+    WriteOptions,
+    check_positive,
+    takes,
 )
+from edcache.codec import Compression, Encoder
 from edcache.format import Head
-from edcache.labels.spec import LabelSpec
-from edcache.options import WriteKeywords, WriteOptions, check_positive, takes
+from edcache.labels import LabelSpec
+from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import CHUNK_NBYTES
 from edcache.writer.publisher import PublishClock, Publisher
@@ -106,8 +109,8 @@ class CacheWriter:
         codec, compression = options.codec, options.compression
         if mode not in ("x", "a", "w"):
             raise OptionError(f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)")
-        durable.check_outlives(path)
-        where = durable.located(path, storage_options)
+        storage.check_outlives(path)
+        where = storage.located(path, storage_options)
         self.path = self._local = where.path
         self._replaces = mode == "w"
         self._has_replaced = False

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from edcache import format
+from edcache.base import CodecError
 from edcache.codec import Encoder
-from edcache.errors import CodecError
-from edcache.labels.arrays import take_rows
-from edcache.labels.columns import LabelCollector
-from edcache.labels.tables import Records
+from edcache.format import Records, take_rows
+from edcache.labels import LabelCollector
 
 CHUNK_NBYTES = 4 << 20
 

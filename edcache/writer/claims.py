@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from edcache import format
-from edcache.durable import File
+from edcache.storage import File
 
 
 class FileClaims:

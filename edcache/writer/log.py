@@ -8,12 +8,21 @@ from dataclasses import replace
 from typing import Any
 
 from edcache import format
-from edcache.contents import Chain, read_revision, read_table
-from edcache.durable import File
-from edcache.errors import StaleArchiveError, StorageError
-from edcache.format import PAGE, Cursor, Head, Header
-from edcache.labels.tables import ChunkTable, Revision, pack_index, pack_labels
-from edcache.options import Sync
+from edcache.base import StaleArchiveError, StorageError, Sync
+from edcache.format import (
+    PAGE,
+    Chain,
+    ChunkTable,
+    Cursor,
+    Head,
+    Header,
+    Revision,
+    pack_index,
+    pack_labels,
+    read_revision,
+    read_table,
+)
+from edcache.storage import File
 from edcache.writer.syncing import TimedSync
 
 

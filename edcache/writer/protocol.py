@@ -11,11 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edcache.contents import Chain
-from edcache.errors import ArchiveClosedError
-from edcache.format import Head, Header
-from edcache.labels.tables import ChunkTable
-from edcache.labels.types import LabelTypes
+from edcache.base import ArchiveClosedError
+from edcache.format import Chain, ChunkTable, Head, Header, LabelTypes
 from edcache.writer.chunk import Chunk
 
 

@@ -7,14 +7,10 @@ from collections.abc import Callable, Set
 from functools import partial
 from typing import Any, Final
 
-from edcache.codec import Encoder
-from edcache.codec.compression import Compression, train_dictionary
-from edcache.errors import CodecError, EdcacheError, LabelError, SourceError
-from edcache.format import Head
-from edcache.labels.columns import LabelCollector
-from edcache.labels.spec import LabelSpec
-from edcache.labels.tables import Failure
-from edcache.labels.types import LabelTypes
+from edcache.base import CodecError, EdcacheError, LabelError, SourceError
+from edcache.codec import Compression, Encoder, train_dictionary
+from edcache.format import Failure, Head, LabelTypes
+from edcache.labels import LabelCollector, LabelSpec
 from edcache.writer.chunk import CHUNK_NBYTES, Chunk, ChunkBuilder
 from edcache.writer.protocol import AnyAppender
 

@@ -9,16 +9,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
-from edcache import durable, format
-from edcache.contents import Chain, find_headers
-from edcache.durable import File
-from edcache.errors import (
-    ArchiveNotFoundError,
-    CorruptArchiveError,
-    FormatVersionError,
-    NotAnArchiveError,
-)
-from edcache.format import PAGE, Head
+from edcache import format, storage
+from edcache.base import ArchiveNotFoundError, CorruptArchiveError, FormatVersionError, NotAnArchiveError
+from edcache.format import PAGE, Chain, Head, find_headers
+from edcache.storage import File
 from edcache.writer.log import Log
 
 _MOST_RANGES: Final = 100  # as JSON they fit into one page behind a header
@@ -43,7 +37,7 @@ def recover_log(log: Log) -> None:
     Safety: with the file's append lock.
     """
     log.catch_up()
-    is_fresh = durable.written_since_boot(log.file)
+    is_fresh = storage.written_since_boot(log.file)
     end, size = log.end, log.file.size()
     if size > end:
         _refuse_damage(log, is_fresh, end, size)
@@ -121,7 +115,7 @@ def discard_abandoned(path: str, begins_anew: Callable[[Head], bool]) -> None:
                 return
         with closing(File.open(path, "r+")) as file, file.locked(format.LOCK_APPEND):
             if file.is_named() and _is_abandoned(file, begins_anew):
-                durable.remove(path)
+                storage.remove(path)
 
 
 def _is_abandoned(file: File, begins_anew: Callable[[Head], bool]) -> bool:

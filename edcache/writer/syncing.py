@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from edcache.errors import StorageError
+from edcache.base import StorageError
 
 
 class TimedSync:

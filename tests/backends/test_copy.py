@@ -22,8 +22,12 @@ from far import Far, Full, Killing, Watching, ended, in_child, is_sample, make
 from scale import scaled, seeded
 
 import edcache
-from edcache import CachedDataset, CacheWriter, copy_to_local, durable
-from edcache.cli import main
+from edcache import CachedDataset, CacheWriter, copy_to_local, storage
+from edcache.backends.mirror.copy import Copying, copy_local
+from edcache.backends.mirror.evict import copies_in, evict
+from edcache.backends.mirror.origin import open_origin
+from edcache.backends.mirror.side import SIDE
+from edcache.cli.group import main
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveNotFoundError,
@@ -34,10 +38,6 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.local import SIDE, copies_in, copy_local
-from edcache.local.copy import Copying
-from edcache.local.evict import evict
-from edcache.local.origin import open_origin
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks"),
@@ -116,7 +116,7 @@ def test_a_copy_is_told_of_while_it_is_made(far, ssd):
 def test_a_copy_that_is_there_costs_one_look_at_each_side(far, ssd):
     make(far)
     assert copy_local(far, ssd).fetched == far.stat().st_size
-    with durable.replace_system(Watching()) as watching:
+    with storage.replace_system(Watching()) as watching:
         again = copy_local(far, ssd)
     assert (again.fetched, again.nbytes, again.archives) == (0, far.stat().st_size, 1)
     assert watching.looked == [str(far), str(ssd / far.name)]
@@ -125,7 +125,7 @@ def test_a_copy_that_is_there_costs_one_look_at_each_side(far, ssd):
 
 def test_nothing_is_written_where_the_origin_is(far, ssd):
     make(far)
-    with durable.replace_system(Watching()) as watching:
+    with storage.replace_system(Watching()) as watching:
         copy_to_local(far, ssd)
     there = [flags for path, flags in watching.opened if path.startswith(str(far.parent))]
     assert there
@@ -210,7 +210,7 @@ def test_a_digest_is_that_of_the_copy(far, ssd):
     with pytest.raises(DigestError, match="it is not the file that was published"):
         copy_to_local(far, ssd, expected_digest="0" * 64)
     assert copy_to_local(far, ssd, expected_digest=digest) == str(ssd / far.name)
-    with durable.replace_system(Watching()) as watching:
+    with storage.replace_system(Watching()) as watching:
         copy_to_local(far, ssd, expected_digest=digest)
     assert not any(path == str(ssd / far.name) for path, _ in watching.opened), "it was hashed before"
 
@@ -491,7 +491,7 @@ def test_a_disk_that_is_full_amid_a_copy_is_an_error_at_any_write(far, ssd, tall
     for after in range(1, 14):
         shutil.rmtree(ssd, ignore_errors=True)
         with (
-            durable.replace_system(Full(after)),
+            storage.replace_system(Full(after)),
             pytest.raises(StorageError, match="No space left on device"),
         ):
             copy_to_local(far, ssd)
@@ -605,7 +605,7 @@ def test_who_waited_for_a_copy_compares_it_with_the_digest(far, ssd):
     make(far, 60)
     copying = Copying(str(ssd / far.name), str(ssd), 2, None, [])
     copy_to_local(far, ssd)
-    origin = open_origin(durable.located(far))
+    origin = open_origin(storage.located(far))
     assert copying.copy_from(origin, edcache.digest(far))[1] == 0
     assert copying.copy_from(origin, edcache.digest(far))[1] == 0
     with pytest.raises(DigestError, match="it is not the file that was published"):

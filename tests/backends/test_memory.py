@@ -26,9 +26,10 @@ from scale import scaled, seeded
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter, bounded, durable, memory
-from edcache.cli import main
-from edcache.durable import File
+from edcache import CachedDataset, CacheWriter, storage
+from edcache.backends.shm import memory
+from edcache.base import bounded
+from edcache.cli.group import main
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveNotFoundError,
@@ -39,6 +40,7 @@ from edcache.errors import (
     StaleCacheError,
     StorageError,
 )
+from edcache.storage.file import File
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 
@@ -300,7 +302,7 @@ def test_building_anew_computes_each_sample_once(name, log):
 def test_what_takes_the_name_and_goes_while_a_cache_is_opened_is_not_missed(name):
     class Slow(Source):
         def __getattribute__(self, attribute):
-            if attribute == "__getitem__" and durable.keeping._keepers and not built:
+            if attribute == "__getitem__" and storage.keeping._keepers and not built:
                 built.append(name)
                 with children(lambda _: CachedDataset(Source(), name, keep_existing=False, **same)) as [
                     other
@@ -538,7 +540,7 @@ def copies(path):
     """The names of the copies of a file, that somebody has."""
     inode = os.stat(path).st_ino
     found = [n for n in memory.names() if n.split("-")[3:4] == [str(inode)] and "preload" in n]
-    return [n for n in found if memory.holders(durable.system, n)]
+    return [n for n in found if memory.holders(storage.system, n)]
 
 
 def test_a_preloaded_archive_is_read_from_a_copy_that_all_share(archive):
@@ -587,7 +589,7 @@ def test_jobs_that_start_at_once_make_one_copy(archive):
 
 
 def test_who_waits_for_a_copy_makes_it_when_the_copier_is_killed(archive):
-    class Slow(durable.System):
+    class Slow(storage.System):
         def freeze(self, fd):
             os.pwrite(fd, bytes(5000), 3000)
             tell("copied")
@@ -596,7 +598,7 @@ def test_who_waits_for_a_copy_makes_it_when_the_copier_is_killed(archive):
     def copier(say):
         global tell
         tell = say
-        with durable.replace_system(Slow()):
+        with storage.replace_system(Slow()):
             CachedDataset.from_cache(archive, preload="shm")
 
     with children(copier) as [started]:
@@ -832,9 +834,9 @@ def test_a_name_that_exists_is_not_made_again(name):
     file = File.open(name, "x")
     with pytest.raises(ArchiveExistsError, match=f"{name}: exists already"):
         File.open(name, "x")
-    assert durable.exists(name)
+    assert storage.exists(name)
     file.close()
-    assert not durable.exists(name)
+    assert not storage.exists(name)
 
 
 def test_a_name_of_another_container_is_refused(name):
@@ -859,12 +861,12 @@ def test_a_number_that_leads_elsewhere_is_not_joined(name, tmp_path):
     first = CachedDataset(Source(), name)
     other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
     entry = os.open(memory.entry(name), os.O_RDWR)
-    durable.system.lock(entry, memory.Holder(os.getpid(), other).byte, 1, False)
-    durable.system.lock(entry, memory.Holder(1 << 22, 3).byte, 1, False)
+    storage.system.lock(entry, memory.Holder(os.getpid(), other).byte, 1, False)
+    storage.system.lock(entry, memory.Holder(1 << 22, 3).byte, 1, False)
     # The kernel tells of locks in the order in which their files were opened.
     cache = CachedDataset.from_cache(name)
     first.close()
-    assert len(memory.holders(durable.system, name)) == 3
+    assert len(memory.holders(storage.system, name)) == 3
     check(CachedDataset.from_cache(name))
     os.close(entry)
     os.close(other)
@@ -874,7 +876,7 @@ def test_a_number_that_leads_elsewhere_is_not_joined(name, tmp_path):
 def test_a_process_that_ends_is_waited_for_and_one_that_does_not_is_named(name, monkeypatch):
     cache = CachedDataset(Source(), name)
     entry = os.open(memory.entry(name), os.O_RDWR)
-    durable.system.lock(entry, memory.Holder(1 << 22, 3).byte, 1, False)
+    storage.system.lock(entry, memory.Holder(1 << 22, 3).byte, 1, False)
     cache.close()
     ends = threading.Timer(0.2, lambda: os.close(entry))
     monkeypatch.setattr(memory, "_ENDING_SECONDS", 0.05)
@@ -890,19 +892,19 @@ def test_a_process_that_ends_is_waited_for_and_one_that_does_not_is_named(name, 
 
 def test_what_takes_another_name_is_not_kept(name, tmp_path):
     (tmp_path / "a").write_bytes(b"a")
-    with durable.kept(name):
-        durable.replace(str(tmp_path / "a"), str(tmp_path / "b"))
-        [holder] = memory.holders(durable.system, name)
+    with storage.kept(name):
+        storage.replace(str(tmp_path / "a"), str(tmp_path / "b"))
+        [holder] = memory.holders(storage.system, name)
         assert holder.pid == os.getpid()
     assert (tmp_path / "b").read_bytes() == b"a"
-    assert memory.holders(durable.system, name) == []
+    assert memory.holders(storage.system, name) == []
 
 
 def test_what_lost_its_name_is_not_kept_after_an_interrupt(name):
-    with pytest.raises(KeyboardInterrupt), durable.kept(name):
+    with pytest.raises(KeyboardInterrupt), storage.kept(name):
         os.unlink(memory.entry(name))
         raise KeyboardInterrupt
-    assert memory.holders(durable.system, name) == []
+    assert memory.holders(storage.system, name) == []
 
 
 def test_a_process_that_cannot_be_looked_into_is_named(name):

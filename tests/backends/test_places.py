@@ -22,7 +22,9 @@ from torch.utils.data import DataLoader, default_collate
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader
-from edcache.cli import main
+from edcache.backends.remote.extents import GAP_NBYTES, Run, cut, runs_of
+from edcache.backends.remote.url import Url
+from edcache.cli.group import main
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
@@ -33,9 +35,7 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.format import BLOCK_NBYTES
-from edcache.places.extents import GAP_NBYTES, Run, cut, runs_of
-from edcache.places.url import Url
+from edcache.format.spec import BLOCK_NBYTES
 
 COUNT = 1500
 SECRET = "s3cr3t-t0ken"

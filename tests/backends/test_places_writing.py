@@ -15,9 +15,15 @@ from likeness import same
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, OptionError, SourceError, StaleCacheError
-from edcache.stores import store_at
-from edcache.stores.spool import Spool
+from edcache.backends.spool import Spool
+from edcache.errors import (
+    ArchiveExistsError,
+    ArchiveNotFoundError,
+    OptionError,
+    SourceError,
+    StaleCacheError,
+)
+from edcache.writer.registry import store_at
 
 UUID = bytes(range(16))
 COUNT = 120

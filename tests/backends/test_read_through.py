@@ -19,7 +19,10 @@ from far import Far, Full, Killing, Watching, ended, in_child, is_sample, make
 from scale import scaled, seeded
 from torch.utils.data import DataLoader
 
-from edcache import CachedDataset, CacheWriter, Reader, copy_to_local, durable, verify
+from edcache import CachedDataset, CacheWriter, Reader, copy_to_local, storage, verify
+from edcache.backends.mirror.copy import copy_local
+from edcache.backends.mirror.side import SIDE
+from edcache.backends.mirror.through import BLOCK_NBYTES, ReadThrough, _open_by
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptRecordError,
@@ -27,8 +30,6 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.local import SIDE, ReadThrough, copy_local
-from edcache.local.through import BLOCK_NBYTES, _open_by
 from edcache.reader.file import FileSession
 
 pytestmark = [
@@ -108,9 +109,9 @@ def test_what_is_read_is_fetched_and_no_more(far, ssd):
     assert copy.name.startswith("train-")
     assert copy.name.endswith(f".zip{PARTIAL}")
     assert copy.stat().st_size == far.stat().st_size
-    assert durable.allocated(str(copy)) <= 3 * BLOCK_NBYTES, "the head and the index"
+    assert storage.allocated(str(copy)) <= 3 * BLOCK_NBYTES, "the head and the index"
     read(ds, [100, 101, 102])
-    assert durable.allocated(str(copy)) <= 5 * BLOCK_NBYTES
+    assert storage.allocated(str(copy)) <= 5 * BLOCK_NBYTES
     assert ds.labels["y"].tolist() == [i % 5 for i in range(COUNT)]
     assert len(ds) == COUNT
     assert ds.filter(y=3).indices.tolist() == list(range(3, COUNT, 5))
@@ -119,7 +120,7 @@ def test_what_is_read_is_fetched_and_no_more(far, ssd):
 def test_a_block_is_fetched_once_by_all_who_read_it(far, ssd):
     read(opened(far, ssd), range(0, COUNT, 3))
     ds = opened(far, ssd)
-    with durable.replace_system(Watching()) as watching:
+    with storage.replace_system(Watching()) as watching:
         read(ds, range(0, COUNT, 3))
         read(ds, range(0, COUNT, 3))
     assert str(far) not in [path for path, _ in watching.opened]
@@ -228,7 +229,7 @@ def test_a_copy_is_of_one_state_of_the_archive(far, ssd):
 
 
 def test_nothing_is_written_where_the_archive_is(far, ssd):
-    with durable.replace_system(Watching()) as watching:
+    with storage.replace_system(Watching()) as watching:
         ds = opened(far, ssd)
         read(ds, range(COUNT))
         opened(far, ssd)
@@ -543,23 +544,23 @@ def test_processes_that_fill_one_copy_read_the_same(far, ssd, count):
 
 def test_where_the_disk_is_full_the_rest_is_read_from_far(far, ssd):
     ds = opened(far, ssd)
-    with durable.replace_system(Full(2)):
+    with storage.replace_system(Full(2)):
         with pytest.warns(
             RuntimeWarning, match=r"No space left on device; what is not here yet is read from"
         ):
             read(ds, range(COUNT))
         assert ds.batch(range(COUNT))["n"].tolist() == list(range(COUNT))
-    assert durable.allocated(str(the_copy(ssd))) < far.stat().st_size / 2
+    assert storage.allocated(str(the_copy(ssd))) < far.stat().st_size / 2
     read(opened(far, ssd), range(COUNT))
 
 
 def test_a_read_that_fails_is_an_error_and_nothing_worse(far, ssd):
-    class Failing(durable.System):
+    class Failing(storage.System):
         def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
             raise OSError(5, "Input/output error")
 
     ds = opened(far, ssd)
-    with durable.replace_system(Failing()), pytest.raises(StorageError, match="Input/output error"):
+    with storage.replace_system(Failing()), pytest.raises(StorageError, match="Input/output error"):
         read(ds, range(COUNT))
     read(ds, range(COUNT))
 

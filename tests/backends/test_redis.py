@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, cli
+from edcache.backends.redis.url import Server
 from edcache.errors import (
     ArchiveClosedError,
     ArchiveLockedError,
@@ -34,7 +35,6 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.samplers import ChunkShuffle
-from edcache.servers import Server
 
 PASSWORD = "s3cret-word"
 COUNT = 60
@@ -382,10 +382,10 @@ def test_those_who_create_at_once_end_up_with_one_cache(server, log):
 
 
 def test_of_two_sources_that_create_at_once_one_is_refused(server):
-    from edcache.fill import Job
-    from edcache.fingerprint import source_fingerprint
     from edcache.labels.spec import LabelSpec
-    from edcache.writer import new_head
+    from edcache.writer.cache import new_head
+    from edcache.writer.fingerprint_origin import source_fingerprint
+    from edcache.writer.job import Job
 
     def job(source):
         spec = LabelSpec.parse(None)
@@ -417,7 +417,7 @@ def test_built_anew_the_old_samples_go_and_their_readers_say_so(server, log):
 
 
 def test_of_those_who_build_anew_at_once_one_does_and_the_others_join_it(server):
-    from edcache.redis import RedisAppender, replace_head
+    from edcache.backends.redis.appender import RedisAppender, replace_head
 
     url = server.url("digits")
     first = CachedDataset(Source(), url).head.uuid
@@ -453,7 +453,7 @@ def test_another_prefix_that_begins_alike_is_another_cache(server):
     for k, prefix in enumerate(prefixes):
         assert is_whole(CachedDataset.from_cache(server.url(prefix)), 10 + k)
     for k, prefix in enumerate(prefixes):
-        assert edcache.redis.remove(server.url(prefix)) == (12 + k, 10 + k)
+        assert edcache.backends.redis.remove(server.url(prefix)) == (12 + k, 10 + k)
         for other, left in enumerate(prefixes[k + 1 :], k + 1):
             assert is_whole(CachedDataset.from_cache(server.url(left)), 10 + other)
     left = set(server.raw.scan_iter())
@@ -705,7 +705,7 @@ def test_the_command_line_looks_into_it_and_deletes_it(server):
 
 
 def test_a_cache_that_is_being_filled_is_not_deleted_unless_forced(server):
-    from edcache.redis import RedisAppender
+    from edcache.backends.redis.appender import RedisAppender
 
     ds = CachedDataset(Source(), server.url("digits"))
     filling = RedisAppender.open(server.url("digits"), ds.head)
@@ -750,7 +750,7 @@ def test_several_caches_are_opened_as_one_beside_archives_in_files(server, tmp_p
 
 
 def test_it_is_exported(server, tmp_path):
-    from edcache.exporting import export
+    from edcache.interop.export import export
 
     CachedDataset(Source(), server.url("digits"))
     export(CachedDataset.from_cache(server.url("digits")).select("x", "y")[:], tmp_path / "a.npz", "npz")
@@ -761,8 +761,8 @@ def test_it_is_exported(server, tmp_path):
 
 @pytest.mark.parametrize("url", ["redis://h/0?prefix=a", "rediss://h:1/0", "unix:///run/r.sock?prefix=a"])
 def test_the_url_of_a_server_is_neither_an_object_nor_a_glob(url):
-    from edcache.archives import several
-    from edcache.durable import located, shown
+    from edcache.dataset.archives import several
+    from edcache.storage.registry import located, shown
 
     assert several(url) is None
     assert type(located(url).path) is Server
@@ -792,7 +792,7 @@ def test_options_of_a_storage_are_not_for_a_server(server):
 
 
 def test_what_takes_files_refuses_a_server_and_shows_no_password(server, tmp_path):
-    from edcache import maintain
+    from edcache import tools
 
     url, file, out = server.url("a", f":{PASSWORD}@"), str(tmp_path / "f.zip"), str(tmp_path / "out")
     CachedDataset(Source(), url)
@@ -800,15 +800,15 @@ def test_what_takes_files_refuses_a_server_and_shows_no_password(server, tmp_pat
     calls = {
         "open": lambda: len(edcache.Reader(url)),
         "write": lambda: edcache.CacheWriter(url),
-        "verify": lambda: maintain.verify(url),
-        "digest": lambda: maintain.digest(url),
-        "compact": lambda: maintain.compact(url),
-        "compact to": lambda: maintain.compact(file, url),
-        "repair": lambda: maintain.repair(url, out),
-        "merge": lambda: maintain.merge([file, url], out),
-        "merge to": lambda: maintain.merge([file], url),
-        "split": lambda: maintain.split(url, out, parts=2),
-        "split to": lambda: maintain.split(file, url, parts=2),
+        "verify": lambda: tools.verify(url),
+        "digest": lambda: tools.digest(url),
+        "compact": lambda: tools.compact(url),
+        "compact to": lambda: tools.compact(file, url),
+        "repair": lambda: tools.repair(url, out),
+        "merge": lambda: tools.merge([file, url], out),
+        "merge to": lambda: tools.merge([file], url),
+        "split": lambda: tools.split(url, out, parts=2),
+        "split to": lambda: tools.split(file, url, parts=2),
         "copy": lambda: edcache.copy_to_local(url, out),
         "copy to": lambda: edcache.copy_to_local(file, url),
         "import": lambda: edcache.import_cache(url, out),

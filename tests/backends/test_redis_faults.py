@@ -17,6 +17,7 @@ from scale import scaled, seeded
 from test_redis import COUNT, Given, Source, is_whole, sample
 
 from edcache import CachedDataset
+from edcache.backends.redis.appender import RedisAppender
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
@@ -25,7 +26,6 @@ from edcache.errors import (
     MissingSampleError,
     StorageError,
 )
-from edcache.redis import RedisAppender
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 
@@ -583,7 +583,7 @@ def test_a_log_of_another_program_says_how_to_delete_it(server):
 
 
 def test_a_head_that_claims_a_trillion_samples_takes_no_memory(server):
-    from edcache import format
+    from edcache.format import spec as format
 
     url = server.url("digits")
     head = CachedDataset(Source(), url).head

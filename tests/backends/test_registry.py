@@ -11,9 +11,10 @@ import pytest
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.durable import located
+from edcache.backends.objects import ObjectStore
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, OptionError, SourceError
-from edcache.stores import ObjectStore, store_at
+from edcache.storage.registry import located
+from edcache.writer.registry import store_at
 
 COUNT = 60
 

@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader
 from xla_ranks import BATCH, COUNT, RANKS
 
 import edcache
-from edcache import CachedDataset, CacheWriter, xla
+from edcache import CachedDataset, CacheWriter
+from edcache.dataset import xla
 from edcache.errors import CorruptRecordError
 
 pytestmark = [

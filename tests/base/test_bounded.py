@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from edcache import bounded
+from edcache.base import bounded
 from edcache.errors import LengthError
 
 

@@ -16,8 +16,8 @@ import pytest
 
 import edcache
 from edcache import CachedDataset, CacheWriter
+from edcache.base.modules import module_aliases, module_name
 from edcache.errors import UnregisteredTypeError
-from edcache.modules import module_aliases, module_name
 
 PROGRAM = '''
 import dataclasses, enum, multiprocessing, sys, typing, warnings

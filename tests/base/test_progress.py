@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from edcache import progress as progress_module
-from edcache.progress import Progress
+from edcache.base import progress as progress_module
+from edcache.base.progress import Progress
 
 
 @pytest.fixture(autouse=True)
@@ -189,13 +189,13 @@ import edcache.progress
 from tqdm.auto import tqdm
 
 tqdm(disable=True)
-bar = tqdm if sys.argv[1] == "tqdm" else edcache.progress._bar_class()
+bar = tqdm if sys.argv[1] == "tqdm" else edcache.base.progress._bar_class()
 child = os.fork()
 if child == 0:
     bar.get_lock().acquire()
     os.kill(os.getpid(), signal.SIGKILL)
 os.waitpid(child, 0)
-with edcache.progress.Progress("a.zip", 0, 3, True) as progress:
+with edcache.base.progress.Progress("a.zip", 0, 3, True) as progress:
     progress.advance(3)
 """
 

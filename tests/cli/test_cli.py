@@ -21,11 +21,11 @@ import torch
 from click.testing import CliRunner
 
 from edcache import CachedDataset, CacheWriter, Reader
-from edcache.cli import main
-from edcache.format import Head
-from edcache.selection import index_ranges
-from edcache.sizes import human_bytes
-from edcache.writer import Appender
+from edcache.base.selection import index_ranges
+from edcache.base.sizes import human_bytes
+from edcache.cli.group import main
+from edcache.format.spec import Head
+from edcache.writer.appender import Appender
 
 ROOT = str(Path(__file__).parents[2])
 try:

@@ -20,7 +20,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset, collate
-from edcache.codec import Decoder, Encoder, encoded_bytes, packages, register
+from edcache.codec import packages
+from edcache.codec.decode import Decoder
+from edcache.codec.encode import Encoder, encoded_bytes
+from edcache.codec.registry import register
 from edcache.errors import (
     CorruptRecordError,
     MissingDependencyError,

@@ -13,8 +13,7 @@ import pytest
 import zstandard
 from codec_samples import run_script
 
-from edcache.codec import Compression, decompress, train_dictionary
-from edcache.codec.compression import decompress_into
+from edcache.codec.compression import Compression, decompress, decompress_into, train_dictionary
 from edcache.errors import CorruptArchiveError, CorruptRecordError, OptionError
 
 DATA = b"an example of a record, " * 40

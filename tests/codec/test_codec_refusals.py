@@ -13,7 +13,10 @@ import pytest
 import torch
 from codec_samples import Frozen, Point, encode, same
 
-from edcache.codec import Decoder, Encoder, dtypes, register
+from edcache.codec import dtypes
+from edcache.codec.decode import Decoder
+from edcache.codec.encode import Encoder
+from edcache.codec.registry import register
 from edcache.errors import OptionError, PickleRefusedError, UnsupportedTypeError
 
 

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scale import scaled
 
-from edcache.codec import Decoder, Encoder, encoded_bytes
+from edcache.codec.decode import Decoder
+from edcache.codec.encode import Encoder, encoded_bytes
 
 LOOSE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from codec_samples import Box, Point, encode, run_script, same
 
-from edcache.codec import Decoder, Encoder, encoded_bytes
-from edcache.codec.decode import _self_described
+from edcache.codec.decode import Decoder, _self_described
+from edcache.codec.encode import Encoder, encoded_bytes
 from edcache.codec.schema import Layout, parse
 
 

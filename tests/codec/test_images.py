@@ -24,7 +24,9 @@ from torch.utils.data import DataLoader, default_collate
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Decoding, ImageFile
-from edcache.codec import Decoder, Encoder, encoded_bytes, imaging
+from edcache.codec import imaging
+from edcache.codec.decode import Decoder
+from edcache.codec.encode import Encoder, encoded_bytes
 from edcache.errors import ImageError, MissingDependencyError, OptionError
 
 FORMS = ("pil", "numpy", "tensor", None)

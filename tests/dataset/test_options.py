@@ -10,9 +10,9 @@ import pytest
 
 import edcache
 from edcache import CachedDataset, CacheOptions, CacheWriter, FillOptions, Reader, ReadOptions, WriteOptions
-from edcache import options as room
-from edcache.durable import File
+from edcache.base import options as room
 from edcache.errors import OptionError
+from edcache.storage.file import File
 
 KEYWORDS = {
     ReadOptions: room.ReadKeywords,

@@ -21,11 +21,12 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, View, ordering
+from edcache import CachedDataset, CacheWriter, Reader, View
+from edcache.base import ordering
 from edcache.errors import LengthError, OptionError, SampleIndexError, UnknownLabelError
-from edcache.format import Head
+from edcache.format.spec import Head
 from edcache.reader.session import Session
-from edcache.writer import Appender
+from edcache.writer.appender import Appender
 
 LENGTH = 24
 SPLIT = ["train", "train", "test"]

@@ -5,9 +5,10 @@ from functools import lru_cache
 
 import pytest
 
-from edcache import contents, format
-from edcache.maintain import survey
+from edcache.format import chain
+from edcache.format import spec as format
 from edcache.reader import tables
+from edcache.tools import survey
 
 
 def remembering(function):
@@ -94,9 +95,9 @@ def remembered():
         patch.setattr(format, "_pack_header", lru_cache(1 << 16)(format._pack_header))
         patch.setattr(format, "parse_header", lru_cache(1 << 16)(format.parse_header))
         for parse in ("parse_chunk_table", "parse_revision"):
-            patch.setattr(contents, parse, remembering(getattr(contents, parse)))
-        patch.setattr(contents, "_within", remembering_fit(contents._within))
-        patch.setattr(contents, "revised", remembering_revised(contents.revised))
+            patch.setattr(chain, parse, remembering(getattr(chain, parse)))
+        patch.setattr(chain, "_within", remembering_fit(chain._within))
+        patch.setattr(chain, "revised", remembering_revised(chain.revised))
         patch.setattr(survey, "check_chunk", remembering_chunks(survey.check_chunk))
         patch.setattr(survey, "merge", remembering_merge(survey.merge))
         for module in (tables, survey):

@@ -1,4 +1,4 @@
-"""A disk in memory: every call of durable.System, a journal of what changed it, and kernel-like locks."""
+"""A disk in memory: every call of storage.System, a journal of what changed it, and kernel-like locks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass, field
 from typing import Any
 
-from edcache import durable
+from edcache import storage
 
 WRITTEN_AT = 1_000.0
 _FIRST_FD = 1 << 20  # no descriptor of the process is so large
@@ -27,7 +27,7 @@ class Open:
     writable: bool
 
 
-class MemoryDisk(durable.System):
+class MemoryDisk(storage.System):
     """Files by absolute path.
 
     Attributes:
@@ -50,7 +50,7 @@ class MemoryDisk(durable.System):
     def locked(self) -> list[tuple[int, int, int]]:
         return [lock for inode in self.names.values() for lock in inode.locks]
 
-    # --- what durable.System does ---
+    # --- what storage.System does ---
 
     def open(self, path: str, flags: int, into: list[int]) -> None:
         inode = self.names.get(path)

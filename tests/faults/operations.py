@@ -13,13 +13,14 @@ from outcomes import Outcomes
 from scenarios import FACTOR, OPTIONS, PATH, read_all, sample
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError, durable, format
+from edcache import CachedDataset, CacheWriter, EdcacheError, storage
+from edcache.format import spec as format
 
 
 def made(steps: Callable[[], Any], base: dict[str, bytes] | None = None) -> dict[str, bytes]:
     """The files that some steps leave."""
     disk = MemoryDisk(base)
-    with durable.replace_system(disk):
+    with storage.replace_system(disk):
         steps()
     return disk.files()
 
@@ -71,7 +72,7 @@ def _outgrown(prepare: Callable[[], Any], files: dict[str, bytes]) -> Callable[[
 
     def grown() -> Any:
         opened = prepare()
-        disk = durable.system
+        disk = storage.system
         assert isinstance(disk, MemoryDisk)
         disk.names[PATH].data[:] = files[PATH]
         return opened

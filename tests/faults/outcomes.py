@@ -15,8 +15,8 @@ from typing import Any
 
 from disk import MemoryDisk
 
-from edcache import EdcacheError, durable
-from edcache.labels.tables import ChunkTable
+from edcache import EdcacheError, storage
+from edcache.format.tables import ChunkTable
 
 CALLS = (
     *("open", "close", "stat", "stat_path", "map", "pread", "next_data", "pread_cached", "will_need"),
@@ -70,7 +70,7 @@ class Outcomes:
             return self._run(files, rebooted)
         if not self.asked % DOUBTED:
             again = MemoryDisk(files, rebooted)
-            with durable.replace_system(again):
+            with storage.replace_system(again):
                 assert self.program(again) == leaf.outcome
             assert again.files() == disk.files()
         return leaf.outcome, disk
@@ -78,7 +78,7 @@ class Outcomes:
     def _run(self, files: dict[str, bytes], rebooted: bool) -> tuple[Any, MemoryDisk]:
         self.runs += 1
         disk = _Traced(files, rebooted)
-        with durable.replace_system(disk):
+        with storage.replace_system(disk):
             outcome = self.program(disk)
         self.named |= disk.named
         _plant(self._root, disk.trace, _Leaf(outcome, 0))
@@ -118,7 +118,7 @@ class Parts:
     def _run(self, files: dict[str, bytes], rebooted: bool) -> tuple[Any, list[Any]]:
         self.runs += 1
         disk = _Traced(files, rebooted)
-        with durable.replace_system(disk), self.program() as (outcome, count):
+        with storage.replace_system(disk), self.program() as (outcome, count):
             leaf = _plant(self._root, disk.trace, _Leaf(outcome, count))
             parts = []
             for number, root in enumerate(leaf.parts):
@@ -156,12 +156,12 @@ def _plant(children: Children, trace: list[tuple[tuple[Any, ...], Any]], leaf: _
 def as_one_call(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of what is on the disk, such that its result is the answer and not all that it read.
 
-    function: its first argument is a `durable.File`, the `pread` of one, or a method of what has a `file`;
+    function: its first argument is a `storage.File`, the `pread` of one, or a method of what has a `file`;
     it may raise an EdcacheError.
     """
 
     def ask(place: Any, *rest: Any) -> Any:
-        disk = durable.system
+        disk = storage.system
         if not isinstance(disk, _Asked):
             return function(place, *rest)
         owner = getattr(place, "__self__", place)

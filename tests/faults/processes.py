@@ -14,7 +14,7 @@ from typing import Any
 
 from scenarios import Notes
 
-from edcache import durable
+from edcache import storage
 
 HANGS = 60
 
@@ -36,7 +36,7 @@ class Told(Notes):
 class Child:
     """A fork that does one thing under a system of its own, and ends."""
 
-    def __init__(self, step: Callable[[Told], Any], system: durable.System) -> None:
+    def __init__(self, step: Callable[[Told], Any], system: storage.System) -> None:
         self._receiver, sender = os.pipe()
         self.pid = os.fork()
         if self.pid == 0:
@@ -65,12 +65,12 @@ class Child:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-def _work(step: Callable[[Told], Any], system: durable.System, notes: Told) -> None:
+def _work(step: Callable[[Told], Any], system: storage.System, notes: Told) -> None:
     code = 1
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(HANGS)
-        with durable.replace_system(system):
+        with storage.replace_system(system):
             step(notes)
         code = 0
     except BaseException:

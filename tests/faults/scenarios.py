@@ -11,9 +11,9 @@ import numpy as np
 from disk import MemoryDisk
 
 import edcache
-from edcache import CachedDataset, CacheWriter, durable
-from edcache.labels.tables import Failure
-from edcache.writer import Appender
+from edcache import CachedDataset, CacheWriter, storage
+from edcache.format.tables import Failure
+from edcache.writer.appender import Appender
 
 PATH = "/disk/a.zip"
 MENDED = "/disk/mended.zip"
@@ -304,13 +304,13 @@ class Recording:
 def record(scenario: Scenario) -> Recording:
     disk = MemoryDisk()
     before = Notes(disk)
-    with durable.replace_system(disk):
+    with storage.replace_system(disk):
         for step in scenario.before:
             step(before)
     base = disk.files()
     watched = MemoryDisk(base)
     notes = Notes(watched)
-    with durable.replace_system(watched):
+    with storage.replace_system(watched):
         scenario.step(notes)
     assert not watched.open_files
     return Recording(scenario, base, watched, before, notes)

@@ -33,13 +33,17 @@ from scenarios import (
 )
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError, contents, durable, format
+from edcache import CachedDataset, CacheWriter, EdcacheError, storage
+from edcache.backends.mirror.side import SIDE
 from edcache.errors import NotAnArchiveError
-from edcache.format import PAGE
+from edcache.format import chain
+from edcache.format import spec as format
+from edcache.format.spec import PAGE
 from edcache.labels.spec import LabelSpec
-from edcache.local import SIDE
 from edcache.reader import tables
-from edcache.writer import Appender, log, new_head, recovery
+from edcache.writer import log, recovery
+from edcache.writer.appender import Appender
+from edcache.writer.cache import new_head
 
 pytestmark = pytest.mark.spread
 
@@ -278,7 +282,7 @@ class Laboratory:
         count, deeper = 0, []
         for state in chosen:
             disk = MemoryDisk(state.files, state.rebooted)
-            with durable.replace_system(disk):
+            with storage.replace_system(disk):
                 self.filler.program(disk)
             again = list(killed(state.files, disk.journal, state.rebooted))
             if not is_killed:
@@ -304,10 +308,10 @@ class Laboratory:
 def whole_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is found in bytes is the answer, not each of the ways in which they do not fit."""
     monkeypatch.setattr(format, "walk", as_one_call(format.walk))
-    monkeypatch.setattr(contents, "has_sound_payload", as_one_call(contents.has_sound_payload))
-    monkeypatch.setattr(recovery, "find_headers", as_one_call(contents.find_headers))
+    monkeypatch.setattr(chain, "has_sound_payload", as_one_call(chain.has_sound_payload))
+    monkeypatch.setattr(recovery, "find_headers", as_one_call(chain.find_headers))
     for module in (tables, log):
-        monkeypatch.setattr(module, "read_table", as_one_call(contents.read_table))
+        monkeypatch.setattr(module, "read_table", as_one_call(chain.read_table))
 
 
 @pytest.fixture(params=thinned(SCENARIOS, 4), ids=lambda s: s.name)
@@ -360,7 +364,7 @@ def test_what_is_synced_when_is_what_the_table_says(
     def is_synced() -> bool:
         return disk.journal[-1][0] == "sync"
 
-    with durable.replace_system(disk):
+    with storage.replace_system(disk):
         w = CacheWriter(PATH, "a", sync=sync, **OPTIONS)
         timed = w._appender._log.timed
         for index in range(3):
@@ -378,7 +382,7 @@ def test_what_is_synced_when_is_what_the_table_says(
 @pytest.mark.parametrize("seal", [False, True])
 def test_labels_are_on_the_disk_once_they_are_added(seal: bool) -> None:
     disk = MemoryDisk()
-    with durable.replace_system(disk):
+    with storage.replace_system(disk):
         write(Notes(disk), range(3), seal=seal)
         cache = CachedDataset.from_cache(PATH, io="pread", allow_partial=True)
         for change in (lambda: cache.add_labels("z", [1, 2, 3]), lambda: cache.drop_labels("z")):

@@ -27,7 +27,7 @@ from scale import scaled, seeded
 from scenarios import OPTIONS, read_all, sample, write
 
 import edcache
-from edcache import CacheWriter, EdcacheError, durable
+from edcache import CacheWriter, EdcacheError, storage
 
 fcntl = pytest.importorskip("fcntl")
 pytestmark = [
@@ -112,7 +112,7 @@ def filesystem(request: pytest.FixtureRequest) -> Iterator[FileSystem]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class Failing(durable.System):
+class Failing(storage.System):
     """Crashes the file system, and then its process, at one of the writes, cuts, syncs and renames.
 
     syncs: how many of them have ended.
@@ -151,7 +151,7 @@ class Failing(durable.System):
             self.ended.notify_all()
 
 
-class Rebooted(durable.System):
+class Rebooted(storage.System):
     """The machine has started since any file was written."""
 
     def boot_time(self) -> float:
@@ -191,7 +191,7 @@ def never(notes: Told) -> None:
 
 def after_seconds(notes: Told) -> None:
     """Nothing is called while the sync that a publication is due is waited for."""
-    system = durable.system
+    system = storage.system
     assert isinstance(system, Failing)
     w = CacheWriter(scenarios.PATH, "a", sync=0.01, **OPTIONS)
     for start in range(0, COUNT, 3):
@@ -226,7 +226,7 @@ STEPS = [by_chunk, at_seal, after_seconds, never, compact]
 def _new_folder(filesystem: FileSystem, name: str) -> Path:
     folder = filesystem.root / name
     folder.mkdir()
-    durable.sync_directory(str(filesystem.root))
+    storage.sync_directory(str(filesystem.root))
     return folder
 
 
@@ -299,7 +299,7 @@ def test_what_is_durable_by_the_promise_outlives_a_crash_of_the_file_system(
         assert code in (0, 1, -signal.SIGKILL)
         told = child.told(heard)
         certain += bool(told)
-        with durable.replace_system(Rebooted()):
+        with storage.replace_system(Rebooted()):
             problems += [f"crash {number}: {problem}" for problem in _problems(told, step is compact)]
         shutil.rmtree(folder)
     assert problems == []

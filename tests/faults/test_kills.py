@@ -26,8 +26,9 @@ from scale import scaled, seeded, thinned
 from scenarios import OPTIONS, SCENARIOS, Notes, Scenario, newest, read_all, sample, write
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError, durable, format
-from edcache.writer import Appender
+from edcache import CachedDataset, CacheWriter, EdcacheError, storage
+from edcache.format import spec as format
+from edcache.writer.appender import Appender
 
 pytestmark = [
     pytest.mark.spread,
@@ -36,10 +37,10 @@ pytestmark = [
 ]
 RECOMPUTED = 1_000
 AT_RANDOM = scaled(30)
-CALLS = [name for name in vars(durable.System) if not name.startswith("_")]
+CALLS = [name for name in vars(storage.System) if not name.startswith("_")]
 
 
-class Deadly(durable.System):
+class Deadly(storage.System):
     """Kills its process at one of its calls: before, in the middle of a write, or after it.
 
     at: the number of the call; None kills at none. names: of the calls so far.
@@ -51,7 +52,7 @@ class Deadly(durable.System):
 
 
 def _deadly(name: str) -> Callable[..., Any]:
-    plain = getattr(durable.System, name)
+    plain = getattr(storage.System, name)
 
     def call(self: Deadly, *arguments: Any) -> Any:
         is_last = len(self.names) == self.at
@@ -352,7 +353,7 @@ class Ground:
         """How long the step takes."""
         self.reset()
         started = time.monotonic()
-        assert Child(self._step, durable.System()).ended() == 0
+        assert Child(self._step, storage.System()).ended() == 0
         return time.monotonic() - started
 
     def _step(self, notes: Told) -> None:
@@ -381,7 +382,7 @@ class Ground:
 
     def kill_after(self, seconds: float) -> None:
         self.reset()
-        child = Child(self._step, durable.System())
+        child = Child(self._step, storage.System())
         time.sleep(seconds)
         child.kill()
         code = child.ended()

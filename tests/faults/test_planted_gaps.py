@@ -15,14 +15,16 @@ from disk import MemoryDisk
 from scenarios import OPTIONS, PATH, sample
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, durable, format
-from edcache.contents import read_table
-from edcache.durable import File
+from edcache import CachedDataset, CacheWriter, Reader, storage
 from edcache.errors import CorruptArchiveError, StorageError
-from edcache.format import PAGE, Cursor, Head, Header
+from edcache.format import spec as format
+from edcache.format.chain import read_table
+from edcache.format.spec import PAGE, Cursor, Head, Header
+from edcache.format.tables import Records, pack_chunk_table
 from edcache.labels.spec import LabelSpec
-from edcache.labels.tables import Records, pack_chunk_table
-from edcache.writer import Appender, new_head
+from edcache.storage.file import File
+from edcache.writer.appender import Appender
+from edcache.writer.cache import new_head
 
 UUID = bytes(range(16))
 
@@ -166,7 +168,7 @@ def operations(disk: MemoryDisk) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("sync", ["never", "seal", "chunk"])
 def test_a_new_archive_has_its_head_and_its_name_on_the_disk_before_its_first_chunk(sync: str) -> None:
     disk = MemoryDisk()
-    with durable.replace_system(disk), CacheWriter(PATH, sync=sync, publish_seconds=None) as w:
+    with storage.replace_system(disk), CacheWriter(PATH, sync=sync, publish_seconds=None) as w:
         w.append(sample(0))
     done = [name if name != "write" else f"write {offset > 0}" for name, offset in operations(disk)]
     before = done[: done.index("write True")]
@@ -180,7 +182,7 @@ def test_a_new_archive_has_its_head_and_its_name_on_the_disk_before_its_first_ch
 
 def test_the_name_of_a_replacement_is_brought_to_the_disk_after_its_bytes() -> None:
     disk = MemoryDisk()
-    with durable.replace_system(disk):
+    with storage.replace_system(disk):
         for mode in ("x", "w"):
             with CacheWriter(PATH, mode, publish_seconds=None) as w:
                 w.append(sample(0))
@@ -191,7 +193,7 @@ def test_the_name_of_a_replacement_is_brought_to_the_disk_after_its_bytes() -> N
 
 def test_a_dictionary_is_synced_before_anything_is_written_behind_it() -> None:
     disk = MemoryDisk()
-    with durable.replace_system(disk):
+    with storage.replace_system(disk):
         w = CacheWriter(PATH, compression="zstd+dict", chunk_size=8, **OPTIONS)
         for index in range(16):
             w.write(index, sample(index))
@@ -215,7 +217,7 @@ class SyncFailsOnce(MemoryDisk):
 
 def test_after_a_failed_sync_an_open_writer_publishes_nothing_more() -> None:
     disk = SyncFailsOnce()
-    with durable.replace_system(disk):
+    with storage.replace_system(disk):
         w = CacheWriter(PATH, **(OPTIONS | {"sync": "chunk"}))
         w.write(0, sample(0))
         disk.fails = True
@@ -267,7 +269,7 @@ class InterruptsOnce(MemoryDisk):
 def test_a_chunk_that_was_interrupted_when_it_was_out_is_not_published_again() -> None:
     """Appended samples would get other indices the second time, and be there twice."""
     disk = InterruptsOnce()
-    with durable.replace_system(disk):
+    with storage.replace_system(disk):
         w = CacheWriter(PATH, publish_seconds=None)
         for index in range(3):
             w.append({"x": index})
@@ -282,7 +284,7 @@ def test_a_chunk_that_was_interrupted_when_it_was_out_is_not_published_again() -
             assert cache.reader.chunks == 2
 
 
-class IsFullAfterOne(durable.System):
+class IsFullAfterOne(storage.System):
     """There is room for one write more."""
 
     left = 1
@@ -301,7 +303,7 @@ def test_a_full_disk_gets_the_bytes_of_half_a_chunk_back(path: Path) -> None:
     w = CacheWriter(path, "a", publish_seconds=None)
     w.append({"x": 1})
     with (
-        durable.replace_system(IsFullAfterOne()),
+        storage.replace_system(IsFullAfterOne()),
         pytest.raises(StorageError, match="No space left on device"),
     ):
         w.flush()

@@ -13,9 +13,10 @@ from outcomes import Outcomes
 from scenarios import PATH, version_of
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError, durable, format
-from edcache.labels.tables import Failure
-from edcache.writer import Appender
+from edcache import CachedDataset, CacheWriter, EdcacheError, storage
+from edcache.format import spec as format
+from edcache.format.tables import Failure
+from edcache.writer.appender import Appender
 
 pytestmark = [pytest.mark.full, pytest.mark.spread]
 
@@ -29,7 +30,7 @@ def every_kind() -> bytes:
     from scenarios import OPTIONS, sample
 
     disk = MemoryDisk()
-    with durable.replace_system(disk):
+    with storage.replace_system(disk):
         w = CacheWriter(PATH, compression="zstd+dict", chunk_size=8, **OPTIONS)
         for index in range(8):
             w.write(index, sample(index))
@@ -118,7 +119,7 @@ def test_every_flipped_bit_is_found_and_never_read(original: bytes, part: int, t
             data[offset] ^= 1 << bit
             files = {PATH: bytes(data)}
             wrong += [f"byte {offset}, bit {bit}: {what}" for what in reader.of(files, rebooted=False)[0]]
-            with durable.replace_system(MemoryDisk(files)):
+            with storage.replace_system(MemoryDisk(files)):
                 if not is_found():
                     wrong.append(f"byte {offset}, bit {bit}: verify says sound")
     assert not wrong, "\n".join([f"{len(wrong)} of {size * 8}", *wrong[:20]])
@@ -132,7 +133,7 @@ def test_every_shorter_file_is_found_or_is_what_it_was_once(original: bytes, par
     size = len(original)
     for length in range(part, size, 2):
         disk = MemoryDisk({PATH: original[:length]})
-        with durable.replace_system(disk):
+        with storage.replace_system(disk):
             wrong += [f"cut to {length}: {what}" for what in reads_wrong(disk) if "samples" not in what]
             try:
                 report = edcache.verify(PATH)

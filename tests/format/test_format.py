@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from edcache import CacheWriter, durable, format
+from edcache import CacheWriter, storage
 from edcache.errors import CorruptArchiveError, FormatVersionError, NotAnArchiveError, OptionError
-from edcache.format import Head, Header
+from edcache.format import spec as format
+from edcache.format.spec import Head, Header
 
 UUID = bytes(range(16))
 
@@ -372,7 +373,7 @@ def test_without_isal_the_same_bytes_are_written_and_read(tmp_path):
 
 def test_the_whole_file_lock_is_the_append_lock():
     """Where only whole files can be locked, this is the byte that stands for the file."""
-    assert durable.WHOLE_FILE_LOCK == format.LOCK_APPEND
+    assert storage.WHOLE_FILE_LOCK == format.LOCK_APPEND
 
 
 def test_foreign_bytes_at_the_end_are_no_tail():

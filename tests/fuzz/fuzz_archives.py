@@ -22,9 +22,10 @@ import pyarrow as pa
 import torch
 from fuzz_draw import Draw
 
-from edcache import CacheWriter, format
-from edcache.format import Header
-from edcache.writer import Appender
+from edcache import CacheWriter
+from edcache.format import spec as format
+from edcache.format.spec import Header
+from edcache.writer.appender import Appender
 
 UUID = bytes(range(16))
 _TYPES = {

@@ -13,7 +13,8 @@ import torch
 from codec_samples import same
 from fuzz_draw import Draw
 
-from edcache.codec import Decoder, Encoder, encoded_bytes
+from edcache.codec.decode import Decoder
+from edcache.codec.encode import Encoder, encoded_bytes
 from edcache.errors import EdcacheError
 
 _LEAVES = [

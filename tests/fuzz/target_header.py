@@ -7,9 +7,10 @@ from dataclasses import replace
 
 from fuzz_draw import Draw
 
-from edcache import format, zipdirectory
 from edcache.errors import EdcacheError
-from edcache.format import Cursor, Header
+from edcache.format import spec as format
+from edcache.format import zipdirectory
+from edcache.format.spec import Cursor, Header
 
 UUID = bytes(range(16))
 SIZE = 1 << 15

@@ -12,7 +12,7 @@ from fuzz_archives import packed_meta
 from fuzz_draw import Draw
 
 from edcache.errors import CorruptArchiveError
-from edcache.labels.tables import parse_chunk_table, parse_index, parse_labels, spread
+from edcache.format.tables import parse_chunk_table, parse_index, parse_labels, spread
 
 OWN = {
     "index": pa.int64(),

@@ -20,8 +20,7 @@ from torch.utils.data import DataLoader
 
 import edcache
 from edcache import View
-from edcache.cli import main
-from edcache.compat import edflow, torch_xla
+from edcache.cli.group import main
 from edcache.errors import (
     ArchiveNotFoundError,
     MissingSampleError,
@@ -33,6 +32,7 @@ from edcache.errors import (
     StaleCacheError,
     UnsupportedTypeError,
 )
+from edcache.interop import edflow, torch_xla
 
 EDFLOW_SCRIPT = """
     import os

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from edcache import import_cache
 from edcache.errors import ForeignCacheError, OptionError, PickleRefusedError
-from edcache.importers import old_cache
+from edcache.interop.importer import old_cache
 
 theirs = pytest.importorskip("monai.data")
 transforms = pytest.importorskip("monai.transforms")
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(scope="module")
 def ours():
-    from edcache.compat import monai
+    from edcache.interop import monai
 
     return monai
 

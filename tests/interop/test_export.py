@@ -45,8 +45,8 @@ from edcache.errors import (
     StorageError,
     UnknownLabelError,
 )
-from edcache.exporting import FORMATS
-from edcache.exporting.places import new_folder
+from edcache.interop.export import FORMATS
+from edcache.interop.export_targets import new_folder
 
 DAY = datetime.date(2024, 2, 29)
 
@@ -119,7 +119,7 @@ def test_webdataset_reads_every_field_and_images_are_their_own_bytes(ds, out):
         assert (one["target.ok.json"], one["target.sizes.json"]) == (i % 2 == 0, [i, i + 1])
         assert one["target.raw.bin"] == bytes([i])
         assert one["labels.json"] == {"split": ["train", "test"][i % 2]}
-    assert report == edcache.exporting.ExportReport(
+    assert report == edcache.interop.ExportReport(
         str(out), "webdataset", 30, report.files, sum(file.stat().st_size for file in out.iterdir())
     )
 

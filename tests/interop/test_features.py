@@ -11,7 +11,7 @@ import torch
 from datasets import Array2D, Array3D, ClassLabel, Features, Sequence, Value
 
 from edcache import CachedDataset, import_cache
-from edcache.fill import declared
+from edcache.writer.features import declared
 
 FEATURES = Features(
     {

@@ -21,7 +21,8 @@ from old_caches import edflow_samples, edflow_zip, with_index, xla_folder
 
 import edcache
 from edcache import CachedDataset
-from edcache.cli import exchange, main
+from edcache.cli import exchange
+from edcache.cli.group import main
 from edcache.errors import (
     ForeignCacheError,
     MissingSampleError,
@@ -31,7 +32,8 @@ from edcache.errors import (
     SourceError,
     StaleCacheError,
 )
-from edcache.importers import KINDS, import_cache, members, old_cache
+from edcache.interop import import_members
+from edcache.interop.importer import KINDS, import_cache, old_cache
 
 KEYS = ["label", "name", "score"]
 
@@ -415,7 +417,7 @@ def test_a_member_of_more_than_4_gib_is_found_by_its_header(tmp_path):
         file.write(header + b"example_0.p" + pad + extra)
         file.seek(size, os.SEEK_CUR)
         file.write(header[:26] + struct.pack("<HH", 11, 0) + b"example_1.p")
-    found, has_directory = members.listed(str(big))
+    found, has_directory = import_members.listed(str(big))
     assert not has_directory
     assert [(m.name, m.nbytes, m.size) for m in found] == [("example_0.p", size, size)]
 

@@ -22,7 +22,6 @@ from likeness import same
 from scale import scaled, seeded
 
 from edcache import CachedDataset, ImageFile
-from edcache.compat import edflow
 from edcache.errors import (
     EdcacheError,
     ForeignCacheError,
@@ -31,7 +30,8 @@ from edcache.errors import (
     PickleRefusedError,
     SourceError,
 )
-from edcache.importers import import_cache, old_cache
+from edcache.interop import edflow
+from edcache.interop.importer import import_cache, old_cache
 
 FOREIGN = Path(__file__).parents[1] / "conformance" / "golden" / "foreign"
 

@@ -14,8 +14,8 @@ import pyarrow as pa
 import reference
 
 from edcache import CacheWriter
-from edcache.format import Head
-from edcache.writer import Appender
+from edcache.format.spec import Head
+from edcache.writer.appender import Appender
 
 FAILURE = ["ValueError", "it has no image", "Traceback: ünd so"]
 

@@ -20,7 +20,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
-from edcache.codec import Decoder, Encoder, encoded_bytes, register
+from edcache.codec.decode import Decoder
+from edcache.codec.encode import Encoder, encoded_bytes
+from edcache.codec.registry import register
 
 
 @register

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edcache import CacheWriter, durable
+from edcache import CacheWriter, storage
 from edcache.errors import StorageError
 
 HANGS = 60
@@ -76,7 +76,7 @@ class Far:
         self.closed += 1
 
 
-class Killing(durable.System):
+class Killing(storage.System):
     """Ends the process at the n-th operation that changes something; None counts alone."""
 
     def __init__(self, at: int | None = None) -> None:
@@ -117,7 +117,7 @@ class Killing(durable.System):
         super().remove(path)
 
 
-class Full(durable.System):
+class Full(storage.System):
     """A disk that is full from the n-th write on."""
 
     def __init__(self, after: int) -> None:
@@ -130,7 +130,7 @@ class Full(durable.System):
         return super().pwrite(fd, data, offset)
 
 
-class Watching(durable.System):
+class Watching(storage.System):
     """Notes which files are opened, how, and which are looked at."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class Watching(durable.System):
         return super().stat_path(path)
 
 
-def in_child(step: Callable[[], Any], system: durable.System | None = None) -> int:
+def in_child(step: Callable[[], Any], system: storage.System | None = None) -> int:
     """Do something in a fork; returns its pid."""
     pid = os.fork()
     if pid:
@@ -155,7 +155,7 @@ def in_child(step: Callable[[], Any], system: durable.System | None = None) -> i
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(HANGS)
-        with durable.replace_system(system or durable.system):
+        with storage.replace_system(system or storage.system):
             step()
         code = 0
     except BaseException:

@@ -2,8 +2,8 @@
 
 import os
 
-from edcache.format import Head
-from edcache.writer import Appender
+from edcache.format.spec import Head
+from edcache.writer.appender import Appender
 
 
 def note(log, index):

@@ -20,11 +20,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edcache.errors import LabelError, LabelTypeError, OptionError
+from edcache.format.types import LabelTypes
+from edcache.format.unify import unify
 from edcache.labels import columns
 from edcache.labels.columns import LabelCollector
 from edcache.labels.spec import LabelSpec
-from edcache.labels.types import LabelTypes
-from edcache.labels.unify import unify
 
 
 def collect(*values, key="y"):
@@ -470,7 +470,7 @@ def test_unify_joins_string_and_large_string():
 
 
 def test_unify_changes_to_large_offsets_past_the_limit(monkeypatch):
-    monkeypatch.setattr("edcache.labels.unify._OFFSET_LIMIT", 10)
+    monkeypatch.setattr("edcache.format.unify._OFFSET_LIMIT", 10)
     tables = [pa.table({"s": ["abcdefgh"], "l": [list(range(8))]})] * 2
     joined = unify(tables, "a.zip")
     assert joined.schema.field("s").type == pa.large_string()

@@ -22,13 +22,13 @@ from scale import scaled
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.cli import main
+from edcache.base.ordering import stable_order
+from edcache.cli.group import main
 from edcache.errors import EdcacheError, LabelError, LabelTypeError, OptionError, WhereError
 from edcache.labels.classes import classes, sort_keys
 from edcache.labels.given import joined
 from edcache.labels.query import matching_rows
 from edcache.labels.view import Labels
-from edcache.ordering import stable_order
 from edcache.samplers import Balanced
 
 # ------------------------------------------------------------------------------------ hostile columns

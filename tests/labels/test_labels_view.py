@@ -15,7 +15,7 @@ from edcache.errors import (
     SampleIndexError,
     UnknownLabelError,
 )
-from edcache.labels.arrays import list_items, number_values, take_rows
+from edcache.format.arrays import list_items, number_values, take_rows
 from edcache.labels.view import Labels
 
 

@@ -21,15 +21,9 @@ import reference
 from scale import scaled, seeded
 
 import edcache
-from edcache import CachedDataset, CacheWriter, durable
-from edcache.errors import (
-    CorruptArchiveError,
-    LabelError,
-    LabelTypeError,
-    OptionError,
-    UnknownLabelError,
-)
-from edcache.present.reports import repair_lines
+from edcache import CachedDataset, CacheWriter, storage
+from edcache.cli.reports import repair_lines
+from edcache.errors import CorruptArchiveError, LabelError, LabelTypeError, OptionError, UnknownLabelError
 
 
 def sample(index):
@@ -515,17 +509,17 @@ def test_an_archive_that_cannot_be_written_says_what_to_do(path, monkeypatch):
     """A file system that refuses, as a read-only one does whoever asks."""
     import errno
 
-    from edcache import durable
+    from edcache import storage
     from edcache.errors import StorageError
 
-    class ReadOnly(durable.System):
+    class ReadOnly(storage.System):
         def open(self, path, flags, into):
             if flags & os.O_RDWR:
                 raise OSError(errno.EROFS, "Read-only file system")
             super().open(path, flags, into)
 
     ds = opened(path)
-    with durable.replace_system(ReadOnly()), pytest.raises(StorageError) as raised:
+    with storage.replace_system(ReadOnly()), pytest.raises(StorageError) as raised:
         ds.add_labels("new", range(10))
     assert str(raised.value) == (
         f"{path}: labels are kept in the archive, and it cannot be written here; copy it to where you may "
@@ -786,7 +780,7 @@ def test_another_process_sees_labels_after_refresh(path):
 
 @pytest.mark.parametrize("sync", ["never", "seal"])
 def test_labels_that_are_added_before_a_seal_are_synced_as_the_fill_asks(tmp_path, sync):
-    class Counting(durable.System):
+    class Counting(storage.System):
         syncs = 0
 
         def sync(self, fd):
@@ -794,7 +788,7 @@ def test_labels_that_are_added_before_a_seal_are_synced_as_the_fill_asks(tmp_pat
             super().sync(fd)
 
     cache = CachedDataset([{"x": i} for i in range(5)], tmp_path / "a.zip", lazy=True, sync=sync)
-    with durable.replace_system(Counting()) as system:
+    with storage.replace_system(Counting()) as system:
         cache.add_labels("z", {0: 7})
     assert not cache.reader.sealed
     assert (system.syncs > 0) == (sync == "seal")

@@ -13,10 +13,10 @@ FILE = Path(__file__).with_name("surface.txt")
 
 # Classes of objects that users get from a call and do not make.
 RETURNED = (
-    "edcache.decorator.CachedFactory",
-    "edcache.loader.Loader",
-    "edcache.views.Several",
-    "edcache.views.View",
+    "edcache.dataset.decorator.CachedFactory",
+    "edcache.dataset.loader.Loader",
+    "edcache.dataset.Several",
+    "edcache.dataset.View",
 )
 
 _WIDTH = 110

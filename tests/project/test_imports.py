@@ -83,7 +83,7 @@ def test_writing_an_archive_with_labels_imports_nothing_heavy(path):
 LIBRARIES = [
     *("pyarrow", "zstandard", "simplejpeg", "PIL", "pandas", "fsspec", "aiohttp", "redis", "huggingface_hub"),
     *("click", "tqdm.auto", "dask", "ray", "torch_xla", "datasets"),
-    *("edcache.fill", "edcache.relabel", "edcache.importers", "edcache.exporting", "edcache.maintain"),
+    *("edcache.writer", "edcache.dataset.relabel", "edcache.interop", "edcache.interop", "edcache.tools"),
 ]
 CLASS_ALONE = """
 import sys

@@ -13,8 +13,8 @@ import pytest
 from scale import scaled
 
 from edcache import CacheWriter, Reader
-from edcache.durable import File
 from edcache.errors import ArchiveClosedError
+from edcache.storage.file import File
 
 THREADS = 4
 

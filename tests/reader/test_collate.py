@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.batch import Jagged, Padded
 from edcache.errors import CorruptRecordError, MissingSampleError, OptionError
+from edcache.reader.ragged import Jagged, Padded
 
 Pair = namedtuple("Pair", ["left", "right"])
 

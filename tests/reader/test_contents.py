@@ -5,10 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edcache import CacheWriter, format
-from edcache.contents import Chain, payload_crc, read_table
-from edcache.durable import File
+from edcache import CacheWriter
 from edcache.errors import CorruptArchiveError
+from edcache.format import spec as format
+from edcache.format.chain import Chain, payload_crc, read_table
+from edcache.storage.file import File
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, durable
+from edcache import CachedDataset, CacheWriter, Reader, storage
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
@@ -34,7 +34,7 @@ def write(path: Path, count: int = 20) -> str:
     return "sha256:" + hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-class Counting(durable.System):
+class Counting(storage.System):
     """Counts bytes that are read, and opened files; maps are not seen."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ def test_the_descriptor_that_was_hashed_is_the_one_that_is_read(path):
                 os.replace(other, path)
             return super().pread(fd, nbytes, offset)
 
-    with durable.replace_system(Swapping()) as system:
+    with storage.replace_system(Swapping()) as system:
         cache = CachedDataset.from_cache(path, expected_digest=digest)
         assert len(cache) == 20
         assert [cache[i]["y"] for i in range(20)] == [i % 3 for i in range(20)]
@@ -156,7 +156,7 @@ def test_the_descriptor_that_was_hashed_is_the_one_that_is_read(path):
 def test_a_copy_in_another_process_hashes_nothing(path):
     digest = write(path, count=200)
     cache = CachedDataset.from_cache(path, expected_digest=digest)
-    with durable.replace_system(Counting()) as system:
+    with storage.replace_system(Counting()) as system:
         copy = pickle.loads(pickle.dumps(cache))
         assert copy[7]["x"].tolist() == [7] * 300
     assert isinstance(system, Counting)

@@ -275,6 +275,6 @@ def test_a_writer_makes_an_archive_with_garbage_behind_it_sound_again(damaged: D
 
 
 def test_the_checksums_are_ordinary_crc32() -> None:
-    from edcache import format
+    from edcache.format import spec as format
 
     assert format.crc32(b"edcache") == zlib.crc32(b"edcache")

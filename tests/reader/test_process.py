@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, durable
+from edcache import CachedDataset, CacheWriter, Reader, storage
 from edcache.errors import ArchiveClosedError, MissingSampleError, StaleArchiveError
 
 MODULE = '''
@@ -466,7 +466,7 @@ def test_labels_that_make_no_column_never_end_an_archive(
 # --- files that grow or shrink meanwhile, and descriptors that leak ---
 
 
-class Meanwhile(durable.System):
+class Meanwhile(storage.System):
     """Before the n-th call, something else is done to the file."""
 
     def __init__(self, n: int, action: Callable[[], object]) -> None:
@@ -479,7 +479,7 @@ class Meanwhile(durable.System):
 
 
 def _stepped(name: str) -> Callable[..., Any]:
-    plain = getattr(durable.System, name)
+    plain = getattr(storage.System, name)
 
     def call(self: Meanwhile, *arguments: Any) -> Any:
         self.step()
@@ -488,7 +488,7 @@ def _stepped(name: str) -> Callable[..., Any]:
     return call
 
 
-for _name in vars(durable.System):
+for _name in vars(storage.System):
     if not _name.startswith("_"):
         setattr(Meanwhile, _name, _stepped(_name))
 
@@ -536,12 +536,12 @@ def test_an_archive_that_changes_at_any_moment_of_opening_it_is_never_called_dam
         n += 1
         shutil.copy(base, path)
         system = Meanwhile(n, lambda: action(path))
-        with durable.replace_system(system):
+        with storage.replace_system(system):
             assert look(path) in (list(range(10)), list(range(13)))
     assert n > 10
 
 
-class Shrinking(durable.System):
+class Shrinking(storage.System):
     """Another writer cuts its torn tail right after the reader's n-th look at the file's size."""
 
     def __init__(self, path: Path, size: int, n: int) -> None:
@@ -573,7 +573,7 @@ def values(path: Path) -> str:
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_a_torn_tail_that_is_cut_while_a_reader_opens_is_nothing_to_it(torn: Path, n: int) -> None:
     def read() -> str:
-        with durable.replace_system(Shrinking(torn, torn.stat().st_size - 5000, n)):
+        with storage.replace_system(Shrinking(torn, torn.stat().st_size - 5000, n)):
             return values(torn)
 
     # No answer means that a signal killed the child.
@@ -584,7 +584,7 @@ def test_a_torn_tail_that_is_cut_after_a_reader_mapped_it_kills_nobody(
     torn: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Touching a mapped page behind the end of the file is a SIGBUS: the chain is not walked there."""
-    from edcache import format
+    from edcache.format import spec as format
 
     read_seal = format.read_seal
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from edcache import CacheWriter, Reader, format
+from edcache import CacheWriter, Reader
 from edcache.errors import (
     ArchiveClosedError,
     CorruptArchiveError,
@@ -13,8 +13,9 @@ from edcache.errors import (
     SampleFailedError,
     SampleIndexError,
 )
+from edcache.format import spec as format
 from edcache.reader.blocks import CheckedBlocks
-from edcache.writer import Appender
+from edcache.writer.appender import Appender
 
 
 def sample(k):

@@ -15,16 +15,10 @@ from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.archives import natural_key
-from edcache.errors import (
-    ArchiveNotFoundError,
-    DigestError,
-    LabelTypeError,
-    NotAnArchiveError,
-    OptionError,
-)
+from edcache.dataset.archives import natural_key
+from edcache.dataset.several import Several
+from edcache.errors import ArchiveNotFoundError, DigestError, LabelTypeError, NotAnArchiveError, OptionError
 from edcache.samplers import Balanced, ChunkShuffle
-from edcache.views import Several
 
 
 def sample(i: int) -> dict[str, Any]:

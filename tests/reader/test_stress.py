@@ -26,11 +26,12 @@ from scale import scaled, seeded
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, format
-from edcache.durable import File
+from edcache import CachedDataset, CacheWriter, Reader
 from edcache.errors import ArchiveClosedError, EdcacheError
-from edcache.format import Head
-from edcache.writer import Appender
+from edcache.format import spec as format
+from edcache.format.spec import Head
+from edcache.storage.file import File
+from edcache.writer.appender import Appender
 
 # Forking while threads run is what some of these tests are about.
 pytestmark = [

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from edcache import CachedDataset, durable
-from edcache.durable import File
+from edcache import CachedDataset, storage
 from edcache.errors import ArchiveExistsError, ArchiveLockedError, ArchiveNotFoundError, StorageError
-from edcache.format import LOCK_APPEND, LOCK_CLAIM
+from edcache.format.spec import LOCK_APPEND, LOCK_CLAIM
+from edcache.storage.file import File
 
 HOLDER = """
 import sys, time
@@ -71,14 +71,14 @@ def test_a_system_without_pread_reads_and_writes_the_same(path, monkeypatch):
 
 
 def test_short_writes_and_reads_are_completed(path):
-    class Short(durable.System):
+    class Short(storage.System):
         def pwrite(self, fd, data, offset):
             return super().pwrite(fd, data[:3], offset)
 
         def pread(self, fd, nbytes, offset):
             return super().pread(fd, min(nbytes, 2), offset)
 
-    with durable.replace_system(Short()):
+    with storage.replace_system(Short()):
         file = File.open(path, "x")
         file.pwrite(0, b"0123456789")
         assert file.pread(1, 8) == b"12345678"
@@ -106,7 +106,7 @@ def test_short_writes_and_reads_are_completed(path):
     ],
 )
 def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
-    class Refusing(durable.System):
+    class Refusing(storage.System):
         pass
 
     def refuse(self, *arguments):
@@ -128,10 +128,10 @@ def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
         "stat": file.size,
         "stat_path": file.is_named,
         "close": file.close,
-        "remove": lambda: durable.remove(path),
-        "copy_permissions": lambda: durable.copy_permissions("a.zip", path),
+        "remove": lambda: storage.remove(path),
+        "copy_permissions": lambda: storage.copy_permissions("a.zip", path),
     }
-    with durable.replace_system(Refusing()), pytest.raises(StorageError, match=message) as caught:
+    with storage.replace_system(Refusing()), pytest.raises(StorageError, match=message) as caught:
         calls[call]()
     assert caught.value.errno == errno.ENOSPC
     assert str(caught.value).startswith(path)
@@ -140,34 +140,34 @@ def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
 
 @pytest.mark.parametrize("code", [errno.EDEADLK, errno.ETIMEDOUT])
 def test_a_lock_that_the_system_gives_up_on_is_one_that_another_process_holds(path, code):
-    class Refusing(durable.System):
+    class Refusing(storage.System):
         def lock(self, fd, start, length, wait):
             raise OSError(code, os.strerror(code))
 
     file = File.open(path, "x")
-    with durable.replace_system(Refusing()), pytest.raises(ArchiveLockedError) as caught:
+    with storage.replace_system(Refusing()), pytest.raises(ArchiveLockedError) as caught:
         file.lock(LOCK_APPEND)
     assert (str(caught.value), caught.value.errno) == (f"{path}: locking it: {os.strerror(code)}", code)
     file.close()
 
 
 def test_looking_for_a_file_tells_absence_from_refusal(path, tmp_path):
-    assert not durable.exists(path)
+    assert not storage.exists(path)
     File.open(path, "x").close()
-    assert durable.exists(path)
+    assert storage.exists(path)
     with pytest.raises(StorageError, match="looking for it: Not a directory"):
-        durable.exists(f"{path}/a.zip")
+        storage.exists(f"{path}/a.zip")
 
 
 def test_a_file_that_is_deleted_is_gone_and_only_once(path):
     file = File.open(path, "x")
     file.pwrite(0, b"kept")
     assert file.is_named()
-    durable.remove(path)
+    storage.remove(path)
     assert not file.is_named()
     assert file.pread(0, 4) == b"kept"
     with pytest.raises(ArchiveNotFoundError, match="file.zip: no such file"):
-        durable.remove(path)
+        storage.remove(path)
     file.close()
 
 
@@ -194,11 +194,11 @@ def test_the_next_data_is_never_behind_the_first_byte_that_was_written(path):
     assert file.next_data((1 << 20) + 1) == (1 << 20) + 1
     assert file.next_data(1 << 30) == (1 << 20) + 4
 
-    class Refusing(durable.System):
+    class Refusing(storage.System):
         def next_data(self, fd, offset):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    with durable.replace_system(Refusing()):
+    with storage.replace_system(Refusing()):
         assert file.next_data(77) == 77
     file.close()
 
@@ -231,12 +231,12 @@ def test_a_system_without_fdatasync_syncs_all_the_same(path, monkeypatch):
 def test_where_the_start_of_the_machine_is_unknown_nothing_counts_as_written_since(path, monkeypatch):
     file = File.open(path, "x")
     monkeypatch.delattr(time, "CLOCK_BOOTTIME", raising=False)
-    assert not durable.written_since_boot(file)
+    assert not storage.written_since_boot(file)
     file.close()
 
 
 def test_where_only_whole_files_are_locked_one_lock_stands_for_all(path, monkeypatch):
-    monkeypatch.setattr(durable.calls, "_HAS_OFD_LOCKS", False)
+    monkeypatch.setattr(storage.calls, "_HAS_OFD_LOCKS", False)
     one, other = File.open(path, "a"), File.open(path, "a")
     with one.locked(LOCK_APPEND):
         assert not other.try_lock(LOCK_APPEND)
@@ -253,9 +253,9 @@ def test_where_only_whole_files_are_locked_one_lock_stands_for_all(path, monkeyp
 
 def test_a_path_without_a_folder_is_in_the_working_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    durable.make_parent("a.zip")
+    storage.make_parent("a.zip")
     assert list(tmp_path.iterdir()) == []
-    durable.sync_directory("")
+    storage.sync_directory("")
 
 
 def test_opening_names_what_is_in_the_way(path, tmp_path):
@@ -319,79 +319,79 @@ def test_a_child_that_closes_its_copy_leaves_the_parents_lock(path):
 def test_replace_takes_the_name(tmp_path):
     (tmp_path / "new").write_bytes(b"new")
     (tmp_path / "old").write_bytes(b"old")
-    durable.replace(str(tmp_path / "new"), str(tmp_path / "old"))
+    storage.replace(str(tmp_path / "new"), str(tmp_path / "old"))
     assert [f.name for f in tmp_path.iterdir()] == ["old"]
     assert (tmp_path / "old").read_bytes() == b"new"
     with pytest.raises(StorageError, match="giving .*new its name: No such file"):
-        durable.replace(str(tmp_path / "new"), str(tmp_path / "old"))
+        storage.replace(str(tmp_path / "new"), str(tmp_path / "old"))
 
 
 def test_a_file_is_of_this_boot_only_if_it_was_written_after_it(path):
-    class Booted(durable.System):
+    class Booted(storage.System):
         when = None
 
         def boot_time(self):
             return self.when
 
     file, system = File.open(path, "x"), Booted()
-    with durable.replace_system(system):
-        assert not durable.written_since_boot(file)
+    with storage.replace_system(system):
+        assert not storage.written_since_boot(file)
         for when, expected in ((file.modified() - 100, True), (file.modified() + 100, False)):
             system.when = when
-            assert durable.written_since_boot(file) is expected
+            assert storage.written_since_boot(file) is expected
     file.close()
 
 
 def test_the_system_is_put_back_after_an_error():
-    before = durable.system
-    with pytest.raises(ValueError, match="stop"), durable.replace_system(durable.System()) as other:
-        assert durable.system is other
+    before = storage.system
+    with pytest.raises(ValueError, match="stop"), storage.replace_system(storage.System()) as other:
+        assert storage.system is other
         raise ValueError("stop")
-    assert durable.system is before
-    with pytest.raises(AttributeError, match="module 'edcache.durable' has no attribute 'nonsense'"):
-        durable.nonsense  # noqa: B018
+    assert storage.system is before
+    with pytest.raises(AttributeError, match="module 'edcache.storage' has no attribute 'nonsense'"):
+        storage.nonsense  # noqa: B018
 
 
 def test_a_refused_open_keeps_its_errno_and_file_name(path):
-    class Refusing(durable.System):
+    class Refusing(storage.System):
         def open(self, path, flags, into):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
-    with durable.replace_system(Refusing()), pytest.raises(StorageError, match="opening it: Perm") as caught:
+    with storage.replace_system(Refusing()), pytest.raises(StorageError, match="opening it: Perm") as caught:
         File.open(path, "a")
     assert (caught.value.errno, caught.value.filename) == (errno.EACCES, path)
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EACCES])
 def test_a_folder_that_cannot_be_synced_is_no_error(path, code):
-    class Refusing(durable.System):
+    class Refusing(storage.System):
         def sync_directory(self, path):
             raise OSError(code, os.strerror(code))
 
-    with durable.replace_system(Refusing()):
-        durable.sync_directory(os.path.dirname(path))
+    with storage.replace_system(Refusing()):
+        storage.sync_directory(os.path.dirname(path))
 
 
 def test_a_folder_whose_sync_fails_is_an_error(path):
-    class Refusing(durable.System):
+    class Refusing(storage.System):
         def sync_directory(self, path):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with (
-        durable.replace_system(Refusing()),
+        storage.replace_system(Refusing()),
         pytest.raises(StorageError, match="syncing the folder") as caught,
     ):
-        durable.sync_directory(os.path.dirname(path))
+        storage.sync_directory(os.path.dirname(path))
     assert caught.value.errno == errno.EIO
 
 
 def test_a_name_that_is_taken_by_a_folder_above_is_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="making the folder: "):
-        durable.make_parent(str(tmp_path / "file" / "a.zip"))
+        storage.make_parent(str(tmp_path / "file" / "a.zip"))
 
 
-class NoLocks(durable.System):
+class NoLocks(storage.System):
     def lock(self, fd, start, length, wait):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -405,7 +405,7 @@ class NoLocks(durable.System):
 def test_where_nothing_can_be_locked_one_process_fills_and_says_so(tmp_path):
     path = tmp_path / "a.zip"
     with (
-        durable.replace_system(NoLocks()),
+        storage.replace_system(NoLocks()),
         pytest.warns(RuntimeWarning, match="a.zip: its file system has no byte locks, so that"),
     ):
         ds = CachedDataset(list(range(300)), path, num_workers=2)
@@ -445,12 +445,12 @@ def test_a_shared_lock_is_shared_with_those_who_only_read_and_with_nobody_else(p
 
 
 def test_a_file_system_without_locks_shares_without_one(path):
-    class NoLocks(durable.System):
+    class NoLocks(storage.System):
         def share(self, fd, start):
             raise OSError(errno.ENOLCK, "No locks available")
 
     file = File.open(path, "x")
-    with durable.replace_system(NoLocks()), pytest.warns(RuntimeWarning, match="has no byte locks"):
+    with storage.replace_system(NoLocks()), pytest.warns(RuntimeWarning, match="has no byte locks"):
         file.share(3)
     assert not file.can_lock
 
@@ -458,35 +458,35 @@ def test_a_file_system_without_locks_shares_without_one(path):
 def test_where_there_are_no_byte_locks_sharing_one_does_nothing(path, monkeypatch):
     owner, reader = File.open(path, "x"), File.open(path, "r")
     with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(durable.calls, "_HAS_OFD_LOCKS", False)
+        elsewhere.setattr(storage.calls, "_HAS_OFD_LOCKS", False)
         reader.share(7)
     assert not owner.is_locked(7, 1)
 
 
 def test_a_tree_that_cannot_be_deleted_is_named(tmp_path):
     with pytest.raises(StorageError, match="there/no: deleting it: No such file or directory"):
-        durable.remove_tree(str(tmp_path / "there" / "no"))
+        storage.remove_tree(str(tmp_path / "there" / "no"))
 
 
 def test_a_stamp_is_that_of_the_file_until_it_changes(path):
     file = File.open(path, "x")
     file.pwrite(0, b"hello")
-    assert durable.stamp(path) == file.stamp()
+    assert storage.stamp(path) == file.stamp()
     assert file.stamp() == (5, os.stat(path).st_mtime_ns, os.stat(path).st_ino)
     os.utime(path, (1, 1))
-    before = durable.stamp(path)
+    before = storage.stamp(path)
     assert before == (5, 10**9, os.stat(path).st_ino)
-    durable.touch(path)
-    assert durable.stamp(path)[1] > before[1]
-    assert durable.allocated(path) == 512 * os.stat(path).st_blocks
-    assert durable.allocated(path + ".none") == 0
+    storage.touch(path)
+    assert storage.stamp(path)[1] > before[1]
+    assert storage.allocated(path) == 512 * os.stat(path).st_blocks
+    assert storage.allocated(path + ".none") == 0
     for name in (path + ".none", path + "/below"):
         with pytest.raises(ArchiveNotFoundError, match=r": no such file$"):
-            durable.stamp(name)
+            storage.stamp(name)
     with pytest.raises(StorageError, match=r"x: looking for it: File name too long"):
-        durable.stamp("x" * 5000)
+        storage.stamp("x" * 5000)
     with pytest.raises(StorageError, match=r"none: setting its times: No such file or directory"):
-        durable.touch(path + ".none")
+        storage.touch(path + ".none")
 
 
 def test_a_file_that_is_opened_to_be_changed_must_be_there(path):

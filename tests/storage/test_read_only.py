@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import edcache
-from edcache import CachedDataset, CacheWriter, durable
+from edcache import CachedDataset, CacheWriter, storage
 
 KINDS = ["sealed", "unsealed", "torn"]
 
@@ -89,7 +89,7 @@ def test_a_read_only_mount_is_enough(tmp_path, kind):
     assert edcache.verify(tmp_path / "new.zip").sound
 
 
-class ReadOnly(durable.System):
+class ReadOnly(storage.System):
     """Allows nothing but reading one file."""
 
     def __init__(self, path: Path) -> None:
@@ -133,7 +133,7 @@ class ReadOnly(durable.System):
 def test_nothing_but_reading_is_asked_of_the_system(tmp_path, kind):
     path = tmp_path / "a.zip"
     make(path, kind)
-    with durable.replace_system(ReadOnly(path)):
+    with storage.replace_system(ReadOnly(path)):
         cache = CachedDataset.from_cache(path, allow_partial=True)
         assert [cache[i]["x"][0] for i in range(10)] == list(range(10))
         assert cache.labels["y"].tolist() == [i % 3 for i in range(10)]

@@ -18,7 +18,7 @@ from scale import scaled
 from torch.utils.data import DataLoader, default_collate
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, durable
+from edcache import CachedDataset, CacheWriter, Reader, storage
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptRecordError,
@@ -449,7 +449,7 @@ def test_closing_leaves_no_descriptor(path, io):
 # --- what is announced to the kernel -----------------------------------------------------------------
 
 
-class Kernel(durable.System):
+class Kernel(storage.System):
     """Says that nothing, or everything, is in its cache; notes what will be needed."""
 
     def __init__(self, is_cached):
@@ -477,7 +477,7 @@ def test_a_cold_batch_is_announced_in_the_order_in_which_it_is_read(large, io):
     order = [30, 3, 17, 4]
     offset, nbytes = ds.reader.records.offset, ds.reader.records.nbytes
     extent = {k: (int(offset[k]), int(offset[k] + nbytes[k])) for k in order}
-    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+    with storage.replace_system(Kernel(is_cached=False)) as kernel:
         batch = ds.batch(order)
     assert kernel.announced == [extent[30], (extent[3][0], extent[4][1]), extent[17]]
     assert batch["x"][:, 0].tolist() == order
@@ -487,7 +487,7 @@ def test_a_cold_batch_is_announced_in_the_order_in_which_it_is_read(large, io):
 def test_one_cold_record_is_announced_where_it_is_mapped(large, io):
     ds = CachedDataset.from_cache(large, io=io)
     offset, nbytes = ds.reader.records.offset, ds.reader.records.nbytes
-    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+    with storage.replace_system(Kernel(is_cached=False)) as kernel:
         assert ds[7]["x"][0] == 7
         # A pass of one record: what follows will be asked for next.
         end = int(offset[7] + 2 * nbytes[7])
@@ -496,14 +496,14 @@ def test_one_cold_record_is_announced_where_it_is_mapped(large, io):
 
 def test_the_headers_of_a_cold_archive_are_announced_before_they_are_read(path):
     headers = [e.fields["offset"] for e in reference.entries(path)]
-    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+    with storage.replace_system(Kernel(is_cached=False)) as kernel:
         assert len(CachedDataset.from_cache(path)) == 60
     assert kernel.announced == [(offset, offset + 192) for offset in headers]
 
 
 def test_a_pass_in_file_order_is_announced_ahead(large):
     ds = CachedDataset.from_cache(large)
-    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+    with storage.replace_system(Kernel(is_cached=False)) as kernel:
         ds.batch(range(4, 8))
     (start, end), offset = kernel.announced[0], ds.reader.records.offset
     assert len(kernel.announced) == 1
@@ -515,14 +515,14 @@ def test_only_what_a_projection_reads_is_announced(large, tmp_path):
     with CacheWriter(tmp_path / "b.zip") as w:
         w.extend({"x": torch.zeros(300_000), "y": torch.full((40_000,), k)} for k in range(6))
     ds = CachedDataset.from_cache(tmp_path / "b.zip")
-    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+    with storage.replace_system(Kernel(is_cached=False)) as kernel:
         assert ds.select("y").batch([4, 1])["y"][:, 0].tolist() == [4, 1]
     assert [end - start for start, end in kernel.announced] == [320_000] * 2
 
 
 def test_what_is_cached_is_not_announced_and_soon_seldom_asked_for(large):
     ds = CachedDataset.from_cache(large)
-    with durable.replace_system(Kernel(is_cached=True)) as kernel:
+    with storage.replace_system(Kernel(is_cached=True)) as kernel:
         for _ in range(50):
             ds.batch([5, 1])
         assert kernel.announced == []
@@ -538,16 +538,16 @@ def test_a_file_system_that_cannot_tell_is_taken_to_have_all(large, monkeypatch)
     def refuse(self, fd, offset):
         raise OSError(95, "Operation not supported")
 
-    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+    with storage.replace_system(Kernel(is_cached=False)) as kernel:
         monkeypatch.setattr(Kernel, "pread_cached", refuse)
         assert ds.batch([7])["x"][0, 0] == 7
     assert kernel.announced == []
 
 
 def test_a_system_that_takes_no_advice_writes_and_reads_the_same(tmp_path, monkeypatch):
-    monkeypatch.setattr(durable.file, "_CAN_TELL_CACHED", False)
-    monkeypatch.setattr(durable.file, "_CAN_ADVISE", False)
-    with durable.replace_system(Kernel(is_cached=False)) as kernel:
+    monkeypatch.setattr(storage.file, "_CAN_TELL_CACHED", False)
+    monkeypatch.setattr(storage.file, "_CAN_ADVISE", False)
+    with storage.replace_system(Kernel(is_cached=False)) as kernel:
         ds = CachedDataset.from_cache(write(tmp_path / "a.zip"))
         assert same(list(ds.__getitems__([7, 40])), [sample(7), sample(40)])
         ds.reader.session.file.will_need(0, 4096)
@@ -555,12 +555,12 @@ def test_a_system_that_takes_no_advice_writes_and_reads_the_same(tmp_path, monke
 
 
 def test_a_file_that_cannot_be_mapped_says_what_reads_it(path):
-    class Refusing(durable.System):
+    class Refusing(storage.System):
         def map(self, fd, nbytes):
             raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
 
     message = f'{path}: mapping {os.path.getsize(path):,} bytes: No such device; io="pread" reads it without'
-    with durable.replace_system(Refusing()):
+    with storage.replace_system(Refusing()):
         with pytest.raises(StorageError) as caught:
             CachedDataset.from_cache(path)
         assert str(caught.value) == message
@@ -579,12 +579,12 @@ def test_auto_reads_where_the_file_is_on_another_machine(large, tmp_path, monkey
         f"36 1 {numbers} / /data rw master:1 - {kind} host:/data rw",
     ]
     mounts.write_text("\n".join(lines))
-    monkeypatch.setattr(durable.file, "_MOUNTS", str(mounts))
+    monkeypatch.setattr(storage.file, "_MOUNTS", str(mounts))
     ds = CachedDataset.from_cache(large)
     assert (ds.info()["mapped"] > 0) is maps
     assert ds[3]["x"][0] == 3
 
 
 def test_auto_maps_where_the_system_does_not_tell(large, monkeypatch):
-    monkeypatch.setattr(durable.file, "_MOUNTS", "/nowhere")
+    monkeypatch.setattr(storage.file, "_MOUNTS", "/nowhere")
     assert CachedDataset.from_cache(large).info()["mapped"] == os.path.getsize(large)

@@ -16,8 +16,7 @@ from golden_samples import same
 from scale import scaled, seeded
 
 import edcache
-from edcache import CachedDataset, CacheWriter, durable, format
-from edcache.durable import File
+from edcache import CachedDataset, CacheWriter, storage
 from edcache.errors import (
     ArchiveError,
     ArchiveExistsError,
@@ -28,8 +27,10 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.format import Head
-from edcache.writer import Appender
+from edcache.format import spec as format
+from edcache.format.spec import Head
+from edcache.storage.file import File
+from edcache.writer.appender import Appender
 
 
 def sample(i: int) -> dict[str, Any]:
@@ -283,7 +284,7 @@ def test_who_had_it_open_never_appends_to_the_file_without_a_name(path):
 # ------------------------------------------------------------------------------------- when things fail
 
 
-class Full(durable.System):
+class Full(storage.System):
     """A disk that is full from the n-th write on."""
 
     def __init__(self, writes: int) -> None:
@@ -304,7 +305,7 @@ def test_a_full_disk_leaves_the_archive_as_it_was_and_nothing_beside_it(path, in
     for writes in range(100):
         raised: StorageError | None = None
         try:
-            with durable.replace_system(Full(writes)):
+            with storage.replace_system(Full(writes)):
                 edcache.compact(path, target)
         except StorageError as error:
             raised = error
@@ -318,7 +319,7 @@ def test_a_full_disk_leaves_the_archive_as_it_was_and_nothing_beside_it(path, in
     check(target or path)
 
 
-class Killing(durable.System):
+class Killing(storage.System):
     """Kills the process before the n-th operation that changes anything."""
 
     def __init__(self, left: int) -> None:
@@ -360,7 +361,7 @@ def killed_after(path: Path, operations: int) -> bool:
     if child == 0:
         status = 1
         try:
-            with durable.replace_system(Killing(operations)):
+            with storage.replace_system(Killing(operations)):
                 edcache.compact(path)
             status = 0
         finally:
@@ -420,11 +421,11 @@ def test_what_a_power_cut_took_is_left_out(path):
     )
     path.write_bytes(data)
 
-    class Rebooted(durable.System):
+    class Rebooted(storage.System):
         def boot_time(self) -> float:
             return path.stat().st_mtime + 1000
 
-    with durable.replace_system(Rebooted()):
+    with storage.replace_system(Rebooted()):
         edcache.compact(path, allow_partial=True)
     check(path, {i: sample(i) for i in (0, 1, 2, 3, 8, 9, 10, 11)})
 

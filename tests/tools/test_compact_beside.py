@@ -79,6 +79,6 @@ def test_a_writer_is_not_compacted_away(path: Path) -> None:
 
 def test_an_archive_that_never_stays_ends_the_call(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CacheWriter(path, in_memory_keys=["y"]).abort()
-    monkeypatch.setattr("edcache.durable.File.is_named", lambda self: False)
+    monkeypatch.setattr("edcache.storage.File.is_named", lambda self: False)
     with pytest.raises(StaleArchiveError, match="deleted, or another file has taken its place"):
         CachedDataset(Source(), path, in_memory_keys=["y"])

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from edcache import CachedDataset, CacheWriter, Reader, durable, format
-from edcache.cli import main
-from edcache.durable import File
+from edcache import CachedDataset, CacheWriter, Reader, storage
+from edcache.cli.group import main
 from edcache.errors import ArchiveLockedError, NotAnArchiveError, OptionError, StorageError
-from edcache.housekeeping import (
+from edcache.format import spec as format
+from edcache.storage.file import File
+from edcache.tools.housekeeping import (
     Listed,
     archives_in,
     check_deletable,
@@ -292,14 +293,14 @@ def test_caches_lists_what_is_damaged_or_unreadable_in_one_line(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return scan(path)
 
-    class Refusing(durable.System):
+    class Refusing(storage.System):
         def open(self, path: str, flags: int, into: list[int]) -> None:
             if path.endswith("secret.zip"):
                 raise PermissionError(errno.EACCES, "Permission denied", path)
             super().open(path, flags, into)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with durable.replace_system(Refusing()):
+    with storage.replace_system(Refusing()):
         lines = run("caches").stdout.splitlines()
     assert lines[1].split()[0] == "sound.zip"
     problems = sorted(lines[2:-1])
@@ -345,13 +346,13 @@ def test_a_file_that_goes_while_it_is_listed_is_left_out(cache: Path) -> None:
     archive(cache / "a.zip")
     doomed = archive(cache / "b.zip")
 
-    class Racing(durable.System):
+    class Racing(storage.System):
         def open(self, path: str, flags: int, into: list[int]) -> None:
             if path == str(doomed):
                 doomed.unlink(missing_ok=True)
             super().open(path, flags, into)
 
-    with durable.replace_system(Racing()):
+    with storage.replace_system(Racing()):
         assert [listed.path for listed in archives_in(cache)] == [str(cache / "a.zip")]
 
 
@@ -473,13 +474,13 @@ def test_rm_leaves_what_is_being_written(tmp_path: Path) -> None:
 def test_where_locks_cannot_be_looked_at_only_force_deletes(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.zip")
 
-    class ReadOnly(durable.System):
+    class ReadOnly(storage.System):
         def open(self, path: str, flags: int, into: list[int]) -> None:
             if flags & os.O_RDWR:
                 raise PermissionError(errno.EACCES, "Permission denied", path)
             super().open(path, flags, into)
 
-    with durable.replace_system(ReadOnly()):
+    with storage.replace_system(ReadOnly()):
         with pytest.raises(ArchiveLockedError) as caught:
             check_deletable(path)
         assert str(caught.value) == (
@@ -658,7 +659,7 @@ def test_prune_without_a_condition_takes_what_was_left_alone(cache: Path) -> Non
 def test_sizes(text: str, nbytes: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
-        "edcache.housekeeping.plan_pruning",
+        "edcache.tools.housekeeping.plan_pruning",
         lambda archives, **limits: asked.append(limits) or plan_pruning(archives, **limits),
     )
     run("prune", "--max-size", text, "--older-than", "1.5d")

@@ -20,7 +20,7 @@ from likeness import same
 from scale import scaled, seeded
 
 import edcache
-from edcache import CachedDataset, CacheWriter, durable, temporary
+from edcache import CachedDataset, CacheWriter, storage
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveLockedError,
@@ -31,10 +31,12 @@ from edcache.errors import (
     LengthError,
     OptionError,
 )
-from edcache.format import Head
-from edcache.labels.tables import Failure, Records
-from edcache.labels.unify import no_labels
-from edcache.writer import Appender, Chunk
+from edcache.format.spec import Head
+from edcache.format.tables import Failure, Records
+from edcache.format.unify import no_labels
+from edcache.writer import temporary
+from edcache.writer.appender import Appender
+from edcache.writer.chunk import Chunk
 
 SEED = st.integers(0, 2**32)
 
@@ -302,7 +304,7 @@ def test_progress_is_told_in_bytes_of_records(tmp_path):
     assert [done for done, _ in told] == sorted(done for done, _ in told)
 
 
-class Counting(durable.System):
+class Counting(storage.System):
     """Kills its process at the nth call that changes a disk."""
 
     def __init__(self, left: int) -> None:
@@ -336,7 +338,7 @@ def killed_at(count: int, work: Callable[[], object]) -> bool:
     if not child:
         code = 1
         try:
-            with durable.replace_system(Counting(count)):
+            with storage.replace_system(Counting(count)):
                 work()
             code = 0
         finally:

@@ -19,7 +19,7 @@ from golden_samples import same
 from scale import scaled, seeded
 
 import edcache
-from edcache import CachedDataset, CacheWriter, format
+from edcache import CachedDataset, CacheWriter
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveNotFoundError,
@@ -28,9 +28,11 @@ from edcache.errors import (
     FormatVersionError,
     NotAnArchiveError,
 )
-from edcache.labels.tables import Dictionary
-from edcache.maintain import Doubtful, RepairReport
-from edcache.maintain.rewrite import dictionary_of
+from edcache.format import spec as format
+from edcache.format.tables import Dictionary
+from edcache.tools.repair import RepairReport
+from edcache.tools.rewrite import dictionary_of
+from edcache.tools.salvage import Doubtful
 
 PAGE = 4096
 

@@ -8,7 +8,8 @@ import pytest
 import reference
 
 import edcache
-from edcache import CacheWriter, durable, format
+from edcache import CacheWriter, storage
+from edcache.format import spec as format
 
 KINDS = ["sealed", "grown", "unsealed", "torn", "sparse", "zstd", "zstd+dict", "empty", "no labels"]
 
@@ -159,7 +160,7 @@ def test_a_quick_look_reads_no_record(tmp_path):
     data[int(edcache.Reader(path).records.offset[50]) + 100] ^= 1
     path.write_bytes(data)
 
-    class Counting(durable.System):
+    class Counting(storage.System):
         nbytes = 0
 
         def pread(self, fd, nbytes, offset):
@@ -167,10 +168,10 @@ def test_a_quick_look_reads_no_record(tmp_path):
             self.nbytes += len(found)
             return found
 
-    with durable.replace_system(Counting()) as quick:
+    with storage.replace_system(Counting()) as quick:
         assert edcache.verify(path, quick=True).sound
     assert quick.nbytes < len(data) / 50
-    with durable.replace_system(Counting()) as whole:
+    with storage.replace_system(Counting()) as whole:
         assert not edcache.verify(path).sound
     # Each byte once; headers and tables, which are little, more often.
     assert len(data) < whole.nbytes < 1.05 * len(data)
@@ -181,14 +182,14 @@ def test_a_large_chunk_takes_no_more_memory_than_a_small_one(tmp_path):
     with CacheWriter(path, chunk_nbytes=1 << 30) as w:
         w.extend(np.full(500_000, i) for i in range(10))
 
-    class Measuring(durable.System):
+    class Measuring(storage.System):
         largest = 0
 
         def pread(self, fd, nbytes, offset):
             self.largest = max(self.largest, nbytes)
             return super().pread(fd, nbytes, offset)
 
-    with durable.replace_system(Measuring()) as system:
+    with storage.replace_system(Measuring()) as system:
         report = edcache.verify(path)
     assert (report.sound, report.chunks) == (True, 1)
     assert system.largest <= 1 << 20
@@ -301,20 +302,20 @@ def test_an_archive_that_grows_while_it_is_verified_is_sound(tmp_path):
     make(path, "unsealed")
     appended = []
 
-    class Growing(durable.System):
+    class Growing(storage.System):
         """Another writer appends, and seals, between any two reads."""
 
         def pread(self, fd, nbytes, offset):
             found = super().pread(fd, nbytes, offset)
             if len(appended) < 6:
                 appended.append(offset)
-                with durable.replace_system(durable.System()):
+                with storage.replace_system(storage.System()):
                     w = CacheWriter(path, "a")
                     w.append(sample(20))
                     w.close() if len(appended) % 2 else w.abort()
             return found
 
-    with durable.replace_system(Growing()):
+    with storage.replace_system(Growing()):
         report = edcache.verify(path)
     assert (report.problems, len(appended)) == ([], 6)
     assert os.path.getsize(path) > report.nbytes

@@ -16,7 +16,7 @@ from filled import computed, last_process, note, processes, stored_rows
 from scale import thinned
 
 import edcache
-from edcache import CachedDataset, Reader, durable
+from edcache import CachedDataset, Reader, storage
 from edcache.errors import OptionError, SourceError, StorageError, WorkerError
 
 COUNT = 150
@@ -160,8 +160,8 @@ def test_a_task_that_runs_twice_leaves_one_record_a_sample(path, log, tmp_path, 
 
 
 def chunks_of(path):
-    from edcache import format
-    from edcache.durable import File
+    from edcache.format import spec as format
+    from edcache.storage.file import File
 
     file = File.open(path, "r")
     head, cursor = format.read_head(file.pread, str(path))
@@ -302,13 +302,13 @@ def test_labels_of_two_types_are_failures_of_those_that_come_second(path, log, s
 
 @SHARED
 def test_a_full_disk_of_a_task_is_the_error_that_it_is(path, log, shared):
-    class Full(durable.System):
+    class Full(storage.System):
         def pwrite(self, fd, data, offset):
             if offset + len(data) > 20_000:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().pwrite(fd, data, offset)
 
-    with durable.replace_system(Full()), ThreadPoolExecutor(2) as executor:
+    with storage.replace_system(Full()), ThreadPoolExecutor(2) as executor:
         with pytest.raises(StorageError, match="No space left on device") as caught:
             fill(Source(log), path, executor, shared_filesystem=shared, chunk_size=3)
         assert caught.value.errno == errno.ENOSPC

@@ -1,6 +1,6 @@
 """Whatever operation is the last one or the failing one, an archive stays whole up to there.
 
-The operations of a scenario are recorded once, through durable.replace_system. Then every prefix of
+The operations of a scenario are recorded once, through storage.replace_system. Then every prefix of
 them is replayed into a file, which is what a killed process leaves, and every single one of them is
 made to fail.
 """
@@ -19,7 +19,7 @@ import pytest
 from scale import thinned
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError, durable
+from edcache import CachedDataset, CacheWriter, EdcacheError, storage
 from edcache.errors import ArchiveNotFoundError, CorruptArchiveError, NotAnArchiveError, StorageError
 
 OPTIONS: dict[str, Any] = {"in_memory_keys": ["y"], "publish_seconds": None, "uuid": bytes(range(16))}
@@ -38,7 +38,7 @@ def same(found: Any, i: int) -> bool:
     )
 
 
-class Recorder(durable.System):
+class Recorder(storage.System):
     """Notes what changes the file, and the publications that were complete when a call returned."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ def test_a_process_killed_after_any_operation_leaves_everything_published(
     base = path.read_bytes() if path.exists() else b""
     recorder = Recorder()
     publications = [(0, begun)]
-    with durable.replace_system(recorder):
+    with storage.replace_system(recorder):
         SCENARIOS[scenario][-1](path, lambda count: publications.append((len(recorder.operations), count)))
     total = readable(path)
     assert recorder.operations, "nothing was recorded"
@@ -212,7 +212,7 @@ def test_what_is_sealed_is_never_written_again(scenario: str, tmp_path: Path) ->
     prepare(scenario, path)
     size = path.stat().st_size if path.exists() else 0
     recorder = Recorder()
-    with durable.replace_system(recorder):
+    with storage.replace_system(recorder):
         SCENARIOS[scenario][-1](path, lambda count: None)
     ends: list[int] = []
     for name, *arguments in recorder.operations:
@@ -226,7 +226,7 @@ def test_what_is_sealed_is_never_written_again(scenario: str, tmp_path: Path) ->
 
 def test_a_header_is_written_after_its_payload(tmp_path: Path) -> None:
     recorder = Recorder()
-    with durable.replace_system(recorder):
+    with storage.replace_system(recorder):
         create(tmp_path / "order.zip", lambda count: None)
     writes = [(op[2], op[1]) for op in recorder.operations if op[0] == "pwrite"]
     headers = [
@@ -241,7 +241,7 @@ def test_a_header_is_written_after_its_payload(tmp_path: Path) -> None:
 # --- (b) any one operation fails ---
 
 
-class Failing(durable.System):
+class Failing(storage.System):
     """Fails the n-th call, once; a short write does half of it and then succeeds."""
 
     def __init__(self, n: int, error: int | None) -> None:
@@ -331,7 +331,7 @@ def test_any_one_failing_operation_is_one_error_and_loses_nothing(
         published = [begun]
         raised: BaseException | None = None
         try:
-            with durable.replace_system(system):
+            with storage.replace_system(system):
                 SCENARIOS[scenario][-1](path, published.append)
         except BaseException as caught:
             raised = caught
@@ -381,12 +381,12 @@ def test_a_failed_append_leaves_a_sealed_archive_sealed(tmp_path: Path) -> None:
     w = CacheWriter(path, "a")
     w.append(sample(9))
 
-    class Full(durable.System):
+    class Full(storage.System):
         def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with (
-        durable.replace_system(Full()),
+        storage.replace_system(Full()),
         pytest.raises(StorageError, match="No space left on device") as raised,
     ):
         w.flush()
@@ -403,11 +403,11 @@ def test_samples_of_a_failed_flush_are_not_dropped_in_silence(tmp_path: Path) ->
     for i in range(3):
         w.append(sample(i))
 
-    class Full(durable.System):
+    class Full(storage.System):
         def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    with durable.replace_system(Full()), pytest.raises(StorageError):
+    with storage.replace_system(Full()), pytest.raises(StorageError):
         w.flush()
     try:
         w.append(sample(3))
@@ -421,7 +421,7 @@ def test_ctrl_c_while_publishing_keeps_what_was_computed(tmp_path: Path) -> None
     """The chunk is half written when it comes; what it holds is published on the way out."""
     path = tmp_path / "interrupted.zip"
 
-    class Interrupted(durable.System):
+    class Interrupted(storage.System):
         left = 4  # the head, and two of the writes of the first chunk
 
         def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
@@ -431,7 +431,7 @@ def test_ctrl_c_while_publishing_keeps_what_was_computed(tmp_path: Path) -> None
             return super().pwrite(fd, data, offset)
 
     source = [sample(i) for i in range(30)]
-    with durable.replace_system(Interrupted()), pytest.raises(KeyboardInterrupt):
+    with storage.replace_system(Interrupted()), pytest.raises(KeyboardInterrupt):
         CachedDataset(source, path, in_memory_keys=["y"], chunk_size=20)
     cache = CachedDataset.from_cache(path, allow_partial=True)
     assert cache.missing.tolist() == list(range(20, 30))
@@ -446,7 +446,7 @@ def test_an_archive_that_is_being_replaced_is_unlocked_after_a_failure(tmp_path:
         system = Failing(n, errno.EIO)
         raised = None
         try:
-            with durable.replace_system(system), CacheWriter(path, "w", **OPTIONS) as w:
+            with storage.replace_system(system), CacheWriter(path, "w", **OPTIONS) as w:
                 w.append(sample(0))
         except EdcacheError as caught:
             raised = str(caught)
@@ -471,7 +471,7 @@ def test_an_archive_that_is_being_replaced_is_unlocked_after_a_failure(tmp_path:
 # --- power cuts: a header is there, the payload behind it is not ---
 
 
-class Rebooted(durable.System):
+class Rebooted(storage.System):
     """A machine that started after every file was last written."""
 
     def boot_time(self) -> float | None:
@@ -501,7 +501,7 @@ def test_a_chunk_lost_in_a_power_cut_is_missing_and_is_computed_again(tmp_path: 
     lost = [3 * nth, 3 * nth + 1, 3 * nth + 2]
     cache = CachedDataset.from_cache(path, allow_partial=True)
     assert [i for i in range(len(cache)) if i not in lost and not same(cache[i], i)] == []
-    with durable.replace_system(Rebooted()):
+    with storage.replace_system(Rebooted()):
         w = CacheWriter(path, "a", publish_seconds=None)
         for i in lost:
             w.write(i, source[i])
@@ -518,7 +518,7 @@ def test_a_lost_chunk_stays_missing_when_the_writer_that_found_it_is_killed(tmp_
     w.extend(sample(i) for i in range(9))
     w.abort()
     _without_payload(path, "chunk", 1)
-    with durable.replace_system(Rebooted()):
+    with storage.replace_system(Rebooted()):
         w = CacheWriter(path, "a", publish_seconds=None)
         w.write(9, sample(9))
         w.abort()
@@ -542,7 +542,7 @@ def test_a_lost_chunk_whose_table_survived_is_missing_too(tmp_path: Path) -> Non
     records = fields["offset"] + fields["nbytes"] + -(-fields["table_nbytes"] // 64) * 64
     data[records : fields["next"]] = bytes(fields["next"] - records)
     path.write_bytes(data)
-    with durable.replace_system(Rebooted()), CacheWriter(path, "a", publish_seconds=None):
+    with storage.replace_system(Rebooted()), CacheWriter(path, "a", publish_seconds=None):
         pass
     assert CachedDataset.from_cache(path, allow_partial=True).missing.tolist() == [0, 1, 2]
     with CacheWriter(path, "a", publish_seconds=None) as w:
@@ -556,7 +556,7 @@ def test_a_dictionary_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Pat
     w.extend(sample(i) for i in range(20))
     w.abort()
     _without_payload(path, "dictionary")
-    with durable.replace_system(Rebooted()):
+    with storage.replace_system(Rebooted()):
         with CacheWriter(path, "a", publish_seconds=None) as w:
             for i in range(20):
                 w.write(i, sample(i))
@@ -564,7 +564,7 @@ def test_a_dictionary_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Pat
 
 
 def test_an_amendment_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Path) -> None:
-    from edcache.writer import Appender
+    from edcache.writer.appender import Appender
 
     path = tmp_path / "cut.zip"
     w = CacheWriter(path, chunk_size=3, **OPTIONS)
@@ -575,5 +575,5 @@ def test_an_amendment_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Pat
     appender.close()
     _without_payload(path, "amendment")
     assert readable(path) == 6
-    with durable.replace_system(Rebooted()):
+    with storage.replace_system(Rebooted()):
         continues(path, 6)

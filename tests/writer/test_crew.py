@@ -15,6 +15,7 @@ from filled import computed, note, processes
 
 import edcache
 from edcache import CachedDataset, Reader
+from edcache.base.options import FillOptions
 from edcache.errors import (
     ArchiveLockedError,
     LabelError,
@@ -23,11 +24,10 @@ from edcache.errors import (
     SourceError,
     WorkerError,
 )
-from edcache.fill.crew import Crew, crew_context, usable_cpus
-from edcache.fill.job import Job
 from edcache.labels.spec import LabelSpec
-from edcache.options import FillOptions
-from edcache.writer import new_head
+from edcache.writer.cache import new_head
+from edcache.writer.crew import Crew, crew_context, usable_cpus
+from edcache.writer.job import Job
 
 COUNT = 200
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, durable
+from edcache import CachedDataset, CacheWriter, Reader, storage
 from edcache.errors import (
     LabelError,
     LabelTypeError,
@@ -185,14 +185,14 @@ def test_a_slow_source_is_published_before_its_chunk_is_full(path):
 
 
 def test_a_full_disk_is_one_error_and_keeps_what_was_published(path):
-    class Full(durable.System):
+    class Full(storage.System):
         def pwrite(self, fd, data, offset):
             if offset + len(data) > 20_000:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().pwrite(fd, data, offset)
 
     with (
-        durable.replace_system(Full()),
+        storage.replace_system(Full()),
         pytest.raises(StorageError, match="a.zip: writing .* bytes at offset .*: No space left") as caught,
     ):
         CachedDataset(Counted(), path, chunk_size=2)

@@ -20,14 +20,14 @@ import pytest
 import torch
 
 from edcache.errors import FingerprintError
-from edcache.fingerprint import (
+from edcache.writer.fingerprint_code import source_digest
+from edcache.writer.fingerprint_origin import (
     call_fingerprint,
-    describe,
     differences,
     source_changed,
-    source_digest,
     source_fingerprint,
 )
+from edcache.writer.fingerprint_values import describe
 
 PROGRAM = """
 import dataclasses, enum, json, pathlib

@@ -19,10 +19,11 @@ from filled import computed, note, stored_rows
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, Reader, durable
+from edcache import CachedDataset, Reader, storage
 from edcache.errors import OptionError, SourceError, StaleCacheError, StorageError, UnsupportedTypeError
-from edcache.fill import bytes_limit, lazy
-from edcache.writer import Publisher
+from edcache.writer import lazy
+from edcache.writer.publisher import Publisher
+from edcache.writer.space import bytes_limit
 
 
 class Logged:
@@ -274,7 +275,7 @@ def test_what_is_no_limit_is_refused(path, log, limit):
     assert f'max_bytes={limit!r}; give bytes, text such as "20GB", or a part' in str(caught.value)
 
 
-class FullDisk(durable.System):
+class FullDisk(storage.System):
     """Has room for so many bytes of one file."""
 
     def __init__(self, room):
@@ -287,7 +288,7 @@ class FullDisk(durable.System):
 
 
 def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
-    with durable.replace_system(FullDisk(150_000)):
+    with storage.replace_system(FullDisk(150_000)):
         ds = CachedDataset(Big(log), path, lazy=True, chunk_size=2)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -304,7 +305,7 @@ def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
 
 
 def test_a_full_disk_raises_where_asked(path, log):
-    with durable.replace_system(FullDisk(50_000)):
+    with storage.replace_system(FullDisk(50_000)):
         ds = CachedDataset(Big(log), path, lazy=True, chunk_size=1, on_full="raise")
         with pytest.raises(StorageError, match="No space left on device"):
             for i in range(40):

@@ -12,7 +12,7 @@ from filled import computed, processes, stored_rows
 
 import edcache
 from edcache import CachedDataset
-from edcache.fill.job import claim_size
+from edcache.writer.job import claim_size
 
 COUNT = 400
 

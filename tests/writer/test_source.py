@@ -30,10 +30,11 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, cachable
+from edcache.backends.redis.keys import prefix_for
+from edcache.cli.reports import fingerprint_lines
 from edcache.errors import OptionError, StaleCacheError
-from edcache.fingerprint import source_digest, source_fingerprint
-from edcache.present.reports import fingerprint_lines
-from edcache.redis.keys import prefix_for
+from edcache.writer.fingerprint_code import source_digest
+from edcache.writer.fingerprint_origin import source_fingerprint
 
 COUNT = 4
 

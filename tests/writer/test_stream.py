@@ -14,9 +14,10 @@ from torch.utils.data import IterableDataset, get_worker_info
 import edcache
 from edcache import CachedDataset, Reader
 from edcache.errors import LabelError, OptionError, SourceError, StaleCacheError
-from edcache.format import Head
-from edcache.stores import store_at
-from edcache.writer import Appender, Publisher
+from edcache.format.spec import Head
+from edcache.writer.appender import Appender
+from edcache.writer.publisher import Publisher
+from edcache.writer.registry import store_at
 
 
 def sample(i):

@@ -18,8 +18,8 @@ from scale import scaled
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.stores import store_at
-from edcache.stores.spool import Spool
+from edcache.backends.spool import Spool
+from edcache.writer.registry import store_at
 
 COUNT, RANKS = 150, 4
 

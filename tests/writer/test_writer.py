@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, durable, format
-from edcache.codec import Encoder, encoded_bytes
+from edcache import CachedDataset, CacheWriter, Reader, storage
+from edcache.codec.encode import Encoder, encoded_bytes
 from edcache.errors import (
     ArchiveClosedError,
     ArchiveExistsError,
@@ -30,8 +30,10 @@ from edcache.errors import (
     StorageError,
     UnsupportedTypeError,
 )
+from edcache.format import spec as format
 from edcache.labels.spec import LabelSpec
-from edcache.writer import Appender, ChunkEncoder, Publisher
+from edcache.writer.appender import Appender
+from edcache.writer.publisher import ChunkEncoder, Publisher
 from edcache.writer.syncing import TimedSync
 
 
@@ -323,13 +325,13 @@ def test_a_replacement_that_ends_just_before_the_next_one_locks_stays_whole(path
     first = CacheWriter(path, "w")
     first.append("first")
 
-    class LateLock(durable.System):
+    class LateLock(storage.System):
         def lock(self, fd, start, length, wait):
             if start == format.LOCK_SESSION:
                 first.close()
             super().lock(fd, start, length, wait)
 
-    with durable.replace_system(LateLock()):
+    with storage.replace_system(LateLock()):
         second = CacheWriter(path, "w")
     assert contents(path) == {0: "first"}
     second.append("second")
@@ -342,14 +344,14 @@ def test_a_replacement_that_ends_just_before_the_next_one_locks_stays_whole(path
     [("never", 0, 0, 0), ("seal", 0, 1, 3), ("chunk", 4, 4, 9), (3600, 0, 1, 3)],
 )
 def test_sync_says_how_often_the_file_is_synced(path, sync, publishing, at_least, at_most):
-    class Counting(durable.System):
+    class Counting(storage.System):
         count = 0
 
         def sync(self, fd):
             self.count += 1
             super().sync(fd)
 
-    with durable.replace_system(Counting()) as system, CacheWriter(path, sync=sync, chunk_size=2) as w:
+    with storage.replace_system(Counting()) as system, CacheWriter(path, sync=sync, chunk_size=2) as w:
         assert system.count == 1  # the head, always
         w.extend(range(8))
         w.flush()
@@ -369,13 +371,13 @@ def test_what_is_no_choice_of_sync_is_refused(path, sync):
 def test_what_is_published_is_synced_within_the_seconds(path):
     synced = threading.Event()
 
-    class Telling(durable.System):
+    class Telling(storage.System):
         def sync(self, fd):
             super().sync(fd)
             if os.fstat(fd).st_size > 4096:
                 synced.set()
 
-    with durable.replace_system(Telling()):
+    with storage.replace_system(Telling()):
         w = CacheWriter(path, sync=0.01, chunk_size=1)
         w.append(1)
         assert synced.wait(30)
@@ -553,13 +555,13 @@ def test_a_claim_is_waited_for_until_its_holder_lets_go(path):
 
 
 def test_a_filler_that_finds_no_place_fills_unseen(path):
-    class Crowded(durable.System):
+    class Crowded(storage.System):
         def lock(self, fd, start, length, wait):
             if format.LOCK_FILLER <= start < format.LOCK_FILLER + format.FILLERS:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
             super().lock(fd, start, length, wait)
 
-    with durable.replace_system(Crowded()):
+    with storage.replace_system(Crowded()):
         assert CachedDataset(range(5), path)[3] == 3
 
 
@@ -581,7 +583,7 @@ def test_a_record_larger_than_any_head_does_not_look_like_one_that_was_never_cre
     assert len(Reader(path)) == 2
 
 
-class FullOnce(durable.System):
+class FullOnce(storage.System):
     """A disk that has no room for the first payload."""
 
     left = 1
@@ -594,7 +596,7 @@ class FullOnce(durable.System):
 
 
 def test_what_a_full_disk_refused_is_published_with_the_next_sample(path):
-    with durable.replace_system(FullOnce()):
+    with storage.replace_system(FullOnce()):
         w = CacheWriter(path, chunk_size=2)
         w.append(0)
         with pytest.raises(StorageError, match="writing .* bytes at offset 4,288: No space left on device"):
@@ -660,7 +662,7 @@ def test_what_lies_between_the_leaves_of_a_record_is_zero_whatever_was_there(pat
     assert [bytes(reader.record(k)) for k in range(4)] == encoded
 
 
-class Rebooted(durable.System):
+class Rebooted(storage.System):
     """A machine that has started after the last write."""
 
     def boot_time(self):
@@ -672,7 +674,7 @@ def test_a_sound_archive_is_opened_after_a_power_cut_as_it_was(path):
     w.extend(range(8))
     w.abort()
     data = path.read_bytes()
-    with durable.replace_system(Rebooted()):
+    with storage.replace_system(Rebooted()):
         CacheWriter(path, "a").abort()
     assert path.read_bytes() == data
 
@@ -685,7 +687,7 @@ def test_neighbours_that_a_power_cut_took_are_given_up_together(path):
     for offset in Reader(path, allow_partial=True).records.offset[[2, 3, 4, 6]].tolist():
         data[offset] ^= 1
     path.write_bytes(data)
-    with durable.replace_system(Rebooted()):
+    with storage.replace_system(Rebooted()):
         CacheWriter(path, "a", sync="never").abort()
     assert contents(path) == {k: k for k in (0, 1, 5, 7)}
     amendment = path.read_bytes()[-4096 + 192 :].rstrip(b"\0")
@@ -708,7 +710,7 @@ def test_what_followed_a_recovery_that_lost_its_power_does_not_follow_the_next(p
     amendment, chunk = len(data), len(data) + 4096
     data[Reader(path, allow_partial=True).records.offset[1]] ^= 1
     path.write_bytes(data)
-    with durable.replace_system(Rebooted()):
+    with storage.replace_system(Rebooted()):
         w = CacheWriter(path, "a", sync="never", publish_seconds=None)
         w.write(1, 1)
         w.abort()
@@ -718,7 +720,7 @@ def test_what_followed_a_recovery_that_lost_its_power_does_not_follow_the_next(p
     data[amendment:chunk] = bytes(4096)
     data[chunk + 192 :] = bytes(len(data) - chunk - 192)
     path.write_bytes(data)
-    with durable.replace_system(KilledBeforeCutting()), pytest.raises(KeyboardInterrupt):
+    with storage.replace_system(KilledBeforeCutting()), pytest.raises(KeyboardInterrupt):
         CacheWriter(path, "a", sync="never")
     with CacheWriter(path, "a", sync="never") as w:
         assert w.next_index == 3
@@ -738,7 +740,7 @@ def test_what_was_given_up_is_no_damage_to_who_goes_on_after_a_kill(path):
     data[start : start + 192] = bytes(192)
     path.write_bytes(data)
 
-    with durable.replace_system(KilledBeforeCutting()), pytest.raises(KeyboardInterrupt):
+    with storage.replace_system(KilledBeforeCutting()), pytest.raises(KeyboardInterrupt):
         CacheWriter(path, "a", sync="never")
     assert len(path.read_bytes()) == len(data)
     with CacheWriter(path, "a", sync="never") as w:
@@ -756,7 +758,7 @@ def test_what_a_power_cut_took_is_missing_and_is_written_again(path):
     for offset in Reader(path, allow_partial=True).records.offset[1::2].tolist():
         data[offset] ^= 1
     path.write_bytes(data)
-    with durable.replace_system(Rebooted()):
+    with storage.replace_system(Rebooted()):
         CacheWriter(path, "a", sync="never").abort()
     found = contents(path)
     assert all(found[k] == k for k in found)
@@ -770,7 +772,7 @@ def test_what_a_power_cut_took_is_missing_and_is_written_again(path):
 
 
 def test_a_chunk_whose_writer_was_interrupted_behind_its_header_is_published_once(path):
-    class Interrupting(durable.System):
+    class Interrupting(storage.System):
         def pwrite(self, fd, data, offset):
             written = super().pwrite(fd, data, offset)
             if offset == 4096:
@@ -779,7 +781,7 @@ def test_a_chunk_whose_writer_was_interrupted_behind_its_header_is_published_onc
 
     w = CacheWriter(path)
     w.extend("ab")
-    with durable.replace_system(Interrupting()), pytest.raises(KeyboardInterrupt):
+    with storage.replace_system(Interrupting()), pytest.raises(KeyboardInterrupt):
         w.flush()
     w.append("c")
     w.close()
@@ -787,7 +789,7 @@ def test_a_chunk_whose_writer_was_interrupted_behind_its_header_is_published_onc
     assert Reader(path, verify="open").chunks == 2
 
 
-class Unsyncable(durable.System):
+class Unsyncable(storage.System):
     """A disk that fails every sync but that of the head."""
 
     def __init__(self):
@@ -806,7 +808,7 @@ IN_DOUBT = (
 
 def test_after_a_sync_that_failed_nothing_more_is_written(path):
     """To try again would prove nothing: the kernel takes the pages for clean."""
-    with durable.replace_system(Unsyncable()):
+    with storage.replace_system(Unsyncable()):
         w = CacheWriter(path, sync="chunk", chunk_size=1)
         with pytest.raises(
             StorageError, match="syncing it; what was written since the last sync is in doubt"
@@ -821,7 +823,7 @@ def test_after_a_sync_that_failed_nothing_more_is_written(path):
 
 
 def test_a_sync_that_fails_in_the_background_is_told_to_who_writes_next(path):
-    with durable.replace_system(Unsyncable()) as system:
+    with storage.replace_system(Unsyncable()) as system:
         w = CacheWriter(path, sync=0.01, chunk_size=1)
         w.append(0)
         assert system.failed.wait(30)
@@ -834,12 +836,12 @@ def test_a_sync_that_fails_in_the_background_is_told_to_who_writes_next(path):
 
 
 def test_a_replacement_that_cannot_be_begun_keeps_no_other_out(path):
-    class Full(durable.System):
+    class Full(storage.System):
         def pwrite(self, fd, data, offset):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with (
-        durable.replace_system(Full()),
+        storage.replace_system(Full()),
         pytest.raises(StorageError, match="a.zip.edcache.new: writing 4,096 bytes at"),
     ):
         CacheWriter(path, "w")

@@ -13,9 +13,10 @@ from sound import ORIGINALS, original
 from test_attacks import NUMBERED, forged
 
 import edcache
-from edcache import CachedDataset, EdcacheError, format
-from edcache.contents import Chain
-from edcache.durable import File
+from edcache import CachedDataset, EdcacheError
+from edcache.format import spec as format
+from edcache.format.chain import Chain
+from edcache.storage.file import File
 
 TOOLS = {"unzip": "unzip", "7z": "p7zip-full", "bsdtar": "libarchive-tools"}
 COMMANDS = {

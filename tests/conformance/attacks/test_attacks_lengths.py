@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edcache import CachedDataset, durable
+from edcache import CachedDataset, storage
 from edcache.errors import LengthError, StorageError
 
 LENGTH = 20_000_000
@@ -67,7 +67,7 @@ def test_a_file_that_cannot_be_mapped_says_what_does_without(path, monkeypatch):
     def refuse(*arguments, **options):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(durable.calls.mmap, "mmap", refuse)
+    monkeypatch.setattr(storage.calls.mmap, "mmap", refuse)
     with pytest.raises(StorageError, match=r'mapping [\d,]+ bytes: Cannot allocate memory; io="pread" reads'):
         CachedDataset.from_cache(path, io="mmap")
     assert CachedDataset.from_cache(path, io="pread")[0] == {"y": 1}

@@ -17,7 +17,8 @@ from scale import thinned
 from sound import original
 
 import edcache
-from edcache import CachedDataset, EdcacheError, durable, format
+from edcache import CachedDataset, EdcacheError, storage
+from edcache.format import spec as format
 
 pytestmark = pytest.mark.filterwarnings("ignore::edcache.errors.StandInWarning")
 
@@ -25,7 +26,7 @@ PACKAGE = str(Path(edcache.__file__).parent)
 MOST = 2.5
 
 
-class Counting(durable.System):
+class Counting(storage.System):
     """Counts what is read."""
 
     def __init__(self):
@@ -73,7 +74,7 @@ def work(call, path, monkeypatch):
         return trace
 
     counting = Counting()
-    with durable.replace_system(counting), monkeypatch.context() as patch:
+    with storage.replace_system(counting), monkeypatch.context() as patch:
         patch.setattr(format, "parse_header", counted)
         before = sys.gettrace()
         sys.settrace(trace)

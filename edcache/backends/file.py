@@ -1,0 +1,105 @@
+"""Caches that are files of a file system."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from edcache import format, writer
+from edcache.base import CorruptArchiveError, NotAnArchiveError, OptionError, ReadOptions, StorageError, Sync
+from edcache.format import Head
+from edcache.storage import PATHS, ByteSource, absolute
+from edcache.writer import AS_IT_IS, Store
+
+if TYPE_CHECKING:
+    from edcache.reader import AnyReader
+    from edcache.writer import AnyAppender
+
+
+class FileStore(Store):
+    """A path, or a "file://" URL of one."""
+
+    naming = PATHS
+
+    def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        if storage_options:
+            raise OptionError(f"{text}: storage_options are for URLs, and this is a path")
+        is_url = text.lower().startswith("file://")
+        self.path = absolute(unquote(urlsplit(text).path) if is_url else text)
+
+    def local_path(self) -> str:
+        """See the base class."""
+        return self.path
+
+    def open(self) -> ByteSource:
+        """See the base class; what may be cleared away by others stays while it is open."""
+        return writer.open_kept(self.path)
+
+    def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
+        """See the base class.
+
+        Where it does not read, what a power cut left of a seal that was never synced is cut off first.
+        """
+        found = self._readable(options)
+        if found is None or not found.is_abandoned:
+            return found
+        found.close()
+        return None
+
+    def _readable(self, options: ReadOptions) -> AnyReader | None:
+        from edcache.writer import never_created
+
+        try:
+            return super().found(options)
+        except (NotAnArchiveError, CorruptArchiveError) as error:
+            if never_created(self.path):
+                return None
+            if isinstance(error, CorruptArchiveError):
+                self._recover(error)
+        # Where its creator wrote the head meanwhile, it opens now (test_stream.py, test_a_killed_one_*).
+        return self._opened(options)
+
+    def _recover(self, error: CorruptArchiveError) -> None:
+        from edcache.writer import recover
+
+        try:
+            recover(self.path)
+        except StorageError:
+            # Nothing can be written here: what does not read is what there is to say.
+            raise error from None
+
+    def appender(self, head: Head, sync: Sync) -> AnyAppender:
+        """See the base class."""
+        from edcache.writer import Appender
+
+        return Appender.open(
+            self.path, head, create=False, sync=sync, begins_anew=lambda found: _differs(found, head)
+        )
+
+    def free_nbytes(self) -> int | None:
+        """See the base class."""
+        try:
+            return self._free()
+        except OSError:
+            return None  # the first write that fails will tell
+
+    def part(self, fraction: float) -> int:
+        """See the base class."""
+        there = os.path.getsize(self.path) if os.path.exists(self.path) else 0
+        return int(fraction * (self._free() + there))
+
+    def _free(self) -> int:
+        folder = os.path.dirname(os.path.abspath(self.path))
+        while not os.path.isdir(folder):
+            folder = os.path.dirname(folder)
+        return shutil.disk_usage(folder).free
+
+
+def _differs(found: Head, head: Head) -> bool:
+    """Whether the head of an archive says something else than the one that it is to have."""
+    same = replace(found, uuid=head.uuid, claim_size=head.claim_size)
+    return format.pack_head(same) != format.pack_head(head)

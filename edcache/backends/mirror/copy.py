@@ -1,0 +1,294 @@
+"""Whole copies: made beside the place where they belong, and there in one step once they are proven."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+from edcache import format, storage, writer
+from edcache.backends.mirror.evict import check_space, limit_of, make_room
+from edcache.backends.mirror.fetch import Plan, fetch
+from edcache.backends.mirror.origin import Origin, identity_at, identity_of, open_origin
+from edcache.backends.mirror.side import (
+    PARTIAL,
+    SIDE,
+    Note,
+    Side,
+    Version,
+    locked_side,
+    note_of,
+    note_use,
+    stamp_of,
+)
+from edcache.base import ArchiveExistsError, ByteProgress, DigestError, NotAnArchiveError, OptionError, Show
+from edcache.reader import OnProgress, check_digest, parse_digest
+from edcache.storage import File, Location, local_path, located, shown
+
+logger = logging.getLogger("edcache")
+
+THREADS: Final = 8
+# What a replacement that was killed leaves is no archive to copy, and what belongs to a copy is made anew.
+_PASSED_OVER: Final = (writer.SUFFIX, PARTIAL, SIDE)
+
+
+@dataclass(frozen=True)
+class CopyOptions:
+    """How to copy, in the words of `copy_to_local`."""
+
+    num_threads: int = THREADS
+    expected_digest: str | None = None
+    max_bytes: int | str | None = None
+    storage_options: Mapping[str, Any] | None = None
+
+
+class Copied(NamedTuple):
+    """What a call copied.
+
+    path: the copy, or the folder of copies. archives: how many there are. nbytes: of all of them. fetched:
+    bytes of them that this call read from the origin.
+    """
+
+    path: str
+    archives: int
+    nbytes: int
+    fetched: int
+
+
+def copy_to_local(
+    src: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    *,
+    num_threads: int = THREADS,
+    expected_digest: str | None = None,
+    max_bytes: int | str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Show = None,
+) -> str:
+    """Copy a sealed archive that is far away, or a folder of them, to a disk of this machine; once.
+
+    Args:
+        src: the archive, or its URL; or a folder, of which all archives are copied, those in folders below it
+            too.
+        target: the folder where the copies go, made where it is absent; or, with the same ending as `src`,
+            the path of the copy.
+        num_threads: reads at a time.
+        expected_digest: "sha256:...", what `edcache.digest` said of the one archive when it was published.
+        max_bytes: of all copies in the folder together, as a number or as "200GB": those that nobody has open
+            go to make room, the least recently used first. Archives that are no copies never go.
+        storage_options: for the engine that reads a URL, see `edcache.Reader`.
+        progress: True or False; by default a bar shows on a terminal. A function is called with (bytes that
+            are here, bytes in all) instead.
+    Returns:
+        The path of the copy, to be opened as any archive; or the folder.
+    Raises:
+        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError.
+        OptionError: "far/train.zip: it is not sealed, so it may still grow; ...".
+        CorruptArchiveError: bytes of the origin fail their crc32, read twice.
+        ArchiveExistsError: "ssd/train.zip: exists already, and is not as it was copied from ...".
+        DigestError: the origin is not the archive that was published; no copy is left.
+        StorageError: too little space, before anything is copied; or the system refused.
+
+    The copy has its name when every crc32 of it was compared and it is on the disk, not before. A copy that
+    was killed is continued by the next call: what it has is compared with the crc32s, and the rest is
+    fetched. Any number of processes may ask at once: one copies, the others wait for it. A copy that is there
+    already costs one look at each file; one whose origin changed since (size, time or inode) is made anew, of
+    what did not change from the old one, and who reads the old one keeps it.
+    Cost: reads the origin once, and writes as much.
+    """
+    options = CopyOptions(num_threads, expected_digest, max_bytes, storage_options)
+    with ByteProgress(f"copying {os.path.basename(shown(src))}", progress) as tell:
+        return copy_local(src, target, options, on_progress=tell).path
+
+
+def copy_local(
+    src: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    options: CopyOptions = CopyOptions(),
+    on_progress: OnProgress | None = None,
+) -> Copied:
+    """What `copy_to_local` does; says what was copied."""
+    expected = None if options.expected_digest is None else parse_digest(options.expected_digest)
+    threads = options.num_threads
+    if type(threads) is not int or threads < 1:
+        raise OptionError(f"num_threads={threads!r}; give a number from 1 on")
+    limit = limit_of(options.max_bytes)
+    storage.check_outlives(target)
+    source, target = located(src, options.storage_options), local_path(target)
+    if not source.by_request and os.path.isdir(source.path):
+        if expected is not None:
+            raise OptionError(f"{source.path}: a folder; expected_digest= is that of one archive")
+        return _copy_folder(source.path, target, threads, limit, on_progress)
+    name = source.path
+    is_file = not (os.path.isdir(target) or target.endswith(os.sep))
+    if not (is_file and target.endswith(os.path.splitext(name)[1])):
+        target = os.path.join(target, os.path.basename(name))
+    copying = Copying(target, os.path.dirname(target), threads, limit, [target])
+    nbytes, fetched = copying.copy(source, expected, on_progress)
+    return Copied(target, 1, nbytes, fetched)
+
+
+def _copy_folder(
+    source: str, target: str, threads: int, limit: int | None, on_progress: OnProgress | None
+) -> Copied:
+    copies = {path: os.path.join(target, os.path.relpath(path, source)) for path in _archives_below(source)}
+    if not copies:
+        raise OptionError(f"{source}: no archives in this folder; name one that holds some")
+    sizes = [storage.stamp(path)[0] for path in copies]
+    total, before, fetched = sum(sizes), 0, 0
+    if limit is not None and total > limit:
+        raise OptionError(f"{source}: {total:,} bytes of archives, max_bytes= allows {limit:,}; allow more")
+    for (path, copy), size in zip(copies.items(), sizes, strict=True):
+
+        def advance(done: int, nbytes: int, before: int = before) -> None:
+            if on_progress is not None:
+                on_progress(before + done, total)
+
+        fetched += Copying(copy, target, threads, limit, copies.values()).copy(located(path), None, advance)[
+            1
+        ]
+        before += size
+    return Copied(target, len(copies), total, fetched)
+
+
+def _archives_below(folder: str) -> Iterator[str]:
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            path = os.path.join(parent, name)
+            if not name.endswith(_PASSED_OVER) and os.path.isfile(path) and _is_archive(path):
+                yield path
+
+
+def _is_archive(path: str) -> bool:
+    with closing(File.open(path, "r")) as file:
+        try:
+            format.read_head(file.pread, path)
+        except NotAnArchiveError:
+            return False
+    return True
+
+
+def current(copy: str, identity: tuple[str, ...]) -> Version | None:
+    """The version that a whole copy is of, where that is the state of the origin with this identity."""
+    stamp = stamp_of(copy)
+    note = None if stamp is None else note_of(copy)
+    version = None if note is None else note.version_of(stamp)
+    return version if version is not None and version.identity == identity else None
+
+
+@dataclass(frozen=True)
+class Copying:
+    """Making one copy.
+
+    path: where it belongs. folder: whose copies may go to make room for it. threads: reads at a time. limit:
+    bytes of all copies in the folder; None for any. keep: copies that must not go.
+    """
+
+    path: str
+    folder: str
+    threads: int
+    limit: int | None
+    keep: Collection[str]
+
+    def copy(self, source: Location, expected: str | None, on_progress: OnProgress | None) -> tuple[int, int]:
+        """Copy what is there unless that was done; returns its bytes, and those that were fetched."""
+        # Without the lock, and so where nothing can be written too.
+        version = current(self.path, identity_at(source))
+        if version is not None and version.digest == (expected or version.digest):
+            note_use(self.path)
+            return version.nbytes, 0
+        storage.make_parent(self.path)
+        with closing(open_origin(source)) as origin:
+            return self.copy_from(origin, expected, on_progress)
+
+    def copy_from(
+        self, origin: Origin, expected: str | None = None, on_progress: OnProgress | None = None
+    ) -> tuple[int, int]:
+        """Copy an open origin unless that was done, alone on this machine; returns as `copy`."""
+        with locked_side(self.path) as side:
+            assert side is not None
+            # By another process, while this one waited.
+            version = current(self.path, identity_of(origin))
+            if version is not None:
+                self._prove(side, version, expected)
+                return version.nbytes, 0
+            return self._make(side, origin, expected, on_progress)
+
+    def _prove(self, side: Side, version: Version, expected: str | None) -> None:
+        """Compare a copy that is there with a digest, and remember that."""
+        note_use(self.path)
+        if expected is None or version.digest == expected:
+            return
+        with closing(File.open(self.path, "r")) as file:
+            check_digest(file, expected)
+        note = side.read()
+        assert note is not None
+        proven = tuple(v._replace(digest=expected) if v == version else v for v in note.versions)
+        side.write(note._replace(versions=proven))
+
+    def _make(
+        self, side: Side, origin: Origin, expected: str | None, on_progress: OnProgress | None
+    ) -> tuple[int, int]:
+        identity, plan = identity_of(origin), Plan(origin)
+        version = Version(identity, plan.uuid.hex(), plan.size)
+        before = self._before(side, origin, version)
+        make_room(self.folder or os.curdir, self.limit, plan.size, self.path, self.keep)
+        check_space(self.path, plan.size - storage.allocated(self.path + PARTIAL))
+        kept = () if before is None else (before,)
+        side.write(Note(origin.path, (version, *kept)))
+        logger.info("%s: copying %s", self.path, origin.path)
+        with ExitStack() as stack:
+            partial = stack.enter_context(closing(File.open(self.path + PARTIAL, "a")))
+            older = None if before is None else stack.enter_context(closing(File.open(self.path, "r")))
+            fetched = fetch(origin, plan, partial, threads=self.threads, older=older, on_progress=on_progress)
+            if expected is not None:
+                self._check_digest(partial, expected)
+            partial.sync()
+            # Before it has its name: the stamp stays, so whenever this is killed the side file is right.
+            proven = version._replace(stamp=partial.stamp(), digest=expected)
+            side.write(Note(origin.path, (proven, *kept)))
+            side.file.sync()
+            storage.move(partial, self.path)
+        return plan.size, fetched
+
+    def _check_digest(self, partial: File, expected: str) -> None:
+        try:
+            check_digest(partial, expected)
+        except DigestError as error:
+            storage.remove(partial.path)
+            raise DigestError(str(error).replace(partial.path, self.path, 1)) from None
+
+    def _before(self, side: Side, origin: Origin, version: Version) -> Version | None:
+        """The version that the copy is of which is there, where it may be replaced."""
+        stamp, note = stamp_of(self.path), side.read()
+        if stamp is None:
+            return None
+        before = None if note is None else note.version_of(stamp)
+        if note is None or before is None:
+            of = "" if note is None else f" from {note.origin}"
+            raise ArchiveExistsError(
+                f"{self.path}: exists already, and is not as it was copied{of}; give another path, or "
+                "delete it (edcache rm)"
+            )
+        if note.origin != origin.path and before.uuid != version.uuid:
+            raise ArchiveExistsError(
+                f"{self.path}: a copy of another archive, {note.origin}; give {origin.path} another path or "
+                "folder"
+            )
+        return before
+
+
+def whole_copies_of(path: str, folder: str) -> list[tuple[str, Version]]:
+    """Whole copies of an origin in a folder, newest first, for when the origin cannot be asked."""
+    copies: list[tuple[int, str, Version]] = []
+    for name in os.listdir(folder) if os.path.isdir(folder) else []:
+        copy = os.path.join(folder, name.removesuffix(SIDE))
+        note, stamp = note_of(copy) if name.endswith(SIDE) else None, stamp_of(copy)
+        version = None if note is None or stamp is None else note.version_at(stamp)
+        if note is not None and note.origin == path and stamp is not None and version is not None:
+            copies.append((stamp[1], copy, version))
+    return [(copy, version) for _, copy, version in sorted(copies, reverse=True)]

@@ -1,0 +1,190 @@
+"""Which copies a folder has, who has them open, and which of them go when there is too little room."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections.abc import Collection
+from contextlib import closing, suppress
+from typing import NamedTuple
+
+from edcache import storage
+from edcache.backends.mirror.side import LOCK_COPY, LOCK_USE, PARTIAL, SIDE, locked_side, note_of, stamp_of
+from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes, parsed_bytes
+from edcache.storage import File
+from edcache.writer import copies_beside
+
+
+class Copy(NamedTuple):
+    """A copy as it lies in a folder.
+
+    path: of the copy, which has `PARTIAL` behind its name until it is whole. origin: what it is a copy of, ""
+    where that is not known. nbytes: of all of it; here: that it takes of the disk. used: when it was last
+    opened or copied, in seconds since 1970.
+    """
+
+    path: str
+    origin: str
+    nbytes: int
+    here: int
+    used: float
+    is_whole: bool
+
+
+def copies_in(folder: str) -> list[Copy]:
+    """The copies in a folder and in those below it, least recently used first; other archives are not listed.
+
+    A copy that was changed since, or replaced, is a copy no more.
+    """
+    names = (os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names)
+    copies = (copy_at(name.removesuffix(SIDE)) for name in names if name.endswith(SIDE))
+    return sorted((copy for copy in copies if copy is not None), key=lambda copy: (copy.used, copy.path))
+
+
+def copy_at(path: str) -> Copy | None:
+    """The copy that belongs at a path, whole or not; None where what is there is none."""
+    used, note = stamp_of(path + SIDE), note_of(path)
+    if used is None:
+        return None
+    origin = "" if note is None else note.origin
+    whole, partial = stamp_of(path), stamp_of(path + PARTIAL)
+    if whole is not None and (note is None or note.version_at(whole) is None):
+        return None
+    if whole is None and partial is None:
+        return None
+    nbytes = whole[0] if partial is None and whole is not None else 0
+    if partial is not None:
+        nbytes += max(partial[0], note.versions[0].nbytes if note else 0)
+    here = storage.allocated(path) + storage.allocated(path + PARTIAL)
+    return Copy(path, origin, nbytes, here, used[1] / 1e9, whole is not None)
+
+
+def why_stays(path: str) -> str | None:
+    """Why a copy should not be deleted now, in a few words; None where nothing speaks against it.
+
+    On macOS and Windows, which do not tell, nothing does.
+    """
+    if _is_locked(path + SIDE, LOCK_COPY):
+        return "another process is copying it"
+    is_open = any(_is_locked(name, LOCK_USE) for name in (path, path + PARTIAL))
+    return "a process has this copy open" if is_open else None
+
+
+def _is_locked(path: str, start: int) -> bool:
+    try:
+        with closing(File.open(path, "r")) as file:
+            return file.is_locked(start, 1)
+    except ArchiveNotFoundError:
+        return False
+
+
+def discard_side(path: str) -> bool:
+    """Delete a side file that is of no copy, unless somebody makes that; says whether it is gone."""
+    with locked_side(path.removesuffix(SIDE), wait=False) as side:
+        if side is None or any(map(storage.exists, copies_beside(path))):
+            return False
+        storage.remove(path)
+    return True
+
+
+def leftovers(path: str) -> list[str]:
+    """What lies beside an archive because it is a copy, whole or not: to be deleted with it."""
+    copy = path.removesuffix(PARTIAL)
+    if not storage.exists(copy + SIDE) or (path != copy and storage.exists(copy)):
+        return []
+    return [name for name in (copy + PARTIAL, copy + SIDE) if storage.exists(name)]
+
+
+# ------------------------------------------------------------------------------------------ making room
+
+
+def limit_of(max_bytes: int | str | None) -> int | None:
+    """How many bytes the copies of a folder may have.
+
+    Raises:
+        OptionError: 'max_bytes=-1; give bytes, or text such as "200GB"'.
+    """
+    limit = parsed_bytes(max_bytes)
+    if max_bytes is not None and limit is None:
+        raise OptionError(f'max_bytes={max_bytes!r}; give bytes, or text such as "200GB"')
+    return limit
+
+
+def make_room(folder: str, limit: int | None, nbytes: int, what: str, keep: Collection[str]) -> None:
+    """Delete copies that nobody has open, least recently used first, until a new one fits the limit.
+
+    Args:
+        limit: bytes that all copies below the folder may have together, each counted whole; None for any.
+        nbytes: of the new one. what: where it belongs. keep: copies that stay.
+    Raises:
+        OptionError: "far/train.zip: 3.2 GB, max_bytes= allows 1.0 GB for all copies in ssd; ...".
+        StorageError: what is open, or must stay, leaves too little.
+    """
+    if limit is None:
+        return
+    if nbytes > limit:
+        raise OptionError(
+            f"{what}: {human_bytes(nbytes)}, max_bytes= allows {human_bytes(limit)} for all copies in "
+            f"{folder}; allow more"
+        )
+    stays = {os.path.realpath(path) for path in keep}
+    others = [copy for copy in copies_in(folder) if os.path.realpath(copy.path) != os.path.realpath(what)]
+    excess = sum(copy.nbytes for copy in others) + nbytes - limit
+    for copy in others:
+        if excess <= 0:
+            return
+        if os.path.realpath(copy.path) not in stays and evict(copy.path):
+            excess -= copy.nbytes
+    if excess > 0:
+        raise _no_space(
+            f"{what}: {human_bytes(nbytes)}, max_bytes= allows {human_bytes(limit)} for all copies in "
+            f"{folder}; of those there, which are in use, {human_bytes(excess)} would have to go; allow "
+            "more, or wait"
+        )
+
+
+def evict(path: str) -> bool:
+    """Delete a copy, whole or not, unless somebody has it open or makes it; says whether it is gone.
+
+    Who had it mapped keeps what is mapped.
+    """
+    try:
+        with locked_side(path, wait=False) as side:
+            # Looked at again: since it was listed, another archive may have come to be there.
+            if side is None or copy_at(path) is None or not all(map(_removed, (path, path + PARTIAL))):
+                return False
+            storage.remove(path + SIDE)
+    except StorageError:
+        return False  # another user's
+    return True
+
+
+def _removed(path: str) -> bool:
+    with suppress(ArchiveNotFoundError), closing(File.open(path, "r+")) as file:
+        if not file.try_lock(LOCK_USE):
+            return False
+        storage.remove(path)
+    return True
+
+
+def check_space(path: str, nbytes: int) -> None:
+    """Refuse to begin a copy that the disk cannot hold.
+
+    Args:
+        nbytes: that are still to be written.
+    Raises:
+        StorageError: "ssd/train.zip: the copy takes 3.2 GB more, the disk has 1.0 GB left; free some, ...".
+    """
+    free = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
+    if nbytes > free:
+        raise _no_space(
+            f"{path}: the copy takes {human_bytes(nbytes)} more, the disk has {human_bytes(free)} left; free "
+            "some, or copy it to another disk"
+        )
+
+
+def _no_space(text: str) -> StorageError:
+    error = StorageError(text)
+    error.errno = errno.ENOSPC
+    return error

@@ -1,0 +1,329 @@
+"""RedisAppender: a cache in Redis open for appending, claims included; and building it anew."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache import format
+from edcache.backends.redis import frames
+from edcache.backends.redis.claims import Claims
+from edcache.backends.redis.client import PIECE_KEYS, PIECE_NBYTES, Client
+from edcache.backends.redis.fetching import held
+from edcache.backends.redis.keys import Keys, head_key
+from edcache.backends.redis.log import Log, read_head, stale
+from edcache.backends.redis.removing import remove_of
+from edcache.backends.redis.url import Server
+from edcache.base import LabelError, OptionError, StorageError
+from edcache.format import PAGE, Chain, ChunkTable, Head, Header, pack_chunk_table
+from edcache.writer import AnyAppender, Chunk, differences
+
+_MOST_NBYTES: Final = 512 << 20
+_SET_NBYTES: Final = 1 << 17
+
+# Keys: head, log. Arguments: the head; the header of the entry that was seen last; an entry, or none to
+# append nothing; milliseconds that what was written lives, 0 for ever. So head and log outlive every record.
+_APPEND: Final = """
+local head = redis.call('GET', KEYS[1])
+if head and head ~= ARGV[1] then return -1 end
+if ARGV[3] ~= '' then
+  local last = redis.call('LINDEX', KEYS[2], -1)
+  if (last and string.sub(last, 1, #ARGV[2]) or '') ~= ARGV[2] then return 0 end
+  if last and ARGV[2] == '' then return 0 end
+end
+if not head then redis.call('SET', KEYS[1], ARGV[1]) end
+local fresh = {not head, redis.call('EXISTS', KEYS[2]) == 0}
+if ARGV[3] ~= '' then redis.call('RPUSH', KEYS[2], ARGV[3]) end
+local ttl = tonumber(ARGV[4])
+for i, key in ipairs(KEYS) do
+  local left = redis.call('PTTL', key)
+  if ttl == 0 then
+    redis.call('PERSIST', key)
+  elseif fresh[i] or (left >= 0 and left < ttl) then
+    redis.call('PEXPIRE', key, ttl)
+  end
+end
+return 1
+"""
+# Keys: head. Arguments: the head that was seen, the one that takes its place.
+_REPLACE: Final = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
+return 1
+"""
+
+
+class RedisAppender(AnyAppender):
+    """A cache in Redis, open for appending by this process; `AnyAppender` says what each method does."""
+
+    path: Server
+    _log: Log
+    _claims: Claims
+
+    def __init__(self, log: Log) -> None:
+        self._client = log.client
+        self._keys = Keys(log.server, log.head.uuid)
+        super().__init__(log, Claims(log.client, self._keys))
+        self.path = log.server
+        self.head = log.head
+        self._closed = False
+        self._logged = _Logged()
+        self._opened_at = log.chain.cursor.seq
+
+    @classmethod
+    def open(cls, path: str, head: Head) -> RedisAppender:
+        """Open a cache, or make one with `head` where there is none yet.
+
+        Raises:
+            OptionError: the URL names no prefix; compression="zstd+dict". StorageError, CorruptArchiveError.
+        Safety: two processes that make one at once end up with one head.
+        """
+        if head.compression is not None and "+dict" in head.compression:
+            raise OptionError(
+                f'{path}: compression={head.compression!r}; records in Redis take "zstd" or "zstd:LEVEL", a '
+                "dictionary might be evicted and take them all along"
+            )
+        client = Client(Server.of(path))
+        known = read_head(client)
+        if known is None:
+            packed = format.pack_head(replace(head, uuid=_uuid_of(head)))
+            ttl = client.server.ttl
+            client.ask("set", head_key(client.server), packed, nx=True, px=None if ttl is None else _ms(ttl))
+            known = read_head(client)
+            if known is None:
+                raise StorageError(
+                    f"{client.server}: the server lost the head at once; give it more memory, or a longer ttl"
+                )
+        log = Log(client, *known)
+        log.catch_up()
+        return cls(log)
+
+    def indices_of(self, chunks: Iterable[Header]) -> npt.NDArray[np.int64]:
+        """The sample indices in these chunks: int64 [n], a copy.
+
+        Of what was published before this was opened, those alone that the server still has.
+        """
+        headers = list(chunks)
+        before = super().indices_of(header for header in headers if header.seq < self._opened_at)
+        since = super().indices_of(header for header in headers if header.seq >= self._opened_at)
+        is_there = held(self._client, [self._keys.record(index) for index in before.tolist()])
+        return np.concatenate([before[is_there], since])
+
+    def present(self, indices: Sequence[int]) -> set[int]:
+        """Which of some samples that were published the server still has."""
+        is_there = held(self._client, [self._keys.record(index) for index in indices])
+        return set(itertools.compress(indices, is_there.tolist()))
+
+    def append(self, chunk: Chunk, *, restores: bool = False) -> None:
+        """See the base class.
+
+        With `restores`, a server that evicts and gets the same records again and again has a log that does
+        not grow.
+        """
+        self.check_usable()
+        self._store(chunk)
+        try:
+            self._announce(chunk, restores)
+        except LabelError:
+            self._take_back(chunk)
+            raise
+
+    def _announce(self, chunk: Chunk, restores: bool) -> None:
+        """Append to the log what others are to know of a chunk whose records are stored."""
+        self._log.catch_up()
+        while True:
+            new = chunk.without(self._logged.of(self._log, chunk)) if restores else chunk
+            if not new.count:
+                self._push(b"")
+                return
+            types = self._joined_types(new.labels)
+            table = ChunkTable(new.records, new.labels, new.schemas, types, len(new.data))
+            packed = b"".join([pack_chunk_table(table), new.block_crcs])
+            index = new.records.index
+            assert index is not None
+            records_nbytes = format.align(len(packed), 64) - len(packed) + len(new.data)
+            fields = {"samples": new.count, "end_index": int(index.max()) + 1}
+            if self._push(self._entry(format.KIND_CHUNK, packed, records_nbytes, **fields)):
+                return
+
+    def _publish_amendment(self, text: bytes) -> None:
+        self.check_usable()
+        self._log.catch_up()
+        while not self._push(self._entry(format.KIND_AMENDMENT, text)):
+            continue
+
+    def _entry(self, kind: int, table: bytes, behind_nbytes: int = 0, **fields: Any) -> bytes:
+        """What the log gets: the header that such an entry has in a file, and its table."""
+        cursor = self.chain.cursor
+        crc, nbytes = format.crc32(table), len(table) + behind_nbytes
+        bare = Header(kind, self.head.uuid, cursor.seq, cursor.offset, cursor.link, nbytes, crc)
+        total = format.align(bare.nbytes + nbytes, PAGE)
+        fields |= {"payload_nbytes": total - bare.nbytes, "next": cursor.offset + total}
+        header = replace(bare, table_nbytes=len(table), table_crc=crc, **fields)
+        return format.pack_header(header) + table
+
+    def _push(self, entry: bytes) -> bool:
+        """Append an entry to the log unless somebody else was first; with none, let it live on."""
+        ttl = self.path.ttl
+        seen = [self._log.packed_head, self._log.last_header, entry, 0 if ttl is None else _ms(ttl)]
+        answer = self._client.run(_APPEND, [self._keys.head, self._keys.log], seen)
+        if answer < 0:
+            raise stale(self.path)
+        if entry and not self._log.catch_up():
+            # As long as the one that was seen, and another.
+            self._log.begin_again()
+            self._log.catch_up()
+        return bool(answer)
+
+    def _store(self, chunk: Chunk) -> None:
+        """Set the records of a chunk: none of them counts before the log tells of it."""
+        commands: list[tuple[Any, ...]] = []
+        nbytes = 0
+        try:
+            for values in self._batches(chunk):
+                commands += self._setting(values)
+                nbytes += sum(map(len, values.values()))
+                if nbytes >= PIECE_NBYTES:
+                    self._client.ask_all(commands)
+                    commands, nbytes = [], 0
+            self._client.ask_all(commands)
+        except StorageError as error:
+            if error.errno == errno.ENOSPC:
+                self._take_back(chunk)
+            raise
+
+    def _batches(self, chunk: Chunk) -> Iterator[dict[str, bytes]]:
+        """The values of records by their keys, a few at a time: a server evicts between commands."""
+        values: dict[str, bytes] = {}
+        nbytes = 0
+        for index, value in self._values(chunk):
+            values[self._keys.record(index)] = value
+            nbytes += len(value)
+            if nbytes >= _SET_NBYTES:
+                yield values
+                values, nbytes = {}, 0
+        if values:
+            yield values
+
+    def _setting(self, values: dict[str, bytes]) -> list[tuple[Any, ...]]:
+        ttl = self.path.ttl
+        if ttl is None:
+            return [("mset", values)]
+        return [("set", key, value, None, _ms(ttl)) for key, value in values.items()]
+
+    def _values(self, chunk: Chunk) -> Iterable[tuple[int, bytes]]:
+        records, numbers = chunk.records, [frames.schema_number(text) for text in chunk.schemas]
+        assert records.index is not None
+        raw_nbytes = records.nbytes if records.raw_nbytes is None else records.raw_nbytes
+        columns = (records.index, records.offset, records.nbytes, raw_nbytes, records.schema)
+        for index, offset, nbytes, raw, schema in zip(*(c.tolist() for c in columns), strict=True):
+            if nbytes + 2 * frames.NBYTES > _MOST_NBYTES:
+                raise StorageError(
+                    f"{self.path}: sample {index} takes {nbytes:,} bytes, Redis keeps {_MOST_NBYTES:,} under "
+                    "one key; keep this cache in a file"
+                )
+            yield index, frames.packed(index, numbers[schema], chunk.data[offset : offset + nbytes], raw)
+
+    def _take_back(self, chunk: Chunk) -> None:
+        """Delete records that nobody will be told of."""
+        keys = [self._keys.record(index) for index in set(chunk.indices) - self._logged.of(self._log, chunk)]
+        # Where that fails too, they are overwritten when they are computed again.
+        with suppress(StorageError):
+            for start in range(0, len(keys), PIECE_KEYS):
+                self._client.ask("unlink", *keys[start : start + PIECE_KEYS])
+
+    def append_dictionary(self, dictionary: bytes) -> None:
+        """Not here: see `open`."""
+        raise AssertionError("a cache in Redis has no compression dictionary")
+
+    def dictionaries(self) -> list[bytes]:
+        """None."""
+        return []
+
+    def seal(self) -> None:
+        """Nothing: a cache in Redis is complete when nothing is missing."""
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def close(self) -> None:
+        """Let go of claims and connections; idempotent, and nothing in a process that inherited it."""
+        if self._pid == os.getpid() and not self._closed:
+            self._closed = True
+            self._claims.close()
+            self._client.close()
+
+
+class _Logged:
+    """What the log tells of, kept up to date with it."""
+
+    def __init__(self) -> None:
+        self._chain: Chain | None = None
+        self._chunks = 0
+        self._indices: set[int] = set()
+        self._schemas: set[str] = set()
+
+    def of(self, log: Log, chunk: Chunk) -> set[int]:
+        """The samples of a chunk that were published, and whose records decode by a schema that was."""
+        chain = log.chain
+        if chain is not self._chain:
+            self._chain, self._chunks, self._indices, self._schemas = chain, 0, set(), set()
+        for table in map(log.table, chain.chunks[self._chunks :]):
+            if table.records.index is not None:
+                self._indices.update(table.records.index.tolist())
+            self._schemas.update(table.schemas)
+        self._chunks = len(chain.chunks)
+        is_known = [text in self._schemas for text in chunk.schemas]
+        numbers = chunk.records.schema.tolist()
+        return self._indices.intersection(
+            index for index, number in zip(chunk.indices, numbers, strict=True) if is_known[number]
+        )
+
+
+def replace_head(path: str, head: Head) -> None:
+    """Begin a cache anew: another head takes the old one's place, and the old one's keys are deleted.
+
+    Where another process does the same already, this one joins it.
+
+    Raises:
+        StorageError: the server does not answer.
+    """
+    client = Client(Server.of(path))
+    try:
+        known = read_head(client)
+        if known is None:
+            return
+        packed, before, _ = known
+        is_rebuild = before.uuid != _uuid_of(before)
+        if (
+            is_rebuild
+            and (head.fingerprint is None or not differences(before.fingerprint, head.fingerprint))
+            and Claims(client, Keys(client.server, before.uuid)).has_fillers
+        ):
+            return
+        new = format.pack_head(head)
+        if client.run(_REPLACE, [head_key(client.server)], [packed, new]):
+            remove_of(client, Keys(client.server, before.uuid))
+    finally:
+        client.close()
+
+
+def _uuid_of(head: Head) -> bytes:
+    """The uuid of a cache that nobody asked to build anew: of equal heads the same.
+
+    So whoever makes a head again that the server has lost makes the same one.
+    """
+    return hashlib.sha256(format.pack_head(replace(head, uuid=bytes(16)))).digest()[:16]
+
+
+def _ms(seconds: float) -> int:
+    return max(1, int(seconds * 1000))

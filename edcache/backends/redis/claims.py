@@ -1,0 +1,150 @@
+"""Who computes what: keys that expire unless whoever set them renews them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import uuid
+from contextlib import suppress
+from typing import Any, Final
+
+from edcache.backends.redis.client import Client, library
+from edcache.backends.redis.keys import Keys
+from edcache.base import StorageError
+
+_RENEWALS: Final = 4
+_WAIT_SECONDS: Final = 0.1
+
+# The server's clock: those of hosts differ.
+_OTHERS: Final = """
+local now = redis.call('TIME')
+local at = now[1] * 1000 + math.floor(now[2] / 1000)
+local mine = redis.call('ZSCORE', KEYS[1], ARGV[1])
+local others = redis.call('ZCOUNT', KEYS[1], at, '+inf')
+if mine and tonumber(mine) >= at then others = others - 1 end
+"""
+_COUNT: Final = _OTHERS + "return others"
+_JOIN: Final = (
+    _OTHERS
+    + """
+redis.call('ZADD', KEYS[1], at + ARGV[2], ARGV[1])
+redis.call('PEXPIRE', KEYS[1], 2 * ARGV[2])
+return others
+"""
+)
+
+
+class Claims:
+    """The claims of one process, renewed by a thread while any is held.
+
+    A process that dies, or whose thread gets no turn for `claim_seconds`, loses them: then what it computes
+    may be computed twice, and is stored under the same key.
+    """
+
+    can_lock = True
+
+    def __init__(self, client: Client, keys: Keys) -> None:
+        self._client = client
+        self._keys = keys
+        self._seconds = client.server.claim_seconds
+        self._token = uuid.uuid4().hex
+        self._held: dict[int, Any] = {}
+        self._is_filler = False
+        self._turn = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        self._is_closed = False
+
+    def claim(self, number: int) -> bool:
+        """Take a claim if nobody has it; says whether it did."""
+        from redis.lock import Lock
+
+        with self._client.translated():
+            lock = Lock(
+                self._client.connected,
+                self._keys.claim(number),
+                timeout=self._seconds,
+                blocking=False,
+                thread_local=False,
+            )
+            if not lock.acquire():
+                return False
+        self._renew_from_now(number, lock)
+        return True
+
+    def wait(self, number: int) -> None:
+        """Take a claim as soon as its holder lets go, or is believed dead."""
+        while not self.claim(number):
+            time.sleep(_WAIT_SECONDS)
+
+    def release(self, number: int) -> None:
+        """Let go of a claim, if it has not expired meanwhile."""
+        with self._turn:
+            lock = self._held.pop(number, None)
+        if lock is not None:
+            errors = library(self._client.server).exceptions
+            with suppress(errors.LockError), self._client.translated():
+                lock.release()
+
+    def join_fillers(self) -> bool:
+        """Let others see, until `close`, that this process fills; says whether no other did."""
+        others = self._client.run(_JOIN, [self._keys.fillers], [self._token, int(self._seconds * 1000)])
+        self._renew_from_now()
+        self._is_filler = True
+        return not others
+
+    @property
+    def has_fillers(self) -> bool:
+        """Whether another process fills."""
+        return bool(self._client.run(_COUNT, [self._keys.fillers], [self._token]))
+
+    def close(self) -> None:
+        """Let go of everything; nothing in a process that inherited it."""
+        if self._pid != os.getpid() or self._is_closed:
+            return
+        with self._turn:
+            self._is_closed = True
+            self._turn.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        # A server that is lost lets go by itself.
+        with suppress(StorageError):
+            for number in list(self._held):
+                self.release(number)
+            if self._is_filler:
+                self._client.ask("zrem", self._keys.fillers, self._token)
+
+    def _renew_from_now(self, number: int | None = None, lock: Any = None) -> None:
+        with self._turn:
+            if number is not None:
+                self._held[number] = lock
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="edcache-claims", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._turn:
+                if not self._is_closed:
+                    self._turn.wait(self._seconds / _RENEWALS)
+                if self._is_closed:
+                    return
+                held = list(self._held.items())
+            # A server that does not answer now may at the next turn; a fill that needs it says so itself.
+            with suppress(StorageError):
+                self._renew(held)
+
+    def _renew(self, held: list[tuple[int, Any]]) -> None:
+        errors = library(self._client.server).exceptions
+        for number, lock in held:
+            try:
+                with self._client.translated():
+                    lock.reacquire()
+            except errors.LockError:
+                # Expired, or released a moment ago: somebody else may have it.
+                with self._turn:
+                    if self._held.get(number) is lock:
+                        del self._held[number]
+        if self._is_filler:
+            self._client.run(_JOIN, [self._keys.fillers], [self._token, int(self._seconds * 1000)])

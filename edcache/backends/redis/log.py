@@ -1,0 +1,171 @@
+"""The log of a cache: what was published, as one process has seen it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Final
+
+from edcache import format
+from edcache.backends.redis.client import Client
+from edcache.backends.redis.keys import Keys, head_key
+from edcache.backends.redis.url import Server
+from edcache.base import ArchiveNotFoundError, CorruptArchiveError, StaleArchiveError
+from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, read_table
+
+_ENDLESS: Final = 1 << 62
+_ENTRIES: Final = 64
+_KINDS: Final = (format.KIND_CHUNK, format.KIND_AMENDMENT)
+
+
+def read_head(client: Client) -> tuple[bytes, Head, Cursor] | None:
+    """What a cache says about itself, packed and parsed, and where its log begins; None where there is none.
+
+    Raises:
+        CorruptArchiveError, NotAnArchiveError, FormatVersionError.
+    """
+    packed = client.ask("get", head_key(client.server))
+    if packed is None:
+        return None
+    head, cursor = format.read_head(lambda at, nbytes: packed[at : at + nbytes], client.server)
+    return packed, head, cursor
+
+
+def no_cache(server: Server) -> ArchiveNotFoundError:
+    """What to raise where there is no head."""
+    return ArchiveNotFoundError(
+        f"{server}: no cache under this prefix; check the URL, or build the cache first (the server may have "
+        "restarted, or evicted it)"
+    )
+
+
+class Log:
+    """The entries of a cache's log in their order, as far as seen, and what they amount to.
+
+    Attributes:
+        head: of the cache. packed_head: as the server has it.
+        chain: of the entries, whose offsets are those of an archive that had the records too.
+        nbytes: of the entries. losses: how often the server lost the log.
+    """
+
+    def __init__(self, client: Client, packed_head: bytes, head: Head, start: Cursor) -> None:
+        self.client = client
+        self.server = client.server
+        self.head = head
+        self.packed_head = packed_head
+        self.keys = Keys(client.server, head.uuid)
+        self.nbytes = 0
+        self.losses = 0
+        self._start = start
+        self._at: dict[int, bytes] = {}  # headers and tables, by offset
+        self._last = b""
+        self._tables: dict[int, ChunkTable] = {}  # by sequence number
+        self.chain = Chain(head, start, client.server)
+
+    @property
+    def seen(self) -> int:
+        """How many entries were taken in."""
+        return self.chain.cursor.seq - self._start.seq
+
+    @property
+    def last_header(self) -> bytes:
+        """The bytes of the last entry's header; none before the first entry."""
+        return self._last if self.seen else b""
+
+    def copy(self) -> Log:
+        """The same as far as seen; one may go on without the other."""
+        other = copy.copy(self)
+        other.chain, other._at, other._tables = self.chain.copy(), self._at.copy(), self._tables.copy()
+        return other
+
+    def catch_up(self) -> bool:
+        """Take in what was published since; says whether anything changed.
+
+        Raises:
+            CorruptArchiveError: the list has what no release of edcache wrote.
+        """
+        changed, begun = False, self.seen == 0
+        count = self.client.ask("llen", self.keys.log)
+        if count < self.seen:
+            self.begin_again()
+            changed = begun = True
+        while self.seen < count:
+            first = self.seen
+            entries = self.client.ask("lrange", self.keys.log, first, first + _ENTRIES - 1)
+            if not entries:
+                break  # lost between the two questions; the next call finds out
+            if self._take(entries):
+                changed = True
+            elif begun:
+                raise CorruptArchiveError(
+                    f"{self.server}: entry {first} of the list {self.keys.log!r} is none that edcache wrote; "
+                    f"delete the cache: edcache rm '{self.server}'"
+                )
+            else:
+                # Another log, begun by somebody else after the server had lost the one that was seen.
+                self.begin_again()
+                changed = begun = True
+        return changed
+
+    def _take(self, entries: list[bytes]) -> bool:
+        """Take in entries that follow; says whether the first of them did."""
+        before = self.seen
+        for entry in entries:
+            header = format.parse_header(entry[: format.MAX_HEADER_NBYTES])
+            whole = None if header is None else header.nbytes + header.table_nbytes
+            if header is None or header.kind not in _KINDS or len(entry) != whole:
+                break
+            if header.offset != self.chain.cursor.offset:
+                break
+            self._at[header.offset] = self._last = entry[: header.nbytes]
+            self._at[header.payload_offset] = entry[header.nbytes :]
+            self.chain.extend(self._pread, _ENDLESS)
+            if self.chain.cursor.offset != header.next:
+                break
+            self.nbytes += len(entry)
+        return self.seen > before
+
+    def _pread(self, offset: int, nbytes: int) -> bytes:
+        """What an archive has at a place, where that is a header or what is its table."""
+        return self._at.get(offset, b"")[:nbytes]
+
+    def begin_again(self) -> None:
+        """Forget what was seen: the server has lost it."""
+        self.losses += 1
+        chain = Chain(self.head, self._start, self.server)
+        # As of entries that a power cut took: whoever counts by the chain counts again (fill/presence.py).
+        chain.lost = {-1 - loss for loss in range(self.losses)}
+        self.chain, self.nbytes = chain, 0
+        self._at, self._tables, self._last = {}, {}, b""
+
+    def table(self, header: Header) -> ChunkTable:
+        """The table of a chunk.
+
+        Raises:
+            CorruptArchiveError: it does not read.
+        """
+        if header.seq not in self._tables:
+            try:
+                self._tables[header.seq] = read_table(self._pread, header, self.server)
+            except CorruptArchiveError as error:
+                raise CorruptArchiveError(
+                    f"{self.server}: the list {self.keys.log!r} is damaged: {error}; "
+                    f"delete the cache: edcache rm '{self.server}'"
+                ) from None
+        return self._tables[header.seq]
+
+    def contents(self) -> Contents:
+        """Which samples were published, and their labels."""
+        return self.chain.contents(self.table)
+
+    def check_head(self) -> None:
+        """Raise StaleArchiveError where another cache is under the prefix now; none is no error."""
+        packed = self.client.ask("get", self.keys.head)
+        if packed is not None and packed != self.packed_head:
+            raise stale(self.server)
+
+
+def stale(server: Server) -> StaleArchiveError:
+    """What to raise where the head is another."""
+    return StaleArchiveError(
+        f"{server}: another cache is under this prefix now than the one that was opened; open it again"
+    )

@@ -1,0 +1,203 @@
+"""What one process has of a cache in Redis, as of one look at its log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.backends.redis import frames
+from edcache.backends.redis.fetching import Fetched, gathered_from, held, pieces_of
+from edcache.backends.redis.log import Log
+from edcache.base import CorruptRecordError, EdcacheError, LengthError, MissingSampleError, once
+from edcache.codec import Decoder, Decoding, decompress
+from edcache.format import Records
+from edcache.labels import checked_indices
+from edcache.reader import Group, Session
+
+Ints = npt.NDArray[np.int64]
+
+
+class RedisSession(Session):
+    """What one process knows of a cache, as of one look at its log.
+
+    Args:
+        before: an earlier session with the same cache.
+    Attributes:
+        gone: published samples that the server was found to have lost.
+    """
+
+    def __init__(
+        self, log: Log, allow_pickle: bool, decoding: Decoding | None, before: RedisSession | None = None
+    ) -> None:
+        super().__init__(log.server, log.head, log.contents(), allow_pickle, decoding)
+        self.log = log
+        self.chunks = len(log.chain.chunks)
+        self.gone: set[int] = set()
+        self._newer: RedisSession | None = None
+        # Of a batch that cannot be gathered: its samples are read one by one next, by the same thread.
+        self._fetched: Fetched = Fetched() if before is None else before._fetched
+
+    # --- what is there ---
+
+    @property
+    def sealed(self) -> bool:
+        """Whether nothing is missing: there is nothing else to seal."""
+        return self.has_all
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the records as they are stored, and of the log."""
+        return int(self.records.nbytes.sum()) + self.log.nbytes
+
+    @property
+    def justified_nbytes(self) -> int:
+        """See the base class: the log may tell of records that are not there."""
+        return self.log.nbytes
+
+    @property
+    def private_nbytes(self) -> int:
+        """See the base class."""
+        columns = self.contents.index.records.columns().values()
+        return self.log.nbytes + sum(column.nbytes for column in columns) + self.label_nbytes
+
+    @once
+    def indices(self) -> Ints:
+        """The samples that were published."""
+        return np.arange(self.length) if self._index is None else self._index
+
+    @property
+    def records(self) -> Records:
+        """Those that are not known to be gone."""
+        records = self.contents.index.records
+        if not self.gone:
+            return records
+        rows = np.flatnonzero(~np.isin(self.indices, np.fromiter(self.gone, np.int64, len(self.gone))))
+        return Records(**{**records.take(rows).columns(), "index": self.indices[rows]})
+
+    @property
+    def present(self) -> int:
+        """See the base class."""
+        return self._rows - len(self.gone)
+
+    def has(self, index: int) -> bool:
+        """See the base class."""
+        return super().has(index) and index not in self.gone
+
+    def held(self) -> Ints | None:
+        """See the base class: the server is asked for each that was published."""
+        index = self.indices
+        there = held(self.log.client, [self.log.keys.record(i) for i in index.tolist()])
+        self._note_gone(index[~there])
+        return index[there]
+
+    def _note_gone(self, indices: Ints) -> None:
+        if len(indices):
+            self.log.check_head()
+            self.gone.update(indices.tolist())
+
+    def look_again(self) -> RedisSession | None:
+        """A new session where something was published since, else None."""
+        log = self.log.copy()  # another thread may look too
+        return RedisSession(log, self._allow_pickle, self._decoding, self) if log.catch_up() else None
+
+    def close(self) -> None:
+        """See the base class."""
+        self.log.client.close()
+
+    def _label_table(self) -> Any:
+        return self.contents.labels
+
+    # --- samples ---
+
+    def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]:
+        """See the base class: all of the record, whatever is wanted."""
+        row = self.row(index)
+        value = self._fetched.take(self.head.uuid, index)
+        if value is None:
+            value = self._values(np.array([index]), np.array([row]))[0]
+        if value is None:
+            raise MissingSampleError(
+                f"{self.path}: the server has no record of sample {index} any more: it was evicted or "
+                "expired; compute it again with warmup() on a dataset that has its source, read with "
+                "lazy=True, or give the server more memory"
+            )
+        try:
+            frame = frames.unpacked(value, index)
+            return self._raw(frame), self._decoder_for(frame.schema)
+        except (CorruptRecordError, LengthError) as error:
+            raise self.placed(error, index) from error
+
+    def _raw(self, frame: frames.Frame) -> memoryview:
+        if self.head.compression is not None:
+            return memoryview(decompress(frame.data, frame.raw_nbytes))
+        if frame.raw_nbytes != len(frame.data):
+            raise CorruptRecordError(f"it has {len(frame.data):,} bytes, its frame says otherwise")
+        return frame.data
+
+    def _decoder_for(self, schema: int) -> Decoder:
+        """The decoder of a schema by its number in frames, which may be one that was published since."""
+        if schema in self._numbers:
+            return self.decoder(self._numbers[schema])
+        if self._newer is None or schema not in self._newer._numbers:
+            self._newer = self.look_again()
+        if self._newer is None or schema not in self._newer._numbers:
+            raise CorruptRecordError(f"its schema {schema:#018x} is none of those in the log")
+        return self._newer.decoder(self._newer._numbers[schema])
+
+    @once
+    def _numbers(self) -> dict[int, int]:
+        """The number of each schema in the index, by its number in frames."""
+        texts = self.contents.index.schemas
+        return {frames.schema_number(text): number for number, text in enumerate(texts)}
+
+    def placed(self, error: EdcacheError, index: int) -> EdcacheError:
+        """See the base class."""
+        if not isinstance(error, CorruptRecordError):
+            return type(error)(f"{self.path}: sample {index}: {error}")
+        key = self.log.keys.record(index)
+        return type(error)(
+            f"{self.path}: record {index}: {error}; delete the key {key!r}, and warmup() computes it again"
+        )
+
+    @contextmanager
+    def reading_ahead(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Iterator[None]:
+        """See the base class: all of the records, but for those that a gather has just fetched."""
+        indices = checked_indices(indices, self.length)
+        rows = self.rows_of(indices)
+        found = indices[rows >= 0]
+        if len(found) and not self._fetched.has_all(self.head.uuid, found):
+            self._fetched.keep(self.head.uuid, found, self._values(found, rows[rows >= 0]))
+        yield
+
+    def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
+        """See the base class; None too where the server has lost one of the records.
+
+        Args:
+            wanted: of no use here: a record comes whole, since its crc32 is of all of it.
+        """
+        indices = checked_indices(indices, self.length)
+        alike = self.alike(indices)
+        if alike is None:
+            return None
+        values = self._values(indices, alike.rows)
+        is_compressed = self.head.compression is not None
+        group = gathered_from(values, indices.tolist(), alike.decoder, is_compressed=is_compressed)
+        if group is None:
+            self._fetched.keep(self.head.uuid, indices, values)
+        return group
+
+    def _values(self, indices: Ints, rows: Ints) -> list[Any]:
+        """What the server has under the keys of records, by one round trip; None where it has nothing."""
+        keys = [self.log.keys.record(index) for index in indices.tolist()]
+        commands: list[tuple[Any, ...]] = [
+            ("mget", keys[part]) for part in pieces_of(self.contents.index.records.nbytes[rows])
+        ]
+        # A server that evicts what was used least would take the head first, which nobody else reads.
+        answers = self.log.client.ask_all([*commands, ("touch", self.log.keys.head, self.log.keys.log)])
+        values = [value for answer in answers[:-1] for value in answer]
+        self._note_gone(indices[[value is None for value in values]])
+        return values

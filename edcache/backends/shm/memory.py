@@ -1,0 +1,442 @@
+"""Names for archives in shared memory: "shm://digits" in the place of a path.
+
+What has such a name is a file without one (a memfd), which the kernel frees when the last process that has it
+open or mapped ends, however it ends. Its name is an *entry*, a small file in a folder of the user's. Whoever
+has the memory open holds it, by locking the byte of the entry that says where: so the kernel's own table of
+locks is the list of holders, and a killed process leaves nothing wrong in it.
+
+    byte of an entry                    locked by
+    0                                   whoever makes, joins or takes away the name, for that moment
+    2**60 + process * 2**31 + number    the process, which has the memory open under that number
+
+Another process joins by opening `/proc/<process>/fd/<number>` of any holder, and is one too from then on. The
+entry's text says which file that has to be (device, inode), and in which namespace processes are numbered.
+An entry that nobody holds says nothing; who next makes a name removes it. Names are a user's own, for the
+processes that share its /dev/shm and its process numbers: on one host, outside containers or inside one.
+
+Everything here is Linux's; elsewhere a name is refused.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from urllib.parse import quote, unquote
+
+from edcache import base, storage
+from edcache.backends import FileStore
+from edcache.base import OptionError, human_bytes
+from edcache.storage import Naming, System
+
+PREFIX: Final = "shm://"
+_TOP, _SUFFIX = "/dev/shm", ".entry"  # noqa: S108 - the folder in it is the user's own, which is checked
+_MOST_NAME: Final = 200
+_TURN: Final = 0
+_HOLDERS: Final = 1 << 60
+_NUMBER_BITS: Final = 31
+_END: Final = (1 << 63) - 1
+# The memory of a process that ends is given back before its locks are.
+_ENDING_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 0.01
+# To look at what is free costs as much as to write so much.
+_UNLOOKED_NBYTES: Final = 1 << 20
+_REMEDY: Final = (
+    "end what else takes memory, store less (compression=, fewer samples), or give the path of a file"
+)
+
+
+class Holder(NamedTuple):
+    """A process, and the number of the descriptor under which it has the memory open."""
+
+    pid: int
+    fd: int
+
+    @property
+    def path(self) -> str:
+        """Where others open it."""
+        return f"/proc/{self.pid}/fd/{self.fd}"
+
+    @property
+    def byte(self) -> int:
+        """What it has locked."""
+        return _HOLDERS + (self.pid << _NUMBER_BITS) + self.fd
+
+
+# Held while descriptors are not in their File yet: a fork would leave them open in the child for ever.
+_opening = threading.RLock()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release
+    )
+
+
+def entry(path: str) -> str:
+    """The file that stands for a name: its entry.
+
+    Raises:
+        OptionError: no archive can be in memory here, or have this name.
+    """
+    if not (hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd") and os.path.isdir(_TOP)):
+        raise OptionError(
+            f"{path}: archives in memory take Linux with memfd_create, /proc and /dev/shm; elsewhere give "
+            "the path of a file, on a RAM disk for instance"
+        )
+    if not path.startswith(PREFIX):
+        raise OptionError(f'{path}: write it as text, "{PREFIX}name"; a Path has lost a slash')
+    name = quote(path[len(PREFIX) :], safe="")
+    if not 0 < len(name) <= _MOST_NAME or "\0" in path:
+        raise OptionError(f'{path}: give 1 to {_MOST_NAME} letters after "{PREFIX}"')
+    return os.path.join(_folder(), name + _SUFFIX)
+
+
+def _folder() -> str:
+    return os.path.join(_TOP, f"edcache-{os.geteuid()}")
+
+
+def open_memory(system: System, path: str, flags: int, into: list[int]) -> None:
+    """Open what has a name in memory; with O_CREAT make it where nothing has.
+
+    Args:
+        flags: as of open(2). into: gets the descriptor of the entry, then that of the memory. Both are to be
+            closed together, after `forget`.
+    Raises:
+        FileNotFoundError, FileExistsError, OSError; OptionError, as `entry`.
+    """
+    where, creates = entry(path), bool(flags & os.O_CREAT)
+    _check_folder(creates)
+    try:
+        with _opening, _turn_at(system, where, creates, into):
+            if flags & os.O_EXCL and _is_held(system, into[0]):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+            if not _join(system, flags & ~(os.O_CREAT | os.O_EXCL), into):
+                if not creates:
+                    os.unlink(where)
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                _make(system, path, into)
+            _hold(system, into)
+    except BaseException:
+        _close(into)
+        raise
+
+
+def _hold(system: System, into: list[int]) -> None:
+    """Lock the byte of a number under which the memory is open.
+
+    The byte of one that this process had before may still be locked by a child that another thread has just
+    forked, and that has not let go of it yet.
+    """
+    while True:
+        try:
+            system.lock(into[0], Holder(os.getpid(), into[-1]).byte, 1, False)
+            break
+        except BlockingIOError:
+            # In one call, as is the closing below: an interrupt between two would leak a descriptor.
+            into.extend(map(os.dup, into[-1:]))
+    while len(into) > 2:
+        list(map(os.close, map(into.pop, (1,))))
+
+
+def forget(system: System, descriptors: list[int]) -> None:
+    """Take the name away, before its descriptors are closed, where nobody else holds it.
+
+    What cannot be done at once is left to the next who makes a name.
+    """
+    if len(descriptors) < 2 or not _opening.acquire(blocking=False):
+        return
+    try:
+        with suppress(OSError):
+            # Not waiting: a garbage collection may come within the turn of this very thread.
+            system.lock(descriptors[0], _TURN, 1, False)
+            try:
+                _remove_unheld(system, os.readlink(f"/proc/self/fd/{descriptors[0]}"), descriptors[0])
+            finally:
+                system.unlock(descriptors[0], _TURN, 1)
+    finally:
+        _opening.release()
+
+
+def inherit(system: System, descriptors: list[int]) -> None:
+    """Hold, in a forked child, what the parent holds; the parent's own lock ends with the parent."""
+    if len(descriptors) < 2:
+        return
+    held: list[int] = []
+    # Without, the child still has the memory, but nobody finds it there.
+    with suppress(OSError):
+        held.extend(map(os.open, (f"/proc/self/fd/{descriptors[0]}",), (os.O_RDWR | os.O_CLOEXEC,)))
+        system.lock(held[0], Holder(os.getpid(), descriptors[1]).byte, 1, False)
+        os.dup2(held[0], descriptors[0], inheritable=False)
+    _close(held)
+
+
+@contextmanager
+def turn(system: System, path: str, *, creates: bool = False) -> Iterator[None]:
+    """Let nobody else make, join or take away a name in memory for the block."""
+    where, descriptors = entry(path), list[int]()
+    try:
+        with _opening, _turn_at(system, where, creates, descriptors):
+            yield
+    finally:
+        _close(descriptors)
+
+
+def holders(system: System, path: str) -> list[Holder]:
+    """Who has open what has a name in memory; nobody where nothing has it."""
+    descriptors: list[int] = []
+    try:
+        descriptors.extend(map(os.open, (entry(path),), (os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW,)))
+        return sorted(_holders(system, descriptors[0]))
+    except FileNotFoundError:
+        return []
+    finally:
+        _close(descriptors)
+
+
+def names() -> list[str]:
+    """Every name that has an entry, whether anybody holds it or not."""
+    try:
+        found = os.listdir(_folder()) if hasattr(os, "memfd_create") else []
+    except FileNotFoundError:
+        return []
+    return sorted(PREFIX + unquote(name[: -len(_SUFFIX)]) for name in found if name.endswith(_SUFFIX))
+
+
+# ------------------------------------------------------------------------------------------ entries
+
+
+def _check_folder(creates: bool) -> None:
+    """See that the folder of the entries is this user's own."""
+    folder = _folder()
+    if creates:
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+    with suppress(FileNotFoundError):
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise OSError(errno.EPERM, f"{folder} is not a folder of this user; delete it")
+
+
+@contextmanager
+def _turn_at(system: System, where: str, creates: bool, into: list[int]) -> Iterator[None]:
+    """Open an entry, made if it is to be, and have its turn for the block. The caller closes it."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if creates else 0)
+    while True:
+        into.extend(map(os.open, (where,), (flags,), (0o600,)))
+        system.lock(into[0], _TURN, 1, True)
+        # Its last holder may just have removed it.
+        if _leads_to(where, into[0]):
+            break
+        _close(into)
+    try:
+        yield
+    finally:
+        system.unlock(into[0], _TURN, 1)
+
+
+def _leads_to(where: str, fd: int) -> bool:
+    try:
+        named, found = os.lstat(where), os.fstat(fd)
+    except FileNotFoundError:
+        return False
+    return (named.st_dev, named.st_ino) == (found.st_dev, found.st_ino)
+
+
+def _holders(system: System, fd: int) -> Iterator[Holder]:
+    """Who has locked its byte, in any order; some hundred may have."""
+    ranges = [(_HOLDERS, _END)]
+    while ranges:
+        start, end = ranges.pop()
+        byte = system.first_locked(fd, start, end - start) if start < end else None
+        if byte is not None:
+            yield Holder(*divmod(byte - _HOLDERS, 1 << _NUMBER_BITS))
+            ranges += [(start, byte), (byte + 1, end)]
+
+
+def _is_held(system: System, fd: int) -> bool:
+    return next(_holders(system, fd), None) is not None
+
+
+def _make(system: System, path: str, into: list[int]) -> None:
+    """Make memory for the entry that has its turn, and remove entries that nobody holds."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    into.extend(map(os.memfd_create, (f"edcache:{path[len(PREFIX) :]}",), (flags,)))
+    made = os.fstat(into[1])
+    os.ftruncate(into[0], 0)
+    os.pwrite(into[0], f"{made.st_dev} {made.st_ino} {process_namespace()}\n".encode("ascii"), 0)
+    folder = _folder()
+    for name in os.listdir(folder):
+        _sweep(system, os.path.join(folder, name))
+
+
+def _sweep(system: System, where: str) -> None:
+    descriptors: list[int] = []
+    # What cannot be opened or has its turn now is looked at another time.
+    with suppress(OSError):
+        descriptors.extend(map(os.open, (where,), (os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW,)))
+        system.lock(descriptors[0], _TURN, 1, False)
+        _remove_unheld(system, where, descriptors[0])
+    _close(descriptors)
+
+
+def _remove_unheld(system: System, where: str, fd: int) -> None:
+    if not _is_held(system, fd) and _leads_to(where, fd):
+        os.unlink(where)
+
+
+def _read(fd: int) -> tuple[int, int, int]:
+    words = os.pread(fd, 100, 0).split()
+    if len(words) != 3 or not all(map(bytes.isdigit, words)):
+        raise OSError(errno.EINVAL, f"{os.readlink(f'/proc/self/fd/{fd}')} is damaged; choose another name")
+    device, inode, namespace = map(int, words)
+    return device, inode, namespace
+
+
+def process_namespace() -> int:
+    """Which processes have the numbers that this one sees; containers have their own."""
+    return os.stat("/proc/self/ns/pid").st_ino
+
+
+def _join(system: System, flags: int, into: list[int]) -> bool:
+    """Open the memory that an entry leads to; False where nobody holds it.
+
+    Raises:
+        OSError: somebody does, whom this process cannot look into.
+    """
+    until = time.monotonic() + _ENDING_SECONDS
+    while True:
+        holder, why = None, ""
+        for holder in _holders(system, into[0]):
+            device, inode, namespace = _read(into[0])
+            if namespace != process_namespace():
+                why = " (it is in another container)"
+                break
+            try:
+                there = os.stat(holder.path)
+                if (there.st_dev, there.st_ino) == (device, inode):
+                    into.extend(map(os.open, (holder.path,), (flags | os.O_CLOEXEC,)))
+                    return True
+            except FileNotFoundError:
+                continue  # it ends, or closes it
+            except PermissionError as error:
+                why = f" ({error.strerror})"
+        if holder is None:
+            return False
+        if why or time.monotonic() > until:
+            told = f"process {holder.pid} has it, which this one cannot look into"
+            raise OSError(errno.EACCES, f"{told}{why}; choose another name")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _close(descriptors: list[int]) -> None:
+    while descriptors:
+        os.close(descriptors.pop())
+
+
+# ------------------------------------------------------------------------------------------- memory
+
+
+class _Unlooked:
+    nbytes = _UNLOOKED_NBYTES
+
+
+def reserve(fd: int, offset: int, nbytes: int) -> None:
+    """Take the memory of a range that is to be written, or say that there is none.
+
+    Raises:
+        OSError: ENOMEM before the kernel has to end processes; or what it says itself.
+    """
+    if offset + nbytes <= os.fstat(fd).st_size:
+        return
+    _Unlooked.nbytes += nbytes
+    if _Unlooked.nbytes > _UNLOOKED_NBYTES:
+        free = base.available()
+        if nbytes > free:
+            text = f"{os.strerror(errno.ENOMEM)}, {human_bytes(free)} are free; {_REMEDY}"
+            raise OSError(errno.ENOMEM, text)
+        _Unlooked.nbytes = 0
+    try:
+        os.posix_fallocate(fd, offset, nbytes)
+    except OSError as error:
+        raise OSError(error.errno, f"{os.strerror(error.errno or 0)}; {_REMEDY}") from None
+
+
+# ------------------------------------------------------------------------------------------ backend
+
+
+class MemoryNaming(Naming):
+    """Files by their names in memory."""
+
+    absent = "no process of this user has it open in memory; build the cache first, and keep it open there"
+    is_volatile = True
+    open = staticmethod(open_memory)
+    entry = staticmethod(entry)
+    turn = staticmethod(turn)
+    reserve = staticmethod(reserve)
+    forget = staticmethod(forget)
+    inherit = staticmethod(inherit)
+
+    def stat(self, system: System, path: str) -> os.stat_result:
+        """See the base class."""
+        descriptors: list[int] = []
+        open_memory(system, path, os.O_RDONLY, descriptors)
+        try:
+            return os.fstat(descriptors[-1])
+        finally:
+            _close(descriptors)
+
+
+class MemoryStore(FileStore):
+    """A cache in shared memory."""
+
+    room = "memory"
+    # A disk that is full says so; where memory is, the kernel ends processes.
+    tolerance = 1.0
+    is_volatile = True
+    naming = MemoryNaming()
+
+    def _free(self) -> int:
+        return base.available()
+
+    def check_deletable(self) -> None:
+        """See the base class: it is freed by itself."""
+        held = held_at(self.path)
+        if held is not None:
+            who = ", ".join(map(str, held.pids))
+            raise OptionError(
+                f"{self.path}: in memory, where it is freed as soon as no process has it open; these have: "
+                f"{who}"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An archive in shared memory.
+
+    path: "shm://" and its name. nbytes: of it. pids: the processes that have it open; it is freed when the
+    last of them closes it or ends.
+    """
+
+    path: str
+    nbytes: int
+    pids: tuple[int, ...]
+
+
+def archives_in_memory() -> list[Held]:
+    """The archives of this user in shared memory on this host, by name; those that `preload` made too."""
+    return [held for held in map(held_at, names()) if held is not None]
+
+
+def held_at(path: str) -> Held | None:
+    """The archive that has a name in memory; None where nothing has."""
+    who = holders(storage.system, path)
+    for holder in who:
+        with suppress(OSError):  # it ends at this moment
+            return Held(path, os.stat(holder.path).st_size, tuple(sorted({holder.pid for holder in who})))
+    return None

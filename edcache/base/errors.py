@@ -1,0 +1,221 @@
+"""Every exception that edcache raises on purpose: one tree, each also a builtin where one fits.
+
+    EdcacheError
+    ├── OptionError (ValueError)               an argument that edcache does not accept
+    ├── MissingDependencyError (ImportError)   an optional library that this call needs
+    ├── ArchiveError
+    │   ├── ArchiveNotFoundError (FileNotFoundError)
+    │   ├── ArchiveExistsError (FileExistsError)
+    │   ├── ArchiveLockedError (TimeoutError)  another process holds a lock that this call needs
+    │   ├── ArchiveClosedError (ValueError)    used after close(), or by a process that did not open it
+    │   ├── NotAnArchiveError (ValueError)     a file, but not one of edcache's
+    │   ├── FormatVersionError (ValueError)    written by a newer format than this release reads
+    │   ├── PartialArchiveError (ValueError)   not sealed, where what is made would pass for whole
+    │   ├── StaleArchiveError (RuntimeError)   the file at the path is no longer the one that was opened
+    │   ├── DigestError (ValueError)           the file is not the one that was published, or has no digest
+    │   ├── StorageError (OSError)             the operating system refused: full disk, I/O error, no locks
+    │   ├── LengthError (ValueError)           more samples than the file's size, or memory, justifies
+    │   └── CorruptArchiveError (ValueError)   bytes that no writer of ours left
+    │       └── CorruptRecordError             one record; the others still read
+    ├── SampleIndexError (IndexError)          an index outside [-n, n)
+    ├── MissingSampleError (LookupError)       an index in range that has no record yet
+    │   └── SampleFailedError                  it has none because it could not be made
+    ├── SourceError (RuntimeError)             the source dataset raised while a sample was computed
+    ├── WorkerError (RuntimeError)             worker processes of a fill end, and no sample is to blame
+    ├── ForeignCacheError (ValueError)         another system's cache that is damaged, or not what it says
+    ├── ExportError (TypeError)                a field of a sample that the format asked for cannot hold
+    ├── CodecError
+    │   ├── UnsupportedTypeError (TypeError)   a leaf that the native codec does not store
+    │   ├── ImageError (ValueError)            an image file that cannot be read or decoded
+    │   ├── UnregisteredTypeError (TypeError)  a class that this process has not registered
+    │   └── PickleRefusedError (ValueError)    a pickle that nobody has allowed
+    ├── LabelError
+    │   ├── UnknownLabelError (KeyError)       a column that the archive does not hold
+    │   ├── LabelTypeError (TypeError)         values that do not make one column
+    │   └── WhereError (ValueError)            a where-expression that does not parse
+    ├── FingerprintError (TypeError)           an argument that has no stable description
+    └── StaleCacheError (RuntimeError)         the archive was made by another call or source
+
+    PartialArchiveWarning (UserWarning)        an archive is opened that is not sealed
+    StandInWarning (UserWarning)               a namedtuple comes back as another class than it had
+
+Each class is constructed from one message, so that an exception survives the trip out of a
+DataLoader worker (torch rebuilds it as `type(message)`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class EdcacheError(Exception):
+    """Base of every error that edcache raises on purpose."""
+
+    def __str__(self) -> str:
+        # KeyError would show its message quoted, OSError would look for an errno.
+        return str(self.args[0]) if self.args else ""
+
+    def __reduce__(self) -> Any:
+        # As an OSError it would lose its errno on the way out of another process.
+        if isinstance(self, OSError):
+            return _rebuilt, (type(self), self.args, self.errno, self.filename)
+        return super().__reduce__()
+
+
+def _rebuilt(kind: type[Any], args: tuple[Any, ...], errno: int | None, filename: Any) -> Any:
+    error = kind(*args)
+    error.errno, error.filename = errno, filename
+    return error
+
+
+class StandInWarning(UserWarning):
+    """Records hold a namedtuple whose class is not imported; a stand-in has its fields, not its methods."""
+
+
+class OptionError(EdcacheError, ValueError):
+    """An argument, or a combination of arguments, that edcache does not accept."""
+
+
+class MissingDependencyError(EdcacheError, ImportError):
+    """A library that only this call needs is not installed."""
+
+
+class ArchiveError(EdcacheError):
+    """Something about the archive file as a whole."""
+
+
+class ArchiveNotFoundError(ArchiveError, FileNotFoundError):
+    """No file at the path."""
+
+
+class ArchiveExistsError(ArchiveError, FileExistsError):
+    """A file is in the way of a new archive."""
+
+
+class ArchiveLockedError(ArchiveError, TimeoutError):
+    """Another process holds a lock that this call needs."""
+
+
+class ArchiveClosedError(ArchiveError, ValueError):
+    """Used after close(), or by a process that inherited it and may not write."""
+
+
+class NotAnArchiveError(ArchiveError, ValueError):
+    """The file does not begin with edcache's head."""
+
+
+class FormatVersionError(ArchiveError, ValueError):
+    """The file says that it is of a newer format."""
+
+
+class PartialArchiveError(ArchiveError, ValueError):
+    """The archive is not sealed, so that samples may be missing, and nobody said allow_partial=True."""
+
+
+class PartialArchiveWarning(UserWarning):
+    """An archive was opened that is not sealed and that no process writes: samples may be missing."""
+
+
+class StaleArchiveError(ArchiveError, RuntimeError):
+    """The path leads to another archive than the one that was opened."""
+
+
+class DigestError(ArchiveError, ValueError):
+    """The file's SHA-256 is not the one that was expected, or the archive is not sealed and has none."""
+
+
+class StorageError(ArchiveError, OSError):
+    """The operating system refused a read, a write, a sync or a lock; errno is kept."""
+
+
+class LengthError(ArchiveError, ValueError):
+    """More samples than the size of the archive, or the memory of this process, justifies allocating for."""
+
+
+class CorruptArchiveError(ArchiveError, ValueError):
+    """Bytes of the archive fail their checksum or contradict each other."""
+
+
+class CorruptRecordError(CorruptArchiveError):
+    """The bytes of one record fail their checksum or do not decode; other records still read."""
+
+
+class SampleIndexError(EdcacheError, IndexError):
+    """An index outside [-n, n)."""
+
+
+class MissingSampleError(EdcacheError, LookupError):
+    """An index in range that has no record yet.
+
+    Not an IndexError: iteration over a half-filled cache must stop loudly, not early.
+    """
+
+
+class SampleFailedError(MissingSampleError):
+    """A sample that could not be made when it was tried; the text has the traceback of that time."""
+
+
+class SourceError(EdcacheError, RuntimeError):
+    """The source dataset raised while a sample was computed; `__cause__` is its exception."""
+
+
+class WorkerError(EdcacheError, RuntimeError):
+    """Worker processes of a fill end, and no sample is to blame; or what one raised could not be sent."""
+
+
+class ForeignCacheError(EdcacheError, ValueError):
+    """A cache of another system that is damaged, is not of the kind that was said, or claims too much."""
+
+
+class ExportError(EdcacheError, TypeError):
+    """A field of a sample that the format asked for cannot hold."""
+
+
+class CodecError(EdcacheError):
+    """A sample that cannot become a record, or the reverse."""
+
+
+class UnsupportedTypeError(CodecError, TypeError):
+    """A leaf of a type that the native codec does not store."""
+
+
+class ImageError(CodecError, ValueError):
+    """An image file that cannot be read, or bytes that do not decode to a picture."""
+
+
+class UnregisteredTypeError(CodecError, TypeError):
+    """A record names a class that this process has not registered."""
+
+
+class PickleRefusedError(CodecError, ValueError):
+    """The archive holds pickles and nobody said allow_pickle=True; or an old cache names code to run."""
+
+
+class LabelError(EdcacheError):
+    """Something about label columns."""
+
+
+class UnknownLabelError(LabelError, KeyError):
+    """A label column that the archive does not hold."""
+
+
+class LabelTypeError(LabelError, TypeError):
+    """Label values that do not make one column."""
+
+
+class WhereError(LabelError, ValueError):
+    """A where-expression that does not parse, or asks for more than comparisons."""
+
+
+class FingerprintError(EdcacheError, TypeError):
+    """An argument of a cached call that has no stable description."""
+
+
+class StaleCacheError(EdcacheError, RuntimeError):
+    """The archive was made by another call or source than the one that wants to read it."""
+
+
+# Users read and import them there.
+for _kind in list(vars().values()):
+    if isinstance(_kind, type) and _kind.__module__ == __name__:
+        _kind.__module__ = "edcache.errors"

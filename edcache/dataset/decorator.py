@@ -1,0 +1,193 @@
+"""@cachable: fingerprint a call of a dataset factory, fill its archive if needed, open it."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, get_args, overload
+
+from edcache.base import CacheKeywords, CacheOptions, OnStale, OptionError, check_choice, provisional, takes
+from edcache.dataset.cached import CachedDataset, Source, check_fillable, opened
+from edcache.dataset.reading import T_co
+from edcache.dataset.staleness import is_stale
+from edcache.storage import hidden
+from edcache.writer import call_fingerprint, qualified_name, store_at
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+P = ParamSpec("P")
+
+
+class CachedFactory(Generic[P, T_co]):
+    """A dataset factory whose datasets are cached; what `@cachable` returns.
+
+    Calling it returns a CachedDataset. `uncached` is the function itself, `version` and `options` what
+    the decorator was given. `cache_path(*args, **kwargs)` says which archive a call uses, without
+    touching it.
+    """
+
+    def __init__(
+        self,
+        factory: Callable[P, Any],
+        path: str | os.PathLike[str] | None,
+        version: object,
+        on_stale: OnStale,
+        options: CacheOptions,
+    ) -> None:
+        check_choice("on_stale", on_stale, get_args(OnStale))
+        check_fillable(options)
+        functools.update_wrapper(self, factory)
+        self.uncached = factory
+        self._path = None if path is None else hidden(os.fspath(path))
+        self.version = version
+        self.options = options
+        self._on_stale = on_stale
+        self._signature = inspect.signature(factory)
+
+    def __repr__(self) -> str:
+        return f"<cachable {qualified_name(self.uncached)}>"
+
+    def __reduce__(self) -> str:
+        # By name, as functions are: the name leads to this object, not to the bare factory.
+        return self.uncached.__qualname__
+
+    def __get__(self, instance: object, owner: type | None = None) -> Any:
+        """Bind as a function would, so that methods can be decorated."""
+        return self if instance is None else functools.partial(self.__call__, instance)  # type: ignore[arg-type]
+
+    def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Where the archive of this call is, or would be."""
+        return self._path_for(self._arguments(args, kwargs))
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
+        """Open the archive of this call, after filling what it lacks.
+
+        Raises:
+            StaleCacheError: the archive at the path was made by a call with other arguments.
+            FingerprintError: an argument has no stable description.
+        """
+        arguments = self._arguments(args, kwargs)
+        path = self._path_for(arguments)
+        fingerprint = call_fingerprint(self.uncached, arguments, self.version)
+        store = store_at(path, self.options.storage_options)
+        if not store.by_request:
+            path = store.path  # the factory may change the folder that this process works in
+        options = self.options
+        archive = store.found(provisional(options))
+        rebuild = archive is not None and is_stale(
+            archive, fingerprint, options.in_memory_keys, self._on_stale
+        )
+        # What may be lost is computed again when a lazy cache is asked for it.
+        may_grow = options.grow or (store.may_lose and options.is_lazy)
+        if archive is not None and archive.complete and not rebuild and not may_grow:
+            return opened(store, options, archive)
+        origin: dict[str, Any] | bool = fingerprint
+        if archive is not None and not rebuild:
+            # The archive's own fingerprint was judged above; on_stale may have let it pass.
+            origin = archive.head.fingerprint or False
+        source = self.uncached(*args, **kwargs)
+        options = replace(options, keep_existing=options.keep_existing and not rebuild)
+        return CachedDataset(source, path, options, fingerprint=origin)
+
+    def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        bound = self._signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return dict(bound.arguments)
+
+    def _path_for(self, arguments: Mapping[str, Any]) -> str:
+        path = self._locate(arguments)
+        store = store_at(path)
+        completed = store.completed(lambda: call_fingerprint(self.uncached, arguments))
+        return path if completed is store else completed.path
+
+    def _locate(self, arguments: Mapping[str, Any]) -> str:
+        if self._path is None:
+            return _default_path(self.uncached, arguments)
+        try:
+            # That of a server has its credentials along.
+            return self._path.format(**{name: _slug(value) for name, value in arguments.items()})
+        except (KeyError, IndexError) as error:
+            raise OptionError(
+                f'the path "{self._path}" names {{{error.args[0]}}}, {qualified_name(self.uncached)} has the '
+                f"parameters {', '.join(arguments) or 'none'}"
+            ) from None
+        except (ValueError, AttributeError, TypeError) as error:
+            raise OptionError(
+                f'the path "{self._path}" does not format: {error}; it takes the arguments as text, as in '
+                '"cache/{split}.zip"'
+            ) from None
+
+
+class _Decorator(Protocol):
+    def __call__(self, factory: Callable[P, Source[T_co] | Iterable[T_co]], /) -> CachedFactory[P, T_co]: ...
+
+
+@overload
+def cachable(path: Callable[P, Source[T_co] | Iterable[T_co]], /) -> CachedFactory[P, T_co]: ...
+@overload
+def cachable(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    version: object = None,
+    on_stale: OnStale = "error",
+    **keywords: Unpack[CacheKeywords],
+) -> _Decorator: ...
+@takes(CacheOptions)
+def cachable(
+    path: Any = None, *, version: object = None, on_stale: OnStale = "error", **keywords: Any
+) -> Any:
+    """Cache the datasets that a function makes: the first call fills an archive, later ones open it.
+
+    Args:
+        path: the archive, or its URL; it may name parameters: "cache/{split}.zip", "shm://digits-{split}".
+            Without one it lives in `$EDCACHE_DIR` (default `~/.cache/edcache`) under a readable name.
+        version: change it when the function starts to make other samples.
+        on_stale: what to do when the archive was made with other arguments or another version:
+            "error" raises StaleCacheError, which shows the difference; "warn" uses it with a
+            warning; "rebuild" builds it anew; "ignore" uses it.
+        keywords: these options; expected_digest, local and allow_partial are for `from_cache`.
+    Returns:
+        A decorator; the decorated function has `.uncached` and `.cache_path(*args, **kwargs)`.
+
+    A call that finds a complete archive does not run the function. One that finds an interrupted
+    archive computes only what is missing. Calls in several processes share the work.
+
+    >>> @cachable("cache/digits-{split}.zip", in_memory_keys=["label"])
+    ... def digits(split="train"):
+    ...     return SlowDigits(split)
+    """
+    if callable(path):
+        return CachedFactory(path, None, None, "error", CacheOptions())
+    options = CacheOptions.of(None, keywords, "cachable")
+
+    def decorate(factory: Callable[P, Any]) -> CachedFactory[P, Any]:
+        return CachedFactory(factory, path, version, on_stale, options)
+
+    return decorate
+
+
+def default_directory() -> Path:
+    """Where caches without a path live: `$EDCACHE_DIR`, else `~/.cache/edcache`."""
+    return Path(os.environ.get("EDCACHE_DIR") or Path.home() / ".cache" / "edcache")
+
+
+def _default_path(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
+    described = call_fingerprint(factory, arguments)
+    text = json.dumps([described["factory"], described["arguments"]])
+    digest = hashlib.sha256(text.encode("ascii")).hexdigest()[:8]
+    shown = ",".join(f"{name}={_slug(value)}" for name, value in arguments.items())[:80]
+    name = _slug(described["factory"].replace(":", "."))
+    return str(default_directory() / f"{'-'.join(filter(None, (name, shown, digest)))}.zip")
+
+
+def _slug(value: object) -> str:
+    """The value as part of a file name: no separators, nothing that a shell or a disk dislikes."""
+    return re.sub(r"[^\w.,=+@-]+", "_", str(value)).lstrip(".") or "_"

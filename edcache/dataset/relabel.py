@@ -1,0 +1,192 @@
+"""Label columns added to an archive after its samples were written, and dropped again.
+
+They are published as one entry, a revision (format.py section 3). No sample is written again.
+"""
+
+from __future__ import annotations
+
+import copy
+import errno
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from edcache.base import LabelError, OptionError, StaleArchiveError, StorageError, Sync, unknown_label
+from edcache.format import MAX_LABELS, Revision, label_revision
+from edcache.labels import (
+    LabelSpec,
+    check_count,
+    checked_name,
+    collected_columns,
+    given_column,
+    given_rows,
+    given_table,
+    joined,
+)
+from edcache.writer import Appender, until_it_stays
+
+if TYPE_CHECKING:
+    from edcache.dataset.cached import CachedDataset
+    from edcache.dataset.samples import Samples
+    from edcache.reader import FieldPath
+
+_READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
+_BATCH = 64
+
+Ints = npt.NDArray[np.int64]
+
+
+def add_labels(
+    cache: CachedDataset,
+    what: Any,
+    values: Any,
+    on: str | None,
+    fields: Sequence[FieldPath] | None,
+    num_workers: int,
+    sync: Sync,
+) -> None:
+    """See `CachedDataset.add_labels`."""
+    if not isinstance(what, str):
+        if values is not None or fields is not None:
+            raise OptionError("add_labels(table) takes on= alone; values and fields= go with a name")
+        publish(cache, _of_table(cache, what, on), sync)
+        return
+    name = checked_name(what, "add_labels() got")
+    if on is not None:
+        raise OptionError(f'add_labels("{name}", ..., on="{on}"): on= goes with a table, not with a name')
+    if fields is not None and not callable(values):
+        raise OptionError(f'add_labels("{name}", ..., fields=...): fields= goes with a function')
+    if values is None:
+        raise OptionError(
+            f'add_labels("{name}") got no values; give an array, {{index: value}} or a function'
+        )
+    if callable(values):
+        publish(cache, _computed(cache, LabelSpec({name: values}), fields, num_workers), sync)
+        return
+    length = len(cache)
+    if isinstance(values, Mapping):
+        index, column = given_rows(name, values, length)
+        publish(cache, label_revision({name: column}, index), sync)
+        return
+    column = given_column(name, values)
+    check_count(name, column, length)
+    publish(cache, label_revision({name: column}), sync)
+
+
+def add_keys(cache: CachedDataset, spec: LabelSpec, sync: Sync) -> None:
+    """Add the columns of `in_memory_keys` to a complete archive, from its samples.
+
+    Raises: LabelError: 'train.zip: label "lable": sample 0 has no field "lable"; ...'. Else as `publish`.
+    """
+    try:
+        revision = _computed(cache, spec, None, 0)
+    except LabelError as error:
+        raise type(error)(f"{cache.path}: {error}") from error
+    publish(cache, revision, sync)
+
+
+def drop_labels(cache: CachedDataset, names: Sequence[str], sync: Sync) -> None:
+    """See `CachedDataset.drop_labels`."""
+    known = list(cache.labels)
+    if not names:
+        raise OptionError(f"drop_labels() takes the names of columns; this archive has: {', '.join(known)}")
+    for name in names:
+        if name not in known:
+            raise unknown_label(name, known)
+    publish(cache, label_revision({}, dropped=list(dict.fromkeys(names))), sync)
+
+
+def publish(cache: CachedDataset, revision: Revision, sync: Sync) -> None:
+    """Append a revision to the archive of a dataset, once more where another process compacts it meanwhile.
+
+    Raises:
+        StorageError: it cannot be written; the text has the remedy. Else as `Appender.revise`.
+    """
+    until_it_stays(lambda: _publish(cache, revision, sync))
+
+
+def _publish(cache: CachedDataset, revision: Revision, sync: Sync) -> None:
+    try:
+        appender = Appender.open(cache.path, cache.head, create=False, sync=sync)
+    except StorageError as error:
+        if error.errno not in _READ_ONLY:
+            raise
+        refused = StorageError(
+            f"{cache.path}: labels are kept in the archive, and it cannot be written here; copy it to where "
+            "you may write, add them there, and open the copy"
+        )
+        refused.errno, refused.filename = error.errno, error.filename
+        raise refused from error
+    with closing(appender):
+        if appender.head.uuid != cache.head.uuid:
+            raise StaleArchiveError(
+                f"{cache.path}: another archive is here now than the one that was opened; open it again"
+            )
+        appender.revise(revision)
+
+
+def _of_table(cache: CachedDataset, given: Any, on: str | None) -> Revision:
+    """All columns of a table; with `on` its rows in the order of the dataset."""
+    table = given_table(given)
+    if on is not None:
+        if on not in cache.labels:
+            raise unknown_label(on, list(cache.labels))
+        table = joined(table, on, cache.labels.column(on))
+    elif table.num_rows != len(cache):
+        raise OptionError(
+            f"the table has {table.num_rows:,} rows, the dataset {len(cache):,} samples; give one row per "
+            "sample, or on= the column that both have"
+        )
+    for name in table.column_names:
+        checked_name(name, "the table has")
+    if not table.num_columns:
+        raise OptionError("the table has no column to add")
+    if table.num_columns > MAX_LABELS:
+        raise OptionError(
+            f"the table has {table.num_columns:,} columns to add, one call takes {MAX_LABELS:,}"
+        )
+    return label_revision(dict(zip(table.column_names, table.columns, strict=True)))
+
+
+class _Computing(Dataset[Any]):
+    """The label columns that a spec makes of samples, a batch of them at a time."""
+
+    def __init__(self, spec: LabelSpec, samples: Samples, indices: Ints) -> None:
+        self._spec, self._samples, self._indices = spec, samples, indices
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __getitems__(self, positions: Sequence[int]) -> list[tuple[int, list[Any]]]:
+        indices = self._indices[list(positions)].tolist()
+        samples = self._samples.__getitems__(indices)
+        extract = self._spec.extract
+        return [(index, extract(index, sample)) for index, sample in zip(indices, samples, strict=True)]
+
+
+def _computed(
+    cache: CachedDataset,
+    spec: LabelSpec,
+    fields: Sequence[FieldPath] | None,
+    num_workers: int,
+) -> Revision:
+    """The labels of the samples that are there, or that a lazy cache can make."""
+    plain = copy.copy(cache)
+    plain._transform = None
+    samples = plain if fields is None else plain.select(*fields)
+    indices = np.arange(len(cache)) if cache.is_lazy else cache.available().indices
+    loader = DataLoader(
+        _Computing(spec, samples, indices),
+        batch_size=_BATCH,
+        num_workers=num_workers,
+        collate_fn=list,
+        # Without one, it draws a seed from the generator of whoever trains.
+        generator=torch.Generator(),
+    )
+    labels = collected_columns(spec.names, (row for batch in loader for row in batch))
+    return Revision(labels, (), None if len(indices) == len(cache) else indices)

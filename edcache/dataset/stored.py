@@ -1,0 +1,187 @@
+"""Reading the samples of one cache: what views and batches are made of."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache import reader
+from edcache.base import ImageError, MissingSampleError, Transform
+from edcache.codec import Decoding, Node, read_through
+from edcache.dataset.reading import T_co, checked_function
+from edcache.dataset.roots import Root
+from edcache.labels import Labels, checked_indices
+from edcache.reader import AnyReader, FieldPath, Memory, Projection, Special
+
+if TYPE_CHECKING:
+    from edcache.writer import LazyFiller
+
+Ints = npt.NDArray[np.int64]
+Self = TypeVar("Self", bound="StoredSamples")
+
+# To know the keys of all samples, each schema is looked at.
+_MOST_LOOKED_AT = 8
+
+
+class StoredSamples(Root[T_co]):
+    """The samples of one cache, and what is missing of them from a filler, where there is one.
+
+    A subclass sets these: path; zero_copy: whether arrays lie over what was read; _reader, _filler, and
+    _labels, which is None until they are asked for.
+    """
+
+    path: str
+    zero_copy: bool
+    _batch_transform: Transform = None
+    _reader: AnyReader
+    _filler: LazyFiller | None
+    _labels: Labels | None
+
+    def __len__(self) -> int:
+        return self._reader.session.length
+
+    @property
+    def batch_transform(self) -> Transform:
+        """The function that collated batches pass, of views too; None for none. It may be set at any time.
+
+        Raises:
+            OptionError: on setting, 'batch_transform=7; give a function, or None'.
+        """
+        return self._batch_transform
+
+    @batch_transform.setter
+    def batch_transform(self, function: Transform) -> None:
+        self._batch_transform = checked_function("batch_transform", function)
+
+    @property
+    def labels(self) -> Labels:
+        """The label columns of the whole archive; see the base class."""
+        if self._labels is None:
+            self._labels = Labels(self._reader.labels, num_rows=len(self))
+        return self._labels
+
+    def _one(self, index: int, fields: Projection | None) -> Any:
+        if fields is not None:
+            return self._selected(index, fields)
+        position = index if index >= 0 else index + len(self)
+        try:
+            return self._reader.session.read(position, not self.zero_copy)
+        except MissingSampleError:
+            if self._filler is None:
+                raise
+        return self._computed(position, self._filler)
+
+    def _selected(self, index: int, fields: Projection) -> Any:
+        position = index % len(self)
+        if self._reader.has(position):
+            return fields.read(self._reader, self.labels, position)
+        return fields.of_sample(self._one(position, None))
+
+    def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
+        if fields is None and self._reader.has_all:
+            try:
+                return self._reader.read_many(indices, copy=not self.zero_copy)
+            except MissingSampleError:
+                # A server may lose records at any time.
+                if self._filler is None:
+                    raise
+        with self._ahead(indices, fields):
+            return [self._one(index, fields) for index in indices.tolist()]
+
+    def _ahead(self, indices: Ints, fields: Projection | None) -> AbstractContextManager[None]:
+        """What those samples take is read by one fetch, where it is read by request."""
+        if not self._reader.by_request:
+            return nullcontext()
+        if fields is not None:
+            return fields.reading_ahead(self._reader, self.labels, indices)
+        return self._reader.reading_ahead(indices)
+
+    def _collated(
+        self,
+        indices: Ints,
+        fields: Projection | None,
+        special: Special | None,
+        memory: Memory,
+    ) -> Any:
+        return reader.collated(self._reader, self.labels, indices, fields, special, memory)
+
+    def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
+        return reader.collated_by(self._reader, indices, size, memory)
+
+    def _likeness(self, indices: Ints, fields: Projection | None) -> object:
+        decoder = self._reader.common_decoder(indices)
+        if decoder is None or decoder.structure is None:
+            return None
+        found = decoder.text if fields is None else fields.likeness(decoder)
+        return None if found is None else (found, self._reader.decoding)
+
+    def _columns(self) -> dict[FieldPath, str]:
+        told = [(name, source) for name, source in self._reader.head.labels if source is not None]
+        revised = self._reader.unoriginal_labels
+        return {_hashable(source): name for name, source in told if name not in revised}
+
+    def _keys(self) -> tuple[Any, ...] | None:
+        records, found = self._reader.records, set()
+        if not self._reader.present or len(self._reader.schemas) > _MOST_LOOKED_AT:
+            return None
+        for number in range(len(self._reader.schemas)):
+            row = int(np.argmax(records.schema == number)) if number else 0
+            decoder = self._reader.decoder(row if records.index is None else int(records.index[row]))
+            structure = None if decoder is None else decoder.structure
+            is_dict = structure is not None and structure.kind in ("dict", "OrderedDict")
+            found.add(structure.keys if structure is not None and is_dict else None)
+        return found.pop() if len(found) == 1 else None
+
+    def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
+        indices = checked_indices(indices, len(self))
+        rows, index = indices, self._reader.records.index
+        if index is not None:
+            absent = ~np.isin(indices, index)
+            if absent.any() and self._filler is not None:
+                return super()._structures(indices)
+            if absent.any():
+                raise MissingSampleError(
+                    f"{self.path}: {int(absent.sum()):,} of {len(indices):,} samples have no record, the "
+                    f"first is sample {indices[int(absent.argmax())]}; take available()"
+                )
+            rows = np.searchsorted(index, indices)
+        _, first, numbers = np.unique(
+            self._reader.records.schema[rows], return_index=True, return_inverse=True
+        )
+        decoders = [self._reader.decoder(int(indices[k])) for k in first.tolist()]
+        return numbers.reshape(-1), [None if d is None else d.structure for d in decoders]
+
+    def _with_image_files(self: Self) -> Self:
+        if self._reader.decoding is not None:
+            return self
+        other = copy.copy(self)
+        other._reader = copy.copy(self._reader)
+        other._reader.decoding = Decoding.of(None)
+        return other
+
+    def _justify(self, nbytes: int, count: int) -> None:
+        self._reader.justify(nbytes, count)
+
+    def _computed(self, position: int, filler: LazyFiller) -> Any:
+        """A sample that has no record yet: as another process has stored it meanwhile, or made now."""
+        if filler.has_pending(position):
+            filler.flush()
+        if filler.is_published(position) and self._reader.refresh():
+            self._labels = None
+            if self._reader.has(position):
+                return self._reader.read(position, copy=not self.zero_copy)
+        sample = filler.get(position)
+        try:
+            return read_through(sample, self._reader.decoding)
+        except ImageError as error:
+            raise self._reader.placed(error, position) from error
+
+
+def _hashable(source: Any) -> FieldPath:
+    """A label's field path as select() takes it; the head keeps a tuple as a list."""
+    return tuple(source) if isinstance(source, list) else source

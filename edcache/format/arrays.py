@@ -1,0 +1,163 @@
+"""Arrow arrays from and to numpy, without pandas.
+
+`pa.array` and `Array.to_numpy` import pandas, wherever it is installed, to see whether that made the
+values: up to half a second, at the first sample that a process writes or reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.format.arrow import pa
+
+
+@cache
+def numpy_dtypes() -> dict[pa.DataType, np.dtype[Any]]:
+    """The Arrow types of bools, integers and floats, and the numpy dtype of each."""
+    # kind.to_pandas_dtype() needs pandas before pyarrow 15.
+    codes = "? i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8"
+    return {pa.from_numpy_dtype(np.dtype(code)): np.dtype(code) for code in codes.split()}
+
+
+def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
+    """The numpy dtype of an Arrow bool, integer or float type."""
+    return numpy_dtypes()[kind]
+
+
+def detached(value: Any) -> Any:
+    """A tensor as numpy, of bfloat16, which numpy has not, as float32; anything else as it is."""
+    if not hasattr(value, "detach"):
+        return value
+    value = value.detach().cpu().resolve_conj().resolve_neg()
+    return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
+
+
+def number_values(array: pa.Array) -> npt.NDArray[Any]:
+    """The integers or floats of an array that are not null as numpy; without nulls a view of its memory.
+
+    Read only.
+    """
+    dtype = numpy_dtype(array.type)
+    if not len(array):
+        return np.empty(0, dtype)
+    validity, data = array.buffers()
+    values = np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
+    if array.null_count:
+        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
+        values = values[bits[array.offset : array.offset + len(array)].view(np.bool_)]
+    values.flags.writeable = False
+    return values
+
+
+def widened_float16(array: pa.Array) -> pa.Array:
+    """A float16 array as float32, which older pyarrow neither casts nor compares."""
+    values = array.to_numpy(zero_copy_only=False).astype(np.float32)
+    missing = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
+    return pa.array(values, mask=missing)
+
+
+def list_items(lists: pa.Array) -> pa.Array:
+    """The items of all lists in a row; what `flatten()` gives, which imports pyarrow.compute."""
+    if not len(lists):
+        return lists.values[:0]
+    ends = np.frombuffer(
+        lists.offsets.buffers()[1], np.int64 if pa.types.is_large_list(lists.type) else np.int32
+    )
+    first, last = ends[lists.offset], ends[lists.offset + len(lists)]
+    return lists.values.slice(first, last - first)
+
+
+def from_numpy(
+    values: npt.NDArray[Any], kind: pa.DataType, missing: npt.NDArray[np.bool_] | None = None
+) -> pa.Array:
+    """An Arrow array over the memory of a numpy array, where the layouts agree.
+
+    Args:
+        values: of the type's own dtype: bools, numbers, dates as int32, times as int64 ticks.
+        missing: bool [n], which values are null; None for none.
+    """
+    nulls = 0 if missing is None else int(missing.sum())
+    validity = None if missing is None or not nulls else _bits(~missing)
+    data = _bits(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
+    return pa.Array.from_buffers(kind, len(values), [validity, data], nulls)
+
+
+def from_lists(sizes: Sequence[int | None], items: pa.Array) -> pa.Array:
+    """An Arrow list array of less than 2**31 items. sizes: of each list, None for a missing one."""
+    ends = np.cumsum([0, *(size or 0 for size in sizes)], dtype=np.int32)
+    missing = np.array([*(size is None for size in sizes), False])
+    return pa.ListArray.from_arrays(from_numpy(ends, pa.int32(), missing), items)
+
+
+def from_texts(values: Sequence[str | bytes | None], kind: pa.DataType) -> pa.Array:
+    """An Arrow string or binary array of less than 2 GiB."""
+    texts = [value.encode() if isinstance(value, str) else value for value in values]
+    parts = [b"" if text is None else text for text in texts]
+    offsets = np.fromiter(accumulate(map(len, parts), initial=0), np.int32, len(parts) + 1)
+    missing = np.fromiter((text is None for text in texts), np.bool_, len(texts))
+    nulls = int(missing.sum())
+    validity = _bits(~missing) if nulls else None
+    buffers = [validity, pa.py_buffer(offsets), pa.py_buffer(b"".join(parts))]
+    return pa.Array.from_buffers(kind, len(texts), buffers, nulls)
+
+
+def replace_columns(table: pa.Table, others: pa.Table) -> pa.Table:
+    """The table with the columns of another one of as many rows in the place of its own, or behind them."""
+    if not table.num_columns:
+        return others
+    for name in others.column_names:
+        if name in table.column_names:
+            table = table.set_column(table.column_names.index(name), name, others.column(name))
+        else:
+            table = table.append_column(name, others.column(name))
+    return table
+
+
+def same_tables(one: pa.Table, other: pa.Table) -> bool:
+    """Whether two tables have the same columns, bit for bit: nan equals itself."""
+    if one.schema != other.schema or one.num_rows != other.num_rows:
+        return False
+    columns = zip(one.combine_chunks().columns, other.combine_chunks().columns, strict=True)
+    return all(
+        first.num_chunks == second.num_chunks and all(map(_same, first.chunks, second.chunks))
+        for first, second in columns
+    )
+
+
+def _same(one: pa.Array, other: pa.Array) -> bool:
+    if pa.types.is_floating(one.type):
+        kind = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}[one.type.bit_width]
+        return bool(one.view(kind).equals(other.view(kind)))
+    if pa.types.is_list(one.type) or pa.types.is_large_list(one.type):
+        lengths = one.value_lengths().equals(other.value_lengths())
+        return lengths and _same(one.flatten(), other.flatten())
+    return bool(one.equals(other))
+
+
+def take_rows(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
+    """Some rows of a table, in the order asked for; `table.take`, which imports pyarrow.compute.
+
+    Columns of numbers without nulls do without it.
+    """
+    if not table.num_columns:
+        return table
+    columns = [_taken(table.column(name), rows) for name in table.column_names]
+    return pa.table(columns, names=table.column_names)
+
+
+def _taken(column: pa.ChunkedArray, rows: npt.NDArray[np.int64]) -> pa.ChunkedArray | pa.Array:
+    kind = column.type
+    is_number = kind in numpy_dtypes() and kind != pa.bool_()
+    if is_number and not column.null_count and column.num_chunks == 1:
+        return from_numpy(number_values(column.chunk(0))[rows], kind)
+    return column.take(from_numpy(rows, pa.int64()))
+
+
+def _bits(flags: npt.NDArray[np.bool_]) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(flags, bitorder="little"))

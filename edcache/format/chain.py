@@ -1,0 +1,619 @@
+"""What an archive holds: the tables of its chunks, read with care and merged into one.
+
+Shared by the writer, which seals the merged tables into the file, and the reader, which needs the
+same while an archive is not sealed. Nothing here writes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache import base
+from edcache.base import CorruptArchiveError
+from edcache.format import spec
+from edcache.format.arrays import take_rows
+from edcache.format.revisions import Placed, Revised, revised
+from edcache.format.spec import Cursor, Head, Header, PRead
+from edcache.format.tables import (
+    MAX_SCHEMAS,
+    Blocks,
+    ChunkTable,
+    Dictionary,
+    Failure,
+    IndexTable,
+    Records,
+    Revision,
+    failures_of,
+    parse_chunk_table,
+    parse_revision,
+)
+from edcache.format.unify import no_labels, unify
+
+_PIECE_NBYTES = 1 << 22
+_WINDOW = 1024 * spec.PAGE
+# Amendments may name an entry that an earlier one gave up, as their ranges are few; not without end.
+_MOST_LOST = 100
+# What a failure takes in memory, its texts aside.
+_FAILURE_NBYTES = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """Every sample of an archive: where its record lies, and its labels, row by row.
+
+    index: the records, sorted by sample index; index.records.index is None when no sample up to
+    index.length is absent. labels: an Arrow table with the same rows, or no columns: what the chunks say.
+    """
+
+    index: IndexTable
+    labels: Any
+
+
+class Chain:
+    """The entries of an archive in order, as far as walked, and what they amount to.
+
+    Attributes:
+        cursor: where the next entry belongs.
+        seal: the last seal, if nothing came after it.
+        length: samples of the dataset, where the head or an amendment says it.
+        end_index: one more than the largest sample index in a chunk.
+        durable: everything before this offset is known to have been synced.
+        lost: sequence numbers of entries whose bytes a power cut took, as amendments tell. They are in
+            none of the following.
+        entries: everything but seals: what a zip directory lists between head and index. chunks,
+            dictionaries, revisions: those of them that are.
+        failures: what was last said of each sample that failed, by index, and the sequence number of the
+            entry that says it; it may have a record by now.
+    """
+
+    def __init__(self, head: Head, cursor: Cursor, where: str) -> None:
+        self.head = head
+        self.where = where
+        self.cursor = cursor
+        self.seal: tuple[Header, Header] | None = None
+        self.length = head.length
+        self.end_index = 0
+        self.durable = 0
+        self.lost: set[int] = set()
+        self.failures: dict[int, tuple[int, Failure]] = {}
+        self._entries: dict[int, Header] = {}  # by sequence number
+        self._by_kind: dict[int, list[Header]] = {}
+        self._index: Header | None = None
+        self._lost_named = 0
+        self._gave_up = -2
+
+    def copy(self) -> Chain:
+        """The same as far as walked; one may go on without the other."""
+        other = copy.copy(self)
+        other.lost, other.failures = self.lost.copy(), self.failures.copy()
+        other._entries, other._by_kind = self._entries.copy(), {}
+        return other
+
+    @property
+    def entries(self) -> list[Header]:
+        """Everything but seals, in order."""
+        return list(self._entries.values())
+
+    @property
+    def chunks(self) -> list[Header]:
+        """The chunks, in order."""
+        return self._of_kind(spec.KIND_CHUNK)
+
+    @property
+    def dictionaries(self) -> list[Header]:
+        """The compression dictionaries, oldest first."""
+        return self._of_kind(spec.KIND_DICTIONARY)
+
+    @property
+    def revisions(self) -> list[Header]:
+        """The revisions of labels, in order."""
+        return self._of_kind(spec.KIND_REVISION)
+
+    def _of_kind(self, kind: int) -> list[Header]:
+        # Filtered once, however many amendments give entries up.
+        if kind not in self._by_kind:
+            self._by_kind[kind] = [header for header in self._entries.values() if header.kind == kind]
+        return self._by_kind[kind]
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether no sample and no label is published, nor a seal: a first fill that failed leaves that."""
+        return self.seal is None and not self.chunks and not self.revisions
+
+    @property
+    def gave_up_last(self) -> bool:
+        """Whether the last entry gives up what a power cut took: what lies behind is of before that."""
+        return self._gave_up == self.cursor.seq - 1
+
+    def extend(self, pread: PRead, size: int) -> None:
+        """Take in what follows the cursor in a file of `size` bytes."""
+        for header in spec.walk(pread, size, self.head.uuid, self.cursor):
+            self.note(pread, header)
+
+    def note(self, pread: PRead, header: Header) -> None:
+        """Take in one entry, which must be the one that belongs at the cursor.
+
+        The cursor moves last, and of a seal only with its second entry: where an interrupt falls in between,
+        the same entry is taken in again, which changes nothing (tests/faults/test_interrupts.py).
+        """
+        if header.kind == spec.KIND_INDEX:
+            self._index = header
+            return
+        if header.kind == spec.KIND_LABELS:
+            assert self._index is not None
+            self.seal = (self._index, header)
+        else:
+            self.seal = None
+            self._add(pread, header)
+        self.durable = max(self.durable, header.durable)
+        self.cursor = spec.after(header)
+
+    def _add(self, pread: PRead, header: Header) -> None:
+        self._entries[header.seq] = header
+        listed = self._by_kind.get(header.kind)
+        if listed is not None and (not listed or listed[-1].seq < header.seq):
+            listed.append(header)
+        if header.kind == spec.KIND_CHUNK:
+            self.end_index = max(self.end_index, header.end_index)
+        elif header.kind == spec.KIND_AMENDMENT:
+            self._amend(pread, header)
+
+    def _amend(self, pread: PRead, header: Header) -> None:
+        said = _read_amendment(pread, header, self.where)
+        if said is None:
+            return
+        if said.length is not None:
+            self.length = said.length
+        self.failures |= {failure.index: (header.seq, failure) for failure in said.failed}
+        if len(self.failures) * _FAILURE_NBYTES > header.next + base.FREE_NBYTES:
+            raise CorruptArchiveError(
+                f"{self.where}: {len(self.failures):,} failures up to offset {header.next:,}, more than "
+                f'so many bytes hold; run "edcache verify {self.where}"'
+            )
+        if said.lost:
+            self._gave_up = header.seq
+        self._lost_named += sum(map(len, said.lost))
+        if self._lost_named > _MOST_LOST * (header.seq + 1):
+            raise CorruptArchiveError(
+                f"{self.where}: {self._lost_named:,} entries given up of {header.seq:,}; no release of "
+                "edcache wrote that: build the archive again"
+            )
+        for seq in (seq for part in said.lost for seq in part):
+            self.lost.add(seq)
+            entry = self._entries.pop(seq, None)
+            if entry is not None:
+                self._by_kind.pop(entry.kind, None)
+
+    def find_lost(self, pread: PRead) -> set[int]:
+        """Sequence numbers of unsynced entries whose payload fails its crc32, newly found.
+
+        Reads the payload of every entry behind `durable`, and of a last seal that was not synced. Chunks
+        behind a lost dictionary cannot be decompressed without it, so they count as lost too.
+        """
+        unsynced = [header for header in self.entries if header.payload_end > self.durable]
+        is_seal_unsynced = self.seal is not None and self.seal[0].durable < self.seal[0].offset
+        if self.seal is not None and is_seal_unsynced:
+            unsynced += self.seal
+        lost = {header.seq for header in unsynced if not has_sound_payload(pread, header)}
+        dictionaries = [h.seq for h in unsynced if h.kind == spec.KIND_DICTIONARY and h.seq in lost]
+        if dictionaries:
+            lost |= {header.seq for header in unsynced if header.seq > dictionaries[0]}
+        if self.seal is not None and is_seal_unsynced:
+            directory = self.directory(pread, self.seal)
+            if pread(self.seal[1].payload_end, len(directory)) != directory:
+                lost |= {header.seq for header in self.seal}
+        return lost
+
+    def head_header(self, pread: PRead) -> Header:
+        """The header of the head.
+
+        Raises:
+            CorruptArchiveError: it changed since the head was read.
+        """
+        found = spec.parse_header(pread(0, spec.MAX_HEADER_NBYTES))
+        if found is None:
+            raise CorruptArchiveError(f"{self.where}: the head at offset 0 changed while it was open")
+        return found
+
+    def directory(self, pread: PRead, seal: tuple[Header, Header]) -> bytes:
+        """The zip directory that belongs behind a seal of what was walked; raises as `head_header`."""
+        return spec.pack_directory([self.head_header(pread), *self.entries, *seal], seal[1].payload_end)
+
+    def check_seal(self, pread: PRead, size: int, seal: tuple[Header, Header]) -> None:
+        """Check that the walked chain ends in a seal, and that the zip directory lists this chain alone.
+
+        Args:
+            size: of the file when the seal was found; it may have grown since.
+        Raises:
+            CorruptArchiveError: "train.zip: the chain of entries ends at offset 8,192, before its seal ...".
+        """
+        index, labels = seal
+        if self.seal != seal:
+            raise CorruptArchiveError(
+                f"{self.where}: the chain of entries ends at offset {self.cursor.offset:,}, before its "
+                f"seal at offset {index.offset:,}; {self._unchecked_remedy}"
+            )
+        if not self.ends_with_directory(pread, size, seal):
+            raise CorruptArchiveError(
+                f"{self.where}: the zip directory at offset {labels.payload_end:,} does not list what the "
+                f"chain of entries holds; {self._unchecked_remedy}"
+            )
+
+    def ends_with_directory(self, pread: PRead, size: int, seal: tuple[Header, Header]) -> bool:
+        """Whether the zip directory of the walked chain is what lies between a seal and `size`."""
+        directory, start = self.directory(pread, seal), seal[1].payload_end
+        # Not a byte behind `size`: others append (test_process.py, test_an_archive_that_changes_*).
+        return start + len(directory) == size and pread(start, len(directory)) == directory
+
+    def check_index(self, index: IndexTable) -> None:
+        """Check that a seal's index is about the walked chain: its length, its chunks, its dictionaries.
+
+        Raises:
+            CorruptArchiveError: "train.zip: index.arrow is about other chunks than ...".
+        """
+        chunks = self.chunks
+        end_index = max((header.end_index for header in chunks), default=0)
+        dictionaries = [Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in self.dictionaries]
+        sizes = [(header.payload_offset, header.table_nbytes, header.payload_nbytes) for header in chunks]
+        payloads, tables, nbytes = np.array(sizes, np.int64).reshape(-1, 3).T
+        tables_end, starts, ends = payloads + tables, payloads + ((tables + 63) & -64), payloads + nbytes
+        blocks = index.blocks
+        if not (
+            index.length == max(end_index, self.length or 0)
+            and (index.labels is not None) == bool(self.revisions)
+            and index.dictionaries == dictionaries
+            and np.array_equal(blocks[:, 1], starts)
+            and np.all(blocks[:, 2] <= ends - starts)
+            and np.array_equal(blocks[:, 0], tables_end - 4 * -(-blocks[:, 2] // spec.BLOCK_NBYTES))
+        ):
+            raise CorruptArchiveError(
+                f"{self.where}: index.arrow is about another length, other chunks or other dictionaries "
+                f"than the chain of entries; {self._unchecked_remedy}"
+            )
+
+    @property
+    def _unchecked_remedy(self) -> str:
+        return (
+            f'run "edcache verify {self.where}", which says what is damaged, and "edcache repair", which '
+            'keeps what is sound; verify="never" reads what the index lists all the same'
+        )
+
+    def contents(self, table: Callable[[Header], ChunkTable | None]) -> Contents:
+        """Where every sample lies, and its labels.
+
+        Args:
+            table: reads the table of a chunk; None leaves its samples out.
+        """
+        names = [name for name, _ in self.head.labels]
+        failures = [failure for _, failure in self.failures.values()]
+        return merge(self.chunks, table, self.dictionaries, self.length, names, self.where, failures)
+
+    def revised(self, contents: Contents, revision: Callable[[Header], Revision | None]) -> Revised:
+        """The label table of what was walked, revisions included.
+
+        Args:
+            contents: what `contents` made of it.
+            revision: reads a revision; None leaves it out.
+        Raises:
+            LabelTypeError: as `labels.revisions.revised`.
+        """
+        if not self.revisions:
+            return Revised(contents.labels, None)
+        said = [(header.seq, revision(header)) for header in self.revisions]
+        placed = [Placed(seq, labels) for seq, labels in said if labels is not None]
+        records = contents.index.records
+        written = chunk_numbers(self.chunks, records.offset)
+        found = revised(contents.labels, records.index, written, placed, contents.index.length, self.where)
+        # Even where none of them reads the seal says that there are some.
+        plain = tuple((name, False) for name in found.table.column_names)
+        return found if found.columns is not None else found._replace(columns=plain)
+
+
+def chunk_numbers(chunks: Sequence[Header], offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """The sequence number of the chunk that each record lies in: the last that begins before it, or -1."""
+    begins = np.array([chunk.offset for chunk in chunks], np.uint64)
+    numbers = np.array([-1, *(chunk.seq for chunk in chunks)], np.int64)
+    return numbers[np.searchsorted(begins, offsets, "right")]
+
+
+_REVISED = {"length", "lost", "behind", "failed"}
+
+
+class _Amendment(NamedTuple):
+    length: int | None
+    lost: list[range]
+    failed: list[Failure]
+
+
+def _read_amendment(pread: PRead, header: Header, where: str) -> _Amendment | None:
+    """What an amendment revises, or None where its bytes were lost in a power cut."""
+    data = pread(header.payload_offset, header.table_nbytes)
+    if len(data) != header.table_nbytes or spec.crc32(data) != header.table_crc:
+        return None
+    try:
+        return _parse_amendment(base.loads(data), header.seq)
+    except ValueError as error:
+        raise CorruptArchiveError(
+            f"{where}: {header.name} at offset {header.offset:,} does not read: {error}; "
+            "no release of edcache wrote it: build the archive again"
+        ) from error
+
+
+def _parse_amendment(said: Any, seq: int) -> _Amendment:
+    if type(said) is not dict or not said or not said.keys() <= _REVISED:
+        raise ValueError("it revises something else than length, lost and failed")
+    length, lost = said.get("length"), said.get("lost", [])
+    if not (length is None or spec.is_count(length)):
+        raise ValueError(f"a length of {str(length)[:80]}")
+    if type(lost) is not list or not all(_is_range(entry, seq) for entry in lost):
+        raise ValueError("it gives up entries that are not before it")
+    return _Amendment(
+        length, [range(first, last + 1) for first, last in lost], failures_of(said.get("failed", []))
+    )
+
+
+def _is_range(said: Any, end: int) -> bool:
+    if type(said) is not list or [type(number) for number in said] != [int, int]:
+        return False
+    return bool(0 <= said[0] <= said[1] < end)
+
+
+def partial_text(where: str, present: int, length: int | None, damaged: Sequence[str] = ()) -> str:
+    """What is wrong with an archive that is not sealed, and what helps.
+
+    Args:
+        present: samples with a record. length: of the dataset, where the archive says it.
+        damaged: a line for each chunk that does not read.
+    """
+    count = f"{present:,} samples" if length is None else f"{present:,} of {length:,} samples"
+    damage = "".join(f"\n{line}" for line in damaged)
+    return (
+        f"{where}: not sealed: its writer was killed or is still at work, or the file was cut; {count} are "
+        'there. Fill it again: CachedDataset(source, path), or CacheWriter(path, "a"); or keep what is there '
+        f'in a sealed archive: "edcache repair {where} -o NEW"; or take it as it is: allow_partial=True'
+        f"{damage}"
+    )
+
+
+def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
+    """Read and check the table of one chunk.
+
+    Raises:
+        CorruptArchiveError: "train.zip: chunk 3 at offset 16,384: ...".
+    """
+    place = f"{where}: chunk {header.seq} at offset {header.offset:,}"
+    data = _sound_bytes(pread, header, f'{place}: its table fails its crc32; run "edcache verify {where}"')
+    try:
+        table = parse_chunk_table(data, header.samples)
+    except CorruptArchiveError as error:
+        raise CorruptArchiveError(f"{place}: {error}") from error
+    if not _within(header, table):
+        raise CorruptArchiveError(
+            f"{place}: its table points outside of it, twice at one place, or at a schema it has not"
+        )
+    return table
+
+
+def read_revision(pread: PRead, header: Header, where: str) -> Revision:
+    """Read and check a revision of labels.
+
+    Raises:
+        CorruptArchiveError: "train.zip: labels/00000003 at offset 16,384: ...".
+    """
+    place = f"{where}: {header.name} at offset {header.offset:,}"
+    data = _sound_bytes(pread, header, f'{place}: its table fails its crc32; run "edcache verify {where}"')
+    try:
+        revision = parse_revision(data, header.samples)
+    except CorruptArchiveError as error:
+        raise CorruptArchiveError(f"{place}: {error}") from error
+    if revision.end_index != header.end_index:
+        raise CorruptArchiveError(
+            f"{place}: its rows end at {revision.end_index:,}, its header says {header.end_index:,}"
+        )
+    return revision
+
+
+def _sound_bytes(pread: PRead, header: Header, failing: str) -> bytes:
+    """The table bytes of an entry; CorruptArchiveError with the text `failing` where they are damaged."""
+    data = pread(header.payload_offset, header.table_nbytes)
+    if len(data) != header.table_nbytes or spec.crc32(data) != header.table_crc:
+        raise CorruptArchiveError(failing)
+    return data
+
+
+def _within(header: Header, table: ChunkTable) -> bool:
+    records, room = table.records, header.payload_end - header.records_offset
+    if room < 0 or records.index is None or int(records.schema.max()) >= len(table.schemas):
+        return False
+    if int(records.offset.max()) > room or int(records.nbytes.max()) > room:  # so that the sum cannot wrap
+        return False
+    if spec.block_count(table.records_nbytes) * 4 != table.behind_nbytes:
+        return False
+    ends = records.offset + records.nbytes
+    if np.any(records.offset[1:] < ends[:-1]):
+        return False
+    indices = int(records.index.min()), int(records.index.max())
+    return (
+        int(ends[-1]) == table.records_nbytes <= room
+        and indices[0] >= 0
+        and indices[1] == header.end_index - 1
+    )
+
+
+def blocks_of(header: Header, table: ChunkTable) -> Blocks:
+    """Where the records of a chunk and the crc32 of their blocks lie."""
+    table_end = header.payload_offset + header.table_nbytes
+    crcs_nbytes = 4 * spec.block_count(table.records_nbytes)
+    return Blocks(table_end - crcs_nbytes, header.records_offset, table.records_nbytes)
+
+
+class Sparse(Protocol):
+    """Bytes that may have holes."""
+
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        """The bytes at an offset; fewer at the end."""
+
+    def next_data(self, offset: int) -> int:
+        """The next offset, from this one on, that is in no hole."""
+
+
+def find_headers(file: Sparse, start: int, end: int, uuid: bytes | None = None) -> Iterator[Header]:
+    """The headers that stand on the pages from `start` to `end`, where they say that they belong.
+
+    Args:
+        uuid: of the archive; None finds any.
+    Cost: reads all of it but holes, a few MiB at a time: a file of a terabyte may be nothing else.
+    """
+    position = spec.align(start, spec.PAGE)
+    while position < end:
+        position = max(position, file.next_data(position) // spec.PAGE * spec.PAGE)
+        window = file.pread(position, max(0, min(_WINDOW, end - position)))
+        if not window:
+            return
+        for offset in _begins(window):
+            header = spec.parse_header(file.pread(position + offset, spec.MAX_HEADER_NBYTES))
+            if header is not None and header.offset == position + offset and uuid in (None, header.uuid):
+                yield header
+        position += spec.align(len(window), spec.PAGE)
+
+
+def _begins(window: bytes) -> list[int]:
+    """Where a page begins as a header does."""
+    firsts = np.frombuffer(window, np.uint8)[: len(window) - len(window) % 4].view("<u4")[:: spec.PAGE // 4]
+    found: list[int] = (
+        np.flatnonzero(firsts == int.from_bytes(b"PK\x03\x04", "little")) * spec.PAGE
+    ).tolist()
+    return found
+
+
+def padding_of(pread: PRead, header: Header) -> bytes:
+    """What lies behind an entry's table and is to be zero: to its records in a chunk, else to its end."""
+    start = header.payload_offset + header.table_nbytes
+    end = header.records_offset if header.kind == spec.KIND_CHUNK else header.payload_end
+    return pread(start, end - start)
+
+
+def has_sound_payload(pread: PRead, header: Header) -> bool:
+    """Whether an entry's payload is what its header says; reads all of it."""
+    return payload_crc(pread, header) == header.payload_crc
+
+
+def payload_crc(pread: PRead, header: Header) -> int:
+    """The crc32 that an entry's payload has, to compare with `header.payload_crc`; reads all of it."""
+    crc, position = 0, header.payload_offset
+    while position < header.payload_end:
+        part = pread(position, min(_PIECE_NBYTES, header.payload_end - position))
+        if not part:
+            break
+        crc = spec.crc32(part, crc)
+        position += len(part)
+    return crc
+
+
+def merge(
+    chunks: Sequence[Header],
+    tables: Callable[[Header], ChunkTable | None],
+    dictionaries: Sequence[Header],
+    length: int | None,
+    label_names: Sequence[str],
+    where: str,
+    failures: Sequence[Failure] = (),
+) -> Contents:
+    """Merge the tables of chunks in chain order into one; of two records of an index the later wins.
+
+    Args:
+        tables: reads the table of a chunk; None leaves its samples out.
+        length: what the head or an amendment says; None takes one more than the largest index.
+        label_names: the columns of the label table where there is no chunk.
+        failures: of samples, some of which may have a record.
+    Cost: some 40 bytes of memory a sample, and its labels twice.
+    """
+    # `read_table` finds no more rows than these; a header may claim any number.
+    merged = _Columns(sum(min(header.samples, header.table_nbytes // spec.ROW_NBYTES) for header in chunks))
+    schemas: dict[str, int] = {}
+    labels: list[Any] = []
+    blocks: list[Blocks] = []
+    for header in chunks:
+        table = tables(header)
+        if table is None:
+            continue
+        merged.add(header, table, schemas)
+        labels.append(table.labels)
+        blocks.append(blocks_of(header, table))
+    if len(schemas) > MAX_SCHEMAS:
+        raise CorruptArchiveError(f"{where}: {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
+    # The samples of a chunk whose table is damaged are missing, whichever chunk it is.
+    length = max([header.end_index for header in chunks] + [length or 0])
+    records = merged.records()
+    table = unify(labels, where) if labels else no_labels(label_names)
+    assert records.index is not None
+    kept = _newest(records.index)
+    if kept is not None:
+        records, table = records.take(kept), take_rows(table, kept)
+    if len(records.offset) == length:
+        records = replace(records, index=None)
+    known = [Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in dictionaries]
+    failed = _without_record(failures, records.index, length)
+    runs = np.array(blocks, np.int64).reshape(-1, 3)
+    return Contents(IndexTable(records, length, list(schemas), known, runs, failed), table)
+
+
+def _without_record(
+    failures: Sequence[Failure], index: npt.NDArray[np.int64] | None, length: int
+) -> list[Failure]:
+    """Those of samples within the length that have no record, by rising index."""
+    if index is None:
+        return []
+    if not failures:
+        return []
+    present = set(index.tolist())
+    return sorted(f for f in failures if f.index < length and f.index not in present)
+
+
+class _Columns:
+    """The columns of many chunks, filled one chunk after the other into arrays of the final size."""
+
+    def __init__(self, rows: int) -> None:
+        self._rows = rows
+        self._used = 0
+        self._columns: dict[str, npt.NDArray[Any]] = {
+            "offset": np.empty(rows, np.uint64),
+            "nbytes": np.empty(rows, np.uint64),
+            "crc32": np.empty(rows, np.uint32),
+            "schema": np.empty(rows, np.uint16),
+            "index": np.empty(rows, np.int64),
+        }
+
+    def add(self, header: Header, table: ChunkTable, schemas: dict[str, int]) -> None:
+        """Take in a chunk, its offsets counted from the start of the file, its schemas archive-wide."""
+        part = table.records
+        if part.raw_nbytes is not None and "raw_nbytes" not in self._columns:
+            self._columns["raw_nbytes"] = np.zeros(self._rows, np.uint64)
+        numbers = [schemas.setdefault(text, len(schemas)) for text in table.schemas]
+        rows = slice(self._used, self._used + len(part.offset))
+        for name, values in part.columns().items():
+            self._columns[name][rows] = values
+        self._columns["offset"][rows] += np.uint64(header.records_offset)
+        self._columns["schema"][rows] = np.array(numbers, np.int64)[part.schema]
+        self._used = rows.stop
+
+    def records(self) -> Records:
+        """The rows taken in."""
+        return Records(**{name: column[: self._used] for name, column in self._columns.items()})
+
+
+def _newest(index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
+    """The rows to keep, sorted by index; None where all stay as they are."""
+    if np.all(index[1:] > index[:-1]):
+        return None
+    order = np.argsort(index, kind="stable")
+    ordered = index[order]
+    last = np.append(ordered[1:] != ordered[:-1], True)
+    kept: npt.NDArray[np.int64] = order[last]
+    return kept

@@ -1,0 +1,768 @@
+"""The archive on disk: its specification, and the pure functions that turn its bytes into values.
+
+Nothing here opens a file. Version 1. All integers are little-endian; an *offset* counts bytes from
+the start of the file, an *extent* is half-open. "Page" means 4096 bytes whatever the machine's is.
+
+1. The chain
+------------
+An archive is one head followed by a chain of typed entries. Every entry is a STORED zip entry: a
+header (zip local file header + name + extra field) and a payload.
+
+    offset 0      head         edcache.json      whole pages, never rewritten
+    page          chunk        chunks/00000000   whole pages
+    page          dictionary   zstd/00000001     whole pages; before the chunks that need it
+    page          amendment    notes/00000002    whole pages; JSON that revises what was said before
+    page          revision     labels/00000003   whole pages; labels of samples that were written before
+    ...
+    page          index        index.arrow       \\
+    behind it     labels       labels.arrow       |  the seal: written by one call, published by
+                  zip central directory           |  the header of index.arrow, which goes last
+                  zip64 end record, locator, end  /
+    page          chunk        ...                growth after a seal starts on the next page; the old
+                                                  seal stays as dead bytes, live readers have it mapped
+
+An entry's name carries its sequence number, counted from 0 after the head, seal entries included.
+
+2. The header
+-------------
+    offset  size  field
+    0       4     b"PK\\x03\\x04"
+    4       2     version needed: 20, or 45 when the payload needs 64-bit sizes
+    6       2     flags 0
+    8       2     method 0 (stored)
+    10      2     time 0
+    12      2     date 0x0021 (1980-01-01): no clock is ever written
+    14      4     crc32 of the payload
+    18      4     payload bytes          (0xFFFFFFFF and a zip64 extra when they do not fit)
+    22      4     payload bytes again
+    26      2     name length n
+    28      2     extra length
+    30      n     name
+    ..      20    zip64 extra (id 0x0001), only when the payload has 0xFFFFFFFF bytes or more
+    ..      4     private extra: id 0x6465, size
+    ..      96    private fields, below
+    ..      p     zeros, so that the payload starts on a multiple of 64 and not before byte 192
+
+Private fields (`_PRIVATE`), each bound to this place in this file by the last one:
+
+    size  field
+    2     format version (1)
+    2     kind: 0 head, 1 chunk, 2 dictionary, 3 amendment, 4 index, 5 labels, 6 revision
+    4     header bytes: the payload starts at offset + this
+    16    uuid of the archive
+    8     sequence number (0 for the head)
+    8     offset of this header
+    8     offset where the next entry's header belongs
+    8     link: hash of the previous entry's header, which holds the link before it (head: 0)
+    8     samples in this entry: the rows of its table (chunk, index, labels, revision)
+    8     end index: 1 + the largest sample index in it (chunk, revision); length of the dataset (the seal)
+    8     table bytes: chunk: what lies before the records (section 3); others: the whole payload
+    8     durable: every byte before this offset was synced before this header was written (0: unknown)
+    4     crc32 of those table bytes
+    4     crc32 of the whole header with this field as zero
+
+A header is believed only if packing its own fields gives the very same bytes, and if uuid, sequence
+number, offset and link are those that the chain expects there, and if its sizes go together: a chunk has
+rows, of `ROW_NBYTES` of its table at least; dictionaries and amendments have none, and end on the page where
+their table does, as revisions do; index, labels and revisions have no more rows than their end index, and the
+first two are nothing but their table. Anything else is "no entry yet".
+
+3. A chunk's payload
+--------------------
+    [Arrow IPC stream: one row per record | block crcs | zeros to 64 | records | zeros to the page]
+
+"Table bytes" are the stream and the block crcs: uint32 each, one for every started `BLOCK_NBYTES`
+from the first byte of the records to the last. They let a reader check many tiny records, or one
+field of a large one, by the bytes around it; the crc32 of the record itself decides where a block's
+does not fit. Record offsets in the table count from the start of the records. A record of 1024 bytes or more
+starts on a multiple of 64, a smaller one on a multiple of 8. As entries start on pages, every
+record of the file starts on a multiple of 8: the file is one 2-D array of overlapping rows, 8 bytes
+apart, and a batch of records of one layout is one gather from it, wherever they lie.
+
+    column        type    meaning
+    index         int64   position of the sample in the source dataset
+    offset        uint64  from the start of the records
+    nbytes        uint64  stored bytes, after compression
+    crc32         uint32  of the stored bytes
+    schema        uint16  which of the schemas in the table's metadata
+    raw_nbytes    uint64  bytes before compression; only in archives that compress
+    label/NAME    any     the label columns
+
+The metadata key "edcache" holds JSON. "schemas": [text, ...]. "records_nbytes": from the first record
+to the end of the last. "labels": the types of the label columns
+of this chunk and all before it, {NAME: [TYPE, NEGATIVE, BEYOND, INEXACT]}: an Arrow type's name or
+["list" | "large_list", name]; whether an integer is below 0, whether one is 2**63 or more; one that is
+no float64, or null. A writer that knows only the last chunk so refuses labels that make no column.
+
+Where one index appears in several chunks the newest chunk wins.
+
+An amendment's JSON has one or more of "length", the samples of the dataset from now on, "lost", ranges
+[first, last] of sequence numbers of entries that do not count any more (section 5), with "behind", a hash
+of what lay where the next entry belongs, and "failed", the samples that could not be made: [[index, final,
+name of the exception, its text, traceback], ...]. A final one counts as absent for good, another one is
+tried again by the next fill. A record of the same index outdates it, and so does a later entry about it.
+
+A revision gives samples labels after they were written, or takes columns away. Its table is an Arrow stream
+of the columns label/NAME, behind a column `index` (int64, strictly rising) where row i is not sample i; its
+metadata "edcache" is JSON: {"dropped": [NAME, ...]}. First it ends the columns dropped: what was said of them
+before counts no more, and what chunks say of them, before or behind, never again. Then its own rows count. So
+the label of a sample in a column is what the newest entry says that has both: a revision with that row, or
+the chunk of the sample's newest record; null where nothing does. Columns are those of the head that no
+revision dropped, in its order, then those of revisions since their last drop, in theirs. Rows behind the
+length of the dataset do not count. A column's type is the one that holds what chunks and revisions say of it
+since its last drop, in the order chunks, then revisions; a writer refuses labels for which there is none.
+
+4. The seal
+-----------
+index.arrow is an Arrow IPC file of one batch: the columns offset (from the start of the *file*),
+nbytes, crc32, schema, and raw_nbytes where the archive compresses; sorted by index. When samples
+are absent a first column `index` says which are there; a dense archive leaves it out and row i is
+sample i. Its metadata "edcache" is JSON: {"length", "schemas", "dictionaries": [[offset, nbytes,
+crc32], ...]}, "failed" as in an amendment where samples without a record failed, and where the chain has
+revisions "labels": [[NAME, whether a revision has rows of it], ...], the columns of labels.arrow. Its
+metadata "edcache.chunks" is base64 of three int64 for each chunk, by rising offset: where its block crcs
+begin, where its records begin, bytes of the records.
+labels.arrow has the same rows and the label columns under their plain names; a row for every sample where
+a revision has rows, not of type null, of samples without a record, unless the dataset has over 2**20 samples
+and over twice as many as there are records and rows in the longest revision.
+
+An archive is *sealed* when it ends with the canonical directory, the directory points at an index
+and a labels entry with the right uuid and consecutive numbers and links, and they end where the
+directory begins. Anything less is unsealed, and reading it walks the chain. The directory is a
+function of the chain: the same entries always give the same bytes. A reader that walks the chain of a sealed
+archive (of few entries, or when told to) demands that it ends in the seal, that the directory is that
+function of it, and that the index has its chunks, its dictionaries and its length.
+
+Every Arrow table is one schema and one batch without compression, dictionary or extension types; stream and
+footer of a file say the same. All JSON is ASCII, and no object of it has a key twice.
+
+5. Publication and crashes
+--------------------------
+Append: encode with no lock held; lock byte `LOCK_APPEND`; walk the entries that others appended;
+cut what lies behind the last of them (a torn tail); write the payload; write the header; unlock.
+
+- Killed while writing the payload: no header is there, so no reader sees an entry. The next writer
+  cuts the tail. Lost: the samples of that call.
+- Killed inside the header: its checksum fails, which reads as "no entry yet". As above.
+- Killed after the header: the entry is complete, because its payload was written first. Nothing lost.
+- Power lost: unsynced pages may be absent in any combination. A payload without its header is a torn
+  tail. A header without its payload fails the payload's crc32 when a writer reopens an unsealed archive
+  that was last written under an earlier kernel boot; an amendment then lists it as lost, its samples are
+  missing for everyone and are computed again. That amendment is the first thing written, by one call within
+  one page, so that a kill leaves all of it or the file as last written before. Of what lies before
+  `durable` nothing is lost. A dictionary is synced before any record that needs it is written, a revision
+  before the call that published it returns; sync="never" syncs nothing.
+- Killed between a revision and the seal that follows where the archive was sealed: the revision counts, the
+  archive is unsealed, and whoever seals it next seals the revision in. All of a revision is there or nothing
+  of it: its header goes last, and without its payload it is lost as a whole.
+- A stale chunk cannot come back: after a cut and a re-append the old successor's link no longer fits, and
+  where the very same bytes are appended again the tail was cut before.
+- Killed during the seal: the header of index.arrow is written last, so either it is absent and the
+  half-written seal is a torn tail, or everything is there. With sync="seal" the payloads are synced
+  before that header is written, so power loss gives the same two outcomes. Sealing again gives a
+  valid archive.
+- Killed while creating: fewer bytes than one head, or a head that fails its checksum in a file no
+  longer than it. The next writer starts over; a reader reports that nothing is there yet.
+- Growth after a seal never touches the bytes before it. Killed then: the tail is no directory, so
+  the archive is unsealed and the chain, which runs through the old seal, tells all.
+
+Locks are on single bytes far behind any data: `LOCK_APPEND` for an append or a seal, `LOCK_SESSION`
+by whoever replaces the archive, one of `FILLERS` bytes from `LOCK_FILLER` on by everyone who fills it,
+`LOCK_CLAIM + k` by whoever computes claim k of a fill (a claim is
+a run of `claim_size` consecutive indices). The kernel frees them when their holder dies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
+
+from edcache import base
+from edcache.base import CorruptArchiveError, FormatVersionError, NotAnArchiveError, OptionError
+from edcache.format.zipdirectory import (
+    DATE,
+    END_NBYTES,
+    EXTRA,
+    MAX32,
+    ZIP64_ID,
+    directory_offsets,
+    long_nbytes,
+    pack_end,
+    pack_entry,
+    parse_end,
+)
+
+try:
+    from isal.isal_zlib import crc32
+except ImportError:  # no wheel for this platform; the same polynomial, slower
+    from zlib import crc32
+
+__all__ = ["END_NBYTES", "crc32", "directory_offsets"]
+
+VERSION: Final = 1
+PAGE: Final = 4096
+LATTICE: Final = 8
+BLOCK_NBYTES: Final = 1 << 14
+HEADER_NBYTES: Final = 192
+MAX_HEADER_NBYTES: Final = 320
+MAX_HEAD_NBYTES: Final = 1 << 20
+MAX_LENGTH: Final = 1 << 62
+ROW_NBYTES: Final = 30
+"""What a record takes in a chunk's table, at the least."""
+
+KIND_HEAD, KIND_CHUNK, KIND_DICTIONARY, KIND_AMENDMENT, KIND_INDEX, KIND_LABELS, KIND_REVISION = range(7)
+
+LOCK_APPEND: Final = 1 << 62
+LOCK_SESSION: Final = LOCK_APPEND + 1
+LOCK_FILLER: Final = LOCK_APPEND + (1 << 16)
+FILLERS: Final = 1 << 16
+LOCK_CLAIM: Final = LOCK_APPEND + (1 << 32)
+
+_HEAD_NAME: Final = "edcache.json"
+_INDEX_NAME: Final = "index.arrow"
+_LABELS_NAME: Final = "labels.arrow"
+_NAMES: Final = {
+    KIND_HEAD: _HEAD_NAME,
+    KIND_CHUNK: "chunks/{:08d}",
+    KIND_DICTIONARY: "zstd/{:08d}",
+    KIND_AMENDMENT: "notes/{:08d}",
+    KIND_INDEX: _INDEX_NAME,
+    KIND_LABELS: _LABELS_NAME,
+    KIND_REVISION: "labels/{:08d}",
+}
+
+_LOCAL = struct.Struct("<4sHHHHHIIIHH")  # 30 bytes
+_ZIP64_SIZES = struct.Struct("<HHQQ")  # 20 bytes
+_PRIVATE = struct.Struct("<HHI16sQQQQQQQQII")  # 96 bytes
+
+_EXTRA_ID: Final = 0x6465
+_SHORT_SEQ: Final = 10**8  # names of more digits are longer
+
+PRead = Callable[[int, int], bytes]
+"""`pread(offset, nbytes)` returns the bytes that are there: fewer at the end of the file."""
+
+
+def align(position: int, multiple: int) -> int:
+    """The first multiple of `multiple` that is not before `position`."""
+    return -(-position // multiple) * multiple
+
+
+def record_alignment(nbytes: int) -> int:
+    """The multiple on which a record of `nbytes` stored bytes starts (section 3)."""
+    return 64 if nbytes >= 1024 else LATTICE
+
+
+def block_crcs(records: memoryview) -> bytes:
+    """The crc32 of each started `BLOCK_NBYTES` of a chunk's records (section 3)."""
+    blocks = (records[start : start + BLOCK_NBYTES] for start in range(0, len(records), BLOCK_NBYTES))
+    crcs = [crc32(block) for block in blocks]
+    return struct.pack(f"<{len(crcs)}I", *crcs)
+
+
+def block_count(records_nbytes: int) -> int:
+    """How many block crcs a chunk has."""
+    return -(-records_nbytes // BLOCK_NBYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One entry of the chain, as its header says it (section 2).
+
+    offset, next, durable: bytes from the start of the file. payload_nbytes, table_nbytes: bytes.
+    link is the previous entry's `link_after`, not this one's.
+    """
+
+    kind: int
+    uuid: bytes
+    seq: int
+    offset: int
+    link: int
+    payload_nbytes: int
+    payload_crc: int
+    next: int = 0
+    samples: int = 0
+    end_index: int = 0
+    table_nbytes: int = 0
+    table_crc: int = 0
+    durable: int = 0
+    # The link behind it, where it was parsed and so is at hand; `replace` does not carry it over.
+    _link_after: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """The zip entry's name."""
+        return _NAMES[self.kind].format(self.seq)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of this header: the payload starts behind them, on a multiple of 64."""
+        if self.offset % 64 == 0 and self.payload_nbytes < MAX32 and self.seq < _SHORT_SEQ:
+            return HEADER_NBYTES
+        least = self.offset + _LOCAL.size + len(self.name) + self._zip64_nbytes + EXTRA.size + _PRIVATE.size
+        return align(max(least, self.offset + HEADER_NBYTES), 64) - self.offset
+
+    @property
+    def payload_offset(self) -> int:
+        """Where the payload starts, in bytes from the start of the file."""
+        return self.offset + self.nbytes
+
+    @property
+    def payload_end(self) -> int:
+        """One past the last byte of the payload."""
+        return self.payload_offset + self.payload_nbytes
+
+    @property
+    def records_offset(self) -> int:
+        """Where a chunk's records start, in bytes from the start of the file."""
+        return self.payload_offset + align(self.table_nbytes, 64)
+
+    @property
+    def _zip64_nbytes(self) -> int:
+        return _ZIP64_SIZES.size if self.payload_nbytes >= MAX32 else 0
+
+
+def pack_header(header: Header) -> bytes:
+    """The bytes of a header: zip local file header, name, extra fields (section 2)."""
+    unsigned = _pack_header(header, 0)
+    return _pack_header(header, crc32(unsigned))
+
+
+def _pack_header(header: Header, header_crc: int) -> bytes:
+    name = header.name.encode("ascii")
+    wide = header._zip64_nbytes > 0
+    size = MAX32 if wide else header.payload_nbytes
+    nbytes = header.nbytes
+    extra_nbytes = nbytes - _LOCAL.size - len(name)
+    local = _LOCAL.pack(
+        b"PK\x03\x04",
+        45 if wide else 20,
+        0,
+        0,
+        0,
+        DATE,
+        header.payload_crc,
+        size,
+        size,
+        len(name),
+        extra_nbytes,
+    )
+    zip64 = _ZIP64_SIZES.pack(ZIP64_ID, 16, header.payload_nbytes, header.payload_nbytes) if wide else b""
+    private = _PRIVATE.pack(
+        VERSION,
+        header.kind,
+        nbytes,
+        header.uuid,
+        header.seq,
+        header.offset,
+        header.next,
+        header.link,
+        header.samples,
+        header.end_index,
+        header.table_nbytes,
+        header.durable,
+        header.table_crc,
+        header_crc,
+    )
+    private_nbytes = extra_nbytes - len(zip64) - EXTRA.size
+    return local + name + zip64 + EXTRA.pack(_EXTRA_ID, private_nbytes) + private.ljust(private_nbytes, b"\0")
+
+
+def parse_header(data: bytes) -> Header | None:
+    """Read a header from bytes that start with it, or None if they do not.
+
+    Args:
+        data: at least the header; more may follow. `MAX_HEADER_NBYTES` always suffice.
+    Returns:
+        The header, or None where its bytes are not exactly what `pack_header` makes of its own
+        fields: absent, torn, damaged and foreign look alike, and all mean "no entry here".
+    """
+    found = _private_fields(data)
+    if found is None:
+        return None
+    fields, payload_nbytes = found
+    if fields[0] != VERSION or fields[1] not in _NAMES:
+        return None
+    header = Header(
+        kind=fields[1],
+        uuid=fields[3],
+        seq=fields[4],
+        offset=fields[5],
+        next=fields[6],
+        link=fields[7],
+        samples=fields[8],
+        end_index=fields[9],
+        table_nbytes=fields[10],
+        durable=fields[11],
+        table_crc=fields[12],
+        payload_nbytes=payload_nbytes,
+        payload_crc=int.from_bytes(data[14:18], "little"),
+    )
+    nbytes = header.nbytes
+    if nbytes != fields[2] or len(data) < nbytes:
+        return None
+    packed = data[:nbytes]
+    if not _is_packed(header, fields[13], packed):
+        return None
+    object.__setattr__(header, "_link_after", link_after(packed))
+    return header
+
+
+def _is_packed(header: Header, header_crc: int, data: bytes) -> bool:
+    """Whether the bytes are those of `pack_header`, which are packed here but once."""
+    if _pack_header(header, header_crc) != data:
+        return False
+    crc_end = _LOCAL.size + len(header.name) + header._zip64_nbytes + EXTRA.size + _PRIVATE.size
+    return crc32(data[crc_end:], crc32(bytes(4), crc32(data[: crc_end - 4]))) == header_crc
+
+
+def _private_fields(data: bytes) -> tuple[tuple[Any, ...], int] | None:
+    """(private fields, payload bytes), or None where the lengths do not fit."""
+    if len(data) < HEADER_NBYTES or data[:4] != b"PK\x03\x04":
+        return None
+    local = _LOCAL.unpack_from(data)
+    payload_nbytes = local[7]
+    position = _LOCAL.size + local[9]
+    if payload_nbytes == MAX32:
+        if position + _ZIP64_SIZES.size > len(data):
+            return None
+        payload_nbytes = _ZIP64_SIZES.unpack_from(data, position)[2]
+        position += _ZIP64_SIZES.size
+    position += EXTRA.size
+    if position + _PRIVATE.size > len(data):
+        return None
+    return _PRIVATE.unpack_from(data, position), payload_nbytes
+
+
+def link_after(packed: bytes) -> int:
+    """The link that the entry behind this packed header must carry (section 2)."""
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+
+
+# --- the head ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Head:
+    """What an archive says about itself in its first pages.
+
+    uuid: 16 bytes that no other archive has.
+    length: number of samples of the source dataset, or None where it was unknown at creation.
+    codec: "native" or "pickle". compression: None or the text that chose it, such as "zstd:19".
+    labels: one [name, field path or None] per label column, in order.
+    fingerprint: what identifies the source and its arguments, or None (edcache/fingerprint/).
+    claim_size: consecutive indices that one claim of a fill covers.
+    """
+
+    uuid: bytes
+    length: int | None = None
+    codec: str = "native"
+    compression: str | None = None
+    labels: tuple[tuple[str, Any], ...] = ()
+    fingerprint: dict[str, Any] | None = None
+    claim_size: int = 64
+
+
+def pack_head(head: Head) -> bytes:
+    """The first pages of an archive: header and JSON, padded with spaces to whole pages."""
+    text = json.dumps(
+        {
+            "format": "edcache",
+            "version": VERSION,
+            "uuid": head.uuid.hex(),
+            "length": head.length,
+            "codec": head.codec,
+            "compression": head.compression,
+            "labels": [list(pair) for pair in head.labels],
+            "claim_size": head.claim_size,
+            "fingerprint": head.fingerprint,
+        },
+        indent=1,
+        ensure_ascii=True,
+    ).encode("ascii")
+    total = align(HEADER_NBYTES + len(text) + 1, PAGE)
+    if total > MAX_HEAD_NBYTES:
+        raise OptionError(
+            f"the archive's head would have {total:,} bytes, the format allows {MAX_HEAD_NBYTES:,}; "
+            "shorten the fingerprint's arguments or the label names"
+        )
+    payload = text.ljust(total - HEADER_NBYTES - 1) + b"\n"
+    header = Header(
+        kind=KIND_HEAD,
+        uuid=head.uuid,
+        seq=0,
+        offset=0,
+        link=0,
+        next=total,
+        payload_nbytes=len(payload),
+        payload_crc=crc32(payload),
+        table_nbytes=len(payload),
+        table_crc=crc32(payload),
+    )
+    return pack_header(header) + payload
+
+
+def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
+    """Read the head and return it with the place of the first entry.
+
+    Raises:
+        NotAnArchiveError: "notes.zip: not an edcache archive: ...".
+        FormatVersionError: the head is of a newer format.
+        CorruptArchiveError: it begins like an archive, but the head is torn or damaged.
+    """
+    data = pread(0, PAGE)
+    _check_magic(data, where)
+    header = parse_header(data)
+    if header is None or header.kind != KIND_HEAD or header.next != header.payload_end:
+        raise CorruptArchiveError(
+            f"{where}: the head at offset 0 fails its checksum; "
+            f'run "edcache verify {where}" and build the archive again if it holds nothing'
+        )
+    payload = pread(header.payload_offset, min(header.payload_nbytes, MAX_HEAD_NBYTES))
+    if len(payload) != header.payload_nbytes or crc32(payload) != header.payload_crc:
+        raise CorruptArchiveError(f"{where}: the head's {header.payload_nbytes:,} bytes fail their crc32")
+    head = _parse_head(payload, header, where)
+    alone = (header.payload_nbytes, header.payload_crc)
+    expected = Header(KIND_HEAD, head.uuid, 0, 0, 0, *alone, header.next, 0, 0, *alone)
+    if header != expected:
+        raise CorruptArchiveError(f"{where}: the header at offset 0 is not one that begins an archive")
+    return head, after(header)._replace(seq=0)
+
+
+def _check_magic(data: bytes, where: str) -> None:
+    # The version is judged before the checksum: a newer format may compute it otherwise.
+    private = _LOCAL.size + len(_HEAD_NAME)
+    if data[:4] != b"PK\x03\x04" or data[_LOCAL.size : private] != _HEAD_NAME.encode():
+        raise NotAnArchiveError(
+            f"{where}: not an edcache archive: it does not begin with a zip entry {_HEAD_NAME}"
+            + ("; it is empty" if not data else "")
+        )
+    if len(data) >= private + 6 and data[private : private + 2] == _EXTRA_ID.to_bytes(2, "little"):
+        version = int.from_bytes(data[private + 4 : private + 6], "little")
+        if version > VERSION and parse_header(data) is None:
+            raise FormatVersionError(
+                f"{where}: archive format {version}, this release reads up to {VERSION}; upgrade edcache"
+            )
+
+
+_HEAD_KEYS: Final = (
+    *("format", "version", "uuid", "length", "codec", "compression", "labels", "claim_size", "fingerprint"),
+)
+
+
+def _parse_head(payload: bytes, header: Header, where: str) -> Head:
+    try:
+        said = base.loads(payload)
+        if type(said) is not dict or tuple(said) != _HEAD_KEYS:
+            raise ValueError("it has other keys than those of this format version")
+        head = Head(
+            uuid=bytes.fromhex(said["uuid"]),
+            length=said["length"],
+            codec=said["codec"],
+            compression=said["compression"],
+            labels=tuple((name, path) for name, path in said["labels"]),
+            fingerprint=said["fingerprint"],
+            claim_size=said["claim_size"],
+        )
+    except (ValueError, TypeError) as error:
+        raise CorruptArchiveError(f"{where}: the head's JSON does not read: {error}") from error
+    sound = (
+        (said["format"], said["version"]) == ("edcache", VERSION)
+        and head.uuid == header.uuid
+        and (head.length is None or is_count(head.length))
+        and is_count(head.claim_size)
+        and head.claim_size > 0
+        and head.codec in ("native", "pickle")
+        and isinstance(head.compression, str | None)
+        and isinstance(head.fingerprint, dict | None)
+        and all(isinstance(name, str) and name and _is_path(path) for name, path in head.labels)
+        and len(dict(head.labels)) == len(head.labels)
+    )
+    if not sound:
+        raise CorruptArchiveError(f"{where}: the head's JSON is not one that this format version allows")
+    return head
+
+
+def _is_path(path: object) -> bool:
+    """Whether this is a label's field path as the head keeps it: None for a function."""
+    if type(path) is list and path:
+        return all(type(part) in (str, int) for part in path)
+    return path is None or type(path) in (str, int)
+
+
+def is_count(value: object) -> bool:
+    """Whether this is a number of samples, as JSON may state one."""
+    return type(value) is int and 0 <= value < MAX_LENGTH
+
+
+# --- the chain --------------------------------------------------------------------------------
+
+
+class Cursor(NamedTuple):
+    """Where the next entry of the chain belongs: its offset, sequence number and link."""
+
+    offset: int
+    seq: int
+    link: int
+
+
+def after(header: Header) -> Cursor:
+    """The cursor behind an entry."""
+    link = header._link_after
+    return Cursor(header.next, header.seq + 1, link_after(pack_header(header)) if link is None else link)
+
+
+def walk(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Iterator[Header]:
+    """Yield the entries from `cursor` to the end of the chain; a seal gives its two at once.
+
+    Args:
+        pread: reads the file. size: bytes of the file; nothing behind it is believed.
+        uuid: the archive's. cursor: from `read_head`, or `after` an entry seen before.
+    Yields:
+        Headers whose payload lies within the file. The walk ends without an error at the first
+        place that holds no fitting header: that is where the next entry will be written.
+    Cost: one pread per entry; no payload is read.
+    """
+    while True:
+        header = _entry_at(pread, size, uuid, cursor)
+        if header is None or header.kind == KIND_LABELS:
+            return
+        if header.kind == KIND_INDEX:
+            labels = _entry_at(pread, size, uuid, after(header))
+            if labels is None or labels.kind != KIND_LABELS:
+                return
+            yield header
+            header = labels
+        yield header
+        cursor = after(header)
+
+
+def _entry_at(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Header | None:
+    if cursor.offset + HEADER_NBYTES > size:
+        return None
+    header = parse_header(pread(cursor.offset, MAX_HEADER_NBYTES))
+    if header is None or header.uuid != uuid or header.kind == KIND_HEAD:
+        return None
+    end = header.payload_end
+    if (header.offset, header.seq, header.link) != cursor or end > size:
+        return None
+    return header if _is_consistent(header, end) else None
+
+
+def _is_consistent(header: Header, end: int) -> bool:
+    """Whether an entry's sizes go together as section 2 says; `end` is that of its payload."""
+    whole = (header.payload_nbytes, header.payload_crc)
+    if header.kind in (KIND_INDEX, KIND_LABELS):
+        if (header.table_nbytes, header.table_crc) != whole or header.samples > header.end_index:
+            return False
+        if header.kind == KIND_INDEX:
+            return header.next == end
+        return header.next % PAGE == 0 and header.next > end
+    if header.next != end or end % PAGE or header.table_nbytes > whole[0]:
+        return False
+    if header.kind == KIND_CHUNK:
+        return 0 < header.samples <= header.table_nbytes // ROW_NBYTES and header.end_index <= MAX_LENGTH
+    if header.next != align(end - whole[0] + header.table_nbytes, PAGE):
+        return False
+    if header.kind == KIND_REVISION:
+        return header.samples <= header.end_index <= MAX_LENGTH
+    return header.samples == header.end_index == 0
+
+
+# --- the zip directory --------------------------------------------------------------------------
+
+
+def pack_directory(headers: list[Header], offset: int) -> bytes:
+    """The zip central directory and end records, as they stand at `offset` of a sealed archive.
+
+    Args:
+        headers: every entry that the directory lists, in file order: head, chunks and the like,
+            then index and labels of this seal. Those of an earlier seal are dead bytes, not listed.
+        offset: where the directory starts, in bytes from the start of the file.
+    """
+    central = b"".join([_pack_central(header) for header in headers])
+    return central + pack_end(len(headers), offset, len(central))
+
+
+def _pack_central(header: Header) -> bytes:
+    # The seal's own entries take the long form always, so that they have a fixed place at the end.
+    is_long = header.kind in (KIND_INDEX, KIND_LABELS)
+    return pack_entry(header.name, header.payload_crc, header.payload_nbytes, header.offset, is_long=is_long)
+
+
+_INDEX_CENTRAL: Final = long_nbytes(_INDEX_NAME)
+_LABELS_CENTRAL: Final = long_nbytes(_LABELS_NAME)
+TAIL_NBYTES: Final = _INDEX_CENTRAL + _LABELS_CENTRAL + END_NBYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of a sealed archive: where the directory, index.arrow and labels.arrow begin."""
+
+    directory_offset: int
+    index_offset: int
+    labels_offset: int
+
+
+def parse_tail(tail: bytes, size: int) -> Tail | None:
+    """Read the canonical end of a sealed archive, or None where the file does not end so.
+
+    Args:
+        tail: the last `TAIL_NBYTES` bytes of the file. size: bytes of the whole file.
+    """
+    if len(tail) < TAIL_NBYTES:
+        return None
+    offset = parse_end(tail[-END_NBYTES:], size)
+    if offset is None:
+        return None
+    labels = tail[-END_NBYTES - _LABELS_CENTRAL : -END_NBYTES]
+    index = tail[-END_NBYTES - _LABELS_CENTRAL - _INDEX_CENTRAL : -END_NBYTES - _LABELS_CENTRAL]
+    return Tail(offset, *(int.from_bytes(entry[-8:], "little") for entry in (index, labels)))
+
+
+def read_seal(pread: PRead, size: int, uuid: bytes) -> tuple[Header, Header] | None:
+    """The headers of index.arrow and labels.arrow of a sealed archive, or None if it is unsealed.
+
+    Checks what section 4 demands of the seal itself; that the directory agrees with the whole
+    chain is the work of `edcache verify`, which walks it.
+    """
+    tail_bytes = pread(max(0, size - TAIL_NBYTES), TAIL_NBYTES)
+    tail = parse_tail(tail_bytes, size)
+    if tail is None:
+        return None
+    index = parse_header(pread(tail.index_offset, MAX_HEADER_NBYTES))
+    labels = parse_header(pread(tail.labels_offset, MAX_HEADER_NBYTES))
+    if index is None or labels is None or index.kind != KIND_INDEX or labels.kind != KIND_LABELS:
+        return None
+    expected = tail_bytes[: _INDEX_CENTRAL + _LABELS_CENTRAL]
+    fits = (
+        index.uuid == labels.uuid == uuid
+        and _is_consistent(index, index.payload_end)
+        and _is_consistent(labels, labels.payload_end)
+        and index.offset == tail.index_offset
+        and (labels.offset, labels.seq, labels.link) == after(index)
+        and labels.payload_end == tail.directory_offset
+        and labels.next == align(size, PAGE)
+        and labels.samples in (index.samples, index.end_index)
+        and index.end_index == labels.end_index
+        and _pack_central(index) + _pack_central(labels) == expected
+    )
+    return (index, labels) if fits else None
+
+
+def seal_headers(index: Header, labels: Header, headers: list[Header]) -> tuple[Header, Header, bytes]:
+    """Complete the headers of a seal and make its directory.
+
+    Args:
+        index, labels: the two headers but for link, offset and next, which are set here from
+            `index.offset`; headers: what the directory lists before them.
+    Returns:
+        (index header, labels header, directory bytes); the directory goes to `labels.payload_end`.
+    """
+    index = replace(index, next=index.payload_end)
+    labels = replace(labels, offset=index.next, seq=index.seq + 1, link=link_after(pack_header(index)))
+    directory = pack_directory([*headers, index, labels], labels.payload_end)
+    return index, replace(labels, next=align(labels.payload_end + len(directory), PAGE)), directory

@@ -1,0 +1,467 @@
+"""The tables of an archive as Arrow IPC bytes, and back (format.py sections 3 and 4).
+
+Bytes that come from a file are checked by their crc32 before they reach this module; here the
+structure is checked before anything is believed: one batch and nothing else, exact column names and
+types of a closed list, no nulls where none belong, every buffer within bounds (framing.py looks before
+Arrow allocates anything).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache import base
+from edcache.base import CorruptArchiveError
+from edcache.format.arrays import from_numpy, number_values, numpy_dtype
+from edcache.format.arrow import pa
+from edcache.format.framing import STREAM, Metadata, check_file, check_stream
+from edcache.format.types import LabelTypes, is_label_type
+
+_META: Final = b"edcache"
+_CHUNKS: Final = b"edcache.chunks"
+_LABEL: Final = "label/"
+_COLUMNS: Final = {
+    "index": "int64",
+    "offset": "uint64",
+    "nbytes": "uint64",
+    "crc32": "uint32",
+    "schema": "uint16",
+    "raw_nbytes": "uint64",
+}
+_REQUIRED: Final = ["offset", "nbytes", "crc32", "schema"]
+_RECORDS: Final = [[*i, *_REQUIRED, *raw] for i in ([], ["index"]) for raw in ([], ["raw_nbytes"])]
+MAX_LABELS: Final = 1 << 16
+MAX_SCHEMAS: Final = 1 << 16
+_MOST_SAMPLES: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """One row per record, as numpy arrays [n] that may alias mapped memory.
+
+    index: int64, or None where row i is sample i. offset: uint64, bytes. nbytes: uint64, stored.
+    crc32: uint32 of the stored bytes. schema: uint16. raw_nbytes: uint64, or None where nothing is
+    compressed.
+    """
+
+    offset: npt.NDArray[np.uint64]
+    nbytes: npt.NDArray[np.uint64]
+    crc32: npt.NDArray[np.uint32]
+    schema: npt.NDArray[np.uint16]
+    index: npt.NDArray[np.int64] | None = None
+    raw_nbytes: npt.NDArray[np.uint64] | None = None
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Records:
+        """The given rows, copied."""
+        return Records(**{name: column[rows] for name, column in self.columns().items()})
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns that there are, by name, in the order in which they are written."""
+        named = {name: getattr(self, name) for name in _COLUMNS}
+        return {name: column for name, column in named.items() if column is not None}
+
+
+class ChunkTable(NamedTuple):
+    """What the table at the start of a chunk says. offset counts from the chunk's first record.
+
+    label_types: of the label columns of this chunk and all before it. records_nbytes: from the first
+    record to the end of the last. behind_nbytes: of what lies behind the Arrow stream, the block crcs.
+    """
+
+    records: Records
+    labels: pa.Table
+    schemas: list[str]
+    label_types: LabelTypes
+    records_nbytes: int
+    behind_nbytes: int = 0
+
+
+class Dictionary(NamedTuple):
+    """Where a compression dictionary lies: bytes from the start of the file, and its crc32."""
+
+    offset: int
+    nbytes: int
+    crc32: int
+
+
+class Blocks(NamedTuple):
+    """Where the records of a chunk and the crc32 of their blocks lie: bytes from the start of the file."""
+
+    crcs_offset: int
+    records_offset: int
+    records_nbytes: int
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Failure:
+    """A sample that could not be made.
+
+    Attributes:
+        index: its index. final: it counts as absent for good; else a later fill tries again.
+        error: the name of what was raised. message: its text. traceback: as Python prints it.
+    """
+
+    index: int
+    final: bool
+    error: str
+    message: str
+    traceback: str
+
+    def to_json(self) -> list[Any]:
+        """What `failures_of` reads."""
+        return [self.index, self.final, self.error, self.message, self.traceback]
+
+
+def failures_of(value: Any) -> list[Failure]:
+    """Read what JSON has of failures; ValueError for anything else."""
+    failures = [Failure(*entry) for entry in _entries(value, "failures", int, bool, str, str, str)]
+    if any(not 0 <= failure.index < _MOST_SAMPLES for failure in failures):
+        raise ValueError("one of its failures is none")
+    return failures
+
+
+def _entries(value: Any, what: str, *kinds: type) -> list[list[Any]]:
+    """A list out of JSON whose entries are lists of values of these types; ValueError for anything else."""
+    if type(value) is not list:
+        raise ValueError(f"its {what} are no list")
+    if any(type(entry) is not list or tuple(map(type, entry)) != kinds for entry in value):
+        raise ValueError(f"one of its {what} is none")
+    return value
+
+
+class IndexTable(NamedTuple):
+    """What index.arrow says. offset counts from the start of the file.
+
+    blocks: int64 [chunks, 3], a row of `Blocks` each, by rising offset. failures: of samples without a
+    record, by rising index. labels: the columns of labels.arrow and whether a revision has rows of each;
+    None where the chain has no revision.
+    """
+
+    records: Records
+    length: int
+    schemas: list[str]
+    dictionaries: list[Dictionary]
+    blocks: npt.NDArray[np.int64]
+    failures: Sequence[Failure] = ()
+    labels: Sequence[tuple[str, bool]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """Label columns that were added or dropped after the samples were written.
+
+    labels: the rows of each column. dropped: columns that end before these begin. index: int64, the sample
+    of each row, strictly rising; None where row i is sample i.
+    """
+
+    labels: pa.Table
+    dropped: Sequence[str] = ()
+    index: npt.NDArray[np.int64] | None = None
+
+    @property
+    def end_index(self) -> int:
+        """One more than the last sample that it has a row of."""
+        if self.index is None:
+            return int(self.labels.num_rows)
+        return int(self.index[-1]) + 1 if len(self.index) else 0
+
+
+def pack_chunk_table(table: ChunkTable) -> memoryview:
+    """The Arrow IPC stream for the start of a chunk's payload."""
+    columns = _columns(table.records) | _label_columns(table.labels)
+    meta = {
+        "schemas": table.schemas,
+        "records_nbytes": table.records_nbytes,
+        "labels": table.label_types.to_json(),
+    }
+    return _packed(columns, meta, pa.ipc.new_stream)
+
+
+def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
+    """Read a chunk's table of `rows` rows; arrays alias `data`.
+
+    Raises:
+        CorruptArchiveError: the bytes are no such table; the caller says which chunk.
+    """
+    with _reported("the chunk's table"):
+        metadata, end = check_stream(data, len(_COLUMNS) + MAX_LABELS)
+        table = _read(pa.ipc.open_stream, data, rows, _RECORDS)
+        meta = _meta(metadata, {_META}, {"schemas", "records_nbytes", "labels"})
+        labels = _label_table(table)
+        records = _records(table)
+        if records.index is None:
+            raise ValueError("it has no column 'index'")
+        types = LabelTypes.from_json(meta["labels"])
+        nbytes = meta["records_nbytes"]
+        if type(nbytes) is not int or nbytes < 0:
+            raise ValueError(f"it says that its records take {str(nbytes)[:80]} bytes")
+        return ChunkTable(records, labels, _schemas(meta), types, nbytes, len(data) - end)
+
+
+def _label_table(table: pa.Table) -> pa.Table:
+    names = [name for name in table.column_names if name.startswith(_LABEL)]
+    labels = table.select(names).rename_columns([name[len(_LABEL) :] for name in names])
+    labels.validate(full=True)
+    return labels.replace_schema_metadata(None)
+
+
+def pack_index(table: IndexTable) -> memoryview:
+    """The Arrow IPC file index.arrow."""
+    meta: dict[str, Any] = {
+        "length": table.length,
+        "schemas": table.schemas,
+        "dictionaries": table.dictionaries,
+    }
+    if table.failures:
+        meta["failed"] = [failure.to_json() for failure in table.failures]
+    if table.labels is not None:
+        meta["labels"] = [[name, is_revised] for name, is_revised in table.labels]
+    # No JSON: a quarter of a million chunks would take its parser longer than all else.
+    chunks = base64.b64encode(table.blocks.astype("<i8").tobytes())
+    return _packed(_columns(table.records), meta, pa.ipc.new_file, {_CHUNKS: chunks})
+
+
+def parse_index(data: Any, rows: int) -> IndexTable:
+    """Read index.arrow of `rows` rows; the arrays alias `data`, so a mapped file is not copied.
+
+    Raises:
+        CorruptArchiveError: the bytes are no such table.
+    """
+    with _reported("index.arrow"):
+        metadata = check_file(data, len(_COLUMNS))
+        names = {"length", "schemas", "dictionaries", "failed", "labels"}
+        meta = _meta(metadata, {_META, _CHUNKS}, names, {"failed", "labels"})
+        records = _records(_read(pa.ipc.open_file, data, rows, _RECORDS, prefix=None))
+        length = meta["length"]
+        if type(length) is not int or length < rows or (records.index is None and length != rows):
+            raise ValueError(f"it has {rows} rows and claims {str(length)[:80]} samples")
+        if records.index is not None and not _is_index_column(records.index, length):
+            raise ValueError("its index column is not strictly increasing within the length")
+        blocks = _blocks(metadata[_CHUNKS])
+        dictionaries = _dictionaries(meta["dictionaries"])
+        failures = failures_of(meta.get("failed", []))
+        if any(failure.index >= length for failure in failures):
+            raise ValueError("one of its failures is of no sample")
+        labels = None
+        if "labels" in meta:
+            labels = [(entry[0], entry[1]) for entry in _entries(meta["labels"], "label columns", str, bool)]
+            if len(dict(labels)) != len(labels):
+                raise ValueError("two of its label columns have one name")
+        return IndexTable(records, length, _schemas(meta), dictionaries, blocks, failures, labels)
+
+
+def _blocks(text: memoryview) -> npt.NDArray[np.int64]:
+    blocks = np.frombuffer(base64.b64decode(text, validate=True), "<i8").reshape(-1, 3)
+    if not _are_apart(blocks):
+        raise ValueError("its chunks overlap")
+    return blocks.astype(np.int64, copy=False)
+
+
+def _dictionaries(value: Any) -> list[Dictionary]:
+    dictionaries = [Dictionary(*entry) for entry in _entries(value, "dictionaries", int, int, int)]
+    end = 0
+    for offset, nbytes, _ in dictionaries:
+        if offset < end or nbytes < 0:
+            raise ValueError("its dictionaries overlap")
+        end = offset + nbytes
+    return dictionaries
+
+
+def pack_revision(revision: Revision) -> memoryview:
+    """The Arrow IPC stream of a revision."""
+    columns = {} if revision.index is None else {"index": from_numpy(revision.index, pa.int64())}
+    meta = {"dropped": list(revision.dropped)}
+    return _packed(columns | _label_columns(revision.labels), meta, pa.ipc.new_stream)
+
+
+def parse_revision(data: Any, rows: int) -> Revision:
+    """Read a revision of `rows` rows; its arrays alias `data`.
+
+    Raises:
+        CorruptArchiveError: the bytes are no such table; the caller says which entry.
+    """
+    with _reported("the revision's table"):
+        metadata, end = check_stream(data, 1 + MAX_LABELS)
+        if end != len(data):
+            raise ValueError("bytes behind its table")
+        table = _read(pa.ipc.open_stream, data, rows, [[], ["index"]])
+        dropped = _meta(metadata, {_META}, {"dropped"})["dropped"]
+        if type(dropped) is not list or any(type(name) is not str for name in dropped):
+            raise ValueError("the columns that it drops are not names")
+        if len(set(dropped)) != len(dropped):
+            raise ValueError("it drops a column twice")
+        labels = _label_table(table)
+        index = _values(table.column("index")) if "index" in table.column_names else None
+        if index is not None and not _is_index_column(index, _MOST_SAMPLES):
+            raise ValueError("its index column is not strictly increasing from 0")
+        if not labels.num_columns and (rows or not dropped):
+            raise ValueError("it has no label column")
+        return Revision(labels, dropped, index)
+
+
+def pack_labels(labels: pa.Table) -> memoryview:
+    """The Arrow IPC file labels.arrow: plain columns under their own names."""
+    return _packed(_label_columns(labels, prefix=""), {"rows": labels.num_rows}, pa.ipc.new_file)
+
+
+def parse_labels(
+    data: Any, rows: int, names: Sequence[str] | None = None, told_by: str = "the head"
+) -> pa.Table:
+    """Read labels.arrow of `rows` rows; the columns alias `data`.
+
+    Args:
+        names: of the columns that it must have; None where the caller compares them itself.
+        told_by: who says so, for the error.
+    Raises:
+        CorruptArchiveError: the bytes are no such table.
+    """
+    with _reported("labels.arrow"):
+        check_file(data, MAX_LABELS if names is None else len(names))
+        table = _read(pa.ipc.open_file, data, None, [[]], prefix="")
+        if names is not None and table.column_names != list(names):
+            raise ValueError(f"it has other columns than {told_by} says")
+        if table.num_columns and table.num_rows != rows:
+            raise ValueError(f"it has {table.num_rows} rows, the index has {rows}")
+        table.validate(full=True)
+        return table.replace_schema_metadata(None)
+
+
+def spread(labels: pa.Table, index: npt.NDArray[np.int64] | None, length: int) -> pa.Table:
+    """Give `labels` one row per sample: null where no record is there.
+
+    Args:
+        labels: rows as in `index`, or `length` of them. index: int64 [rows], strictly increasing, or None
+            when dense.
+        length: samples of the dataset.
+    Returns:
+        `labels` itself when it has a row per sample, else a copy of `length` rows.
+    """
+    if index is None or len(index) == length or labels.num_rows == length:
+        return labels
+    rows = np.full(length, -1, np.int64)
+    rows[index] = np.arange(len(index))
+    return labels.take(from_numpy(rows, pa.int64(), rows < 0))
+
+
+def _columns(records: Records) -> dict[str, Any]:
+    return {
+        name: from_numpy(column, pa.type_for_alias(_COLUMNS[name]))
+        for name, column in records.columns().items()
+    }
+
+
+def _label_columns(labels: pa.Table, prefix: str = _LABEL) -> dict[str, Any]:
+    return {prefix + name: labels.column(name).combine_chunks() for name in labels.column_names}
+
+
+def _packed(
+    columns: Mapping[str, Any], meta: Mapping[str, Any], writer: Any, more: Mapping[bytes, bytes] = {}
+) -> memoryview:
+    """Columns as Arrow IPC bytes of one batch. writer: pa.ipc.new_stream or new_file."""
+    text = json.dumps(meta, ensure_ascii=True, separators=(",", ":"))
+    fields = [pa.field(name, column.type) for name, column in columns.items()]
+    schema = pa.schema(fields, metadata={_META: text.encode("ascii"), **more})
+    sink = pa.BufferOutputStream()
+    with writer(sink, schema) as stream:
+        stream.write_batch(pa.RecordBatch.from_arrays(list(columns.values()), schema=schema))
+    return memoryview(sink.getvalue())
+
+
+def _read(
+    opener: Any, data: Any, rows: int | None, columns: Sequence[list[str]], prefix: str | None = _LABEL
+) -> pa.Table:
+    """The one batch of Arrow IPC bytes, which alias `data`, after columns that no writer makes are refused.
+
+    Args:
+        opener: pa.ipc.open_stream or open_file. rows: that it must have; None for any number.
+        columns: the choices of columns that are no labels. prefix: what labels begin with; None for none.
+    """
+    buffer = pa.py_buffer(data)
+    with opener(buffer) as reader:
+        schema = reader.schema
+        if opener is pa.ipc.open_file and schema != pa.ipc.read_schema(buffer.slice(STREAM)):
+            raise ValueError("its two schemas differ")
+        if len(set(schema.names)) != len(schema.names):
+            raise ValueError("two of its columns have one name")
+        is_label = [prefix is not None and name.startswith(prefix) for name in schema.names]
+        own = [name for name, label in zip(schema.names, is_label, strict=True) if not label]
+        if own not in columns:
+            raise ValueError(f"it has the columns {str(own)[:200]}")
+        for field, label in zip(schema, is_label, strict=True):
+            if not (is_label_type(field.type) if label else str(field.type) == _COLUMNS[field.name]):
+                kind = str(field.type)[:80]
+                raise ValueError(f"column {field.name[:80]!r} is {kind}, which no writer makes")
+        table = reader.read_all()
+    if rows is not None and table.num_rows != rows:
+        raise ValueError(f"it has {table.num_rows} rows, the header says {rows}")
+    for name in own:
+        column = table.column(name)
+        if column.null_count or column.num_chunks > 1:
+            raise ValueError(f"column {name!r} has {column.null_count} nulls")
+    return table
+
+
+def _meta(
+    metadata: Metadata, keys: Set[bytes], names: Set[str], optional: Set[str] = frozenset()
+) -> dict[str, Any]:
+    """The object of JSON in a table's metadata, which has these names."""
+    if metadata.keys() != keys:
+        raise ValueError("it lacks its metadata, or has more")
+    meta = base.loads(metadata[_META])
+    if type(meta) is not dict or not names - optional <= meta.keys() <= names:
+        raise ValueError("its metadata has other keys than are written")
+    return meta
+
+
+def _records(table: pa.Table) -> Records:
+    return Records(**{name: _values(table.column(name)) for name in table.column_names if name in _COLUMNS})
+
+
+def _values(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    if column.num_chunks == 0:
+        return np.empty(0, numpy_dtype(column.type))
+    array = column.chunk(0)
+    array.validate(full=True)
+    return number_values(array)
+
+
+def _are_apart(blocks: npt.NDArray[np.int64]) -> bool:
+    """Whether each chunk's block crcs and then its records lie behind those of the chunk before."""
+    if not len(blocks):
+        return True
+    if blocks.min() < 0 or blocks.max() >= 1 << 61:  # so that no sum wraps
+        return False
+    crcs, records, nbytes = blocks.T
+    return bool(np.all(records >= crcs) and np.all(crcs[1:] >= (records + nbytes)[:-1]))
+
+
+def _is_index_column(index: npt.NDArray[np.int64], length: int) -> bool:
+    if not len(index):
+        return True
+    return bool(index[0] >= 0 and index[-1] < length and np.all(index[1:] > index[:-1]))
+
+
+def _schemas(meta: Mapping[str, Any]) -> list[str]:
+    schemas = meta["schemas"]
+    if type(schemas) is not list or not all(type(schema) is str for schema in schemas):
+        raise ValueError("its schemas are not texts")
+    if len(schemas) > MAX_SCHEMAS:
+        raise ValueError(f"it has {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
+    return schemas
+
+
+@contextmanager
+def _reported(what: str) -> Iterator[None]:
+    """Turn what pyarrow and the checks above raise into a CorruptArchiveError."""
+    try:
+        yield
+    except (pa.ArrowException, ValueError, KeyError, TypeError, OSError, OverflowError) as error:
+        raise CorruptArchiveError(f"{what} does not read: {str(error)[:500]}") from error

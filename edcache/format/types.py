@@ -1,0 +1,262 @@
+"""The types that label columns have, and the one type that holds the values of several.
+
+A column's type is found from the values, not asked for, and grows only where no value changes:
+null -> anything, narrow -> wide of one kind, integers and floats -> float64 where every integer is exact,
+int64 and uint64 -> whichever holds all values. Everything else is a Clash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.base import LabelError, LabelTypeError
+from edcache.format.arrays import list_items, number_values, numpy_dtype, numpy_dtypes
+from edcache.format.arrow import pa
+
+EXACT = 2**53
+"""Every integer up to here is a float64."""
+
+
+class Clash(Exception):
+    """Two values that make no column; the text is what else to know about the earlier one, or empty."""
+
+
+class ColumnType(NamedTuple):
+    """The type of the values so far, with the few facts about them that a wider type depends on.
+
+    arrow: None is pa.null(). negative: an int is below 0. beyond: one is 2**63 or more. inexact: one that
+    is no float64.
+    """
+
+    arrow: pa.DataType
+    negative: bool = False
+    beyond: bool = False
+    inexact: int | None = None
+
+    def with_values(self, kind: pa.DataType, numbers: Iterable[int]) -> ColumnType:
+        """The type that also holds values of `kind`; Clash if there is none.
+
+        Args:
+            numbers: the ints among them, or those that decide (`deciding_numbers`).
+        """
+        arrow = merged(self.arrow, kind)
+        if arrow is None:
+            raise Clash
+        negative, beyond, inexact = self.negative, self.beyond, self.inexact
+        for number in numbers:
+            negative = negative or number < 0
+            beyond = beyond or number >= 2**63
+            if inexact is None and abs(number) > EXACT and int(float(number)) != number:
+                inexact = number
+        element = element_type(arrow)
+        signed = (pa.types.is_signed_integer(element_type(one)) for one in (self.arrow, kind))
+        if element == pa.uint64() and not beyond and any(signed):
+            element = pa.int64()
+            arrow = list_of(element, arrow) if is_list(arrow) else element
+        if negative and beyond and pa.types.is_integer(element):
+            raise Clash(" with values that no one integer type holds together with this one")
+        if inexact is not None and pa.types.is_floating(element):
+            raise Clash(f", and float64 does not hold {inexact} exactly")
+        return ColumnType(arrow, negative, beyond, inexact)
+
+    def with_type(self, other: ColumnType) -> ColumnType:
+        """The type that also holds the values of another; Clash if there is none."""
+        known = [-1] * other.negative + [2**63] * other.beyond
+        return self.with_values(other.arrow, known if other.inexact is None else [*known, other.inexact])
+
+
+def no_type() -> ColumnType:
+    """That of no values."""
+    return ColumnType(pa.null())
+
+
+def merged(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
+    """The type for values of both, or None.
+
+    uint64 for a signed type with uint64 is a guess where the values decide: `ColumnType` corrects it.
+    """
+    if old == new or pa.types.is_null(new):
+        return old
+    if pa.types.is_null(old):
+        return new
+    if is_list(old) and is_list(new):
+        inner = merged(old.value_type, new.value_type)
+        return None if inner is None else list_of(inner, old, new)
+    for large, small in ((pa.large_string(), pa.string()), (pa.large_binary(), pa.binary())):
+        if {old, new} == {large, small}:
+            return large
+    floats = pa.types.is_floating(old) + pa.types.is_floating(new)
+    if floats + pa.types.is_integer(old) + pa.types.is_integer(new) != 2:
+        return None
+    wide = np.promote_types(numpy_dtype(old), numpy_dtype(new))
+    # numpy makes float64 of uint64 and a signed type, which would round.
+    if not floats and wide.kind == "f":
+        return pa.uint64()
+    return pa.float64() if floats == 1 else pa.from_numpy_dtype(wide)
+
+
+def list_of(element: pa.DataType, *outer: pa.DataType) -> pa.DataType:
+    """The list type of an element, with large offsets where one of the other list types has them."""
+    return (pa.large_list if any(map(pa.types.is_large_list, outer)) else pa.list_)(element)
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values of the type are lists, of either size of offsets."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def element_type(kind: pa.DataType) -> pa.DataType:
+    """The type inside a list type; any other type itself."""
+    return kind.value_type if is_list(kind) else kind
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether values of the type are integers or floats."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is of strings or bytes."""
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+
+
+@cache
+def _named_types() -> dict[str, pa.DataType]:
+    units = ("s", "ms", "us", "ns")
+    texts = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+    times = (pa.date32(), *map(pa.duration, units))
+    zoned = (pa.timestamp(unit, zone) for unit in units for zone in (None, "UTC"))
+    return {str(kind): kind for kind in (pa.null(), *numpy_dtypes(), *texts, *times, *zoned)}
+
+
+def is_label_type(kind: pa.DataType) -> bool:
+    """Whether a label column can have this type: one of a closed list, or a list of one of them."""
+    element = element_type(kind)
+    return bool(_named_types().get(str(element)) == element)
+
+
+def deciding_numbers(values: npt.NDArray[Any]) -> Sequence[int]:
+    """The least, the greatest and the first inexact of many ints: what decides about a wider type."""
+    if values.dtype.kind not in "iu" or not values.size:
+        return ()
+    low, high = int(values.min()), int(values.max())
+    if low >= -EXACT and high <= EXACT:
+        return (low, high)
+    size = np.where(values < 0, np.negative(values), values).astype(np.uint64)
+    lowest_bit = size & (~size + np.uint64(1))
+    inexact = np.flatnonzero((size >> np.uint64(53) >= lowest_bit) & (size > 0))
+    return (low, high, *(int(value) for value in values[inexact[:1]]))
+
+
+def numbers_in(column: pa.ChunkedArray) -> Iterable[int]:
+    """The ints that decide about a wider type, of one column of one chunk."""
+    if not pa.types.is_integer(element_type(column.type)):
+        return
+    for chunk in column.chunks:
+        yield from deciding_numbers(number_values(list_items(chunk) if is_list(column.type) else chunk))
+
+
+class LabelTypes:
+    """The types of label columns over many chunks, with what decides whether one more chunk fits.
+
+    Every chunk's table carries the types of all chunks up to it, so that a writer that knows only the
+    last one still refuses what `unify` would refuse.
+    """
+
+    def __init__(self, types: Mapping[str, ColumnType]) -> None:
+        self.types = dict(types)
+
+    @classmethod
+    def of(cls, table: pa.Table) -> LabelTypes:
+        """The types of one chunk's labels."""
+        columns = zip(table.column_names, table.columns, strict=True)
+        return cls({name: no_type().with_values(part.type, numbers_in(part)) for name, part in columns})
+
+    def joined(self, other: LabelTypes, where: str) -> LabelTypes:
+        """The types of both together.
+
+        Raises:
+            LabelTypeError: `train.zip: label "y" is int64 in one chunk and string in another; ...`.
+            LabelError: other columns.
+        """
+        types = {}
+        for name in common_names([list(self.types), list(other.types)], where):
+            old, new = self.types[name], other.types[name]
+            try:
+                types[name] = old.with_type(new)
+            except Clash as clash:
+                raise chunk_clash(name, (old.arrow, new.arrow, str(clash)), where) from None
+        return LabelTypes(types)
+
+    def to_json(self) -> dict[str, Any]:
+        """name -> [type, an int is negative, one is 2**63 or more, one that is no float64 or null]."""
+        return {name: [_type_text(kind.arrow), *kind[1:]] for name, kind in self.types.items()}
+
+    @classmethod
+    def from_json(cls, types: Any) -> LabelTypes:
+        """Read what `to_json` made; ValueError for anything else."""
+        if type(types) is not dict:
+            raise ValueError("its label types are no object")
+        return cls({name: _type_of_json(entry) for name, entry in types.items()})
+
+
+def common_names(chunks: Sequence[list[str]], where: str) -> list[str]:
+    """The columns that all chunks have; LabelError, which begins with `where`, if they have others."""
+    first = chunks[0]
+    for names in chunks:
+        if sorted(names) != sorted(first):
+            raise LabelError(
+                f"{_prefix(where)}one chunk has the labels {', '.join(first) or '(none)'}, another "
+                f"{', '.join(names) or '(none)'}; write all chunks with the same in_memory_keys"
+            )
+    return first
+
+
+def chunk_clash(
+    name: str, clash: tuple[pa.DataType, pa.DataType, str], where: str, piece: str = "chunk"
+) -> LabelTypeError:
+    """The error for two pieces of a column. clash: the types of both, and what else to know."""
+    old, new, reason = clash
+    return LabelTypeError(
+        f'{_prefix(where)}label "{name}" is {old} in one {piece} and {new} in another{reason}; write it as '
+        f'one type, for example in_memory_keys={{"{name}": lambda s: str(s["{name}"])}}'
+    )
+
+
+def _prefix(where: str) -> str:
+    return f"{where}: " if where else ""
+
+
+def _type_text(kind: pa.DataType) -> Any:
+    if is_list(kind):
+        return ["large_list" if pa.types.is_large_list(kind) else "list", _type_text(kind.value_type)]
+    return str(kind)
+
+
+def _type_of_json(entry: Any) -> ColumnType:
+    if type(entry) is not list or len(entry) != 4:
+        raise ValueError("one of its label types is none")
+    text, negative, beyond, inexact = entry
+    if type(negative) is not bool or type(beyond) is not bool or type(inexact) not in (int, type(None)):
+        raise ValueError("one of its label types is none")
+    if inexact is not None and not -(1 << 63) <= inexact < 1 << 64:
+        raise ValueError("one of its label types has an integer beyond 64 bits")
+    return ColumnType(_type_of_text(text), negative, beyond, inexact)
+
+
+def _type_of_text(text: Any) -> pa.DataType:
+    if (
+        isinstance(text, list)
+        and len(text) == 2
+        and text[0] in ("list", "large_list")
+        and isinstance(text[1], str)
+    ):
+        return (pa.list_ if text[0] == "list" else pa.large_list)(_type_of_text(text[1]))
+    if not isinstance(text, str) or text not in _named_types():
+        raise ValueError(f"no label column has the type {str(text)[:80]!r}")
+    return _named_types()[text]

@@ -1,0 +1,118 @@
+"""A tree of image files as a source dataset: a folder for each class, as torchvision's ImageFolder has it."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import os
+from array import array
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from edcache.base import OptionError, SampleIndexError
+from edcache.codec import Decode, Decoding, ImageFile
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+
+def image_folder(
+    root: str | os.PathLike[str], decode: Decode = "pil", extensions: str | Iterable[str] = EXTENSIONS
+) -> ImageFolder:
+    """The images of a tree with a folder for each class: root/dog/xxx.png, root/dog/nested/yyy.jpg.
+
+    Args:
+        decode: what readers of the cache get, see `edcache.ImageFile`.
+        extensions: the files that count, whatever their case.
+    Returns:
+        A map-style dataset of {"image": ImageFile, "label": int, "path": str}, with `classes` (the folders'
+        names, sorted) and `class_to_idx`; paths are relative to root, with slashes. Its order and its labels
+        are those of torchvision's ImageFolder. Its labels and paths are cached as label columns.
+    Raises:
+        OptionError: there is no such folder, it has no folders in it, or one of them has no image.
+
+    Cost: walks the tree. A cache also compares the names, sizes and modification times of all files with
+    those that it was made from; `CachedDataset.from_cache` does neither.
+
+    >>> ds = edcache.CachedDataset(edcache.image_folder("imagenet/train", decode="tensor"), "train.zip")
+    """
+    return ImageFolder(root, decode, extensions)
+
+
+class ImageFolder(Dataset[dict[str, Any]]):
+    """What `image_folder` returns."""
+
+    in_memory_keys = ("label", "path")
+
+    def __init__(self, root: str | os.PathLike[str], decode: Decode, extensions: str | Iterable[str]) -> None:
+        # Under this name a CachedDataset would take it for a part of its own path.
+        self.folder = os.fspath(root)
+        self.decoding = Decoding.of(decode)
+        named = (extensions,) if isinstance(extensions, str) else tuple(extensions)
+        self.extensions = tuple(extension.lower() for extension in named)
+        self.classes = _folders(self.folder)
+        self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
+        self.paths: list[str] = []
+        self._labels = array("q")
+        for number, name in enumerate(self.classes):
+            files = list(_files(self.folder, name, self.extensions))
+            if not files:
+                raise OptionError(
+                    f"{self.folder}: the folder {name!r} has no {', '.join(self.extensions)} file; remove "
+                    "it, or pass extensions="
+                )
+            self.paths += files
+            self._labels.extend([number] * len(files))
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        place, length = operator.index(index), len(self.paths)
+        if not -length <= place < length:
+            raise SampleIndexError(f"{self!r}: index {place} not in [-{length}, {length})")
+        path = self.paths[place]
+        image = ImageFile(os.path.join(self.folder, *path.split("/")), self.decoding)
+        return {"image": image, "label": self._labels[place], "path": path}
+
+    def __repr__(self) -> str:
+        return f"ImageFolder({self.folder!r}, {len(self):,} images in {len(self.classes):,} classes)"
+
+    def __edcache_fingerprint__(self) -> dict[str, Any]:
+        """What makes it another source: files added, removed or changed, classes, and what they decode to."""
+        digest = hashlib.sha256()
+        for path in self.paths:
+            try:
+                stat = os.stat(os.path.join(self.folder, *path.split("/")))
+            except OSError:
+                digest.update(f"{path}\0-\n".encode("utf-8", "surrogatepass"))
+                continue
+            line = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+            digest.update(line.encode("utf-8", "surrogatepass"))
+        turned = "exif_transpose" if self.decoding.exif_transpose else None
+        decode = filter(None, (str(self.decoding.form), self.decoding.mode, turned))
+        return {
+            "files": len(self.paths),
+            "classes": ", ".join(self.classes),
+            "names, sizes and times": digest.hexdigest()[:16],
+            "decode": ", ".join(decode),
+        }
+
+
+def _folders(root: str) -> list[str]:
+    try:
+        with os.scandir(root) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir())
+    except OSError as error:
+        raise OptionError(f"{root}: {error.strerror}; give a folder that has one folder a class") from error
+    if not names:
+        raise OptionError(f"{root}: no folder in it; an image folder has one for each class: root/dog/1.jpg")
+    return names
+
+
+def _files(root: str, name: str, extensions: tuple[str, ...]) -> Iterator[str]:
+    """The files of a class, in the order of torchvision's ImageFolder."""
+    for folder, _, files in sorted(os.walk(os.path.join(root, name), followlinks=True)):
+        inside = os.path.relpath(folder, root).replace(os.sep, "/")
+        yield from (f"{inside}/{file}" for file in sorted(files) if file.lower().endswith(extensions))

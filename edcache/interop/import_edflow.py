@@ -1,0 +1,148 @@
+"""edflow's caches: a zip of pickles, also one that was killed, or the folder that it unpacks to."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from edcache.base import ForeignCacheError, LabelTypeError, PickleRefusedError
+from edcache.codec import restored
+from edcache.interop.import_members import Member, contents, listed
+from edcache.interop.import_source import Files, Indices, OldCache, read_whole, regular_files
+from edcache.labels import collected
+
+LABELS: Final = "labels.p"
+# Zero-padded before edflow's first release.
+EXAMPLE: Final = re.compile(r"example_(\d{1,18})\.p", re.ASCII)
+
+_MOST_LABELS = 1 << 33
+_SIDE_NBYTES = 1 << 20
+_TABLE = np.dtype(
+    [("index", "i8"), ("offset", "i8"), ("nbytes", "i8"), ("size", "i8"), ("crc", "u4"), ("method", "u2")]
+)
+
+
+class EdflowZip(OldCache):
+    """`<root>/cached/<name>.zip`, with or without an ending, or the zip of edflow's `@cachable(path)`."""
+
+    kind = "edflow"
+
+    def __init__(self, path: str, trust_pickle: bool = False) -> None:
+        super().__init__(path, trust_pickle)
+        members, has_directory = listed(path)
+        if not has_directory:
+            self.notes.append(
+                "it has no directory, as when edflow was killed: its members were found by their headers"
+            )
+        self._table, padded = _example_table(members)
+        self._names = "example_{}.p" if not padded else f"example_{{:0{padded}}}.p"
+        # A field of the table has gaps, and would be copied for every search.
+        self._indices: Indices = np.ascontiguousarray(self._table["index"], np.int64)
+        columns = (self._table[name] for name in ("index", "size", "crc"))
+        values = b"".join(np.ascontiguousarray(column).tobytes() for column in columns)
+        self.identity = {"sizes and crc32s": hashlib.sha256(values).hexdigest()[:16]}
+        self._set_indices(self._indices, self._stated_length())
+        _add_labels(self, self._labels(members))
+
+    def _read(self, index: int) -> Any:
+        row = self._table[np.searchsorted(self._indices, index)]
+        member = Member(self._names.format(index), *(int(row[name]) for name in _TABLE.names[1:]))  # type: ignore[index]
+        return self._unpickled(contents(self.path, member, self.most_nbytes), f"{self.path}: {member.name}")
+
+    def _labels(self, members: Iterable[Member]) -> bytes | None:
+        labels = [member for member in members if member.name == LABELS]
+        if len(labels) > 1:
+            self.notes.append(f"labels.p is in it {len(labels)} times; the last one counts")
+        return contents(self.path, labels[-1], _MOST_LABELS) if labels else None
+
+    def _stated_length(self) -> int | None:
+        """What the files of `@cachable(path)` beside the zip say: path + ".p", path + "parameters.p"."""
+        parameters, length = f"{self.path}parameters.p", f"{self.path}.p"
+        if os.path.isfile(parameters):
+            self.notes.append(_call_note(parameters))
+        if not os.path.isfile(length):
+            return None
+        count = restored(read_whole(length, length, _SIDE_NBYTES), length)
+        if type(count) is not int or count < 0:
+            raise ForeignCacheError(f"{length}: no number, as edflow writes it")
+        return count
+
+
+class EdflowFolder(Files):
+    """The files of edflow's zip in a folder: example_0.p, ..., labels.p."""
+
+    kind = "edflow"
+
+    def __init__(self, path: str, trust_pickle: bool = False) -> None:
+        super().__init__(path, trust_pickle)
+        matches = ((EXAMPLE.fullmatch(entry.name), entry) for entry in regular_files(path))
+        examples = sorted((m[0], int(m[1]), entry) for m, entry in matches if m)  # of two the padded goes
+        self._set_files({index: (name, entry.stat(follow_symlinks=False)) for name, index, entry in examples})
+        labels = os.path.join(path, LABELS)
+        is_there = os.path.isfile(labels) and not os.path.islink(labels)
+        _add_labels(self, read_whole(labels, labels, _MOST_LABELS) if is_there else None)
+
+    def _decode(self, data: bytes, shown: str) -> Any:
+        return self._unpickled(data, shown)
+
+
+def _add_labels(cache: OldCache, data: bytes | None) -> None:
+    """Make label columns of labels.p: by field where samples have the field, else by their values."""
+    if data is None:
+        cache.notes.append(
+            "it has no labels.p, as an interrupted run leaves none; label columns were not made"
+        )
+        return
+    shown = f"{cache.path}: {LABELS}"
+    labels = restored(data, shown, trust=cache.trust_pickle, most_nbytes=_MOST_LABELS)
+    if not isinstance(labels, dict) or not all(type(values) is list for values in labels.values()):
+        raise ForeignCacheError(f"{shown} is no dict of lists, as edflow writes it")
+    sample = cache[cache.first()]
+    keys: dict[str, tuple[str, ...]] = {}
+    for name, values in labels.items():
+        if reason := _no_column(name, values):
+            cache.notes.append(f"label {name!r} was left out{reason}")
+        elif isinstance(sample, dict) and name in sample:
+            keys[name] = (name,)
+        elif len(values) == len(cache):
+            cache.more_labels[name] = values
+        else:
+            cache.notes.append(
+                f"label {name!r} was left out: no sample has it, and labels.p has {len(values):,} values"
+            )
+    cache.in_memory_keys = keys
+
+
+def _no_column(name: Any, values: Sequence[Any]) -> str:
+    """Why values make no label column, as the end of a sentence; nothing where they do."""
+    if type(name) is not str or not name:
+        return ": a column is named by a text"
+    try:
+        collected(name, enumerate(values))
+    except LabelTypeError as error:
+        return f", its values make no column: {error}"
+    return ""
+
+
+def _call_note(parameters: str) -> str:
+    try:
+        args, kwargs = restored(read_whole(parameters, parameters, _SIDE_NBYTES), parameters)
+    except (PickleRefusedError, TypeError, ValueError) as error:
+        return f"the arguments of its call were not read: {error}"
+    return f"it was made by a call with the arguments {args!r:.200} {kwargs!r:.200}"
+
+
+def _example_table(members: Iterable[Member]) -> tuple[Any, int]:
+    """The examples by index, of two for one index the later; and the digits of padded names."""
+    rows, padded = {}, 0
+    for member in members:
+        match = EXAMPLE.fullmatch(member.name)
+        if match:
+            rows[int(match[1])] = (int(match[1]), *member[1:])
+            padded = len(match[1]) if match[1].startswith("0") and len(match[1]) > 1 else padded
+    return np.array([rows[index] for index in sorted(rows)], _TABLE), padded

@@ -1,0 +1,193 @@
+"""OldCache: a cache of another system, as a source dataset; and how its files are read."""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from edcache.base import ForeignCacheError, MissingSampleError, SampleIndexError, index_ranges
+from edcache.codec import MOST_NBYTES, restored, torch_loaded
+
+Indices = npt.NDArray[np.int64]
+
+_FREE_LENGTH: Final = 1_000_000
+_LENGTH_A_SAMPLE: Final = 1_000
+
+
+class OldCache(Dataset[Any], abc.ABC):
+    """A cache of another system as a source dataset; make one with `edcache.interop.old_cache`.
+
+    Attributes:
+        path: as it was given.
+        kind: its name in `edcache.interop.KINDS`.
+        identity: what tells this cache from others, as plain values.
+        missing: the indices without a sample: int64 [k], sorted. Reading one raises MissingSampleError.
+        in_memory_keys: the label columns that the old cache had, as far as samples have them; or None.
+        more_labels: name -> values of label columns that are in no sample.
+        most_nbytes: what the bytes of one sample may be, in the file and unpacked; 2 GiB unless it is set.
+        notes: what a person should know, each a sentence: what is missing, what was left out.
+
+    An index is the one that the sample had in its source dataset. Nothing is renumbered.
+    Safety: fork, spawn and threads; no file stays open.
+    """
+
+    kind: ClassVar[str]
+    in_memory_keys: Any = None
+
+    def __init__(self, path: str, trust_pickle: bool) -> None:
+        self.path = path
+        self.trust_pickle = trust_pickle
+        self.most_nbytes = MOST_NBYTES
+        self.identity: dict[str, Any] = {}
+        self.notes: list[str] = []
+        self.more_labels: dict[str, list[Any]] = {}
+        self._length = 0
+        self.missing: Indices = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Any:
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise SampleIndexError(f"{self.path}: index {index} not in [-{len(self)}, {len(self)})")
+        place = int(np.searchsorted(self.missing, position))
+        if place < len(self.missing) and int(self.missing[place]) == position:
+            raise MissingSampleError(f"{self.path}: no sample {position}; this {self.kind} cache has none")
+        return self._read(position)
+
+    def __repr__(self) -> str:
+        lacks = f", {len(self.missing):,} missing" if len(self.missing) else ""
+        return f"{type(self).__name__}({self.path!r}, {len(self):,} samples{lacks})"
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What identifies the samples, for the archive's head; where they lie does not.
+
+        It stands there as a call, so that a CachedDataset over the real source takes the archive for its own.
+        """
+        arguments = {"kind": self.kind, "samples": len(self), **self.identity}
+        return {"factory": "edcache import", "arguments": arguments, "version": None, "source": None}
+
+    def first(self) -> int:
+        """The first index that has a sample."""
+        later = np.flatnonzero(self.missing != np.arange(len(self.missing)))
+        return int(later[0]) if len(later) else len(self.missing)
+
+    @abc.abstractmethod
+    def _read(self, index: int) -> Any:
+        """The sample at an index in [0, len) that is not missing."""
+
+    def _unpickled(self, data: bytes, shown: str) -> Any:
+        return restored(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
+
+    def _set_indices(self, indices: Indices, length: int | None = None) -> None:
+        """Take note of the indices that have a sample, unique and sorted, and of the length, if one was said.
+
+        Raises:
+            ForeignCacheError: there is none, or the length is absurd.
+        """
+        self._set_length(max(int(indices[-1]) + 1, length or 0) if len(indices) else 0)
+        if self._length > _FREE_LENGTH + _LENGTH_A_SAMPLE * len(indices):
+            raise ForeignCacheError(
+                f"{self.path}: {len(indices):,} samples, and the length would be {self._length:,}; remove "
+                "the file or the number that is wrong"
+            )
+        present = np.zeros(self._length, np.bool_)
+        present[indices] = True
+        self.missing = np.flatnonzero(~present)
+        if len(self.missing):
+            shown = index_ranges(self.missing, 20, "")
+            self.notes.append(f"{len(self.missing):,} of {self._length:,} samples are not in it: {shown}")
+
+    def _set_length(self, length: int) -> None:
+        """Take note that so many samples are there, each of which has bytes of its own.
+
+        Raises:
+            ForeignCacheError: there is none.
+        """
+        if not length:
+            raise ForeignCacheError(f"{self.path}: no sample in this {self.kind} cache")
+        self._length = length
+
+
+class Files(OldCache):
+    """A folder with a file for each sample, of torch.save unless a kind decodes them otherwise."""
+
+    def _set_files(self, files: Mapping[int, tuple[str, os.stat_result]], length: int | None = None) -> None:
+        """Take note of the files: their names inside the folder, with slashes, by index.
+
+        Raises:
+            ForeignCacheError: as `_set_indices`.
+        """
+        indices: Indices = np.array(sorted(files), np.int64)
+        self._names = [files[index][0] for index in indices.tolist()]
+        self._indices = indices
+        self.identity = {"names, sizes and times": files_digest(files[index] for index in indices.tolist())}
+        self._set_indices(indices, length)
+
+    def _read(self, index: int) -> Any:
+        name = self._names[int(np.searchsorted(self._indices, index))]
+        shown = f"{self.path}: {name}"
+        data = read_whole(os.path.join(self.path, *name.split("/")), shown, self.most_nbytes)
+        return self._decode(data, shown)
+
+    def _decode(self, data: bytes, shown: str) -> Any:
+        return torch_loaded(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
+
+
+def files_digest(files: Iterable[tuple[object, os.stat_result]]) -> str:
+    """What names, or whatever else stands before their stat, sizes and times tell files from others by."""
+    digest = hashlib.sha256()
+    for name, stat in files:
+        digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:16]
+
+
+def read_whole(path: str, shown: str, most: int) -> bytes:
+    """The bytes of a file that is believed to be small.
+
+    Raises:
+        ForeignCacheError: it has more than `most` bytes, or cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > most:
+                raise ForeignCacheError(f"{shown} has {size:,} bytes, more than the {most:,} allowed")
+            return file.read(most + 1)
+    except OSError as error:
+        raise ForeignCacheError(f"{shown}: {error.strerror}") from error
+
+
+def read_part(path: str, shown: str, offset: int, nbytes: int) -> bytes:
+    """So many bytes of a file, from an offset on, or fewer where it ends before.
+
+    Raises:
+        ForeignCacheError: it cannot be read.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(offset)
+            return file.read(nbytes)
+    except OSError as error:
+        raise ForeignCacheError(f"{shown}: {error.strerror}") from error
+
+
+def regular_files(folder: str) -> Iterable[os.DirEntry[str]]:
+    """The files of a folder, in no order; links, which may lead out of it, are not among them.
+
+    Raises:
+        ForeignCacheError: it cannot be listed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+    except OSError as error:
+        raise ForeignCacheError(f"{folder}: {error.strerror}") from error

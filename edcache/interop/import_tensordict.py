@@ -1,0 +1,178 @@
+"""tensordict's memory-mapped folders and its .tdz files: a file for each leaf, whose rows are the samples."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import zipfile
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from edcache import base
+from edcache.base import ForeignCacheError
+from edcache.codec import tensor_dtype
+from edcache.interop.import_members import Member, contents, data_offset, listed, prove
+from edcache.interop.import_source import OldCache, files_digest, read_part, read_whole
+
+META: Final = "meta.json"
+_META_NBYTES = 1 << 24
+_FREE_LENGTH = 1_000_000
+_DEEPEST = 100
+_DTYPE = re.compile(r"torch\.(\w+)")
+
+
+class _Leaf(NamedTuple):
+    """One tensor [N, ...]: where in the tree it is, its file, the offset of row 0 there, what a row is."""
+
+    keys: tuple[str, ...]
+    file: str
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    nbytes: int
+
+
+class Tensordict(OldCache):
+    """A TensorDict with a batch dimension: sample i is the dict of its leaves at [i], nested as it was."""
+
+    kind = "tensordict"
+
+    def __init__(self, path: str, trust_pickle: bool = False) -> None:
+        super().__init__(path, trust_pickle)
+        files: _Folder | _Zip = _Folder(path) if os.path.isdir(path) else _Zip(path)
+        meta = _meta(files, ())
+        self._set_length(meta["shape"][0])
+        self._leaves = list(self._leaves_of(files, (), meta))
+        if len(self) > _FREE_LENGTH and not any(leaf.nbytes for leaf in self._leaves):
+            raise ForeignCacheError(f"{path}: {len(self):,} samples without a byte")
+        empty = os.stat_result((0,) * 10)  # the file of no bytes need not be there
+        stats = ((leaf[2:], os.stat(leaf.file) if leaf.nbytes else empty) for leaf in self._leaves)
+        keys = [leaf.keys for leaf in self._leaves]
+        self.identity = {"shapes, sizes and times": files_digest([(keys, empty), *stats])}
+
+    def _read(self, index: int) -> Any:
+        sample: dict[str, Any] = {}
+        for leaf in self._leaves:
+            target = sample
+            for key in leaf.keys[:-1]:
+                target = target.setdefault(key, {})
+            target[leaf.keys[-1]] = self._row(leaf, index)
+        return sample
+
+    def _row(self, leaf: _Leaf, index: int) -> torch.Tensor:
+        data = read_part(leaf.file, leaf.file, leaf.offset + index * leaf.nbytes, leaf.nbytes)
+        if len(data) < leaf.nbytes:
+            raise ForeignCacheError(f"{leaf.file}: it ends in the middle of row {index}")
+        if not data:
+            return torch.empty(leaf.shape, dtype=leaf.dtype)
+        return torch.frombuffer(bytearray(data), dtype=leaf.dtype).reshape(leaf.shape)
+
+    def _leaves_of(
+        self, files: _Folder | _Zip, inside: tuple[str, ...], meta: dict[str, Any]
+    ) -> Iterator[_Leaf]:
+        """The leaves of one level, and of those below it."""
+        for key, entry in meta.items():
+            if not isinstance(entry, dict) or key.startswith("_"):
+                continue
+            keys = (*inside, key)
+            if os.path.basename(key) != key or key in ("", ".", ".."):
+                raise ForeignCacheError(f"{self.path}: {'/'.join(keys)}: {key!r} is no name of a file")
+            if entry.get("type") == "TensorDict":
+                yield from self._leaves_of(files, keys, _meta(files, keys, len(self)))
+            else:
+                yield self._leaf(files, keys, entry)
+
+    def _leaf(self, files: _Folder | _Zip, keys: tuple[str, ...], entry: dict[str, Any]) -> _Leaf:
+        shown = f"{self.path}: {'/'.join(keys)}"
+        match = _DTYPE.fullmatch(str(entry.get("dtype")))
+        dtype = tensor_dtype(match[1]) if match else None
+        shape = entry.get("shape")
+        if "type" in entry or entry.get("is_nested") or dtype is None or not _is_shape(shape):
+            kind = entry.get("type") or entry.get("dtype") or "no tensor"
+            raise ForeignCacheError(f"{shown}: {kind}; only plain tensors are read, save the others apart")
+        assert shape is not None
+        if shape[:1] != [len(self)]:
+            raise ForeignCacheError(f"{shown}: shape {shape}, in a batch of {len(self):,}")
+        row = math.prod(shape[1:]) * dtype.itemsize
+        file, offset = files.place("/".join(keys) + ".memmap", len(self) * row)
+        return _Leaf(keys, file, offset, dtype, tuple(shape[1:]), row)
+
+
+def _meta(files: _Folder | _Zip, inside: tuple[str, ...], length: int | None = None) -> dict[str, Any]:
+    """What the description of one level says, with a shape; `length` is that of the levels above."""
+    name = "/".join((*inside, META))
+    shown = f"{files.path}: {name}"
+    try:
+        meta = base.loads(files.text(name))
+    except ValueError as error:
+        raise ForeignCacheError(f"{shown}: {error}") from None
+    shape = meta.get("shape") if isinstance(meta, dict) else None
+    if not isinstance(meta, dict) or not _is_shape(shape):
+        raise ForeignCacheError(f"{shown}: no shape in it, which tensordict writes")
+    if "TensorDict" not in str(meta.get("_type")) or "Lazy" in str(meta.get("_type")):
+        raise ForeignCacheError(f"{shown}: of {meta.get('_type')}; save a plain TensorDict of it")
+    if not shape or (length is not None and shape[0] != length):
+        raise ForeignCacheError(f"{shown}: batch size {shape}; samples are along a first dimension of all")
+    if len(inside) > _DEEPEST:
+        raise ForeignCacheError(f"{shown}: nested too deep")
+    return meta
+
+
+def _is_shape(shape: Any) -> bool:
+    return isinstance(shape, list) and all(type(n) is int and 0 <= n < 1 << 48 for n in shape)
+
+
+class _Folder:
+    """The files of a folder."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def text(self, name: str) -> bytes:
+        return read_whole(self._inside(name), f"{self.path}: {name}", _META_NBYTES)
+
+    def place(self, name: str, nbytes: int) -> tuple[str, int]:
+        """The file, and the offset in it, of what is called so and must have so many bytes."""
+        file = self._inside(name)
+        size = os.path.getsize(file) if os.path.isfile(file) else -1
+        if size != nbytes and (size, nbytes) != (-1, 0):
+            there = "is no file" if size < 0 else f"has {size:,} bytes"
+            raise ForeignCacheError(f"{self.path}: {name} {there}; its shape and dtype take {nbytes:,}")
+        return file, 0
+
+    def _inside(self, name: str) -> str:
+        file = os.path.join(self.path, *name.split("/"))
+        if os.path.realpath(file) != os.path.join(os.path.realpath(self.path), *name.split("/")):
+            raise ForeignCacheError(f"{self.path}: {name} is a link; links are not followed")
+        return file
+
+
+class _Zip:
+    """The members of a .tdz, as `_Folder`."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._members = {member.name: member for member in listed(path)[0]}
+
+    def text(self, name: str) -> bytes:
+        return contents(self.path, self._member(name), _META_NBYTES)
+
+    def place(self, name: str, nbytes: int) -> tuple[str, int]:
+        """As `_Folder.place`; the bytes are compared with their checksum."""
+        member = self._member(name)
+        if member.method != zipfile.ZIP_STORED:
+            raise ForeignCacheError(f"{self.path}: {name} is compressed; unzip it, and import the folder")
+        if member.size != nbytes or member.nbytes != nbytes:
+            raise ForeignCacheError(
+                f"{self.path}: {name} has {member.size:,} bytes; its shape and dtype take {nbytes:,}"
+            )
+        prove(self.path, member)
+        return self.path, data_offset(self.path, member)
+
+    def _member(self, name: str) -> Member:
+        if name not in self._members:
+            raise ForeignCacheError(f"{self.path}: no member {name}")
+        return self._members[name]

@@ -1,0 +1,201 @@
+"""webdataset's tar shards: files that share a name up to its first dot, one after another, are a sample."""
+
+from __future__ import annotations
+
+import ast
+import glob
+import json
+import os
+import re
+import tarfile
+from array import array
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from edcache import codec
+from edcache.base import CorruptRecordError, ForeignCacheError
+from edcache.codec import ImageFile, torch_loaded
+from edcache.interop.import_source import OldCache, files_digest, read_part
+
+KEY: Final = "__key__"
+
+_NAME = re.compile(r"((?:.*/)?[^/.]+)\.([^/]*)", re.DOTALL)
+_NOT_DATA = re.compile(r"(?:.*/)?__[^/]*__(?:/|$)", re.DOTALL)
+_INTS = frozenset({"cls", "cls2", "index", "inx", "id"})
+_UNDECODED = (CorruptRecordError, MemoryError, RecursionError, SyntaxError, TypeError, ValueError)
+_MOST_HEADER = 10_000
+_PICKLES = frozenset({"pyd", "pickle", "pkl"})
+
+
+class Webdataset(OldCache):
+    """One .tar file, or all of a folder, by name.
+
+    A sample is {"__key__": name, extension: value, ...}. Numbers (.cls, .index, ...), texts, .json, .npy,
+    pickles and files of torch.save are read as webdataset's decoder reads them, images become
+    `edcache.ImageFile`, everything else is bytes.
+    """
+
+    kind = "webdataset"
+
+    def __init__(self, path: str, trust_pickle: bool = False) -> None:
+        super().__init__(path, trust_pickle)
+        folder = os.path.isdir(path)
+        self._shards = sorted(glob.glob(os.path.join(glob.escape(path), "*.tar"))) if folder else [path]
+        self._keys: list[str] = []
+        self._extensions: list[str] = []
+        self._begins, self._columns = array("q"), [array("q") for _ in range(4)]
+        stats = []
+        for number, shard in enumerate(self._shards):
+            stats.append((os.path.basename(shard), os.stat(shard)))
+            self._add_shard(number, shard)
+        self.identity = {"shards, sizes and times": files_digest(stats)}
+        self._begins.append(len(self._columns[0]))
+        self._set_length(len(self._keys))
+        self.in_memory_keys = [KEY, *self._common_labels()]
+
+    def _add_shard(self, number: int, shard: str) -> None:
+        begin, shown = len(self._keys), os.path.basename(shard)
+        try:
+            self._add_files(number, shard)
+        except _Cut:
+            # Whether the last sample before the end is whole cannot be known.
+            if len(self._keys) > begin:
+                self.notes.append(f"{shown} was cut: its last sample, {self._keys[-1]}, was left out")
+                self._drop_last()
+
+    def _add_files(self, number: int, shard: str) -> None:
+        known = {name: place for place, name in enumerate(self._extensions)}
+        key, seen = None, set[str]()
+        for name, extension, offset, nbytes in _files(shard, self.notes):
+            if name != key:
+                key, seen = name, set()
+                self._keys.append(name)
+                self._begins.append(len(self._columns[0]))
+            if extension in seen:
+                raise ForeignCacheError(f"{shard}: {name}.{extension} comes twice in one sample")
+            seen.add(extension)
+            place = known.setdefault(extension, len(known))
+            if place == len(self._extensions):
+                self._extensions.append(extension)
+            for column, value in zip(self._columns, (number, offset, nbytes, place), strict=True):
+                column.append(value)
+
+    def _drop_last(self) -> None:
+        self._keys.pop()
+        begin = self._begins.pop()
+        for column in self._columns:
+            del column[begin:]
+
+    def _common_labels(self) -> list[str]:
+        """Extensions of numbers that every sample has."""
+        counts = np.bincount(np.asarray(self._columns[3]), minlength=len(self._extensions))
+        pairs = zip(self._extensions, counts.tolist(), strict=True)
+        return [name for name, count in pairs if count == len(self) and name in _INTS]
+
+    def _read(self, index: int) -> Any:
+        sample: dict[str, Any] = {KEY: self._keys[index]}
+        for row in range(self._begins[index], self._begins[index + 1]):
+            shard, offset, nbytes, extension = (column[row] for column in self._columns)
+            name = self._extensions[extension]
+            shown = f"{self._shards[shard]}: {self._keys[index]}.{name}"
+            if nbytes > self.most_nbytes:
+                raise ForeignCacheError(
+                    f"{shown} has {nbytes:,} bytes, more than the {self.most_nbytes:,} allowed"
+                )
+            data = read_part(self._shards[shard], shown, offset, nbytes)
+            if len(data) < nbytes:
+                raise ForeignCacheError(f"{shown}: the file ends in the middle of it")
+            sample[name] = self._value(name, data, shown)
+        return sample
+
+    def _value(self, extension: str, data: bytes, shown: str) -> Any:
+        last = extension.rpartition(".")[2].lower()
+        if last in _PICKLES:
+            return self._unpickled(data, shown)
+        if last == "pth":
+            return torch_loaded(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
+        try:
+            return _DECODERS.get(last, bytes)(data)
+        except _UNDECODED as error:
+            raise ForeignCacheError(f"{shown}: does not decode: {str(error)[:200]}") from error
+
+
+def npy_array(data: bytes) -> Any:
+    """The array of an .npy file; numpy's own reader allocates what the header claims.
+
+    Raises:
+        ValueError: it is none, or one of objects; SyntaxError, TypeError, RecursionError and MemoryError too.
+    """
+    if data[:6] != b"\x93NUMPY" or data[6:7] not in (b"\1", b"\2", b"\3"):
+        raise ValueError(f"begins with {data[:8]!r}, as no .npy does")
+    begin = 10 if data[6] == 1 else 12
+    end = begin + int.from_bytes(data[8:begin], "little")
+    if end - begin > _MOST_HEADER:
+        raise ValueError(f"a header of {end - begin:,} bytes")
+    header = ast.literal_eval(data[begin:end].decode("utf-8" if data[6] == 3 else "latin1").strip())
+    if not isinstance(header, dict) or header.keys() != {"descr", "fortran_order", "shape"}:
+        raise ValueError("a header that numpy does not write")
+    dtype, shape = _dtype(header["descr"]), codec.check_shape(list(header["shape"]))
+    if codec.array_nbytes(shape, dtype.itemsize) != len(data) - end:
+        raise ValueError(f"an array of shape {shape} and dtype {dtype}, and {len(data) - end:,} bytes for it")
+    return np.ndarray(shape, dtype, bytearray(data[end:]), order="F" if header["fortran_order"] else "C")
+
+
+def _dtype(description: Any) -> np.dtype[Any]:
+    """The dtype of a header, in which each part is a text that the codec knows."""
+    if isinstance(description, str):
+        return codec.parse(description)
+    for _, kind, *_ in description:
+        _dtype(kind)
+    dtype: np.dtype[Any] = np.lib.format.descr_to_dtype(description)
+    return dtype
+
+
+_DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
+    **dict.fromkeys(_INTS, int),
+    **dict.fromkeys(("txt", "text", "transcript"), lambda data: data.decode("utf-8")),
+    **dict.fromkeys(("json", "jsn"), json.loads),
+    **dict.fromkeys(("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff"), ImageFile),
+    "npy": npy_array,
+}
+
+
+class _Cut(Exception):
+    """A shard ends before its end."""
+
+
+def _files(shard: str, notes: list[str]) -> Iterator[tuple[str, str, int, int]]:
+    """(name up to the first dot, the rest, offset of the bytes, their number) of the files of a shard.
+
+    Raises:
+        _Cut: it has no end, as one whose writer was killed.
+        ForeignCacheError: it is no tar.
+    """
+    size, left_out, offset = os.path.getsize(shard), 0, 0
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            for entry in tar:
+                tar.members = []  # type: ignore[attr-defined]  # it keeps every entry else
+                offset = entry.offset_data
+                if offset + entry.size > size:
+                    raise _Cut
+                match = _NAME.fullmatch(entry.name)
+                if entry.isdir() or _NOT_DATA.match(entry.name):
+                    continue
+                if match is None or entry.type not in (tarfile.REGTYPE, tarfile.AREGTYPE):
+                    left_out += 1
+                    continue
+                yield match[1], match[2], entry.offset_data, entry.size
+            # Over a header that is cut or damaged, tarfile ends as over the zeros at the end.
+            if read_part(shard, shard, tar.offset, 512) != bytes(512):
+                raise _Cut
+    except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
+        if offset:
+            raise _Cut from error
+        raise ForeignCacheError(f"{shard}: no tar that reads: {error}; unpack .tar.gz first") from error
+    if left_out:
+        notes.append(
+            f"{left_out:,} entries of {os.path.basename(shard)} are links or have no extension: left out"
+        )

@@ -1,0 +1,72 @@
+"""The SHA-256 of a whole file: written, read and compared.
+
+It is the value that `sha256sum` prints, so that anybody can check it without edcache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from typing import Final
+
+from edcache.base import DigestError, OptionError
+from edcache.storage import ByteSource
+
+_PIECE_NBYTES: Final = 1 << 20
+_TEXT: Final = re.compile(r"(?:sha256:)?([0-9a-f]{64})")
+
+OnProgress = Callable[[int, int], object]
+"""`on_progress(done, total)`: bytes."""
+
+
+def parse_digest(text: object) -> str:
+    """A digest as it is written: "sha256:" and 64 lower-case hex digits.
+
+    Args:
+        text: such a text in any case, or the hex digits alone.
+    Raises:
+        OptionError: anything else.
+    """
+    found = _TEXT.fullmatch(text.lower()) if isinstance(text, str) and text.isascii() else None
+    if found is None:
+        raise OptionError(
+            f'expected_digest={text!r}; give "sha256:" and 64 hex digits, as edcache.digest() returns it'
+        )
+    return f"sha256:{found[1]}"
+
+
+def file_digest(file: ByteSource, on_progress: OnProgress | None = None) -> tuple[str, int]:
+    """The digest of an open file, as `parse_digest` writes it, and the bytes that it is of."""
+    size, hashed = file.size(), hashlib.sha256()
+    position = 0
+    while part := file.pread(position, min(_PIECE_NBYTES, size - position)):
+        hashed.update(part)
+        position += len(part)
+        if on_progress is not None:
+            on_progress(position, size)
+    return f"sha256:{hashed.hexdigest()}", position
+
+
+def check_digest(file: ByteSource, expected: str, on_progress: OnProgress | None = None) -> int:
+    """Compare an open file with a digest from `parse_digest`; returns the bytes that were hashed.
+
+    Raises:
+        DigestError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
+            published".
+    """
+    found, nbytes = file_digest(file, on_progress)
+    if found != expected:
+        raise DigestError(
+            f"{file.path}: its sha256 is {found[7:]}, expected {expected[7:]}; "
+            "it is not the file that was published"
+        )
+    return nbytes
+
+
+def no_digest(path: str) -> DigestError:
+    """The error for an archive that is not sealed."""
+    return DigestError(
+        f'{path}: it is not sealed, so it may still grow and has no digest; "edcache compact --allow-partial '
+        f'{path}" seals what is there'
+    )

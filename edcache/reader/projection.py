@@ -1,0 +1,225 @@
+"""Some fields of every sample: their bytes alone are read, and none at all where the labels hold them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from edcache.base import CodecError, CorruptRecordError, OptionError
+from edcache.codec import Decoder, Node
+from edcache.labels import Labels
+from edcache.reader.base import AnyReader
+from edcache.reader.collation import Collate, NotInBulk, collation_of
+from edcache.reader.group import Memory
+from edcache.reader.paths import FieldPath, find
+
+Ints = npt.NDArray[np.int64]
+
+# Leaves whose values a label column holds exactly, and the kinds of numpy array that it then is.
+_EXACT = {"int": "iu", "float": "f", "bool": "b", "str": "O"}
+
+
+class Projection:
+    """Which fields of a sample are wanted, and in what they are given.
+
+    Args:
+        paths: field paths, in the order wanted: "image", "target.boxes", 1, ("target", 0).
+        as_tuple: give a tuple of them; False gives a dict with the paths as its keys.
+        columns: label columns by the field path that they were taken from.
+    """
+
+    def __init__(self, paths: Sequence[FieldPath], as_tuple: bool, columns: Mapping[FieldPath, str]) -> None:
+        if not paths:
+            raise OptionError('select() takes at least one field: select("image")')
+        for path in paths:
+            if not isinstance(path, (str, int, tuple)):
+                raise OptionError(
+                    f"select() takes field paths, not {path!r}; one is a key, an index, text with dots or a "
+                    'tuple of keys and indices: select("image", ("target", 0))'
+                )
+        twice = [path for path in paths if list(paths).count(path) > 1]
+        if twice:
+            raise OptionError(f"select() names {twice[0]!r} twice")
+        self.paths = tuple(paths)
+        self.as_tuple = as_tuple
+        self._columns = dict(columns)
+        self._unlabelled: Projection | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Projection) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    @property
+    def _key(self) -> tuple[Any, ...]:
+        return self.paths, self.as_tuple, frozenset(self._columns.items())
+
+    @property
+    def columns(self) -> dict[FieldPath, str]:
+        """The label columns that have fields of this projection, by field path."""
+        return {path: self._columns[path] for path in self.paths if path in self._columns}
+
+    def __repr__(self) -> str:
+        return f"select({', '.join(map(repr, self.paths))}{', as_tuple=True' if self.as_tuple else ''})"
+
+    def narrowed(self, paths: Sequence[FieldPath], as_tuple: bool) -> Projection:
+        """A projection of this one's fields.
+
+        Raises:
+            OptionError: one is not among them.
+        """
+        for path in paths:
+            if path not in self.paths:
+                raise OptionError(f"select() names {path!r}; what was selected before is {self.paths!r}")
+        return Projection(paths, as_tuple, self._columns)
+
+    def likeness(self, decoder: Decoder) -> object:
+        """What is equal where fields of other samples are collated in the same way; None where unknown."""
+        found = [None if decoder.structure is None else decoder.structure.at(path) for path in self.paths]
+        return None if None in found else (self.paths, self.as_tuple, found)
+
+    def of_sample(self, sample: Any) -> Any:
+        """The fields of a sample that is there as a whole."""
+        return self.assembled([find(sample, path, "select") for path in self.paths])
+
+    def read(self, reader: AnyReader, labels: Labels, index: int) -> Any:
+        """The fields of one sample of an archive.
+
+        Raises:
+            OptionError: the sample has no such field. Else as `Reader.read`.
+        """
+        decoder = reader.decoder(index)
+        plan = None if decoder is None else _plan(self._stored_in(reader), decoder)
+        if plan is None:
+            return self.of_sample(reader.read(index))
+        record, values = None, []
+        for part in plan.parts:
+            column = None if part.column is None else _column(labels, part)
+            if column is not None:
+                values.append(column[index : index + 1].tolist()[0])
+                continue
+            if record is None:
+                record, stored_by = reader.fetch(index, plan.wanted)
+                if stored_by is not decoder:
+                    # It was lost and made again meanwhile, with another structure.
+                    return self.of_sample(reader.read(index))
+            try:
+                values.append(part.decode(record))
+            except (CodecError, CorruptRecordError) as error:
+                raise reader.placed(error, index) from error
+        return self.assembled(values)
+
+    def reading_ahead(self, reader: AnyReader, labels: Labels, indices: Ints) -> AbstractContextManager[None]:
+        """What `read` of those samples takes, by one fetch; see `Reader.reading_ahead`."""
+        decoder = reader.common_decoder(indices)
+        plan = None if decoder is None else _plan(self._stored_in(reader), decoder)
+        if plan is None:
+            return reader.reading_ahead(indices)
+        if all(part.column is not None and _column(labels, part) is not None for part in plan.parts):
+            return nullcontext()
+        return reader.reading_ahead(indices, plan.wanted)
+
+    def collated(self, reader: AnyReader, labels: Labels, indices: Ints, memory: Memory) -> Any:
+        """What default_collate makes of the fields of many samples; NotImplemented where it must see them."""
+        decoder = reader.common_decoder(indices)
+        plan = None if decoder is None else _plan(self._stored_in(reader), decoder)
+        if plan is None or not plan.in_bulk:
+            return NotImplemented
+        columns = [None if part.column is None else _column(labels, part) for part in plan.parts]
+        group = None
+        if any(column is None for column in columns):
+            group = reader.group(indices, plan.wanted)
+            if group is None:
+                return NotImplemented
+        values = []
+        for part, column in zip(plan.parts, columns, strict=True):
+            if column is not None:
+                values.append(_collated_column(column[indices], part.kind, self.as_tuple))
+            else:
+                assert part.collate is not None
+                assert group is not None
+                values.append(part.collate(group, memory))
+        # default_collate makes a list of tuples' columns.
+        return values if self.as_tuple else dict(zip(self.paths, values, strict=True))
+
+    def _stored_in(self, reader: AnyReader) -> Projection:
+        """This one, or where labels were revised one that reads samples alone."""
+        if reader.unoriginal_labels.isdisjoint(self._columns.values()):
+            return self
+        if self._unlabelled is None:
+            self._unlabelled = Projection(self.paths, self.as_tuple, {})
+        return self._unlabelled
+
+    def assembled(self, values: list[Any]) -> Any:
+        """The values of the fields, in their order, as a sample has them."""
+        return tuple(values) if self.as_tuple else dict(zip(self.paths, values, strict=True))
+
+
+class _Part(NamedTuple):
+    """One field: how it is decoded and collated, or the label column that has it."""
+
+    path: FieldPath
+    kind: str
+    column: str | None
+    decode: Callable[[memoryview], Any]
+    collate: Collate | None
+
+
+class _Plan(NamedTuple):
+    """wanted: the bytes of a record with the fields that no label has, half-open; None where they vary."""
+
+    parts: list[_Part]
+    wanted: tuple[int, int] | None
+    in_bulk: bool
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(projection: Projection, decoder: Decoder) -> _Plan | None:
+    """How the fields of a schema's samples are read; None where records have no schema of their own."""
+    if decoder.structure is None:
+        return None
+    labelled = ((decoder.structure.at(path), name) for path, name in projection._columns.items())
+    columns = {node.path: name for node, name in labelled if node is not None}
+    parts = []
+    for path in projection.paths:
+        node = decoder.structure.at(path)
+        if node is None:
+            return None  # an item of a list that is one leaf, or an error that a sample shows
+        column = columns.get(node.path) if node.kind in _EXACT else None
+        collate = _collate_of(decoder, node, projection.as_tuple)
+        parts.append(_Part(path, node.kind, column, decoder.part(node), collate))
+    nodes = [decoder.structure.at(part.path) for part in parts if part.column is None]
+    wanted = decoder.extent([node for node in nodes if node is not None]) if nodes else None
+    return _Plan(parts, wanted, all(part.collate is not None for part in parts))
+
+
+def _collate_of(decoder: Decoder, node: Node, as_tuple: bool) -> Collate | None:
+    try:
+        return collation_of(decoder, node, tuple if as_tuple else list)
+    except NotInBulk:
+        return None
+
+
+def _column(labels: Labels, part: _Part) -> npt.NDArray[Any] | None:
+    """The label column of a field, None where its values are not the field's own."""
+    assert part.column is not None
+    column = labels[part.column]
+    return column if column.dtype.kind in _EXACT[part.kind] else None
+
+
+def _collated_column(values: npt.NDArray[Any], kind: str, as_tuple: bool) -> Any:
+    if kind == "str":
+        return tuple(values.tolist()) if as_tuple else values.tolist()
+    dtype = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}[kind]
+    if values.dtype.kind == "u":
+        # torch 2.2 takes no array of unsigned integers; what int64 does not hold is an error.
+        fits = int(values.max(initial=0)) < 1 << 63
+        return torch.tensor(values.astype(np.int64) if fits else values.tolist(), dtype=dtype)
+    return torch.tensor(values, dtype=dtype)

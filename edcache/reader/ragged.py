@@ -1,0 +1,451 @@
+"""Collating fields that vary in shape: padded, jagged, or as a list of views, each in one buffer.
+
+The buffer is what a DataLoader's worker hands over: a list of 256 tensors would go to the parent as
+256 descriptors, one after the other, which holds any loader at some 2,000 samples a second.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils.data import default_collate
+
+from edcache.base import OptionError
+from edcache.codec import Decoder, Node
+from edcache.reader.collation import Collate, NotInBulk, Special, bulk_dtype
+from edcache.reader.group import Group, Memory, Spans
+from edcache.reader.lazy import Batch
+from edcache.reader.memory import for_this_process
+from edcache.reader.paths import FieldPath, at, replaced, steps
+
+Ints = npt.NDArray[np.int64]
+
+# Lists of numbers as records hold them.
+_PACKED = {"ints": torch.int64, "floats": torch.float64}
+
+
+class Padded(NamedTuple):
+    """One field of a batch, padded to one shape.
+
+    values: [n, longest, ...]. lengths: int64 [n], the length of each before padding; [n, ndim] where
+    other dimensions than the first vary too.
+    """
+
+    values: torch.Tensor
+    lengths: torch.Tensor
+
+
+class Jagged(NamedTuple):
+    """One field of a batch, one behind the other: sample i is `values[offsets[i]:offsets[i + 1]]`.
+
+    values: [sum of lengths, ...]. offsets: int64 [n + 1]. As
+    `torch.nested.nested_tensor_from_jagged(values, offsets)` takes them.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+
+
+class TensorList(list[torch.Tensor]):
+    """A list of tensors that are views of one buffer, and that goes to another process as that buffer."""
+
+    def __init__(self, buffer: torch.Tensor, dims: Ints) -> None:
+        self._buffer, self._dims = buffer, dims
+        self._views = _views(buffer, dims)
+        super().__init__(self._views)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        is_same = len(self) == len(self._views) and all(map(operator.is_, self, self._views))
+        if is_same and [list(view.shape) for view in self._views] == self._dims.tolist():
+            return TensorList, (self._buffer, self._dims)
+        return list, (list(self),)
+
+    def packed(self, pack: Callable[[Any], Any]) -> Any:
+        """What is pickled in its place where `pack` makes smaller messages of tensors."""
+        return _PackedList(self, pack)
+
+
+class _PackedList:
+    def __init__(self, views: TensorList, pack: Callable[[Any], Any]) -> None:
+        self._views, self._pack = views, pack
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        make, arguments = self._views.__reduce_ex__(5)
+        return make, tuple(map(self._pack, arguments)) if make is TensorList else arguments
+
+
+def collate(
+    *,
+    pad: Mapping[FieldPath, Any] | None = None,
+    jagged: Iterable[FieldPath] = (),
+    as_list: Iterable[FieldPath] = (),
+    max_length: int | None = None,
+    multiple_of: int = 1,
+    side: str = "right",
+    as_dict: bool = False,
+) -> RaggedCollate:
+    """A `collate_fn` for samples with fields that vary in shape; `default_collate` has the other fields.
+
+    Args:
+        pad: field path -> what to pad with: the field becomes `Padded(values, lengths)`. It is a tensor, an
+            array or a list of numbers; of lists, int64, float64 or bool are made.
+        jagged: field paths: each becomes `Jagged(values, offsets)`. All dimensions but the first are
+            of one size.
+        as_list: field paths: each becomes a list of tensors of its own shapes, views of one buffer.
+            What is no tensor or array, as text, becomes a list of values.
+        max_length: cut the first dimension of the named tensors to at most this.
+        multiple_of: pad the first dimension up to a multiple of this.
+        side: where to pad the first dimension, "right" or "left".
+        as_dict: make the dict that a model of transformers takes as `model(**batch)`: padded fields are
+            tensors; "attention_mask" is added where the samples have none, int64, 1 for what is no padding
+            of "input_ids", or of the first field of `pad`; "label" and "label_ids" are named "labels".
+    Raises:
+        OptionError: a field named twice, or one that the samples do not have; a 0-d tensor to be padded.
+
+    Takes the batches of an edcache dataset in bulk, and lists of samples of any dataset. Arrays become
+    tensors. It pickles, so that workers take it under spawn.
+
+    >>> DataLoader(ds, 32, collate_fn=edcache.collate(pad={"input_ids": 0}, as_list=["text"]))
+    """
+    if side not in ("right", "left"):
+        raise OptionError(f'side={side!r}; give "right" or "left"')
+    if as_dict and not pad:
+        raise OptionError('as_dict=True needs a field to pad: pad={"input_ids": 0}')
+    if max_length is not None and (not isinstance(max_length, int) or max_length < 0):
+        raise OptionError(f"max_length={max_length!r}; give a length of 0 or more, or None")
+    if not isinstance(multiple_of, int) or multiple_of < 1:
+        raise OptionError(f"multiple_of={multiple_of!r}; give 1 or more")
+    if pad is not None and not isinstance(pad, Mapping):
+        raise OptionError(f'pad={pad!r}; give what to pad with, by field path: pad={{"input_ids": 0}}')
+    ways: list[tuple[FieldPath, _Way]] = [
+        *((path, _Pad(value, max_length, multiple_of, side)) for path, value in (pad or {}).items()),
+        *((path, _Jag(max_length)) for path in _paths(jagged, "jagged")),
+        *((path, _List(max_length)) for path in _paths(as_list, "as_list")),
+    ]
+    named = [path for path, _ in ways]
+    twice = [path for path in named if named.count(path) > 1]
+    if twice:
+        raise OptionError(f"collate() names {twice[0]!r} twice; a field has one way")
+    return RaggedCollate(ways, as_dict)
+
+
+def _paths(paths: Any, option: str) -> list[FieldPath]:
+    if not isinstance(paths, Iterable) or isinstance(paths, str):
+        raise OptionError(f"{option}={paths!r}; give a list of field paths: {option}=[{paths!r}]")
+    return list(paths)
+
+
+class RaggedCollate(Special):
+    """What `collate` returns: call it with a batch."""
+
+    def __init__(self, ways: Sequence[tuple[FieldPath, _Way]], as_dict: bool = False) -> None:
+        self._ways = list(ways)
+        self._as_dict = as_dict
+
+    def __repr__(self) -> str:
+        return f"collate({', '.join(f'{path!r}: {way}' for path, way in self._ways)})"
+
+    def __call__(self, batch: Sequence[Any]) -> Any:
+        """Collate a list of samples, or what a DataLoader gets of an edcache dataset in their place."""
+        if len(batch) == 1 and isinstance(batch[0], Batch):
+            return batch[0].collated(self)
+        return self.finished(self.of_samples(batch))
+
+    def way(self, decoder: Decoder, node: Node) -> Collate | None:
+        """How a field is collated in bulk; None where it is not named.
+
+        Raises:
+            NotInBulk: a field is named that is none, so that the samples must say what is wrong.
+        """
+        assert decoder.structure is not None
+        if node is decoder.structure and any(node.at(path) is None for path, _ in self._ways):
+            raise NotInBulk
+        found = [way for path, way in self._ways if decoder.structure.at(path) is node]
+        if not found:
+            return None
+        way = found[0]
+        field = decoder.fields.get(node.path)
+        dtype = None if field is None else bulk_dtype(field)
+        if field is None or node.is_container:
+            raise NotInBulk
+
+        def run(group: Group, memory: Memory) -> Any:
+            spans = None
+            if dtype is not None and field.kind in ("tensor", "array"):
+                spans = group.spans(field.path) if field.offset is None else group.fixed_spans(field)
+            if spans is None or dtype is None:
+                return way.of_values(group.values(field.path), memory)
+            return way.of_pieces(_InRecords(group, spans, dtype), memory)
+
+        def run_packed(group: Group, memory: Memory) -> Any:
+            spans = group.spans(field.path)
+            if spans is None or (spans.dims % 8).any():
+                return way.of_values(group.values(field.path), memory)
+            items = Spans(spans.start, spans.end, spans.dims // 8)
+            return way.of_pieces(_InRecords(group, items, _PACKED[field.kind]), memory)
+
+        return run_packed if field.kind in _PACKED and not isinstance(way, _List) else run
+
+    def of_samples(self, samples: Sequence[Any]) -> Any:
+        """What the bulk path gives, made of samples one by one."""
+        memory = for_this_process()
+        columns = []
+        rest = list(samples)
+        for path, way in self._ways:
+            places = [steps(sample, path, "collate") for sample in rest]
+            values = [at(sample, place) for sample, place in zip(rest, places, strict=True)]
+            # A number in its place, so that default_collate takes the rest.
+            rest = [replaced(sample, place, 0) for sample, place in zip(rest, places, strict=True)]
+            columns.append((places[0], way.of_values(values, memory)))
+        result = default_collate(rest)
+        for place, column in columns:
+            result = replaced(result, place, column)
+        return result
+
+    def finished(self, batch: Any) -> Any:
+        """The batch, or the dict that a model takes, see `as_dict`."""
+        if not self._as_dict:
+            return batch
+        if not isinstance(batch, Mapping):
+            raise OptionError(
+                f"collate(as_dict=True) takes samples that are dicts; these give a {type(batch).__name__}"
+            )
+        model_input = dict(batch)
+        mask = None
+        for path, way in self._ways:
+            if isinstance(way, _Pad):
+                place = steps(batch, path, "collate")
+                padded = at(batch, place)
+                model_input = replaced(model_input, place, padded.values)
+                if mask is None or path == "input_ids":
+                    mask = way.mask(padded)
+        model_input.setdefault("attention_mask", mask)
+        for name in ("label", "label_ids"):
+            if name in model_input:
+                model_input["labels"] = model_input.pop(name)
+        return model_input
+
+
+# --- the ways ---------------------------------------------------------------------------------------
+
+
+class _Pieces(Protocol):
+    """The tensors of one field of a batch. dims: int64 [n, ndim], the shape of each."""
+
+    dims: Ints
+    dtype: torch.dtype
+
+    def copy(self, lengths: Ints, out: torch.Tensor, at: Ints) -> None:
+        """Copy the first `lengths[i]` rows of each into `out`, to `at[i]` bytes from its start."""
+
+
+class _Way(Protocol):
+    def of_pieces(self, pieces: _Pieces, memory: Memory) -> Any: ...
+
+    def of_values(self, values: list[Any], memory: Memory) -> Any: ...
+
+
+@dataclass(frozen=True)
+class _Pad:
+    value: Any
+    max_length: int | None
+    multiple_of: int
+    side: str
+
+    def of_values(self, values: list[Any], memory: Memory) -> Padded:
+        return self.of_pieces(_Tensors(_tensors(_of_numbers(values, type(self.value)))), memory)
+
+    def mask(self, padded: Padded) -> torch.Tensor:
+        """1 where there is a value, 0 where there is padding: int64 [n, longest]."""
+        longest = padded.values.shape[1]
+        lengths = padded.lengths if padded.lengths.ndim == 1 else padded.lengths[:, 0]
+        mask = torch.arange(longest) < lengths[:, None]
+        return (mask if self.side == "right" else mask.flip(1)).to(torch.int64)
+
+    def _check(self, dtype: torch.dtype) -> None:
+        """That torch does not pad uint8 with 255 where -1 was asked for."""
+        try:
+            filled = torch.full((1,), 0, dtype=dtype).fill_(self.value)
+            fits = dtype.is_floating_point or dtype.is_complex or filled.item() == self.value
+        except (TypeError, ValueError, RuntimeError):
+            fits = False
+        if not fits:
+            raise OptionError(f"pad: {self.value!r} is no value of {dtype}; give one that is")
+
+    def of_pieces(self, pieces: _Pieces, memory: Memory) -> Padded:
+        dims = _cut(pieces.dims, self.max_length)
+        shape = dims.max(axis=0)
+        shape[0] = -(-int(shape[0]) // self.multiple_of) * self.multiple_of
+        self._check(pieces.dtype)
+        out = memory((len(dims), *shape.tolist()), pieces.dtype).fill_(self.value)
+        if (dims[:, 1:] == dims[:1, 1:]).all():
+            row_nbytes = math.prod(out.shape[1:]) * pieces.dtype.itemsize
+            skipped = row_nbytes // max(int(shape[0]), 1) * self._first(dims, shape)
+            pieces.copy(dims[:, 0], out, np.arange(len(dims)) * row_nbytes + skipped)
+            return Padded(out, torch.from_numpy(dims[:, 0].copy()))
+        tensors = _List(self.max_length).of_pieces(pieces, memory)
+        for row, piece, first in zip(out, tensors, self._first(dims, shape).tolist(), strict=True):
+            place = (slice(first, first + len(piece)), *map(slice, piece.shape[1:]))
+            row[place] = piece
+        return Padded(out, torch.from_numpy(dims))
+
+    def _first(self, dims: Ints, shape: Ints) -> Ints:
+        """Where in the first dimension the values of each begin."""
+        return np.zeros(len(dims), np.int64) if self.side == "right" else shape[0] - dims[:, 0]
+
+
+@dataclass(frozen=True)
+class _Jag:
+    max_length: int | None
+
+    def of_values(self, values: list[Any], memory: Memory) -> Jagged:
+        return self.of_pieces(_Tensors(_tensors(_of_numbers(values, int))), memory)
+
+    def of_pieces(self, pieces: _Pieces, memory: Memory) -> Jagged:
+        dims = _cut(pieces.dims, self.max_length)
+        if not (dims[:, 1:] == dims[:1, 1:]).all():
+            shapes = sorted({tuple(shape) for shape in dims[:, 1:].tolist()})
+            raise OptionError(
+                f"jagged: the samples differ beyond the first dimension: {shapes[:4]}; use pad or as_list"
+            )
+        offsets = _ends(dims[:, 0])
+        rest = tuple(dims[0, 1:].tolist())
+        out = memory((int(offsets[-1]), *rest), pieces.dtype)
+        pieces.copy(dims[:, 0], out, offsets[:-1] * math.prod(rest) * pieces.dtype.itemsize)
+        return Jagged(out, torch.from_numpy(offsets))
+
+
+@dataclass(frozen=True)
+class _List:
+    max_length: int | None
+
+    def of_values(self, values: list[Any], memory: Memory) -> list[Any]:
+        try:
+            tensors = _tensors(values)
+        except (OptionError, TypeError, ValueError):
+            return values
+        if len({(tensor.dtype, tensor.ndim) for tensor in tensors}) > 1:
+            return [tensor[: self.max_length] if tensor.ndim else tensor for tensor in tensors]
+        return self.of_pieces(_Tensors(tensors), memory)
+
+    def of_pieces(self, pieces: _Pieces, memory: Memory) -> TensorList:
+        dims = pieces.dims
+        if not dims.shape[1]:
+            lengths = np.ones(len(dims), np.int64)
+            sizes = lengths
+        else:
+            dims = _cut(dims, self.max_length)
+            lengths, sizes = dims[:, 0], dims.prod(axis=1)
+        ends = _ends(sizes)
+        out = memory((int(ends[-1]),), pieces.dtype)
+        pieces.copy(lengths, out, ends[:-1] * pieces.dtype.itemsize)
+        return TensorList(out, dims)
+
+
+def _cut(dims: Ints, max_length: int | None) -> Ints:
+    if not dims.shape[1]:
+        raise OptionError("collate(): a 0-d tensor has no length; leave it to the default, or use as_list")
+    cut: Ints = dims.copy()
+    if max_length is not None:
+        np.minimum(cut[:, 0], max_length, out=cut[:, 0])
+    return cut
+
+
+def _ends(sizes: Ints) -> Ints:
+    """0 and the running sums: int64 [n + 1]."""
+    ends: Ints = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=ends[1:])
+    return ends
+
+
+def _views(buffer: torch.Tensor, dims: Ints) -> Sequence[torch.Tensor]:
+    flat = torch.split(buffer, dims.prod(axis=1).tolist())
+    if dims.shape[1] == 1:
+        return tuple(flat)
+    return [piece.view(shape) for piece, shape in zip(flat, dims.tolist(), strict=True)]
+
+
+class _InRecords:
+    def __init__(self, group: Group, spans: Spans, dtype: torch.dtype) -> None:
+        self.dims = spans.dims
+        self.dtype = dtype
+        self._group = group
+        self._spans = spans
+
+    def copy(self, lengths: Ints, out: torch.Tensor, at: Ints) -> None:
+        spans, full = self._spans, self.dims[:, :1]
+        end = spans.end
+        if full.shape[1] and not np.array_equal(lengths, full[:, 0]):
+            row = (spans.end - spans.start) // np.maximum(full[:, 0], 1)
+            end = spans.start + row * lengths
+        self._group.copy(Spans(spans.start, end, self.dims), out, at.tolist())
+
+
+class _Tensors:
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self.dtype = tensors[0].dtype
+        self._tensors = tensors
+        kinds = sorted({(str(tensor.dtype), tensor.ndim) for tensor in tensors})
+        if len(kinds) > 1:
+            raise OptionError(
+                f"collate(): the samples differ in dtype or dimensions: {kinds[:4]}; use as_list"
+            )
+        self.dims = np.array([tuple(t.shape) for t in tensors], np.int64).reshape(len(tensors), -1)
+
+    def copy(self, lengths: Ints, out: torch.Tensor, at: Ints) -> None:
+        flat, itemsize = out.view(-1), self.dtype.itemsize
+        for tensor, length, place in zip(self._tensors, lengths.tolist(), at.tolist(), strict=True):
+            cut = tensor[:length] if tensor.ndim else tensor
+            flat[place // itemsize : place // itemsize + cut.numel()] = cut.reshape(-1)
+
+
+def _of_numbers(values: list[Any], of_nothing: type) -> list[Any]:
+    """Values with tensors in the place of lists and tuples of numbers; the rest as it is.
+
+    Args:
+        of_nothing: int or float: of what a batch of nothing but empty lists is.
+    """
+    made = [_numbers(value) if type(value) in (list, tuple) else value for value in values]
+    tensors = (value for value in made if isinstance(value, torch.Tensor) and value.numel())
+    like = next(tensors, torch.empty(0, dtype=torch.float64 if of_nothing is float else torch.int64))
+    return [
+        like.new_empty((0, *like.shape[1:])) if value is not new and not len(new) else new
+        for value, new in zip(values, made, strict=True)
+    ]
+
+
+def _numbers(value: Sequence[Any]) -> Any:
+    """A tensor of numbers that are in a list; the list where they are none, or where one would be changed."""
+    try:
+        array = np.array(value)
+        exact = np.array(value, object)
+    except (ValueError, OverflowError):
+        return value
+    if array.dtype.kind not in "bif" or array.shape != exact.shape:
+        return value
+    if array.dtype.kind == "f" and not _holds(array, exact):
+        return value
+    return torch.from_numpy(array)
+
+
+def _holds(floats: npt.NDArray[Any], exact: npt.NDArray[Any]) -> bool:
+    """Whether floats are the numbers that they were made of, of which one at least was a float itself."""
+    is_any = not exact.size or any(isinstance(number, float | np.floating) for number in exact.flat)
+    return is_any and bool(((floats == exact) | (floats != floats)).all())
+
+
+def _tensors(values: list[Any]) -> list[torch.Tensor]:
+    kinds = sorted({type(v).__name__ for v in values if not isinstance(v, (torch.Tensor, np.ndarray))})
+    if kinds:
+        raise OptionError(
+            f"collate(): tensors, arrays and lists of numbers are padded or jagged, not {kinds[0]}; "
+            "use as_list"
+        )
+    return [value if isinstance(value, torch.Tensor) else torch.as_tensor(value) for value in values]

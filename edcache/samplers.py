@@ -1,0 +1,14 @@
+"""Samplers that know labels and chunks, for caches, views and other datasets with `len` and `.labels`.
+
+Balanced       every class equally often
+Weighted       each sample by its weight
+ByLength       batches of samples that are alike in length
+ChunkShuffle   the archive chunk by chunk, mixed within a buffer
+"""
+
+from edcache.dataset.balanced import Balanced
+from edcache.dataset.by_length import ByLength
+from edcache.dataset.chunk_shuffle import ChunkShuffle
+from edcache.dataset.weighted import Weighted
+
+__all__ = ["Balanced", "ByLength", "ChunkShuffle", "Weighted"]

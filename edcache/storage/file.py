@@ -1,0 +1,495 @@
+"""`File`: one open file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import sys
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final, TypeVar
+
+from edcache.base import (
+    ArchiveClosedError,
+    ArchiveExistsError,
+    ArchiveNotFoundError,
+    OptionError,
+    StorageError,
+)
+from edcache.storage import calls
+from edcache.storage.naming import naming_of
+from edcache.storage.refusals import refused, with_errno
+from edcache.storage.registry import scheme_of
+from edcache.storage.source import ByteSource
+
+_MAX_OFFSET: Final = 1 << 62
+_CAN_TELL_CACHED = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
+_CAN_ADVISE = hasattr(os, "posix_fadvise")
+_MOUNTS = "/proc/self/mountinfo"
+_REMOTE: Final = (
+    *("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "ceph", "9p", "afs", "beegfs", "gluster", "pvfs"),
+)
+_NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+_MAX_WRITE: Final = 1 << 30  # Linux moves at most 0x7ffff000 bytes a call
+
+T = TypeVar("T")
+
+Stamp = tuple[int, int, int]
+"""Bytes of a file, when it was last written (in ns since 1970), its inode: equal while it is the same."""
+
+
+def stamp_of(found: os.stat_result) -> Stamp:
+    """The stamp in what the system says of a file."""
+    return found.st_size, found.st_mtime_ns, found.st_ino
+
+
+def absolute(path: str | bytes | os.PathLike[str]) -> str:
+    """What leads to the same file whichever folder the process works in later; "shm://" stays as it is.
+
+    Raises:
+        OptionError: "an empty path"; a path that no file system takes.
+        StorageError: a relative path, and the folder that the process works in is gone.
+    """
+    name = os.fsdecode(path)
+    if scheme_of(name):
+        return name
+    if not name:
+        raise OptionError("an empty path; give that of a file")
+    try:
+        is_name = b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name:
+        raise OptionError(f"{name!a}: no path, which has no NUL and no half of a surrogate pair")
+    if os.path.isabs(name):
+        return name
+    try:
+        # Not normalised: behind a link, ".." is another folder.
+        return os.path.join(os.getcwd(), name)
+    except OSError as error:
+        refused(name, "asking for the folder that this process works in; give an absolute path", error)
+
+
+_lockable: weakref.WeakSet[File] = weakref.WeakSet()
+_in_memory: weakref.WeakSet[File] = weakref.WeakSet()
+
+
+def _settle_inherited() -> None:
+    """Let go of the parent's locks in a forked child, which would outlive the parent with it.
+
+    What the parent reads in memory, the child holds too, by a lock of its own.
+    """
+    for file in list(_lockable):
+        file._close()
+    for file in list(_in_memory):
+        file._naming.inherit(calls.system, file._descriptors)
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
+    os.register_at_fork(after_in_child=_settle_inherited)
+
+
+class _Call:
+    """A call of the system by one thread of one process."""
+
+    __slots__ = ("__weakref__", "pid", "thread")
+
+    def __init__(self) -> None:
+        self.pid, self.thread = os.getpid(), threading.get_ident()
+
+    def is_of_another_thread(self) -> bool:
+        """Whether it may be under way: neither those of this thread are, nor those of a parent process."""
+        return self.pid == os.getpid() and self.thread != threading.get_ident()
+
+
+class File(ByteSource):
+    """One open regular file, read and written at offsets.
+
+    path: as given. absolute: the same, whichever folder the process works in. writable: whether writes and
+    locks are allowed. can_lock: False once its file system has refused all locks.
+
+    Raises StorageError, with the errno kept, wherever the operating system refuses; a full disk
+    reads "train.zip: writing 4,096 bytes at offset 8,192: No space left on device".
+    Safety: positions are never shared, so reads are safe from any thread and after a fork. A thread that
+    reads while another one closes gets its bytes, or ArchiveClosedError. A lock belongs to the open
+    description: only the process that took it may release it.
+    """
+
+    is_live = True
+    _is_ending = staticmethod(sys.is_finalizing)
+
+    def __init__(self, path: str, writable: bool) -> None:
+        self.path = path
+        self.writable = writable
+        self.can_lock = True
+        self._descriptors: list[int] = []
+        # Calls that are under way, by id; one that was interrupted is there as long as its frame.
+        self._inside: dict[int, weakref.ref[_Call]] = {}
+        self._is_closing = False
+        self._naming = naming_of(path)
+        self.absolute = absolute(path)
+        if writable:
+            _lockable.add(self)
+        if self._naming.is_volatile:
+            _in_memory.add(self)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], mode: str, more_flags: int = 0) -> File:
+        """Open a file.
+
+        Args:
+            mode: "r" existing, read only; "r+" existing, read and write; "a" read and write, made if
+                absent; "x" read and write, must not exist.
+            more_flags: for open(2), such as O_NOATIME.
+        Raises:
+            ArchiveNotFoundError, ArchiveExistsError, StorageError.
+        """
+        name = os.fspath(path)
+        file = cls(name, mode != "r")
+        made = {"r": 0, "r+": 0, "a": os.O_CREAT, "x": os.O_CREAT | os.O_EXCL}[mode]
+        flags = made | (os.O_RDWR if file.writable else os.O_RDONLY)
+        # O_NONBLOCK: opening a FIFO must not wait for its other end.
+        flags |= more_flags | getattr(os, "O_NONBLOCK", 0)
+        try:
+            calls.system.open(name, flags, file._descriptors)
+        except FileNotFoundError as error:
+            raise with_errno(ArchiveNotFoundError(f"{name}: {file._naming.absent}"), error) from None
+        except FileExistsError as error:
+            raise with_errno(
+                ArchiveExistsError(
+                    f'{name}: exists already; use mode="a" to continue or grow it, mode="w" to replace it'
+                ),
+                error,
+            ) from None
+        except OSError as error:
+            refused(name, "opening it", error)
+        try:
+            if not stat.S_ISREG(file._stat().st_mode):
+                raise StorageError(f"{name}: not a regular file; an archive is an ordinary file")
+        except BaseException:
+            file.close()
+            raise
+        return file
+
+    def __del__(self) -> None:
+        # A cache that is dropped without close() must not keep its descriptor.
+        # An interrupted __init__ may not have come so far.
+        # Where the interpreter ends, this module may have been cleared before (test_stress.py,
+        # test_an_interpreter_ends_quietly_*); the kernel closes what is open.
+        if self.__dict__.get("_descriptors") and not self._is_ending():
+            # No calls but these: an interrupt or an end of the memory that falls into what a finaliser calls
+            # is lost, and with it the descriptor (tests/faults/).
+            try:
+                if self._naming.is_volatile:
+                    self.close()
+                else:
+                    calls.system.close(self._descriptors)
+            except OSError:
+                pass  # nobody is there to hear it
+
+    @property
+    def _fd(self) -> int:
+        """The descriptor; -1, which no call takes, once closed."""
+        # In memory it is behind that of its entry.
+        return self._descriptors[-1] if self._descriptors else -1
+
+    def _call(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Call the system with the descriptor, which no other thread closes meanwhile.
+
+        Its number could be that of another file by then. No lock: a fork could leave it taken for ever.
+
+        Raises:
+            ArchiveClosedError: it was closed.
+        """
+        this = _Call()
+        try:
+            self._inside[id(this)] = weakref.ref(this)
+            # In this order: who closes either sees this call, or is seen by it.
+            if self.closed:
+                raise ArchiveClosedError(f"{self.path}: closed; open it again")
+            return call(self._fd, *arguments)
+        finally:
+            self._inside.pop(id(this), None)
+            if self._is_closing and self._descriptors:
+                self._let_go()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._is_closing or not self._descriptors
+
+    def size(self) -> int:
+        """Bytes of the file now."""
+        return self._stat().st_size
+
+    def identity(self) -> tuple[int, int]:
+        """(device, inode): equal for two names of one file."""
+        found = self._stat()
+        return found.st_dev, found.st_ino
+
+    def stamp(self) -> Stamp:
+        """Which state of a file it is, also where its disk was mounted anew; see `Stamp`."""
+        return stamp_of(self._stat())
+
+    def tag(self) -> tuple[int, ...]:
+        """Which state of which file: its identity, bytes and time of the last write."""
+        return *self.identity(), *self.stamp()[:2]
+
+    def reopened(self) -> File:
+        """What the path leads to now, opened for reading."""
+        return File.open(self.path, "r")
+
+    def is_named(self) -> bool:
+        """Whether the path still leads to this file: not where another took its place, or it was deleted."""
+        try:
+            named = calls.system.stat_path(self.absolute)
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ENOTDIR):
+                return False
+            refused(self.path, "looking for its name", error)
+        return (named.st_dev, named.st_ino) == self.identity()
+
+    def renamed(self, path: str) -> None:
+        """Note that this file has another name now."""
+        self.path, self.absolute = path, absolute(path)
+
+    def modified(self) -> float:
+        """When the file was last written, in seconds since 1970."""
+        return self._stat().st_mtime
+
+    def _stat(self) -> os.stat_result:
+        try:
+            return self._call(calls.system.stat)
+        except OSError as error:
+            refused(self.path, "asking for its size", error)
+
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        """Read `nbytes` at `offset`; fewer only at the end of the file."""
+        if offset > _MAX_OFFSET:
+            return b""  # damaged or hostile numbers: no file reaches there
+        parts: list[bytes] = []
+        missing = nbytes
+        try:
+            while missing > 0:
+                part = self._call(calls.system.pread, min(missing, _MAX_WRITE), offset + nbytes - missing)
+                if not part:
+                    break
+                parts.append(part)
+                missing -= len(part)
+        except OSError as error:
+            refused(self.path, f"reading {nbytes:,} bytes at offset {offset:,}", error)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Read extents (offset, nbytes), one after the other; shorter only at the end of the file."""
+        return [memoryview(self.pread(offset, nbytes)) for offset, nbytes in extents]
+
+    def next_data(self, offset: int) -> int:
+        """The next offset, from this one on, that is in no hole of the file; its size where none is."""
+        try:
+            return self._call(calls.system.next_data, offset)
+        except OSError as error:
+            return self.size() if error.errno == errno.ENXIO else offset
+
+    def map(self, nbytes: int) -> memoryview:
+        """The first bytes of the file as read-only memory; it outlives `close`.
+
+        A file that another program cuts meanwhile gives zeros or a SIGBUS: nothing here can tell.
+        """
+        try:
+            return self._call(calls.system.map, nbytes)
+        except ArchiveClosedError:
+            raise
+        except (OverflowError, MemoryError, ValueError) as error:  # the last where it was cut meanwhile
+            raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: {error}") from error
+        except OSError as error:
+            refused(self.path, f"mapping {nbytes:,} bytes", error)
+
+    def is_cached(self, offset: int) -> bool:
+        """Whether the page of an offset is in memory; True where the system cannot tell."""
+        if not _CAN_TELL_CACHED:
+            return True
+        try:
+            return self._call(calls.system.pread_cached, offset)
+        except OSError:  # EOPNOTSUPP: the file system cannot tell
+            return True
+
+    def will_need(self, offset: int, nbytes: int) -> None:
+        """Say that a range will be read soon; nothing where the system cannot be told."""
+        if _CAN_ADVISE:
+            # Advice that is refused costs time and nothing else.
+            with suppress(OSError):
+                self._call(calls.system.will_need, offset, nbytes)
+
+    def write_back(self, offset: int, nbytes: int) -> None:
+        """Say that a range will be synced, so that the sync need not wait for all of it; a hint."""
+        if _CAN_ADVISE:
+            with suppress(OSError):
+                self._call(calls.system.write_back, offset, nbytes)
+
+    def is_remote(self) -> bool:
+        """Whether the file system is known to be on another machine."""
+        return _filesystem(self._stat().st_dev).startswith(_REMOTE)
+
+    def pwrite(self, offset: int, data: bytes | bytearray | memoryview) -> None:
+        """Write all of `data` at `offset`, however many calls it takes."""
+        view = memoryview(data).cast("B")
+        done = 0
+        try:
+            if self._naming.is_volatile:
+                self._call(self._naming.reserve, offset, len(view))
+            while done < len(view):
+                done += self._call(calls.system.pwrite, view[done : done + _MAX_WRITE], offset + done)
+        except OSError as error:
+            refused(self.path, f"writing {len(view):,} bytes at offset {offset:,}", error)
+
+    def truncate(self, size: int) -> None:
+        """Cut the file to `size` bytes."""
+        try:
+            self._call(calls.system.truncate, size)
+        except OSError as error:
+            refused(self.path, f"cutting it to {size:,} bytes", error)
+
+    def sync(self) -> None:
+        """Bring everything written so far to the disk; a failure is final for this file."""
+        try:
+            self._call(calls.system.sync)
+        except OSError as error:
+            refused(self.path, "syncing it; what was written since the last sync is in doubt", error)
+
+    @contextmanager
+    def locked(self, start: int) -> Iterator[None]:
+        """Hold the lock on byte `start` for the block, waiting for it as long as it takes."""
+        # Twice over: an interrupt may come within the first way out (tests/faults/test_interrupts.py).
+        try:
+            try:
+                self.lock(start)
+                yield
+            finally:
+                self.unlock(start)
+        except BaseException:
+            self.unlock(start)
+            raise
+
+    def lock(self, start: int, length: int = 1) -> None:
+        """Lock bytes for this open file, waiting for whoever holds them (signals interrupt)."""
+        try:
+            self._call(calls.system.lock, start, length, True)
+        except OSError as error:
+            self._do_without_lock(error)
+
+    def try_lock(self, start: int, length: int = 1) -> bool:
+        """Lock bytes if nobody else holds them; says whether it did."""
+        try:
+            self._call(calls.system.lock, start, length, False)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                return False
+            self._do_without_lock(error)
+        return True
+
+    def share(self, start: int) -> None:
+        """Lock byte `start` together with others who share it: who asks for it alone is refused meanwhile.
+
+        A file that was opened to be read can share, and so can a forked child, which ends it with its last
+        copy of the descriptor. Nothing on macOS and Windows.
+        """
+        try:
+            self._call(calls.system.share, start)
+        except OSError as error:
+            self._do_without_lock(error)
+
+    def _do_without_lock(self, error: OSError) -> None:
+        """Go on where the file system has no locks, and say what that takes; else raise."""
+        if error.errno not in _NO_LOCKS:
+            refused(self.path, "locking it", error)
+        if self.can_lock:
+            self.can_lock = False
+            warnings.warn(
+                f"{self.path}: its file system has no byte locks, so that processes cannot share the work; "
+                "see that only one writes at a time, or build it on a local disk and copy it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def freeze(self) -> None:
+        """Let nobody write into a file in memory any more, for as long as it is there."""
+        try:
+            self._call(calls.system.freeze)
+        except OSError as error:
+            refused(self.path, "protecting it from writing", error)
+
+    def is_frozen(self) -> bool:
+        """Whether `freeze` was called for a file in memory, by whichever process."""
+        try:
+            return self._call(calls.system.is_frozen)
+        except OSError as error:
+            refused(self.path, "asking whether it is protected", error)
+
+    def is_locked(self, start: int, length: int) -> bool:
+        """Whether another open file has locked one of the bytes; False where the system cannot tell."""
+        try:
+            return self._call(calls.system.is_locked, start, length)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            refused(self.path, "asking for its locks", error)
+
+    def unlock(self, start: int, length: int = 1) -> None:
+        """Release bytes that this open file locked; nothing once it is closed."""
+        if self.closed:
+            return
+        try:
+            self._call(calls.system.unlock, start, length)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return
+            refused(self.path, "releasing a lock", error)
+
+    def close(self) -> None:
+        """Close the descriptor, and with it every lock that only it held; idempotent.
+
+        Where other threads are in a call, the last of them closes it.
+        """
+        if not self._descriptors:
+            return
+        self._is_closing = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        made = [reference() for reference in list(self._inside.values())]
+        if any(call is not None and call.is_of_another_thread() for call in made):
+            return
+        self._naming.forget(calls.system, self._descriptors)
+        try:
+            self._close()
+        except OSError as error:
+            refused(self.path, "closing it", error)
+
+    def _close(self) -> None:
+        # Two threads may come here at once; each descriptor is taken out by one.
+        with suppress(IndexError):
+            while self._descriptors:
+                calls.system.close(self._descriptors)
+
+
+def _filesystem(device: int) -> str:
+    """The type of the file system of a device number, "" where the system does not tell."""
+    name = f"{os.major(device)}:{os.minor(device)}" if hasattr(os, "major") else ""
+    try:
+        with open(_MOUNTS, encoding="utf-8", errors="replace") as mounts:
+            lines = [line.split(" - ") for line in mounts]
+    except OSError:
+        return ""
+    found = [after.split()[0] for before, *rest in lines for after in rest[:1] if before.split()[2] == name]
+    return found[-1] if found else ""
+
+
+def written_since_boot(file: File) -> bool:
+    """Whether the last write happened under the running kernel, so that no power cut came after it."""
+    boot_time = calls.system.boot_time()
+    return boot_time is not None and file.modified() > boot_time + 1

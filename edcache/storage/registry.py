@@ -1,0 +1,220 @@
+"""The registry of backends: which one has a path or a URL, decided once, by its scheme.
+
+A backend is a subclass of `Location`; nearly always of `edcache.writer.Store`, which adds the samples to
+the bytes. Ours are in a table. Another's comes by a line of its packaging, an entry point of the group
+"edcache.backends" whose name is the scheme:
+
+    [project.entry-points."edcache.backends"]
+    tape = "tapes.edcache:TapeStore"
+
+then "tape://robot/train.zip" is filled, read and filtered like any path.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol
+
+from edcache.base import OptionError
+from edcache.storage.source import ByteSource
+
+if TYPE_CHECKING:
+    from edcache.storage.naming import Naming
+
+GROUP: Final = "edcache.backends"
+_FILES: Final = "edcache.backends.file:FileStore"
+_OBJECTS: Final = "edcache.backends.remote.store:RemoteStore"
+_REDIS: Final = "edcache.backends.redis.store:RedisStore"
+_MEMORY: Final = "edcache.backends.shm.memory:MemoryStore"
+_BACKENDS: Final = {
+    "": _FILES,
+    "file": _FILES,
+    "shm": _MEMORY,
+    **dict.fromkeys(("redis", "rediss", "unix"), _REDIS),
+    **dict.fromkeys(("http", "https", "s3", "s3a", "gs", "gcs", "hf"), _OBJECTS),
+}
+_LISTED: Final = "edcache.backends.mirror:evict"
+# By the words of `local=` and `preload=`: what opens a copy in the place of the archive.
+_COPIES: Final = {
+    "local": "edcache.backends.mirror.through:open_copy",
+    "shm": "edcache.backends.shm.preload:open_copy",
+}
+_URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:://|::)")
+# Names that pass for paths: os.path and pathlib take away a slash or two.
+_LIKE_PATHS: Final = re.compile(r"(shm):(?:/|\Z)")
+
+
+class Stage(Protocol):
+    """A file of this machine that is written in the place of what cannot be: `path`."""
+
+    path: str
+
+    def finish(self) -> None:
+        """Bring what was written, and sealed, to where it belongs."""
+
+
+class Copies(Protocol):
+    """The copies of archives that lie among archives on a disk, for who lists and deletes these."""
+
+    def copy_at(self, path: str) -> Any:
+        """The copy that belongs at a path, whole or not: origin, nbytes, here, used; None for any other."""
+
+    def why_stays(self, path: str) -> str | None:
+        """Why a copy should not be deleted now, in a few words; None where nothing speaks against it."""
+
+    def leftovers(self, path: str) -> list[str]:
+        """What lies beside a path because it is a copy: to be deleted with it."""
+
+    def discard_side(self, path: str) -> bool:
+        """Delete a side file that is of no copy, unless somebody makes that; says whether it is gone."""
+
+
+class Location(ABC):
+    """Where one archive is or will be, as a backend has it; nothing of it is open.
+
+    A subclass takes (text, storage_options): the path or URL as it was given, and a mapping or None.
+
+    Attributes:
+        path: as messages name it, without credentials.
+        by_request: whether reading it is asking another machine, which may answer wrongly once.
+        is_volatile: whether it is gone with the last process that has it open.
+        naming: how the system finds the file of a name, where there is one.
+        ending: of the names of archives there.
+    Safety: pickles, without credentials unless multiprocessing is just starting a child.
+    """
+
+    path: str
+    by_request: ClassVar[bool] = False
+    is_volatile: ClassVar[bool] = False
+    naming: ClassVar[Naming | None] = None
+    ending: ClassVar[str] = ".zip"
+
+    @abstractmethod
+    def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None: ...
+
+    @abstractmethod
+    def open(self) -> ByteSource:
+        """Open what is there for reading.
+
+        Raises:
+            ArchiveNotFoundError, StorageError, MissingDependencyError, OptionError.
+        """
+
+    def local_path(self) -> str:
+        """The path of it on this machine.
+
+        Raises:
+            OptionError: "s3://bucket/train.zip: this takes a path; edcache copy brings what is behind a ...".
+        """
+        raise OptionError(
+            f"{self.path}: this takes a path; edcache copy brings what is behind a URL to a disk, and "
+            "what is to be there is written to a disk first"
+        )
+
+    def stage(self, mode: str, folder: str | os.PathLike[str] | None) -> Stage | None:
+        """What stands for it while a writer writes it, in such a folder; None where that is itself.
+
+        Args:
+            mode: "x", "a" or "w", as of `CacheWriter`.
+        Raises:
+            OptionError: nothing can be written there.
+        """
+        return None
+
+    @classmethod
+    def text(cls, given: str) -> str:
+        """A path as it was given, to be shown: text without credentials, which go along and come back."""
+        return given
+
+
+def scheme_of(path: str) -> str:
+    """What a URL begins with, in lower case; "" for a path."""
+    matched = _URL.match(path) or _LIKE_PATHS.match(path)
+    return matched[1].lower() if matched else ""
+
+
+def backend_of(path: str) -> type[Location]:
+    """The class of what has such a path or URL."""
+    return _backend(scheme_of(path))
+
+
+@cache
+def _backend(scheme: str) -> type[Location]:
+    home = _BACKENDS.get(scheme)
+    if home is not None:
+        return _load(home)  # type: ignore[no-any-return]
+    others = entry_points(group=GROUP, name=scheme)
+    backend: type[Location] = next((other.load() for other in others), None) or _load(_OBJECTS)
+    return backend
+
+
+def _load(home: str) -> Any:
+    module, _, name = home.partition(":")
+    return getattr(import_module(module), name)
+
+
+def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Location:
+    """Where an archive is, and will be whichever folder this process works in then; nothing is opened.
+
+    Args:
+        path: of a file, or a URL: http, https, s3, gs, hf, redis, whatever fsspec knows or a backend is
+            installed for; "file://" is a path. A Location is returned as it is.
+        storage_options: for the engine that reads a URL.
+    Raises:
+        OptionError: 'train.zip: storage_options are for URLs, and this is a path', or no dict.
+        StorageError: a relative path, and the folder that the process works in is gone.
+    """
+    if isinstance(path, Location):
+        return path
+    if storage_options is not None and not isinstance(storage_options, Mapping):
+        raise OptionError(f"storage_options of type {type(storage_options).__name__}; give a dict")
+    text = path if isinstance(path, str) else os.fsdecode(path)
+    return backend_of(text)(text, storage_options)
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """The path on this machine that is meant; raises as `Location.local_path`."""
+    return located(path).local_path()
+
+
+def shown(path: str | os.PathLike[str]) -> str:
+    """A path or URL as messages name it, without credentials."""
+    text = path if isinstance(path, str) else os.fsdecode(path)
+    return located(text).path if scheme_of(text) else text
+
+
+def hidden(path: str) -> str:
+    """A path as it was given; of a URL text without its credentials, which go along."""
+    return backend_of(path).text(path)
+
+
+def check_outlives(path: str | os.PathLike[str]) -> None:
+    """Raise OptionError for a name in memory, of whoever would close what he made as soon as it is done."""
+    if backend_of(os.fsdecode(path)).is_volatile:
+        raise OptionError(
+            f"{path}: in memory it would be gone when this is done; give the path of a file, or make it with "
+            "CachedDataset(source, path), which keeps it"
+        )
+
+
+def copies_on_disk() -> Copies:
+    """What knows copies that lie among archives."""
+    listed: Copies = _load(_LISTED)
+    return listed
+
+
+def open_copy(kind: str, where: Location, token: Any, **options: Any) -> ByteSource:
+    """Open a copy of an archive, made where there is none.
+
+    Args:
+        kind: "local" or "shm". token: of the copy that another process has open, or None.
+        options: `folder` and `max_bytes` of a local one.
+    """
+    source: ByteSource = _load(_COPIES[kind])(where, token, **options)
+    return source

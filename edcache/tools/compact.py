@@ -1,0 +1,190 @@
+"""The same samples without what nobody reads any more."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+
+from edcache import format, storage
+from edcache.base import ArchiveLockedError, StaleArchiveError
+from edcache.format import (
+    ChunkTable,
+    Contents,
+    Failure,
+    Header,
+    Revised,
+    Revision,
+    merge,
+    read_revision,
+    read_table,
+)
+from edcache.reader import OnProgress
+from edcache.storage import File, local_path
+from edcache.tools.rewrite import Progress, Rewrite, Selection, check_free, chunk_rows, rewriting
+from edcache.tools.survey import Sound, sound_survey
+
+
+@dataclass(frozen=True)
+class CompactReport:
+    """What `compact` did.
+
+    path: where the compact archive is. samples: those with a record. rewritten: False where there was
+    nothing to gain, so that the file is as it was. dead_nbytes: bytes of the old file that are not in the
+    new one; 0 where nothing was to gain. nbytes_before, nbytes, chunks_before, chunks: of old and new.
+    """
+
+    path: str
+    samples: int
+    rewritten: bool
+    dead_nbytes: int
+    nbytes_before: int
+    nbytes: int
+    chunks_before: int
+    chunks: int
+
+
+def compact(
+    path: str | os.PathLike[str],
+    target: str | os.PathLike[str] | None = None,
+    on_progress: OnProgress | None = None,
+    *,
+    allow_partial: bool = False,
+) -> CompactReport:
+    """Rewrite an archive with the newest record of every sample, in index order, and seal it.
+
+    Records are copied as they are stored, each checked by its crc32. What stays: uuid, options, length,
+    labels, failures, dictionaries. What goes: old seals, outdated records, what power cuts took, torn
+    tails, and the small chunks of a slow fill. All revisions of labels become one. Samples that are
+    missing stay missing.
+
+    Args:
+        path: the archive. A symbolic link is followed.
+        target: where the compact one goes; nothing may be there. None puts it in the place of the old
+            one in one step, once it is on the disk; it is written as `path + ".edcache.new"` until then.
+        on_progress: called with (bytes of records copied, bytes of records) now and then.
+        allow_partial: seal what there is of an archive that is not sealed.
+    Raises:
+        PartialArchiveError: the archive is not sealed, so that samples may be missing.
+        CorruptArchiveError: the archive is damaged; the text has the first problem.
+        ArchiveLockedError: another process writes the archive, or is replacing it.
+        ArchiveExistsError: something is at the target.
+        StorageError: the disk is full or failing. After any error the archive is as it was.
+    Cost: reads and writes every record once; needs the disk space of the new file beside the old one.
+    Safety: whoever reads the archive keeps the old file, and sees the new one after refresh(). In place,
+        appending waits while the last entries are taken over; a process that had the archive open for
+        appending gets StaleArchiveError then. Killed at any point, the path leads to the old archive or to
+        the new one; a leftover `.edcache.new` is begun anew by the next run.
+    """
+    storage.check_outlives(path if target is None else target)
+    name = local_path(path) if target is not None else os.path.realpath(local_path(path))
+    with closing(File.open(name, "r")) as file:
+        if target is None:
+            _refuse_fillers(file)
+        sound = sound_survey(file, allow_partial)
+        if target is not None:
+            destination = local_path(target)
+            check_free(destination)
+            return _report(destination, sound, _copied_beside(file, sound, destination, on_progress))
+        if _is_compact(sound):
+            return _report(path, sound, None)
+        # Locks need write access.
+        with closing(File.open(name, "a")) as old:
+            if old.identity() != file.identity():
+                raise _replaced(name)
+            return _report(path, sound, _copied_in_place(old, sound, on_progress))
+
+
+def _is_compact(sound: Sound) -> bool:
+    """Whether nothing would be gained: no dead bytes, and less than twice the entries that there must be."""
+    survey, needed = sound.survey, sum(1 for _ in chunk_rows(sound.contents.index.records.nbytes))
+    has_few = len(survey.chain.chunks) < 2 * max(1, needed) and len(survey.chain.revisions) <= 1
+    return survey.seal is not None and not survey.dead.total and has_few
+
+
+def _copied_beside(file: File, sound: Sound, target: str, on_progress: OnProgress | None) -> Rewrite:
+    with rewriting(target, sound.survey.head, file, _progress(sound, on_progress)) as new:
+        new.copy(Selection(file, sound.contents))
+        new.publish(sound.survey.chain.length, *_said_besides(sound.contents, sound.revised))
+    return new
+
+
+def _copied_in_place(file: File, sound: Sound, on_progress: OnProgress | None) -> Rewrite:
+    """Take the file's place; `file` is open for writing, as locks need."""
+    _refuse_fillers(file)
+    with rewriting(file.path, sound.survey.head, file, _progress(sound, on_progress)) as new:
+        new.copy(Selection(file, sound.contents))
+        # From here on nobody appends to what is about to lose its name. Who waits for this lock finds
+        # another file at the path then, and says so.
+        with file.locked(format.LOCK_APPEND):
+            _refuse_fillers(file)
+            if not file.is_named():
+                raise _replaced(file.path)
+            contents, revised = _caught_up(file, sound, new)
+            new.publish(sound.survey.chain.length, *_said_besides(contents, revised), replace=True)
+    return new
+
+
+def _progress(sound: Sound, on_progress: OnProgress | None) -> Progress:
+    return Progress(on_progress, int(sound.contents.index.records.nbytes.sum()))
+
+
+def _said_besides(contents: Contents, revised: Revised) -> tuple[Sequence[Failure], Revision | None]:
+    """Why samples have no record, and what all revisions of the labels say, as one."""
+    return contents.index.failures, revised.folded(contents.index.records.index)
+
+
+def _caught_up(file: File, sound: Sound, new: Rewrite) -> tuple[Contents, Revised]:
+    """Copy what others have appended since the survey; they wait while this runs.
+
+    Raises:
+        ArchiveLockedError: one of them has written down what a power cut took.
+    """
+    chain, pread, path = sound.survey.chain, file.pread, file.path
+    first, lost = chain.cursor.seq, set(chain.lost)
+    chain.extend(pread, file.size())
+    if chain.lost != lost:
+        raise ArchiveLockedError(
+            f"{path}: another process has given up samples in it meanwhile; compact it again"
+        )
+
+    def table(header: Header) -> ChunkTable | None:
+        return None if header.seq in lost else read_table(pread, header, path)
+
+    def revision(header: Header) -> Revision | None:
+        return None if header.seq in lost else read_revision(pread, header, path)
+
+    chunks = [header for header in chain.chunks if header.seq >= first]
+    if chunks:
+        new.copy(Selection(file, merge(chunks, table, chain.dictionaries, None, [], path)))
+    if chain.cursor.seq == first or not (chain.failures or chain.revisions):
+        return sound.contents, sound.revised
+    contents = chain.contents(table)
+    return contents, chain.revised(contents, revision)
+
+
+def _refuse_fillers(file: File) -> None:
+    if file.is_locked(format.LOCK_FILLER, format.FILLERS):
+        raise ArchiveLockedError(
+            f"{file.path}: another process writes it; compact it when that has ended, or into another file"
+        )
+
+
+def _replaced(path: str) -> StaleArchiveError:
+    return StaleArchiveError(f"{path}: the file was replaced since it was opened; compact it again")
+
+
+def _report(path: str | os.PathLike[str], sound: Sound, new: Rewrite | None) -> CompactReport:
+    survey = sound.survey
+    nbytes, chunks_before = survey.size if new is None else new.nbytes, len(survey.chain.chunks)
+    return CompactReport(
+        path=os.fspath(path),
+        samples=len(sound.contents.index.records.offset),
+        rewritten=new is not None,
+        dead_nbytes=max(0, survey.size - nbytes),
+        nbytes_before=survey.size,
+        nbytes=nbytes,
+        chunks_before=chunks_before,
+        chunks=chunks_before if new is None else len(new.out.chain.chunks),
+    )

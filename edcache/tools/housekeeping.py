@@ -1,0 +1,367 @@
+"""Archives as files on a disk: which there are, when each was last used, which may go.
+
+To look at an archive is not to use it: heads are read here without leaving an access time, where the
+system has a way to (Linux, files of one's own). Otherwise to list archives would make every one of
+them fresh, and nothing would ever be old enough to go.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from edcache import format, storage, writer
+from edcache.base import (
+    ArchiveError,
+    ArchiveLockedError,
+    ArchiveNotFoundError,
+    CorruptArchiveError,
+    NotAnArchiveError,
+    OptionError,
+    StorageError,
+    human_bytes,
+)
+from edcache.format import Chain, Cursor, Head, Header, parse_index, read_table
+from edcache.storage import File, copies_on_disk, located
+from edcache.writer import PARTIAL, SIDE, copies_beside, store_at
+
+# Start and length: LOCK_APPEND is the first of all locks, sessions and claims lie behind it.
+_EVERY_LOCK: Final = format.LOCK_APPEND, (1 << 63) - 1 - format.LOCK_APPEND
+_NO_ACCESS_TIME: Final = getattr(os, "O_NOATIME", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An archive as it lies on the disk.
+
+    path: as found. nbytes: of the file. used: when it was last read or written, in seconds since 1970.
+    was_read: whether reading was the last of the two. present: samples that have a record; absent:
+    those that failed and count as absent for good. length: samples of the dataset. fingerprint: what the
+    head says of where they come from. problem: why the file cannot be read, in one message; what it would
+    have told is then 0 or None. origin: what it is a copy of, if it is one. is_left: whether it is a file or
+    folder that a process was writing, which has ended.
+    """
+
+    path: str
+    nbytes: int
+    used: float
+    was_read: bool
+    present: int = 0
+    absent: int = 0
+    length: int = 0
+    sealed: bool = False
+    fingerprint: dict[str, Any] | None = None
+    problem: str | None = None
+    origin: str | None = None
+    is_left: bool = False
+
+    @property
+    def complete(self) -> bool:
+        """Whether it is sealed, and every sample has a record or is absent for good."""
+        return self.problem is None and self.sealed and self.present + self.absent == self.length
+
+
+# ------------------------------------------------------------------------------------------ looking
+
+
+def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
+    """The archives in a folder and in those below it, least recently used first.
+
+    Files that are no archives are left out; what is damaged or cannot be read is listed with its
+    problem, a folder too. Symbolic links are not followed.
+
+    Raises:
+        OptionError: "cache: no such folder; name one that holds archives".
+    Cost: opens every file there. A sealed archive is read at its head and its end, whatever its size; of
+        one that lacks samples, the index, and of an unsealed one the table of every chunk.
+    Safety: takes no lock; whoever fills, appends or deletes meanwhile is not disturbed.
+    """
+    top = os.fspath(directory)
+    if not os.path.isdir(top):
+        found = "no folder" if os.path.lexists(top) else "no such folder"
+        raise OptionError(f"{top}: {found}; name one that holds archives")
+    return sorted(_archives(top), key=lambda archive: (archive.used, archive.path))
+
+
+def _archives(top: str) -> Iterator[Listed]:
+    unreadable: list[OSError] = []
+    for path in _regular_files(top, unreadable.append):
+        listed = _temporary(path) or _partial_copy(path)
+        if listed is not None:
+            yield listed
+            continue
+        try:
+            yield look_at(path)
+        except (NotAnArchiveError, ArchiveNotFoundError):
+            continue
+        except ArchiveError as error:
+            yield Listed(path, *_on_disk(path), problem=str(error))
+    for refused in unreadable:
+        name = str(refused.filename)
+        yield Listed(name, 0, 0.0, False, problem=f"{name}: listing the folder: {refused.strerror}")
+
+
+def _temporary(path: str) -> Listed | None:
+    """What has no name yet, or says of what something is a copy that is not there."""
+    is_stray = path.endswith(SIDE) and not any(map(os.path.exists, copies_beside(path)))
+    if not (writer.is_temporary(path) or is_stray):
+        return None
+    try:
+        is_held = why_not_now(path) is not None
+    except StorageError as error:
+        return Listed(path, *_on_disk(path), problem=str(error))
+    why = "another process is writing it" if is_held else "a process that has ended left it; prune deletes it"
+    return Listed(path, *_on_disk(path), problem=f"{path}: {why}", is_left=not is_held)
+
+
+def _partial_copy(path: str) -> Listed | None:
+    """A copy that is not whole yet."""
+    kept = copies_on_disk().copy_at(path.removesuffix(PARTIAL)) if path.endswith(PARTIAL) else None
+    if kept is None:
+        return None
+    here = f"{human_bytes(kept.here)} of {human_bytes(kept.nbytes)}"
+    problem = f"{path}: a copy of {kept.origin} that is not whole yet: {here} are here; asked for, it goes on"
+    return Listed(path, kept.here, kept.used, True, problem=problem, origin=kept.origin)
+
+
+def _regular_files(top: str, on_error: Callable[[OSError], None]) -> Iterator[str]:
+    """Files in a folder and below it, and the folders that are temporary; links are not followed."""
+    for folder, folders, names in os.walk(top, onerror=on_error):
+        unnamed = [name for name in folders if writer.is_temporary(name)]
+        folders[:] = [name for name in folders if name not in unnamed]
+        for name in [*unnamed, *names]:
+            path = os.path.join(folder, name)
+            if not os.path.islink(path) and (name in unnamed or os.path.isfile(path)):
+                yield path
+
+
+def look_at(path: str | os.PathLike[str]) -> Listed:
+    """One archive, as `archives_in` lists it.
+
+    Raises:
+        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError, StorageError.
+    """
+    name = os.fspath(path)
+    file = _open_unnoticed(name)
+    try:
+        on_disk = _on_disk(name)
+        head, cursor = format.read_head(file.pread, name)
+        present, absent, length, sealed = _samples(file, head, cursor)
+    finally:
+        file.close()
+    kept = copies_on_disk().copy_at(name)
+    nbytes, used, was_read = on_disk
+    if kept is not None and kept.used > used:
+        used, was_read = kept.used, True
+    origin = None if kept is None else kept.origin
+    said = (present, absent, length, sealed, head.fingerprint, None, origin)
+    return Listed(name, nbytes, used, was_read, *said)
+
+
+def head_of(path: str | os.PathLike[str]) -> Head:
+    """What an archive says about itself; raises as `look_at`."""
+    where = located(path)
+    file = where.open() if where.by_request else _open_unnoticed(where.path)
+    try:
+        return format.read_head(file.pread, file.path)[0]
+    finally:
+        file.close()
+
+
+def _open_unnoticed(path: str) -> File:
+    """Open for reading, and leave the access time as it is if that can be asked for."""
+    if not _NO_ACCESS_TIME or not os.path.isfile(path):
+        return File.open(path, "r")
+    try:
+        return File.open(path, "r", _NO_ACCESS_TIME)
+    except StorageError:
+        # Another user's file, which may be read all the same; or an error that this puts into words.
+        return File.open(path, "r")
+
+
+def _on_disk(path: str) -> tuple[int, float, bool]:
+    """Bytes, time of the last use, and whether that was a read."""
+    try:
+        found = os.stat(path)
+    except OSError:  # gone since
+        return 0, 0.0, False
+    nbytes = found.st_size
+    if stat.S_ISDIR(found.st_mode):
+        nbytes = sum(_on_disk(os.path.join(path, name))[0] for name in os.listdir(path))
+    return nbytes, max(found.st_atime, found.st_mtime), found.st_atime >= found.st_mtime
+
+
+def _samples(file: File, head: Head, cursor: Cursor) -> tuple[int, int, int, bool]:
+    """Samples with a record, absent for good, of the dataset; and whether the archive is sealed."""
+    size = file.size()
+    seal = format.read_seal(file.pread, size, head.uuid)
+    if seal is not None:
+        return seal[0].samples, _sealed_absent(file, seal[0]), seal[0].end_index, True
+    chain = Chain(head, cursor, file.path)
+    chain.extend(file.pread, size)
+    tables = [read_table(file.pread, header, file.path).records.index for header in chain.chunks]
+    present = np.unique(np.concatenate([np.empty(0, np.int64), *(i for i in tables if i is not None)]))
+    length = max(chain.end_index, chain.length or 0)
+    final = [index for index, (_, failure) in chain.failures.items() if failure.final and index < length]
+    return len(present), len(np.setdiff1d(np.array(final, np.int64), present)), length, False
+
+
+def _sealed_absent(file: File, index: Header) -> int:
+    if index.samples == index.end_index:
+        return 0
+    data = file.pread(index.payload_offset, index.payload_nbytes)
+    place = f"{file.path}: {index.name} at offset {index.offset:,}"
+    if format.crc32(data) != index.payload_crc:
+        raise CorruptArchiveError(f'{place} fails its crc32; run "edcache verify {file.path}"')
+    try:
+        failures = parse_index(data, index.samples).failures
+    except CorruptArchiveError as error:
+        raise CorruptArchiveError(f"{place}: {error}") from error
+    return sum(failure.final for failure in failures)
+
+
+# ------------------------------------------------------------------------------------------ deleting
+
+
+def in_use(path: str | os.PathLike[str]) -> bool:
+    """Whether anybody fills an archive or appends to it at this moment, this process included.
+
+    Who has an archive open and holds no lock on it just now, such as a CacheWriter between two
+    publications, is not seen. On macOS and Windows, where one lock stands for all, anybody is seen only
+    while publishing.
+
+    Raises:
+        StorageError: "train.zip: opening it: Permission denied"; to look takes the right to write.
+    Safety: takes every lock of the archive and lets go at once.
+    """
+    name = os.fspath(path)
+    if not os.path.exists(name):
+        return False  # to open it for a lock would make it
+    file = File.open(name, "a")
+    try:
+        return not file.try_lock(*_EVERY_LOCK)
+    finally:
+        file.close()
+
+
+def why_not_now(path: str) -> str | None:
+    """Why a file should not be deleted at this moment, in one line; None where nothing speaks against it."""
+    if writer.is_temporary(path):
+        return f"{path}: another process is writing it" if writer.is_held(path) else None
+    reason = (
+        copies_on_disk().why_stays(path.removesuffix(PARTIAL).removesuffix(SIDE))
+        if os.path.exists(path)
+        else None
+    )
+    if reason is not None:
+        return f"{path}: {reason}"
+    try:
+        busy = in_use(path)
+    except StorageError as error:
+        return f"{error}, so nobody can tell whether it is being filled"
+    return f"{path}: another process is filling it or appending to it" if busy else None
+
+
+def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> None:
+    """Raise where a path is not one to delete: no archive, or one in use.
+
+    Args:
+        force: also what is in use; who fills it loses what it computes.
+    Raises:
+        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError, StorageError.
+        OptionError: "link.zip: a symbolic link; name the archive itself, /data/train.zip"; or it is in
+            memory, where it is freed when the last that has it open closes it or ends.
+        ArchiveLockedError: "train.zip: another process is filling it or appending to it; wait for it
+            to end, or force the deletion (--force)".
+    """
+    name = os.fspath(path)
+    store_at(name).check_deletable()
+    if os.path.islink(name):
+        raise OptionError(f"{name}: a symbolic link; name the archive itself, {os.path.realpath(name)}")
+    if _partial_copy(name) is None:
+        head_of(name)
+    reason = None if force else why_not_now(name)
+    if reason is not None:
+        raise ArchiveLockedError(f"{reason}; wait for it to end, or force the deletion (--force)")
+
+
+def delete(path: str | os.PathLike[str]) -> int:
+    """Delete a file and return how many bytes it had; 0 where it is gone already.
+
+    Whoever has the archive open keeps reading it. With a local copy goes what lies beside it.
+
+    Raises:
+        StorageError: "train.zip: deleting it: Permission denied".
+    """
+    name = os.fspath(path)
+    try:
+        if writer.is_temporary(name):
+            nbytes = _on_disk(name)[0]
+            return nbytes if writer.discard(name) else 0
+        if name.endswith(SIDE):
+            nbytes = _on_disk(name)[0]
+            return nbytes if copies_on_disk().discard_side(name) else 0
+        nbytes = os.lstat(name).st_size
+        storage.remove(name)
+        for beside in copies_on_disk().leftovers(name):
+            storage.remove(beside)
+    except FileNotFoundError:
+        return 0
+    return nbytes
+
+
+# ------------------------------------------------------------------------------------------- pruning
+
+
+@dataclass(slots=True)
+class Pruning:
+    """What a pruning takes and what it leaves, each least recently used first.
+
+    doomed, kept: archives. busy: why some are kept that would have to go, a line each.
+    """
+
+    doomed: list[Listed] = field(default_factory=list)
+    kept: list[Listed] = field(default_factory=list)
+    busy: list[str] = field(default_factory=list)
+
+
+def plan_pruning(
+    archives: Iterable[Listed],
+    *,
+    older_than: float | None = None,
+    max_nbytes: float | None = None,
+    now: float | None = None,
+) -> Pruning:
+    """Choose which archives go: the least recently used, until both conditions hold. Deletes nothing.
+
+    What a process left that has ended goes in any case.
+
+    Args:
+        archives: as `archives_in` lists them; others with a problem are left out of everything.
+        older_than: seconds; none stays that was last used longer ago.
+        max_nbytes: what stays has at most this many bytes together.
+        now: seconds since 1970; the clock's by default.
+    """
+    oldest = (time.time() if now is None else now) - older_than if older_than is not None else -np.inf
+    most = np.inf if max_nbytes is None else max_nbytes
+    order = sorted(archives, key=lambda a: (a.used, a.path))
+    sound = [archive for archive in order if archive.problem is None or archive.origin is not None]
+    nbytes, pruning = sum(archive.nbytes for archive in sound), Pruning()
+    pruning.doomed = [archive for archive in order if archive.is_left]
+    for archive in sound:
+        must_go = archive.used < oldest or nbytes > most
+        reason = why_not_now(archive.path) if must_go else None
+        if must_go and reason is None:
+            pruning.doomed.append(archive)
+            nbytes -= archive.nbytes
+            continue
+        pruning.kept.append(archive)
+        if reason is not None:
+            pruning.busy.append(reason)
+    return pruning

@@ -1,0 +1,109 @@
+"""From a damaged archive to a new one of all that proves good."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.reader import OnProgress
+from edcache.storage import File, local_path
+from edcache.tools.rewrite import Ints, Progress, Selection, check_free, rewriting
+from edcache.tools.salvage import Doubtful, Salvage
+
+_SHOWN: Final = 20
+
+
+@dataclass
+class RepairReport:
+    """What `repair` found and kept.
+
+    kept: samples in the new archive. lost: int64 [k], sorted: indices of samples that had a record and have
+    none in the new archive. unlabelled: int64: indices of kept samples whose labels are lost, which are
+    null now. lost_revisions: names of entries whose labels, added or dropped afterwards, are lost. doubtful:
+    what hides, see there. head_lost: the fingerprint is unknown, and the options are
+    guessed. length: of the dataset. nbytes: of the new archive. problems: one line each.
+    """
+
+    kept: int
+    lost: npt.NDArray[np.int64]
+    unlabelled: npt.NDArray[np.int64]
+    doubtful: list[Doubtful]
+    head_lost: bool
+    length: int
+    nbytes: int
+    problems: list[str] = field(default_factory=list)
+    lost_revisions: list[str] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every sample that the damaged archive had is in the new one, with its labels."""
+        return not (len(self.lost) or len(self.unlabelled) or self.lost_revisions or self.doubtful)
+
+
+def repair(
+    path: str | os.PathLike[str],
+    target: str | os.PathLike[str],
+    on_progress: OnProgress | None = None,
+) -> RepairReport:
+    """Write a new archive of every sample that proves good in a damaged one.
+
+    A sample is kept when its newest record fits a crc32 that an intact table tells: the table of its
+    chunk, or the index of a seal. Where the newest record is damaged the sample is lost: an older record
+    of it is never taken instead. The new archive is sealed, has a uuid of its own and the length of the
+    old one, so that filling it again computes only what is missing. Options, labels, failures and
+    dictionaries are kept.
+
+    Args:
+        path: the damaged archive; it is opened for reading only.
+        target: where the new one goes; nothing may be there. Until it is on the disk it is
+            `target + ".edcache.new"`.
+        on_progress: called with (bytes of records read, bytes of records) now and then.
+    Raises:
+        NotAnArchiveError, CorruptArchiveError: the file holds nothing of an archive that can be read.
+        FormatVersionError: the head is of a newer format.
+        ArchiveNotFoundError, ArchiveExistsError, StorageError. Then there is no new archive.
+    Cost: reads every record once, and where headers are damaged the pages behind them; some 100 bytes of
+        memory a sample, and its labels twice.
+    """
+    destination = local_path(target)
+    damage: list[tuple[Ints, str]] = []
+    with closing(File.open(local_path(path), "r")) as file:
+        check_free(destination)
+        salvage = Salvage(file)
+        head = replace(salvage.head, uuid=uuid.uuid4().bytes)
+        progress = Progress(on_progress, int(salvage.contents.index.records.nbytes.sum()))
+        with rewriting(destination, head, file, progress) as new:
+            new.copy(Selection(file, salvage.contents), lambda rows, why: damage.append((rows, why)))
+            is_told = salvage.length == max(new.out.length or 0, new.out.end_index)
+            new.publish(None if is_told else salvage.length, salvage.failures, salvage.revision)
+    return _report(salvage, damage, new.nbytes)
+
+
+def _report(salvage: Salvage, damage: list[tuple[Ints, str]], nbytes: int) -> RepairReport:
+    records = salvage.contents.index.records
+    assert records.index is not None
+    bad = [(row, why) for rows, why in damage for row in rows.tolist()]
+    problems = [
+        f"{salvage.path}: at offset {records.offset[row]:,}: record {records.index[row]} {why}"
+        for row, why in bad[:_SHOWN]
+    ]
+    if len(bad) > _SHOWN:
+        problems.append(f"{salvage.path}: and {len(bad) - _SHOWN:,} more records")
+    lost = np.union1d(salvage.lost, records.index[np.array([row for row, _ in bad], np.int64)])
+    return RepairReport(
+        kept=len(records.index) - len(bad),
+        lost=lost,
+        unlabelled=salvage.unlabelled[~np.isin(salvage.unlabelled, lost)],
+        doubtful=salvage.doubtful,
+        head_lost=salvage.head_lost,
+        length=salvage.length,
+        nbytes=nbytes,
+        problems=[*salvage.problems, *problems],
+        lost_revisions=salvage.lost_revisions,
+    )

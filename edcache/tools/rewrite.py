@@ -1,0 +1,275 @@
+"""A new archive of records of others: compact, merge, split and repair, which differ in what they select.
+
+Records go as they are stored, each compared with its crc32; nothing is decoded, and compressed is only what
+goes from an archive that does not compress into one that does. The new one is written beside its path, under
+`target + ".edcache.new"`, and gets its name in one step when it is sealed and on the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache import format, storage, writer
+from edcache.base import ArchiveExistsError, CorruptRecordError
+from edcache.codec import Compression
+from edcache.format import Contents, Dictionary, Failure, Head, IndexTable, Records, Revision, take_rows
+from edcache.reader import OnProgress
+from edcache.storage import ByteSource, File
+from edcache.writer import Appender, Chunk
+
+CHUNK_NBYTES: Final = 4 << 20
+# Records that lie no further apart are read by one call, unless it would read more than `_SPAN`.
+_GAP: Final = 1 << 12
+_SPAN: Final = 2 * CHUNK_NBYTES
+
+Ints = npt.NDArray[np.int64]
+OnDamage = Callable[[Ints, str], object]
+"""`on_damage(rows, why)`: rows of the selection whose records are left out."""
+
+
+class Selection(NamedTuple):
+    """Records of one archive, in the order in which they go into a new one.
+
+    contents: where they lie, the sample of the new archive that each is, their labels row by row, and the
+    dictionaries that they may need. samples: what each is in its own archive; None where that is the same.
+    """
+
+    file: ByteSource
+    contents: Contents
+    samples: Ints | None = None
+
+
+class Progress:
+    """Counts the bytes of records that were copied, into one or more archives."""
+
+    def __init__(self, on_progress: OnProgress | None, total: int) -> None:
+        self._on_progress, self._done, self._total = on_progress or (lambda done, total: None), 0, total
+        self._on_progress(0, total)
+
+    def advance(self, nbytes: int) -> None:
+        """Some more bytes were read; more than the total where others have appended meanwhile."""
+        self._done = min(self._done + nbytes, self._total)
+        self._on_progress(self._done, self._total)
+
+
+def check_free(target: str) -> None:
+    """Raise ArchiveExistsError where something is in the way of a new file."""
+    if storage.exists(target):
+        raise ArchiveExistsError(f"{target}: exists already; give a path where nothing is")
+
+
+@contextmanager
+def rewriting(target: str, head: Head, like: ByteSource, progress: Progress) -> Iterator[Rewrite]:
+    """A new archive for a path; what was written goes, unless the block publishes it.
+
+    Args:
+        like: what it gets its permissions from, where that is a file.
+    Raises:
+        ArchiveLockedError: another process is writing the same file.
+    """
+    storage.check_outlives(target)
+    with writer.replacing(target) as session:
+        if not like.by_request:
+            storage.copy_permissions(like.path, session.path)
+        with closing(Appender.open(session.path, head, create=False)) as out:
+            yield Rewrite(target, session, out, progress)
+
+
+class Rewrite:
+    """A new archive on its way; `rewriting` makes it.
+
+    Attributes:
+        out: what appends to it. nbytes: of the file, once published.
+    """
+
+    def __init__(self, target: str, session: File, out: Appender, progress: Progress) -> None:
+        self._target, self._session, self._progress = target, session, progress
+        self.out = out
+        self.nbytes = 0
+
+    def copy(self, selection: Selection, on_damage: OnDamage | None = None) -> None:
+        """Append records and their labels, as chunks of about 4 MiB.
+
+        Args:
+            on_damage: takes note of records that are left out: those that fail their crc32, and those that
+                need a dictionary that is damaged. None raises.
+        Raises:
+            CorruptRecordError: "train.zip: record 17 at offset 8,192 fails its crc32; ...".
+        """
+        file, contents, _ = selection
+        table, records = contents.index, contents.index.records
+        index = np.arange(len(records.offset)) if records.index is None else records.index
+        known = self._copy_dictionaries(file, table.dictionaries)
+        is_compressed, text = records.raw_nbytes is not None, self.out.head.compression
+        compression = None if is_compressed or text is None else Compression.parse(text)
+        for rows in chunk_rows(records.nbytes):
+            part = records.take(rows)
+            data = _read(file, part)
+            self._progress.advance(int(part.nbytes.sum()))
+            crcs = np.array([format.crc32(record) for record in data], np.uint32)
+            good = crcs == part.crc32
+            if on_damage is None:
+                _check_all(selection, rows[~good])
+            elif not good.all():
+                on_damage(rows[~good], "fails its crc32")
+            if on_damage is not None and is_compressed:
+                is_readable = np.array([dictionary_of(frame) in known for frame in data], bool)
+                if not is_readable[good].all():
+                    on_damage(rows[good & ~is_readable], "needs a dictionary that is damaged")
+                good &= is_readable
+            if not good.all():
+                rows, data = rows[good], [record for record, fits in zip(data, good, strict=True) if fits]
+                part = part.take(np.flatnonzero(good))
+            if len(rows):
+                if compression is not None:
+                    part, data = _compressed(part, data, compression)
+                self.out.append(_chunk(table, part, index[rows], take_rows(contents.labels, rows), data))
+
+    def _copy_dictionaries(self, file: ByteSource, dictionaries: Sequence[Dictionary]) -> set[int]:
+        """Append those that are intact and not there yet; gives the ids of those that records may need."""
+        known = set(self.out.dictionaries())
+        for data in intact_dictionaries(file, dictionaries):
+            if data not in known:
+                known.add(data)
+                self.out.append_dictionary(data)
+        return {0, *(int.from_bytes(data[4:8], "little") for data in known)}
+
+    def publish(
+        self,
+        length: int | None = None,
+        failures: Sequence[Failure] = (),
+        revision: Revision | None = None,
+        *,
+        replace: bool = False,
+    ) -> None:
+        """Write down what the records do not tell, seal it, bring it to the disk and give it its name.
+
+        Args:
+            length: of the dataset, where neither head nor records say it. failures: of samples without a
+                record. revision: of the labels.
+            replace: what is at the target; else it is an ArchiveExistsError.
+        """
+        changes: dict[str, object] = {}
+        if length not in (None, self.out.length):
+            changes["length"] = length
+        if failures:
+            changes["failed"] = [failure.to_json() for failure in failures]
+        if changes:
+            self.out.amend(**changes)
+        if revision is not None:
+            self.out.revise(revision)
+        self.out.seal()
+        self.nbytes = self._session.size()
+        if not replace:
+            check_free(self._target)
+        self.out.move(self._target)
+
+
+def _check_all(selection: Selection, rows: Ints) -> None:
+    """Raise CorruptRecordError for the first of some rows that fail their crc32."""
+    if not len(rows):
+        return
+    row, path, records = int(rows[0]), selection.file.path, selection.contents.index.records
+    samples = records.index if selection.samples is None else selection.samples
+    raise CorruptRecordError(
+        f"{path}: record {row if samples is None else samples[row]} at offset {records.offset[row]:,} fails "
+        f'its crc32; run "edcache repair {path} -o NEW"'
+    )
+
+
+def _read(file: ByteSource, records: Records) -> list[memoryview]:
+    """The bytes of each record; what lies close together is read at once."""
+    start, nbytes = records.offset.astype(np.int64), records.nbytes.astype(np.int64)
+    order = np.argsort(start, kind="stable")
+    low, high = start[order], np.maximum.accumulate((start + nbytes)[order])
+    breaks = (low[1:] > high[:-1] + _GAP) | (low[1:] // _SPAN != low[:-1] // _SPAN)
+    data: list[memoryview] = []
+    for run in np.split(order, np.flatnonzero(breaks) + 1):
+        first = int(start[run[0]])
+        part = memoryview(file.pread(first, int((start + nbytes)[run].max()) - first))
+        begins, ends = (start[run] - first).tolist(), ((start + nbytes)[run] - first).tolist()
+        data += [part[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    return [data[place] for place in np.argsort(order).tolist()]
+
+
+def _compressed(
+    records: Records, data: Sequence[memoryview], compression: Compression
+) -> tuple[Records, list[memoryview]]:
+    frames = [memoryview(compression.compress(record)) for record in data]
+    compressed = replace(
+        records,
+        nbytes=np.array([len(frame) for frame in frames], np.uint64),
+        crc32=np.array([format.crc32(frame) for frame in frames], np.uint32),
+        raw_nbytes=records.nbytes,
+    )
+    return compressed, frames
+
+
+def intact_dictionaries(file: ByteSource, dictionaries: Sequence[Dictionary]) -> Iterator[bytes]:
+    """The compression dictionaries that fit their crc32."""
+    for entry in dictionaries:
+        data = file.pread(entry.offset, entry.nbytes)
+        if len(data) == entry.nbytes and format.crc32(data) == entry.crc32:
+            yield data
+
+
+def dictionary_of(frame: memoryview) -> int:
+    """The id of the dictionary that a zstd frame needs, 0 for none (RFC 8878, section 3.1.1.1)."""
+    if len(frame) < 5:
+        return 0
+    descriptor = frame[4]
+    start = 5 if descriptor & 0x20 else 6  # a single segment has no window descriptor
+    nbytes = (0, 1, 2, 4)[descriptor & 3]
+    return int.from_bytes(frame[start : start + nbytes], "little")
+
+
+def chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
+    """Consecutive rows that make a chunk each: one that reaches `CHUNK_NBYTES` is full.
+
+    Args:
+        nbytes: uint64 [n], of the records.
+    """
+    # Records of a few bytes take as much in the table.
+    ends = np.cumsum(np.maximum(nbytes, 32).astype(np.int64))
+    first = 0
+    while first < len(ends):
+        before = int(ends[first - 1]) if first else 0
+        last = min(int(np.searchsorted(ends, before + CHUNK_NBYTES)) + 1, len(ends))
+        yield np.arange(first, last)
+        first = last
+
+
+def _chunk(table: IndexTable, records: Records, index: Ints, labels: Any, data: list[memoryview]) -> Chunk:
+    offsets, buffer = _laid_out(data)
+    used, numbers = np.unique(records.schema, return_inverse=True)
+    moved = replace(
+        records,
+        offset=offsets.astype(np.uint64),
+        schema=numbers.reshape(-1).astype(np.uint16),
+        index=index,
+    )
+    schemas = [table.schemas[number] for number in used.tolist()]
+    return Chunk(moved, labels, schemas, buffer, format.block_crcs(buffer), False)
+
+
+def _laid_out(data: list[memoryview]) -> tuple[Ints, memoryview]:
+    """Records at their alignment, zeros between them: where each starts, and the bytes."""
+    starts, end, is_dense = [], 0, True
+    for length in map(len, data):
+        start = format.align(end, format.record_alignment(length))
+        is_dense = is_dense and start == end
+        starts.append(start)
+        end = start + length
+    offsets = np.array(starts, np.int64)
+    if is_dense:
+        return offsets, memoryview(b"".join(data))
+    buffer = np.zeros(end, np.uint8).data
+    for start, record in zip(starts, data, strict=True):
+        buffer[start : start + len(record)] = record
+    return offsets, buffer

@@ -1,0 +1,444 @@
+"""What a damaged archive still proves: the newest record of each sample, and their labels.
+
+Of the entries that are whole (entries.py) a table counts when it fits the crc32 in its header: the table of
+a chunk says of its samples where they are, and so does the index of a seal of all samples before it, so that
+each can stand in for the other. Whether a record is good, its crc32 tells later.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache import format
+from edcache.base import (
+    ArchiveError,
+    CorruptArchiveError,
+    FormatVersionError,
+    LabelTypeError,
+    NotAnArchiveError,
+)
+from edcache.format import (
+    Chain,
+    ChunkTable,
+    Contents,
+    Cursor,
+    Dictionary,
+    Failure,
+    Head,
+    Header,
+    IndexTable,
+    Placed,
+    Records,
+    Revision,
+    chunk_numbers,
+    find_headers,
+    merge,
+    no_labels,
+    parse_index,
+    parse_labels,
+    read_revision,
+    read_table,
+    replace_columns,
+    revised,
+    spread,
+    take_rows,
+)
+from edcache.storage import File
+from edcache.tools.entries import ANYWHERE, Entries
+from edcache.tools.rows import Rows, indexed, joined, rows_of, without
+from edcache.tools.survey import ROW_NBYTES
+
+_PICKLES: Final = '{"pickle":5}'
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Doubtful:
+    """Something of the archive of which nothing intact tells what it held.
+
+    What it held is missing. Where it held newer records of samples that older chunks have too, those samples
+    are the older ones now.
+
+    Attributes:
+        seq: its sequence number. offset: where it begins. samples: how many it had, None where nobody
+            knows. entries: how many entries hide there; they need not be chunks.
+    """
+
+    seq: int
+    offset: int
+    samples: int | None
+    entries: int = 1
+
+
+class Salvage:
+    """What a damaged file proves.
+
+    Attributes:
+        head: as it reads, or what can be told without it. head_lost: whether it did not read.
+        contents: the newest record of each sample as far as anything tells, each once, none overlapping.
+        length: of the dataset. lost: indices of samples whose newest record cannot be in `contents`.
+        unlabelled: indices whose labels are lost. doubtful: see there.
+        revision: what all revisions of labels that are intact say, as one; None where that is nothing.
+        lost_revisions: names of those of which nothing intact tells what they said.
+        dictionaries: where they lie, whole or not. failures: of samples without a record.
+        problems: one line each, with path and offset.
+    Raises:
+        NotAnArchiveError, CorruptArchiveError: nothing of an archive is there.
+        FormatVersionError: the head is of a newer format.
+    """
+
+    def __init__(self, file: File) -> None:
+        self.path = file.path
+        self.problems: list[str] = []
+        self.doubtful: list[Doubtful] = []
+        self.lost: Ints = np.empty(0, np.int64)
+        self.unlabelled: Ints = np.empty(0, np.int64)
+        self._file, self._pread = file, file.pread
+        self._size = file.size()
+        self.head_lost = False
+        self.head, cursor = self._read_head()
+        self._entries = Entries(file, self.head.uuid, cursor)
+        self._chain = self._noted()
+        self._sealed = self._last_index()
+        self._tables = {header.seq: self._table(header) for header in self._chain.chunks}
+        self._look_at_gaps()
+        rows = self._newest_rows()
+        if self.head_lost:
+            self.head = self._guessed_head(rows)
+        self.length = self._length()
+        self.contents = self._contents(rows)
+        self.lost_revisions: list[str] = []
+        self.revision = self._folded()
+
+    def _problem(self, offset: int, what: str) -> None:
+        self.problems.append(f"{self.path}: at offset {offset:,}: {what}")
+
+    # --- the head ---
+
+    def _read_head(self) -> tuple[Head, Cursor | None]:
+        try:
+            return format.read_head(self._pread, self.path)
+        except (NotAnArchiveError, CorruptArchiveError, FormatVersionError) as error:
+            # A newer format's headers would not parse either: where others do, the head's version is damage.
+            uuids = Counter(header.uuid for header in find_headers(self._file, 0, self._size))
+            if not uuids:
+                raise
+            self._problem(0, "the head is damaged: fingerprint, codec and label paths are not known for sure")
+            self.head_lost = True
+            damage: ArchiveError = error
+        uuid = uuids.most_common(1)[0][0]
+        first = format.parse_header(self._pread(0, format.MAX_HEADER_NBYTES))
+        if first is None or first.kind != format.KIND_HEAD or first.uuid != uuid:
+            return Head(uuid), None
+        if set(uuids) == {uuid} and uuids[uuid] == 1:
+            raise damage
+        return Head(uuid), format.after(first)._replace(seq=0)
+
+    def _guessed_head(self, rows: Rows) -> Head:
+        compression = None
+        if rows.records.raw_nbytes is not None:
+            compression = "zstd+dict" if self.dictionaries else "zstd"
+        pickled = bool(rows.schemas) and set(rows.schemas) == {_PICKLES}
+        names = rows.labels.column_names
+        return Head(
+            self.head.uuid,
+            codec="pickle" if pickled else "native",
+            compression=compression,
+            labels=tuple((name, None) for name in names),
+        )
+
+    # --- entries and tables ---
+
+    def _noted(self) -> Chain:
+        chain = Chain(self.head, Cursor(0, 0, 0), self.path)
+        for run in self._entries.runs:
+            for header in run:
+                if len(run) > 1 or header.kind != format.KIND_LABELS:
+                    chain.note(self._pread, header)
+                if header.kind == format.KIND_AMENDMENT and self._read_whole(header) is None:
+                    self._problem(header.offset, f"{header.name} is damaged: what it revised is not known")
+        return chain
+
+    def _read_whole(self, header: Header) -> bytes | None:
+        """The table bytes of an entry, if they fit their crc32."""
+        if header.payload_offset + header.table_nbytes > self._size:
+            return None
+        data = self._pread(header.payload_offset, header.table_nbytes)
+        return data if format.crc32(data) == header.table_crc else None
+
+    def _table(self, header: Header) -> ChunkTable | None:
+        if header.samples * ROW_NBYTES <= header.table_nbytes <= self._size:
+            try:
+                return read_table(self._pread, header, self.path)
+            except CorruptArchiveError:
+                pass
+        self._problem(header.offset, f"{header.name}: the table of its {header.samples:,} samples is damaged")
+        if header.seq > self._sealed.seq:
+            self.doubtful.append(Doubtful(header.seq, header.offset, header.samples))
+        return None
+
+    def _last_index(self) -> _Sealed:
+        """The newest index that is intact, with its labels where they are intact too."""
+        headers = [header for run in self._entries.runs for header in run]
+        sealed = _Sealed(-1, None, None)
+        for header, following in zip_longest(headers, headers[1:]):
+            index = self._index(header) if header.kind == format.KIND_INDEX else None
+            if index is not None:
+                sealed = _Sealed(header.seq, index, self._labels(index, following))
+        return sealed
+
+    def _index(self, header: Header) -> IndexTable | None:
+        data = self._read_whole(header)
+        try:
+            if data is not None:
+                return parse_index(data, header.samples)
+        except CorruptArchiveError:
+            pass
+        self._problem(header.offset, "index.arrow is damaged")
+        return None
+
+    def _labels(self, index: IndexTable, header: Header | None) -> Any:
+        rows = len(index.records.offset)
+        if header is None or header.kind != format.KIND_LABELS:
+            return None
+        data = self._read_whole(header)
+        try:
+            if data is not None and header.samples in (rows, index.length):
+                return parse_labels(data, header.samples)
+        except CorruptArchiveError:
+            pass
+        self._problem(header.offset, "labels.arrow is damaged")
+        return None
+
+    def _look_at_gaps(self) -> None:
+        for gap in self._entries.gaps:
+            self._problem(gap.start, gap.problem)
+            if gap.hidden and gap.seq > self._sealed.seq:
+                self.doubtful.append(Doubtful(gap.seq, gap.start, None, gap.hidden))
+        self.doubtful.sort(key=lambda doubtful: doubtful.seq)
+
+    # --- rows ---
+
+    def _newest_rows(self) -> Rows:
+        """The newest record of each sample as far as anything tells; contradictions are lost."""
+        seq, index = self._sealed.seq, self._sealed.index
+        after = self._merged([header for header in self._chain.chunks if header.seq > seq])
+        if index is None:
+            return after
+        before = self._merged([header for header in self._chain.chunks if header.seq < seq])
+        base = self._reconciled(index, before)
+        self.unlabelled = self.unlabelled[~np.isin(self.unlabelled, after.index)]
+        return joined(without(base, after.index), after, self.path)
+
+    def _merged(self, chunks: Sequence[Header]) -> Rows:
+        sound = [header for header in chunks if self._tables[header.seq] is not None]
+        names = [name for name, _ in self.head.labels]
+        contents = merge(sound, lambda header: self._tables[header.seq], [], None, names, self.path)
+        return rows_of(contents)
+
+    def _reconciled(self, index: IndexTable, before: Rows) -> Rows:
+        """The rows of an index, as far as no chunk before it contradicts them, with their labels."""
+        records = indexed(index.records)
+        assert records.index is not None
+        at = np.searchsorted(before.index, records.index)
+        known = at < len(before.index)
+        known[known] = before.index[at[known]] == records.index[known]
+        same = known.copy()
+        sealed, chunked = records.columns(), before.records.columns()
+        for name in {*sealed, *chunked} - {"index", "schema"}:
+            # Where only one of them compresses, they agree on nothing.
+            if name not in sealed or name not in chunked:
+                same[:] = False
+            else:
+                same[known] &= chunked[name][at[known]] == sealed[name][known]
+        texts = np.array([*index.schemas, ""], object)
+        numbers = np.minimum(records.schema, len(index.schemas))
+        others = np.array([*before.schemas, ""], object)
+        same[known] &= texts[numbers[known]] == others[before.records.schema[at[known]]]
+        # A newer record may hide in what does not read, never in a chunk whose table says otherwise.
+        newer = known & ~same
+        newer[newer] = records.offset[newer] > before.records.offset[at[newer]]
+        hides = ~self._is_in_sound_chunk(records.offset)
+        believed = same | (hides & (newer | ~known))
+        believed &= numbers < len(index.schemas)
+        forgotten = before.index[~np.isin(before.index, records.index)]
+        self._lose(records.index[~believed], "index.arrow and the chunks contradict each other about")
+        self._lose(forgotten, "index.arrow leaves out what a chunk holds:")
+        rows = np.flatnonzero(believed)
+        labels = self._labels_of(records, rows, before, np.where(same, at, -1))
+        return Rows(records.take(rows), index.schemas, labels)
+
+    def _is_in_sound_chunk(self, offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+        sound = [
+            header
+            for header in self._chain.chunks
+            if header.seq < self._sealed.seq and self._tables[header.seq] is not None
+        ]
+        if not sound:
+            return np.zeros(len(offsets), bool)
+        start = np.array([header.offset for header in sound], np.uint64)
+        end = np.array([min(header.payload_end, ANYWHERE) for header in sound], np.uint64)
+        run = np.searchsorted(start, offsets, "right") - 1
+        return (run >= 0) & (offsets < end[np.maximum(run, 0)])
+
+    def _labels_of(self, records: Records, rows: Ints, before: Rows, at: Ints) -> Any:
+        """The labels that rows of an index had when they were written: its own, or those the chunks tell."""
+        labels, index = self._sealed.labels, self._sealed.index
+        assert index is not None
+        if labels is not None and index.labels is None:
+            return take_rows(labels, rows)
+        assert records.index is not None
+        known = np.flatnonzero(at[rows] >= 0)
+        own = take_rows(before.labels, at[rows][known])
+        names = self._label_names()
+        # Where revisions were sealed in, the seal says what the labels are now.
+        if labels is None and (names is None or names):
+            self.unlabelled = records.index[rows][at[rows] < 0]
+        own = spread(own if own.num_columns else no_labels(names or []), known, len(rows))
+        if labels is None or index.labels is None:
+            return own
+        places = rows if labels.num_rows == len(index.records.offset) else records.index[rows]
+        plain = [name for name, is_revised in index.labels if not is_revised and name in labels.column_names]
+        return replace_columns(own, take_rows(labels.select(plain), places))
+
+    def _label_names(self) -> list[str] | None:
+        """The label columns of the archive; None where nothing intact tells them."""
+        if not self.head_lost:
+            return [name for name, _ in self.head.labels]
+        tables = (table for table in self._tables.values() if table is not None)
+        return next((list(table.labels.column_names) for table in tables), None)
+
+    def _lose(self, index: Ints, why: str) -> None:
+        if len(index):
+            self.problems.append(f"{self.path}: {why} {len(index):,} samples, the first is {int(index[0])}")
+            self.lost = np.union1d(self.lost, index)
+
+    def _contents(self, rows: Rows) -> Contents:
+        """The rows that lie within the file and overlap no other, by index."""
+        records = rows.records
+        offset, nbytes = records.offset, records.nbytes
+        within = (offset <= self._size) & (nbytes <= self._size)
+        within &= np.where(within, offset + nbytes, 0) <= self._size
+        self._lose(rows.index[~within], "beyond the end of the file lie")
+        order = np.flatnonzero(within)[np.argsort(offset[within], kind="stable")]
+        end = np.maximum.accumulate((offset + nbytes)[order])
+        overlapping = np.zeros(len(offset), bool)
+        overlapping[order[1:]] = offset[order[1:]] < end[:-1]
+        self._lose(rows.index[overlapping], "other records overlap those of")
+        kept = np.flatnonzero(within & ~overlapping)
+        kept = kept[np.argsort(rows.index[kept], kind="stable")]
+        self.unlabelled = self.unlabelled[np.isin(self.unlabelled, rows.index[kept])]
+        table = IndexTable(
+            records.take(kept), self.length, rows.schemas, self.dictionaries, np.empty((0, 3), np.int64)
+        )
+        return Contents(table, take_rows(rows.labels, kept))
+
+    # --- revisions of labels ---
+
+    def _folded(self) -> Revision | None:
+        records = self.contents.index.records
+        placed = self._revisions()
+        if not placed:
+            return None
+        written = chunk_numbers(self._chain.chunks, records.offset)
+        arguments = self.contents.labels, records.index, written
+        try:
+            labels = revised(*arguments, placed, self.length, self.path)
+        except LabelTypeError:
+            # Types that changed where nothing tells any more: what was added counts.
+            placed = [Placed(seq, _replacing(revision)) for seq, revision in placed]
+            labels = revised(*arguments, placed, self.length, self.path)
+        return labels.folded(records.index)
+
+    def _revisions(self) -> list[Placed]:
+        """Those that are intact, those before a seal as the seal has them if that is intact."""
+        each = [(header, self._revision(header)) for header in self._chain.revisions]
+        sealed = self._sealed_revision([labels for header, labels in each if header.seq < self._sealed.seq])
+        since = self._sealed.seq if sealed is not None else -1
+        self.lost_revisions += [h.name for h, labels in each if labels is None and h.seq > since]
+        rest = [Placed(h.seq, labels) for h, labels in each if labels is not None and h.seq > since]
+        return rest if sealed is None else [Placed(since, sealed), *rest]
+
+    def _revision(self, header: Header) -> Revision | None:
+        if self._read_whole(header) is not None:
+            try:
+                return read_revision(self._pread, header, self.path)
+            except CorruptArchiveError:
+                pass
+        self._problem(header.offset, f"{header.name}: labels that were added or dropped are damaged")
+        return None
+
+    def _sealed_revision(self, before: Sequence[Revision | None]) -> Revision | None:
+        """What the revisions before a seal came to, as its labels.arrow has it."""
+        index, labels = self._sealed.index, self._sealed.labels
+        if index is None or labels is None or index.labels is None:
+            return None
+        columns = dict(index.labels)
+        if list(columns) != labels.column_names:
+            return None
+        dropped = {name for revision in before if revision is not None for name in revision.dropped}
+        names = self._label_names() or []
+        ended = [name for name in names if name not in columns or name in dropped]
+        is_per_sample = labels.num_rows == index.length
+        added = labels.select([name for name, is_revised in columns.items() if is_revised])
+        return Revision(added, ended, None if is_per_sample else index.records.index)
+
+    # --- what else the archive said ---
+
+    def _length(self) -> int:
+        sealed = 0 if self._sealed.index is None else self._sealed.index.length
+        ends = (header.end_index for header in self._chain.chunks if header.end_index < ANYWHERE)
+        return max(self._chain.length or 0, sealed, *ends, 0)
+
+    @property
+    def dictionaries(self) -> list[Dictionary]:
+        """Where the compression dictionaries lie, oldest first; whole or not."""
+        by_offset = {
+            d.payload_offset: Dictionary(d.payload_offset, d.table_nbytes, d.table_crc)
+            for d in self._chain.dictionaries
+        }
+        if self._sealed.index is not None:
+            by_offset |= {d.offset: d for d in self._sealed.index.dictionaries}
+        apart: list[Dictionary] = []
+        end = 0
+        for dictionary in sorted(by_offset.values()):
+            if end <= dictionary.offset <= dictionary.offset + dictionary.nbytes <= self._size:
+                apart.append(dictionary)
+                end = dictionary.offset + dictionary.nbytes
+        return apart
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Why samples have no record that is neither there nor lost: what was last said of each."""
+        last: dict[int, Failure] = {}
+        if self._sealed.index is not None:
+            last = {failure.index: failure for failure in self._sealed.index.failures}
+        for seq, failure in self._chain.failures.values():
+            if seq > self._sealed.seq:
+                last[failure.index] = failure
+        index = np.array(list(last), np.int64)
+        records = self.contents.index.records
+        assert records.index is not None
+        stays = (index < self.length) & ~np.isin(index, records.index) & ~np.isin(index, self.lost)
+        return sorted(last[k] for k in index[stays].tolist())
+
+
+@dataclass(frozen=True)
+class _Sealed:
+    """The newest intact index, its sequence number, and the labels that go with it."""
+
+    seq: int
+    index: IndexTable | None
+    labels: Any
+
+
+def _replacing(revision: Revision) -> Revision:
+    return replace(revision, dropped=[*{*revision.dropped, *revision.labels.column_names}])

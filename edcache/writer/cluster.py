@@ -1,0 +1,247 @@
+"""Fill by an engine that has the interface of `concurrent.futures.Executor`: Dask, Ray, MPI, Slurm, pools.
+
+Where the engine's processes see the file, each task is a part in the fill like any other. Where they do
+not, tasks return encoded chunks, which the caller appends. An engine that runs a task twice does no harm:
+claims, or the caller's look at what is there, leave one record for each sample.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Executor
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from edcache.base import EdcacheError, MissingDependencyError, SourceError, WorkerError
+from edcache.format import Failure
+from edcache.writer.cache import adopt_labels
+from edcache.writer.chunk import Chunk
+from edcache.writer.job import Job
+from edcache.writer.part import Part, Watch
+from edcache.writer.presence import Presence
+from edcache.writer.protocol import AnyAppender
+from edcache.writer.publisher import ChunkEncoder
+
+# Every task carries the source and looks through the archive, so there are not too many of them.
+_MOST_TASKS, _TASKS_A_WORKER = 128, 4
+# Chunks that are computed or on their way, where they come back to the caller.
+_IN_FLIGHT = 64
+_TICK_SECONDS, _POLL_SECONDS = 0.2, 0.01
+
+
+_Task = tuple[int, Callable[[], Any]]
+"""A number, and what submits a task and returns its future."""
+
+
+class Encoded(NamedTuple):
+    """What a task returns that does not see the file."""
+
+    chunks: list[Chunk]
+    failures: list[Failure]
+
+
+def fill_claims(job: Job, claims: list[int]) -> int:
+    """A task: compute what is missing in some claims, and append it; returns how many samples."""
+    with closing(job.open()) as appender:
+        appender.join_fillers()
+        return Part(job, appender, Watch(), claims).run()
+
+
+def encode_samples(job: Job, indices: list[int]) -> Encoded:
+    """A task: compute some samples, and return them encoded."""
+    spec = adopt_labels(job.head, job.spec, job.path)
+    encoder = ChunkEncoder(job.head, job.path, spec, job.chunk_size, failure_of=job.failure_of)
+    chunks: list[Chunk] = []
+    for index in indices:
+        try:
+            sample = job.compute(index)
+        except SourceError as error:
+            encoder.refuse(index, error)
+        else:
+            encoder.add(index, sample)
+        if encoder.full:
+            chunks.append(encoder.take())
+    if encoder.pending:
+        chunks.append(encoder.take())
+    return Encoded(chunks, encoder.failures)
+
+
+def _has_failed(future: Any) -> bool:
+    return bool(future.cancelled() or future.exception() is not None)
+
+
+class Cluster:
+    """One fill by an engine.
+
+    Args:
+        tick: called several times a second.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        job: Job,
+        appender: AnyAppender,
+        presence: Presence,
+        tick: Callable[[], None],
+    ) -> None:
+        self._executor = executor
+        self._job = job
+        self._appender = appender
+        self._presence = presence
+        self._tick = tick
+        self._size = appender.head.claim_size
+
+    def run(self, shared_filesystem: bool) -> int:
+        """Have all that is missing computed; returns how many samples were published.
+
+        Raises: what a task raised; what was published stays.
+        """
+        return self._run_appending() if shared_filesystem else self._run_returning()
+
+    def _missing_claims(self) -> list[int]:
+        claims: list[int] = np.unique(np.flatnonzero(self._presence.missing) // self._size).tolist()
+        return claims
+
+    def _run_appending(self) -> int:
+        claims = self._missing_claims()
+        workers = getattr(self._executor, "_max_workers", None)
+        tasks_wanted = _TASKS_A_WORKER * workers if isinstance(workers, int) else _MOST_TASKS
+        size = max(1, -(-len(claims) // tasks_wanted))
+        parts = [claims[start : start + size] for start in range(0, len(claims), size)]
+        tasks = ((0, partial(self._executor.submit, fill_claims, self._job, part)) for part in parts)
+        return sum(published for _, published in self._results(tasks, len(parts)))
+
+    def _run_returning(self) -> int:
+        # The head says how records are encoded; the engine's processes have nothing else to learn it from.
+        self._job = replace(self._job, head=self._appender.head)
+        self._publisher = self._job.publisher(self._appender)
+        of_others: list[int] = []
+        published = self._encode(self._claimed(self._missing_claims(), of_others))
+        for claim in of_others:
+            # Nothing is held while waiting.
+            self._appender.wait_claim(claim)
+            published += self._encode(iter([claim]))
+        return published
+
+    def _claimed(self, claims: list[int], of_others: list[int]) -> Iterator[int]:
+        """Those that nobody else computes, locked one by one; the others go into a list."""
+        for claim in claims:
+            if self._appender.claim(claim):
+                yield claim
+            else:
+                of_others.append(claim)
+
+    def _encode(self, claims: Iterator[int]) -> int:
+        """Have locked claims computed, append what comes back, and let go of each."""
+        held: set[int] = set()
+        published = 0
+        try:
+            for claim, encoded in self._results(self._encodings(claims, held), _IN_FLIGHT):
+                published += self._append(encoded)
+                held.remove(claim)
+                self._appender.release(claim)
+        finally:
+            for claim in held:
+                self._appender.release(claim)
+        return published
+
+    def _encodings(self, claims: Iterator[int], held: set[int]) -> Iterator[_Task]:
+        for claim in claims:
+            held.add(claim)
+            # Its last holder published before letting go, so now is the time to look.
+            self._presence.update()
+            indices = self._presence.missing_in(claim)
+            if indices:
+                yield claim, partial(self._executor.submit, encode_samples, self._job, indices)
+            else:
+                held.remove(claim)
+                self._appender.release(claim)
+
+    def _append(self, encoded: Encoded) -> int:
+        published = 0
+        self._publisher.failures += encoded.failures
+        for chunk in encoded.chunks:
+            self._presence.update()
+            new = chunk.without({i for i in chunk.indices if self._presence.present[i]})
+            if new.count:
+                published += self._publisher.append(new)
+        self._publisher.publish()
+        return published
+
+    def _results(self, tasks: Iterator[_Task], most: int) -> Iterator[tuple[int, Any]]:
+        """What tasks return, in the order in which they end, at most so many under way."""
+        running: dict[Any, int] = {}
+        ticked = time.monotonic()
+        try:
+            while True:
+                while len(running) < most and (task := next(tasks, None)) is not None:
+                    running[task[1]()] = task[0]
+                if not running:
+                    return
+                # First those that went well: what they made is kept though another failed.
+                ended = sorted((future for future in running if future.done()), key=_has_failed)
+                for future in ended:
+                    yield running.pop(future), self._result(future)
+                if not ended:
+                    time.sleep(_POLL_SECONDS)
+                if time.monotonic() - ticked > _TICK_SECONDS:
+                    ticked = time.monotonic()
+                    self._tick()
+        finally:
+            for future in running:
+                future.cancel()
+
+    def _result(self, future: Any) -> Any:
+        try:
+            error = future.exception()
+        except CancelledError as cancelled:
+            error = cancelled
+        if error is None:
+            return future.result()
+        if isinstance(error, EdcacheError):
+            raise error
+        # Raised here as it is, an exit or an interrupt of a task would be one of this process.
+        raise WorkerError(
+            f"{self._job.path}: a task of {type(self._executor).__name__} failed: "
+            f"{type(error).__name__}: {error}; what was published is kept, and filling again continues"
+        ) from error
+
+
+def ray_executor(**options: Any) -> Executor:
+    """An Executor whose tasks run in Ray.
+
+    Args:
+        options: of a Ray task: num_cpus, resources, max_retries, ...
+    Raises:
+        MissingDependencyError: Ray is not installed.
+
+    Ray is started, or joined, as `ray.init()` does it, unless that was done before.
+
+    >>> CachedDataset(source, "train.zip", executor=edcache.ray_executor(num_cpus=1))
+    """
+    try:
+        import ray
+    except ImportError:
+        raise MissingDependencyError("ray_executor() needs Ray: pip install edcache[ray]") from None
+    if not ray.is_initialized():
+        ray.init()
+    return _RayExecutor(ray, options)
+
+
+class _RayExecutor(Executor):
+    def __init__(self, ray: Any, options: dict[str, Any]) -> None:
+        call = ray.remote(_call)
+        self._call = call.options(**options) if options else call
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return self._call.remote(fn, args, kwargs).future()
+
+
+def _call(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return fn(*args, **kwargs)

@@ -1,0 +1,320 @@
+"""Worker processes that fill an archive together, and the process that looks after them.
+
+The workers find their work by the archive's claims and append for themselves; no sample passes
+through a pipe. What they share is the file, and a `Board` of numbers. A worker that dies is
+replaced; a sample that kills or hangs its process again and again is set aside.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import connection
+from typing import Any
+
+from edcache.base import OptionError, SourceError, WorkerError, check_workers
+from edcache.format import Failure
+from edcache.storage import refused
+from edcache.writer.board import MOST_ASIDE, Board
+from edcache.writer.job import Job
+from edcache.writer.worker import work
+
+logger = logging.getLogger("edcache")
+
+# A sample that ends its process so often is not tried again; memory may have been short before.
+_DEATHS = 3
+_TICK_SECONDS = 0.2
+_STOP_SECONDS = 1.5
+
+
+@dataclass
+class _Worker:
+    number: int
+    process: Any
+    results: Any
+    since: float
+    began: int = 0
+    is_late: bool = False
+
+
+class Crew:
+    """The workers of one fill.
+
+    Args:
+        workers: how many. context: a multiprocessing context.
+        tick: called several times a second.
+        record: writes down why a sample was set aside, where that does not end the fill.
+    Attributes:
+        set_aside: the samples that killed or hung their process too often.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        workers: int,
+        context: Any,
+        tick: Callable[[], None],
+        record: Callable[[Failure], None],
+    ) -> None:
+        self._job = job
+        self._context = context
+        self._tick = tick
+        self._record = record
+        try:
+            self._board = Board(context, workers)
+        except OSError as error:  # it stands in a temporary file
+            refused(job.path, "starting worker processes", error)
+        self._workers: list[_Worker] = []
+        self._size = workers
+        self._deaths: Counter[int] = Counter()
+        self._delays: Counter[int] = Counter()
+        self._progress = (0, 0)
+        self._barren_deaths = 0
+        self.set_aside: list[Failure] = []
+
+    @property
+    def computed(self) -> int:
+        """Samples that the workers have published."""
+        return self._board.total
+
+    def run(self) -> None:
+        """Start the workers, and return when all have ended.
+
+        Raises:
+            SourceError, EdcacheError: what a worker raised. WorkerError: workers end without reason.
+        """
+        try:
+            for number in range(self._size):
+                self._start(number)
+            while self._workers:
+                self._wait()
+                self._tick()
+        finally:
+            self._stop()
+
+    def _start(self, number: int) -> None:
+        try:
+            results, end = self._context.Pipe(duplex=False)
+        except OSError as error:
+            refused(self._job.path, "starting a worker process", error)
+        process = self._context.Process(
+            target=work, args=(self._job, self._board, number, end), name=f"edcache-{number}"
+        )
+        try:
+            process.start()
+            self._workers.append(_Worker(number, process, results, since=time.monotonic()))
+        except OSError as error:
+            refused(self._job.path, "starting a worker process", error)
+        except Exception as error:
+            raise OptionError(
+                f"{self._job.path}: the source cannot be sent to worker processes: {error}; use "
+                f'num_workers=0, or multiprocessing_context="fork"'
+            ) from error
+        finally:
+            end.close()
+
+    def _wait(self) -> None:
+        events = [event for worker in self._workers for event in (worker.results, worker.process.sentinel)]
+        connection.wait(events, _TICK_SECONDS)
+        for worker in list(self._workers):
+            if worker.results.poll():
+                self._hear(worker)
+            elif not worker.process.is_alive():
+                self._replace(worker)
+            else:
+                self._look_at_clock(worker)
+
+    def _hear(self, worker: _Worker) -> None:
+        try:
+            message = worker.results.recv()
+        except (EOFError, OSError):  # it died in the middle of a word, or before the first
+            self._replace(worker)
+            return
+        if message is False:
+            # Somebody else ended it, or its sample took too long.
+            self._replace(worker)
+            return
+        error = None if message is None else _received(worker.results, message)
+        self._workers.remove(worker)
+        _reap(worker)
+        if error is not None:
+            raise error
+
+    def _look_at_clock(self, worker: _Worker) -> None:
+        index, begun = self._board.at(worker.number)
+        now = time.monotonic()
+        if begun != worker.began or index is None:
+            worker.began, worker.since = begun, now
+        elif self._job.options.timeout is not None and now - worker.since > self._job.options.timeout:
+            # Code in Python ends and what was computed before is published; code in C does not hear it.
+            if not worker.is_late:
+                # Before it lets go of its claim, or the next one would hang there too.
+                self._note_delay(index)
+                worker.is_late = True
+                worker.process.terminate()
+            elif now - worker.since > self._job.options.timeout + _STOP_SECONDS:
+                worker.process.kill()
+
+    def _replace(self, worker: _Worker) -> None:
+        """Somebody ended without a word: start another, unless its sample has done so before."""
+        _reap(worker)
+        self._workers.remove(worker)
+        index, _ = self._board.at(worker.number)
+        if index is not None and not worker.is_late:
+            self._note_death(index, worker.process.exitcode)
+        # Not before: whoever has the dead one's claim now waits to hear whether the sample is set aside.
+        self._board.end(worker.number)
+        if not worker.is_late:
+            self._check_progress(worker.process.exitcode)
+        self._start(worker.number)
+
+    def _check_progress(self, exitcode: int | None) -> None:
+        """Give up where one worker after the other ends and nothing comes of it."""
+        progress = self._board.total, len(self.set_aside)
+        self._barren_deaths = 1 if progress != self._progress else self._barren_deaths + 1
+        self._progress = progress
+        if self._barren_deaths > max(_DEATHS, self._job.options.retries + 1) * (self._size + 1):
+            raise WorkerError(
+                f"{self._job.path}: {self._barren_deaths} worker processes ended one after the other "
+                f"({_ending(exitcode)}) and published nothing; what was there is kept; use num_workers=0 to "
+                "see why"
+            )
+
+    def _note_delay(self, index: int) -> None:
+        self._delays[index] += 1
+        if self._delays[index] <= self._job.options.retries:
+            return
+        text = f"took longer than timeout={self._job.options.timeout:g} seconds"
+        if self._job.options.on_error == "raise":
+            raise SourceError(
+                f"{self._job.path}: sample {index} {text}; what was computed before is kept, and filling "
+                "again continues there"
+            )
+        self._put_aside(index, "TimeoutError", text)
+
+    def _note_death(self, index: int, exitcode: int) -> None:
+        self._deaths[index] += 1
+        logger.warning(
+            "%s: the process that computed sample %d ended (%s)", self._job.path, index, _ending(exitcode)
+        )
+        if self._deaths[index] >= max(_DEATHS, self._job.options.retries + 1):
+            text = f"ended its process {self._deaths[index]} times ({_ending(exitcode)})"
+            self._put_aside(index, "WorkerError", text)
+
+    def _put_aside(self, index: int, error: str, text: str) -> None:
+        if any(failure.index == index for failure in self.set_aside):
+            return  # another worker had begun it before it was
+        is_final = self._job.options.on_error == "skip_final"
+        failure = Failure(index, is_final, error, f"sample {index} {text}", "")
+        self.set_aside.append(failure)
+        if self._job.options.on_error != "raise":
+            # At once: whatever ends this fill, the next need not find it out again.
+            self._record(failure)
+        if len(self.set_aside) > MOST_ASIDE:
+            raise WorkerError(
+                f"{self._job.path}: {len(self.set_aside)} samples ended or hung their process, the last is "
+                f"{index}: it {text}; what was published is kept; use num_workers=0 to see why"
+            )
+        self._board.set_aside(index)
+
+    def _stop(self) -> None:
+        """End whoever is left: politely, so that it publishes, then by force; a second interrupt at once."""
+        self._board.stop()
+        try:
+            for worker in self._workers:
+                with suppress(ProcessLookupError):
+                    os.kill(worker.process.pid, signal.SIGTERM)
+            limit = time.monotonic() + _STOP_SECONDS
+            for worker in self._workers:
+                worker.process.join(max(0.0, limit - time.monotonic()))
+        finally:
+            for worker in self._workers:
+                _reap(worker, 0)
+            self._workers = []
+
+
+def _reap(worker: _Worker, seconds: float = _STOP_SECONDS) -> None:
+    """See a worker's process end: what may still run after its last word are threads of the source."""
+    worker.process.join(seconds)
+    if worker.process.is_alive():
+        worker.process.kill()
+    worker.process.join()
+    worker.results.close()
+
+
+def _received(results: Any, text: str) -> BaseException:
+    """The exception that a worker sent after its traceback, or what stands for one that cannot be sent."""
+    error, cause = _next(results), _next(results)
+    if not isinstance(error, Exception):
+        return WorkerError(f"a worker process raised what cannot be raised here ({error}):\n{text}")
+    if isinstance(cause, BaseException):
+        error.__cause__ = cause
+    if hasattr(error, "add_note"):
+        error.add_note(f"\nin a worker process:\n{text}")
+    return error
+
+
+def _next(results: Any) -> Any:
+    """What a worker sent next; where it cannot be rebuilt, why."""
+    try:
+        return results.recv()
+    except Exception as error:  # noqa: BLE001 - of the user's class: it may raise anything
+        return f"{type(error).__name__}: {error}"
+
+
+def _ending(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        with suppress(ValueError):
+            return f"killed by {signal.Signals(-exitcode).name}"
+    return f"exit code {exitcode}"
+
+
+def usable_cpus() -> int:
+    """How many processors this process may use: its affinity and its control group, not the machine."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    return max(1, min(count, _cgroup_cpus() or count))
+
+
+def _cgroup_cpus() -> int | None:
+    """The whole processors that the control group's quota allows; None where there is no quota."""
+    try:
+        with open("/proc/self/cgroup", encoding="ascii") as file:
+            group = next(line.split(":", 2)[2].strip() for line in file if line.startswith("0::"))
+        with open(f"/sys/fs/cgroup{group.rstrip('/')}/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+    except (OSError, StopIteration, ValueError):
+        return None
+    return None if quota == "max" else max(1, int(quota) // int(period))
+
+
+def worker_count(asked: int | str | None) -> int:
+    """How many workers `num_workers=` asks for.
+
+    Raises:
+        OptionError: it is no number from 0 up, and not "auto".
+    """
+    check_workers(asked)
+    return asked if isinstance(asked, int) else usable_cpus()
+
+
+def crew_context(asked: Any) -> Any:
+    """A multiprocessing context: the platform's default, or the one asked for by name.
+
+    Raises:
+        OptionError: there is no such start method.
+    """
+    if asked is None or isinstance(asked, str):
+        try:
+            return multiprocessing.get_context(asked)
+        except ValueError:
+            known = ", ".join(map(repr, multiprocessing.get_all_start_methods()))
+            raise OptionError(f"multiprocessing_context={asked!r}; choose one of {known}") from None
+    return asked

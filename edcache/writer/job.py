@@ -1,0 +1,241 @@
+"""What a fill is asked to do, and computing one sample of it."""
+
+from __future__ import annotations
+
+import signal
+import traceback
+from dataclasses import dataclass
+from typing import Any, Final
+
+from edcache import base
+from edcache.base import (
+    EdcacheError,
+    FillOptions,
+    LengthError,
+    OptionError,
+    SourceError,
+    StaleCacheError,
+    Sync,
+)
+from edcache.format import MAX_LENGTH, Failure, Head
+from edcache.labels import LabelSpec
+from edcache.writer import temporary
+from edcache.writer.cache import adopt_labels
+from edcache.writer.fingerprint_origin import comparable, differences, stale_message
+from edcache.writer.protocol import AnyAppender
+from edcache.writer.publisher import FailureOf, Publisher
+from edcache.writer.registry import Store, store_at
+
+# What a fill knows of each sample, and what comes and goes while it looks for those that are missing.
+_BOOKS_NBYTES: Final = 4
+_MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
+
+
+class Stopped(KeyboardInterrupt):
+    """The fill ends for this worker; what it has computed is to be published."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One archive to fill from one source; what goes to every process that helps.
+
+    Attributes:
+        source: has __len__ and __getitem__(int). head: of the archive, where it does not exist yet.
+        since: entries of the archive from this sequence number on are of this fill.
+    """
+
+    source: Any
+    path: str
+    head: Head
+    spec: LabelSpec
+    chunk_size: int | None = None
+    sync: Sync = "seal"
+    options: FillOptions = FillOptions()  # noqa: RUF009 - it is frozen
+    since: int = 0
+
+    @property
+    def store(self) -> Store:
+        """What is at the path."""
+        return store_at(self.path)
+
+    @property
+    def length(self) -> int:
+        """Samples of the source, as it was asked once."""
+        assert self.head.length is not None
+        return self.head.length
+
+    def open(self) -> AnyAppender:
+        """The archive, made if it is not there yet.
+
+        Raises:
+            StaleCacheError: it is of another source, or has another length.
+        """
+        appender = self.store.appender(self.head, self.sync)
+        try:
+            check_origin(self.path, appender.head, self)
+            length = self.length
+            # One that was written without a dataset is as long as what it holds, until it gets one.
+            present = appender.end_index if appender.length is None else appender.length
+            if present < length and (self.options.grow or appender.length is None):
+                appender.amend(length=length)
+            check_length(self.path, appender.length, length)
+        except BaseException:
+            appender.close()
+            raise
+        return appender
+
+    def publisher(self, appender: AnyAppender, *, keeps_failures: bool = True) -> Publisher:
+        """What encodes and publishes samples, with the label columns that the archive was begun with.
+
+        Args:
+            keeps_failures: whether `on_error` may keep samples that are refused from ending the fill.
+        """
+        spec = adopt_labels(appender.head, self.spec, self.path)
+        failure_of = self.failure_of if keeps_failures else None
+        return Publisher(appender, spec, self.chunk_size, failure_of=failure_of, path=self.path)
+
+    def compute(self, index: int) -> Any:
+        """One sample from the source, tried as often as asked for.
+
+        Raises:
+            SourceError: "train.zip: the source raised at index 7: ValueError: ...; ..."; the source's
+                exception is its __cause__.
+        """
+        for _ in range(self.options.retries):
+            try:
+                return compute(self.source, index, self.path)
+            except SourceError:
+                continue
+        return compute(self.source, index, self.path)
+
+    @property
+    def failure_of(self) -> FailureOf | None:
+        """What the archive keeps of a sample that could not be made; None where that ends the fill."""
+        return None if self.options.on_error == "raise" else self._failure
+
+    def _failure(self, index: int, error: EdcacheError) -> Failure:
+        cause = error.__cause__ if isinstance(error, SourceError) and error.__cause__ else error
+        is_final = self.options.on_error == "skip_final"
+        text = traceback_of(cause)[-_MOST_TRACEBACK:]
+        return Failure(index, is_final, type(cause).__name__, text_of(cause), text)
+
+
+def compute(source: Any, index: int, path: str) -> Any:
+    """One sample from the source.
+
+    Raises:
+        SourceError: as `Job.compute`.
+    """
+    try:
+        return source[index]
+    except BaseException as error:
+        check_blame(error, index)
+        raise refusal(error, index, path) from error
+
+
+def check_blame(error: BaseException, index: int) -> None:
+    """Raise again what fell into a source's code and is not its doing: an interrupt, an exit by a signal.
+
+    SystemExit and the like are no end of the fill when the source raises them, but errors of a sample.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        error.args = error.args or (f"at index {index}",)
+        raise error
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    if not isinstance(error, Exception) and any(
+        frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__)
+    ):
+        raise error
+
+
+def refusal(error: BaseException, index: int, path: str) -> SourceError:
+    """What is raised where the source raised at an index."""
+    kept = "what was computed before is kept, and filling again continues there"
+    return SourceError(
+        f"{path}: the source raised at index {index}: {type(error).__name__}: {text_of(error)}; "
+        f"{temporary.KEPT if temporary.is_temporary(path) else kept}"
+    )
+
+
+def text_of(error: BaseException) -> str:
+    """What an exception says, however long, and whatever its `__str__` does."""
+    try:
+        text = str(error)
+    except Exception as second:  # noqa: BLE001 - of the user's class
+        return f"(its text raised {type(second).__name__})"
+    return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}..."
+
+
+def traceback_of(error: BaseException) -> str:
+    """As Python prints it."""
+    try:
+        return "".join(traceback.format_exception(error))
+    except Exception:  # noqa: BLE001 - of the user's class
+        return f"{type(error).__name__}: {text_of(error)}\n"
+
+
+def claim_size(length: int) -> int:
+    """Consecutive samples that one process computes at a time: few enough that all end together."""
+    return min(64, max(1, length // 100))
+
+
+def check_source(source: Any, path: str) -> None:
+    """Raise OptionError for what is no map-style dataset."""
+    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        raise OptionError(
+            f"{path}: the source, a {type(source).__name__}, has no len() or no [index], and is not iterable"
+        )
+
+
+def check_origin(path: str, archive: Head, job: Job) -> dict[str, Any] | None:
+    """Raise StaleCacheError where an archive was made of another source.
+
+    Returns:
+        The source's fingerprint, in the form of the archive's; None where one of them has none.
+    """
+    head = job.head
+    if archive.fingerprint is None or head.fingerprint is None:
+        return None
+    lengths = None if archive.length is None or head.length is None else (head.length, archive.length)
+    expected = comparable(head.fingerprint, archive.fingerprint, job.source, lengths)
+    changed = differences(archive.fingerprint, expected)
+    if not changed:
+        return expected
+    remedy = "use another path, or pass keep_existing=False to build it anew"
+    if any(line.startswith("attribute ") for line in changed):
+        remedy += (
+            "; if that makes no other samples, let a method __edcache_fingerprint__() of the source return "
+            "what does, or compare nothing with fingerprint=False"
+        )
+    raise StaleCacheError(stale_message(path, expected, changed, remedy))
+
+
+def length_of(source: Any, path: str) -> int:
+    """How many samples a source has.
+
+    Raises:
+        SourceError: its len() raised, or gave no whole number from 0 up.
+        LengthError: so many that the books of them do not fit into memory, or no archive holds them.
+    """
+    try:
+        length = len(source)
+    except Exception as error:
+        raise SourceError(
+            f"{path}: len() of the source, a {type(source).__name__}, raised {type(error).__name__}: "
+            f"{text_of(error)}; give a source whose len() is a whole number from 0 up"
+        ) from error
+    base.check_books(length, _BOOKS_NBYTES, path)
+    if length >= MAX_LENGTH:
+        raise LengthError(f"{path}: {length:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
+    return length
+
+
+def check_length(path: str, begun_for: int | None, length: int) -> None:
+    """Raise StaleCacheError where an archive was begun for another number of samples."""
+    if begun_for is None or begun_for == length:
+        return
+    growing = "grow=True adds the rest; or " if begun_for < length else ""
+    raise StaleCacheError(
+        f"{path}: begun for {begun_for:,} samples, the source has {length:,} now; {growing}"
+        'build it again (keep_existing=False, or on_stale="rebuild"), or choose another path'
+    )

@@ -1,0 +1,149 @@
+"""Files and folders that are written beside the path that they are for, and get its name when they are whole.
+
+`train.zip.edcache.new` becomes `train.zip`. Whoever writes it holds `LOCK_SESSION` of it; of a folder, that
+of the file `.edcache.new` in it. The lock is the kernel's, and ends with that process, however it dies. So
+what nobody holds was left by one that was killed: nothing reads it, the next that writes for the same path
+begins anew, and `edcache prune` deletes it. All that is temporary on a disk has such a name, but for the copy
+of an archive that is far away, with which the next process goes on (edcache/local/).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from edcache import format, storage
+from edcache.base import ArchiveLockedError, ArchiveNotFoundError, EdcacheError, StorageError
+from edcache.storage import File
+
+SUFFIX: Final = ".edcache.new"
+# Of the local copy of an archive that is far away: beside it while it is not whole, and what says of what it
+# is one. Who reads a copy shares the lock, which lies before every lock of the format, so that it stays.
+PARTIAL: Final = ".partial"
+SIDE: Final = ".origin"
+LOCK_USE: Final = format.LOCK_APPEND - 1
+KEPT: Final = "what was there before stays as it was"
+"""What becomes of a path where what was to get its name is not made."""
+
+
+def name_for(target: str) -> str:
+    """What stands for a path until it is whole."""
+    return target + SUFFIX
+
+
+def is_temporary(path: str) -> bool:
+    """Whether a file or a folder has such a name."""
+    return path.endswith(SUFFIX)
+
+
+def start(target: str, wait: float | None = None, *, is_folder: bool = False) -> File:
+    """Make and lock what is to get a name; hold the result until it has it.
+
+    What a process that was killed left there is deleted, not cut: somebody may have it mapped.
+
+    Args:
+        wait: seconds after which it is tried again while another process is at it; None raises.
+        is_folder: the result is the file in it that is locked.
+    Raises:
+        ArchiveLockedError: another process is at it.
+    """
+    work = name_for(target)
+    locked = _locked_of(work) if is_folder else work
+    while True:
+        storage.make_parent(locked)
+        try:
+            session = File.open(locked, "a")
+        except ArchiveNotFoundError:
+            if not is_folder:
+                raise
+            continue  # who deleted the folder did so just now
+        try:
+            is_locked = session.try_lock(format.LOCK_SESSION)
+            if not is_locked and wait is None:
+                raise ArchiveLockedError(f"{work}: another process is writing it; wait for it to end")
+            # Its last holder may just have given it another name.
+            if is_locked and session.is_named():
+                if not (storage.names_in(work)[1:] if is_folder else session.size()):
+                    return session
+                storage.remove_tree(work)
+        except BaseException:
+            session.close()
+            raise
+        session.close()
+        if not is_locked:
+            time.sleep(wait or 0)
+
+
+@contextmanager
+def replacing(target: str, wait: float | None = None) -> Iterator[File]:
+    """`start`, for a block that gives it its name; after an exception it goes, unless it has that."""
+    session = start(target, wait)
+    try:
+        yield session
+    except BaseException:
+        # The error that led here is the one to report; prune deletes what could not be.
+        with suppress(EdcacheError):
+            storage.remove(name_for(target))
+        raise
+    finally:
+        session.close()
+
+
+def open_kept(path: str) -> File:
+    """Open an archive to read it; where it is a local copy, it is not cleared away as long as it is open."""
+    file = File.open(path, "r")
+    try:
+        if storage.exists(path + SIDE):
+            file.share(LOCK_USE)
+            note_use(path)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def note_use(copy: str) -> None:
+    """Remember that a local copy was used now, where this user may write."""
+    with suppress(StorageError):
+        storage.touch(copy + SIDE)
+
+
+def copies_beside(side: str) -> tuple[str, str]:
+    """What a side file may be of: a whole copy, or one that is not whole yet."""
+    copy = side.removesuffix(SIDE)
+    return copy, copy + PARTIAL
+
+
+def is_held(path: str) -> bool:
+    """Whether a living process writes what is temporary; False where the system cannot tell."""
+    try:
+        file = File.open(_locked_of(path) if os.path.isdir(path) else path, "r")
+    except ArchiveNotFoundError:
+        return False
+    try:
+        return file.is_locked(format.LOCK_SESSION, 1)
+    finally:
+        file.close()
+
+
+def discard(path: str) -> bool:
+    """Delete what is temporary, unless a living process writes it; says whether it is gone."""
+    try:
+        file = File.open(_locked_of(path), "a") if os.path.isdir(path) else File.open(path, "r+")
+    except ArchiveNotFoundError:
+        return True
+    try:
+        if not file.try_lock(format.LOCK_SESSION):
+            return False
+        if file.is_named():
+            storage.remove_tree(path)
+    finally:
+        file.close()
+    return True
+
+
+def _locked_of(folder: str) -> str:
+    return os.path.join(folder, SUFFIX)
