@@ -27,7 +27,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     packages=find_packages(include=["edcache", "edcache.*"]),
-    package_data={"edcache": ["py.typed"]},
+    package_data={"": ["py.typed", "*.pyi"]},
     python_requires=">=3.10",
     install_requires=[
         "torch>=2.2",
@@ -36,6 +36,7 @@ setup(
         "zstandard>=0.22",
         "tqdm>=4.60",
         "click>=8.1",
+        "lazy-loader>=0.6",
         # zlib's own crc32 is the fallback where isal has no wheel.
         'isal>=1.6; platform_machine in "x86_64 AMD64 aarch64 arm64"',
     ],

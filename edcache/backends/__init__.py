@@ -1,14 +1,5 @@
-"""Where archives can be, beside a path: each is a plug-in, and nothing below names one.
+"""Where archives can be, beside a path: each is a plug-in, and nothing below names one."""
 
-file     Caches that are files of a file system
-objects  Caches that are whole objects: read by request, filled in a spool file of this machine, put ...
-spool    Archives that are to be objects of a server: filled in a file of this machine, uploaded ...
-"""
+from lazy_loader import attach_stub
 
-from edcache.backends.file import FileStore
-from edcache.backends.objects import ObjectStore
-
-__all__ = [
-    "FileStore",
-    "ObjectStore",
-]
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -1,20 +1,5 @@
-"""The command line: parse, call one function, print, exit code.
+"""The command line: parse, call one function, print, exit code."""
 
-call          A call of a dataset factory as the command line names it: loaded, its arguments bound, ...
-contents      info, show, ls, labels: an archive as a whole, one sample, records and labels as ...
-exchange      import and export: caches of other systems, files of other formats; and the flags of ...
-fill          build, images: fill an archive with the dataset that a factory makes, or with a folder ...
-group         The group of all commands: an error is one line and an exit code
-housekeeping  caches, why, rm and prune: which archives there are, of which call one is, and which ...
-maintenance   verify, repair, compact, copy, merge, split: archives as wholes, checked, mended and ...
-options       The flags that commands share, made from one table; what options hold; printing
-reports       What each command says: lines for a person, and the JSON form where it is not the ...
-samples       One sample's tree, and what a schema promises of it
-text          Values as text: one line, a table, CSV, JSON lines
-"""
+from lazy_loader import attach_stub
 
-from edcache.cli.group import main
-
-__all__ = [
-    "main",
-]
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edcache.base import ReadOptions, SampleIndexError
-from edcache.cli.group import main
 from edcache.cli.options import BLOCK, PATH, flags, print_lines, print_report
 from edcache.cli.reports import info_lines
 from edcache.cli.text import csv_lines, json_lines, plain, printable, table
@@ -28,7 +27,7 @@ def _opened(path: str, **options: Any) -> CachedDataset:
 # -------------------------------------------------------------------------------------------- info
 
 
-@main.command()
+@click.command()
 @click.argument("path", type=PATH)
 @click.option("--digest", is_flag=True, help="Also the file's SHA-256, which takes reading all of it.")
 @flags("as_json")
@@ -102,7 +101,7 @@ def _schemas(reader: AnyReader) -> list[dict[str, Any]]:
 # -------------------------------------------------------------------------------------------- show
 
 
-@main.command(context_settings={"ignore_unknown_options": True})  # so that -1 is an index
+@click.command(context_settings={"ignore_unknown_options": True})  # so that -1 is an index
 @click.argument("path", type=PATH)
 @click.argument("index", type=int)
 @flags("as_json", "allow_pickle")
@@ -130,7 +129,7 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
 # ---------------------------------------------------------------------------------------------- ls
 
 
-@main.command()
+@click.command()
 @click.argument("path", type=PATH)
 @click.option(
     "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Most records shown."
@@ -196,7 +195,7 @@ def _objects(
 # ------------------------------------------------------------------------------------------ labels
 
 
-@main.command()
+@click.command()
 @click.argument("path", type=PATH)
 @click.option("--where", metavar="EXPR", help="Only samples whose labels fulfil this.")
 @click.option("--count", metavar="NAME", help="How often each value of a column occurs.")

@@ -11,8 +11,8 @@ import click
 
 from edcache.base import ForeignCacheError, index_ranges
 from edcache.cli.call import Call
+from edcache.cli.failure import FAILED
 from edcache.cli.fill import check_codec, fill
-from edcache.cli.group import FAILED, main
 from edcache.cli.options import PATH, bar, flags, given, print_report, size
 from edcache.cli.reports import export_line
 from edcache.cli.text import one_line
@@ -24,7 +24,7 @@ KINDS: Final = (
 FORMATS: Final = ("webdataset", "files", "parquet", "hf", "npz")
 
 
-@main.command("import")
+@click.command("import")
 @click.argument("old", type=PATH)
 @flags("out")
 @click.option("--from", "kind", type=click.Choice(KINDS), help="What OLD is; by default it is recognised.")
@@ -84,7 +84,7 @@ def _lines(path: str) -> list[str]:
         raise ForeignCacheError(f"{path}: no text in UTF-8; write the name of one file a line") from None
 
 
-@main.command()
+@click.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
 @click.option(
     "-o", "out", metavar="OUT", required=True, type=PATH, help="The folder that is made; of an npz the file."

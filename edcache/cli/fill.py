@@ -11,7 +11,7 @@ import click
 
 from edcache.base import ArchiveNotFoundError, ReadOptions, StaleCacheError, human_bytes
 from edcache.cli.call import Call
-from edcache.cli.group import as_typed, main
+from edcache.cli.failure import as_typed
 from edcache.cli.options import FOLDER, flags, given
 from edcache.cli.text import plural
 from edcache.storage import check_outlives
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edcache.dataset import CachedDataset
 
 
-@main.command()
+@click.command()
 @click.argument("factory", metavar="MODULE:FACTORY")
 @flags("out", "in_memory_keys", "arguments", "compression", "codec", "allow_pickle", "chunk_size")
 @flags("num_workers", "on_error", "retries", "timeout", "if_filling", "grow", "check_space")
@@ -53,7 +53,7 @@ def build(
     fill(out, rebuild, call.make, chosen)
 
 
-@main.command()
+@click.command()
 @click.argument("folder", type=FOLDER)
 @flags("out")
 @click.option(

@@ -12,7 +12,7 @@ import click
 from edcache.base import human_bytes
 from edcache.cli import reports
 from edcache.cli.call import Call
-from edcache.cli.group import FAILED, main
+from edcache.cli.failure import FAILED
 from edcache.cli.options import FOLDER, PATH, duration, flags, print_lines, print_report, size
 from edcache.cli.text import plural, printable, table
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 # ------------------------------------------------------------------------------------------ caches
 
 
-@main.command()
+@click.command()
 @click.argument("directory", metavar="[DIR]", required=False, type=FOLDER)
 @flags("as_json")
 def caches(directory: str | None, as_json: bool) -> None:
@@ -63,7 +63,7 @@ def _archives(directory: str | None) -> tuple[str, list[Listed]]:
 # --------------------------------------------------------------------------------------------- why
 
 
-@main.command()
+@click.command()
 @click.argument("path", type=PATH)
 @click.argument("factory", metavar="[MODULE:FACTORY]", required=False)
 @flags("arguments")
@@ -110,7 +110,7 @@ def _differences(head: Head, call: Call) -> Iterator[str]:
 # ---------------------------------------------------------------------------------------------- rm
 
 
-@main.command()
+@click.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
 @flags("yes")
 @click.option("--force", is_flag=True, help="Also what another process is filling.")
@@ -189,7 +189,7 @@ def _confirm(question: str, yes: bool) -> None:
 # ------------------------------------------------------------------------------------------- prune
 
 
-@main.command()
+@click.command()
 @click.argument("directory", metavar="[DIR]", required=False, type=FOLDER)
 @click.option("--older-than", metavar="DURATION", callback=duration, help="Unused so long: 12h, 30d, 8w.")
 @click.option("--max-size", metavar="SIZE", callback=size, help="What may stay: 500MB, 1.5GB, 1TiB.")

@@ -10,12 +10,12 @@ from typing import Any
 import click
 
 from edcache.cli import reports
-from edcache.cli.group import FAILED, errors_in_one_line, main
+from edcache.cli.failure import FAILED, errors_in_one_line
 from edcache.cli.options import FOLDER, PATH, POSITIVE, bar, flags, print_lines, print_report, size
 from edcache.cli.text import plain
 
 
-@main.command()
+@click.command()
 @click.argument("path", type=PATH)
 @click.option(
     "--quick", is_flag=True, help="Leave the samples' records unread, check all that leads to them."
@@ -49,7 +49,7 @@ def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: 
         sys.exit(FAILED)
 
 
-@main.command()
+@click.command()
 @click.argument("path", metavar="DAMAGED", type=PATH)
 @click.option("-o", "target", metavar="NEW", required=True, type=PATH, help="Where the new archive goes.")
 @flags("as_json", "progress")
@@ -80,7 +80,7 @@ def repair(path: str, target: str, as_json: bool, progress: bool | None) -> None
         sys.exit(FAILED)
 
 
-@main.command()
+@click.command()
 @click.argument("path", type=PATH)
 @click.option(
     *("-o", "target"),
@@ -107,7 +107,7 @@ def compact(path: str, target: str | None, allow_partial: bool, as_json: bool, p
     print_report(as_json, dataclasses.asdict(report), [reports.compact_line(report)])
 
 
-@main.command()
+@click.command()
 @click.argument("src", type=PATH)
 @click.argument("dst", type=PATH)
 @click.option("--digest", metavar="DIGEST", help="The SHA-256 that the archive must have.")
@@ -134,7 +134,7 @@ def copy(src: str, dst: str, progress: bool | None, **options: Any) -> None:
     print_lines([reports.copy_line(copied)])
 
 
-@main.command()
+@click.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
 @click.option("-o", "target", metavar="OUT", required=True, type=PATH, help="Where the new archive goes.")
 @flags("allow_partial", "as_json", "progress")
@@ -158,7 +158,7 @@ def merge(
     print_report(as_json, dataclasses.asdict(report), [reports.merge_line(report)])
 
 
-@main.command()
+@click.command()
 @click.argument("path", type=PATH)
 @click.option("-o", "folder", metavar="DIR", required=True, type=FOLDER, help="Where the new archives go.")
 @click.option("--max-size", metavar="SIZE", callback=size, help="The most that each has: 500MB, 2GB.")

@@ -18,7 +18,7 @@ _SUFFIX: Final = ".zip"
 _MAGIC: Final = re.compile(r"[*?[]")
 
 
-def several(paths: Path | Iterable[Path]) -> list[str] | None:
+def expand_paths(paths: Path | Iterable[Path]) -> list[str] | None:
     """The archives that a list, a glob or a folder names; None for the path of one file.
 
     Args:

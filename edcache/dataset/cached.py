@@ -26,7 +26,7 @@ from edcache.base import (
     provisional,
     takes,
 )
-from edcache.dataset.archives import Path, digests_of, several
+from edcache.dataset.archives import Path, digests_of, expand_paths
 from edcache.dataset.reading import T_co
 from edcache.dataset.samples import View
 from edcache.dataset.several import Several
@@ -214,7 +214,7 @@ class CachedDataset(StoredSamples[T_co]):
             if not isinstance(path, str | os.PathLike):
                 raise OptionError(f"from_cache(..., name={name!r}) takes one root, not a list")
             path = os.path.join(os.fspath(path), "cached", f"{name}.zip")
-        elif (paths := several(path)) is not None:
+        elif (paths := expand_paths(path)) is not None:
             return cls._several(paths, expected, keywords)
         assert isinstance(path, str | bytes | os.PathLike)
         return cls(None, os.fsdecode(path), expected_digest=expected, **keywords)

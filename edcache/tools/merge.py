@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from edcache.dataset import Path, several
+from edcache.dataset import Path, expand_paths
 from edcache.reader import OnProgress
 from edcache.storage import local_path
 from edcache.tools.rewrite import Progress, check_free
@@ -63,7 +63,7 @@ def merge(
     The new archive has a uuid of its own and no fingerprint: `CachedDataset(source, path)` compares none.
     >>> edcache.merge("cache/part-*.zip", "cache/train.zip")
     """
-    named = several(paths)
+    named = expand_paths(paths)
     if named is None:
         assert isinstance(paths, str | bytes | os.PathLike)
         named = [os.fsdecode(paths)]

@@ -29,7 +29,7 @@ import edcache
 from edcache import CachedDataset, CacheWriter, storage
 from edcache.backends.shm import memory
 from edcache.base import bounded
-from edcache.cli.group import main
+from edcache.cli import main
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveNotFoundError,
@@ -40,6 +40,7 @@ from edcache.errors import (
     StaleCacheError,
     StorageError,
 )
+from edcache.storage import calls
 from edcache.storage.file import File
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
@@ -540,7 +541,7 @@ def copies(path):
     """The names of the copies of a file, that somebody has."""
     inode = os.stat(path).st_ino
     found = [n for n in memory.names() if n.split("-")[3:4] == [str(inode)] and "preload" in n]
-    return [n for n in found if memory.holders(storage.system, n)]
+    return [n for n in found if memory.holders(calls.system, n)]
 
 
 def test_a_preloaded_archive_is_read_from_a_copy_that_all_share(archive):
@@ -598,7 +599,7 @@ def test_who_waits_for_a_copy_makes_it_when_the_copier_is_killed(archive):
     def copier(say):
         global tell
         tell = say
-        with storage.replace_system(Slow()):
+        with calls.replace_system(Slow()):
             CachedDataset.from_cache(archive, preload="shm")
 
     with children(copier) as [started]:
@@ -861,12 +862,12 @@ def test_a_number_that_leads_elsewhere_is_not_joined(name, tmp_path):
     first = CachedDataset(Source(), name)
     other = os.open(tmp_path / "other", os.O_RDWR | os.O_CREAT)
     entry = os.open(memory.entry(name), os.O_RDWR)
-    storage.system.lock(entry, memory.Holder(os.getpid(), other).byte, 1, False)
-    storage.system.lock(entry, memory.Holder(1 << 22, 3).byte, 1, False)
+    calls.system.lock(entry, memory.Holder(os.getpid(), other).byte, 1, False)
+    calls.system.lock(entry, memory.Holder(1 << 22, 3).byte, 1, False)
     # The kernel tells of locks in the order in which their files were opened.
     cache = CachedDataset.from_cache(name)
     first.close()
-    assert len(memory.holders(storage.system, name)) == 3
+    assert len(memory.holders(calls.system, name)) == 3
     check(CachedDataset.from_cache(name))
     os.close(entry)
     os.close(other)
@@ -876,7 +877,7 @@ def test_a_number_that_leads_elsewhere_is_not_joined(name, tmp_path):
 def test_a_process_that_ends_is_waited_for_and_one_that_does_not_is_named(name, monkeypatch):
     cache = CachedDataset(Source(), name)
     entry = os.open(memory.entry(name), os.O_RDWR)
-    storage.system.lock(entry, memory.Holder(1 << 22, 3).byte, 1, False)
+    calls.system.lock(entry, memory.Holder(1 << 22, 3).byte, 1, False)
     cache.close()
     ends = threading.Timer(0.2, lambda: os.close(entry))
     monkeypatch.setattr(memory, "_ENDING_SECONDS", 0.05)
@@ -894,17 +895,17 @@ def test_what_takes_another_name_is_not_kept(name, tmp_path):
     (tmp_path / "a").write_bytes(b"a")
     with storage.kept(name):
         storage.replace(str(tmp_path / "a"), str(tmp_path / "b"))
-        [holder] = memory.holders(storage.system, name)
+        [holder] = memory.holders(calls.system, name)
         assert holder.pid == os.getpid()
     assert (tmp_path / "b").read_bytes() == b"a"
-    assert memory.holders(storage.system, name) == []
+    assert memory.holders(calls.system, name) == []
 
 
 def test_what_lost_its_name_is_not_kept_after_an_interrupt(name):
     with pytest.raises(KeyboardInterrupt), storage.kept(name):
         os.unlink(memory.entry(name))
         raise KeyboardInterrupt
-    assert memory.holders(storage.system, name) == []
+    assert memory.holders(calls.system, name) == []
 
 
 def test_a_process_that_cannot_be_looked_into_is_named(name):

@@ -24,7 +24,7 @@ import edcache
 from edcache import CachedDataset, CacheWriter, Reader
 from edcache.backends.remote.extents import GAP_NBYTES, Run, cut, runs_of
 from edcache.backends.remote.url import Url
-from edcache.cli.group import main
+from edcache.cli import main
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,

@@ -31,6 +31,7 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.reader.file import FileSession
+from edcache.storage import calls
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks"),
@@ -120,7 +121,7 @@ def test_what_is_read_is_fetched_and_no_more(far, ssd):
 def test_a_block_is_fetched_once_by_all_who_read_it(far, ssd):
     read(opened(far, ssd), range(0, COUNT, 3))
     ds = opened(far, ssd)
-    with storage.replace_system(Watching()) as watching:
+    with calls.replace_system(Watching()) as watching:
         read(ds, range(0, COUNT, 3))
         read(ds, range(0, COUNT, 3))
     assert str(far) not in [path for path, _ in watching.opened]
@@ -229,7 +230,7 @@ def test_a_copy_is_of_one_state_of_the_archive(far, ssd):
 
 
 def test_nothing_is_written_where_the_archive_is(far, ssd):
-    with storage.replace_system(Watching()) as watching:
+    with calls.replace_system(Watching()) as watching:
         ds = opened(far, ssd)
         read(ds, range(COUNT))
         opened(far, ssd)
@@ -544,7 +545,7 @@ def test_processes_that_fill_one_copy_read_the_same(far, ssd, count):
 
 def test_where_the_disk_is_full_the_rest_is_read_from_far(far, ssd):
     ds = opened(far, ssd)
-    with storage.replace_system(Full(2)):
+    with calls.replace_system(Full(2)):
         with pytest.warns(
             RuntimeWarning, match=r"No space left on device; what is not here yet is read from"
         ):
@@ -560,7 +561,7 @@ def test_a_read_that_fails_is_an_error_and_nothing_worse(far, ssd):
             raise OSError(5, "Input/output error")
 
     ds = opened(far, ssd)
-    with storage.replace_system(Failing()), pytest.raises(StorageError, match="Input/output error"):
+    with calls.replace_system(Failing()), pytest.raises(StorageError, match="Input/output error"):
         read(ds, range(COUNT))
     read(ds, range(COUNT))
 

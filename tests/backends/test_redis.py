@@ -761,10 +761,10 @@ def test_it_is_exported(server, tmp_path):
 
 @pytest.mark.parametrize("url", ["redis://h/0?prefix=a", "rediss://h:1/0", "unix:///run/r.sock?prefix=a"])
 def test_the_url_of_a_server_is_neither_an_object_nor_a_glob(url):
-    from edcache.dataset.archives import several
+    from edcache.dataset.archives import expand_paths
     from edcache.storage.registry import located, shown
 
-    assert several(url) is None
+    assert expand_paths(url) is None
     assert type(located(url).path) is Server
     assert shown(url.replace("://", f"://:{PASSWORD}@")) == url
 

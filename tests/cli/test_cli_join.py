@@ -14,8 +14,7 @@ from test_split import expect_as_original
 
 from edcache import CachedDataset, CacheWriter, interop
 from edcache.base.sizes import human_bytes
-from edcache.cli import exchange
-from edcache.cli.group import main
+from edcache.cli import exchange, main
 
 try:
     RUNNER = CliRunner(mix_stderr=False)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.shell_completion import BashComplete
 
-from edcache.cli.group import main
+from edcache.cli import main
 
 ROOT = Path(__file__).parents[2]
 LINE = re.search(r"eval .*", main.help)[0].strip()

@@ -13,14 +13,15 @@ from outcomes import Outcomes
 from scenarios import FACTOR, OPTIONS, PATH, read_all, sample
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError, storage
+from edcache import CachedDataset, CacheWriter, EdcacheError
 from edcache.format import spec as format
+from edcache.storage import calls
 
 
 def made(steps: Callable[[], Any], base: dict[str, bytes] | None = None) -> dict[str, bytes]:
     """The files that some steps leave."""
     disk = MemoryDisk(base)
-    with storage.replace_system(disk):
+    with calls.replace_system(disk):
         steps()
     return disk.files()
 
@@ -72,7 +73,7 @@ def _outgrown(prepare: Callable[[], Any], files: dict[str, bytes]) -> Callable[[
 
     def grown() -> Any:
         opened = prepare()
-        disk = storage.system
+        disk = calls.system
         assert isinstance(disk, MemoryDisk)
         disk.names[PATH].data[:] = files[PATH]
         return opened

@@ -15,8 +15,9 @@ from typing import Any
 
 from disk import MemoryDisk
 
-from edcache import EdcacheError, storage
+from edcache import EdcacheError
 from edcache.format.tables import ChunkTable
+from edcache.storage import calls
 
 CALLS = (
     *("open", "close", "stat", "stat_path", "map", "pread", "next_data", "pread_cached", "will_need"),
@@ -70,7 +71,7 @@ class Outcomes:
             return self._run(files, rebooted)
         if not self.asked % DOUBTED:
             again = MemoryDisk(files, rebooted)
-            with storage.replace_system(again):
+            with calls.replace_system(again):
                 assert self.program(again) == leaf.outcome
             assert again.files() == disk.files()
         return leaf.outcome, disk
@@ -78,7 +79,7 @@ class Outcomes:
     def _run(self, files: dict[str, bytes], rebooted: bool) -> tuple[Any, MemoryDisk]:
         self.runs += 1
         disk = _Traced(files, rebooted)
-        with storage.replace_system(disk):
+        with calls.replace_system(disk):
             outcome = self.program(disk)
         self.named |= disk.named
         _plant(self._root, disk.trace, _Leaf(outcome, 0))
@@ -118,7 +119,7 @@ class Parts:
     def _run(self, files: dict[str, bytes], rebooted: bool) -> tuple[Any, list[Any]]:
         self.runs += 1
         disk = _Traced(files, rebooted)
-        with storage.replace_system(disk), self.program() as (outcome, count):
+        with calls.replace_system(disk), self.program() as (outcome, count):
             leaf = _plant(self._root, disk.trace, _Leaf(outcome, count))
             parts = []
             for number, root in enumerate(leaf.parts):
@@ -161,7 +162,7 @@ def as_one_call(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def ask(place: Any, *rest: Any) -> Any:
-        disk = storage.system
+        disk = calls.system
         if not isinstance(disk, _Asked):
             return function(place, *rest)
         owner = getattr(place, "__self__", place)

@@ -15,6 +15,7 @@ from typing import Any
 from scenarios import Notes
 
 from edcache import storage
+from edcache.storage import calls
 
 HANGS = 60
 
@@ -70,7 +71,7 @@ def _work(step: Callable[[Told], Any], system: storage.System, notes: Told) -> N
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(HANGS)
-        with storage.replace_system(system):
+        with calls.replace_system(system):
             step(notes)
         code = 0
     except BaseException:

@@ -11,8 +11,9 @@ import numpy as np
 from disk import MemoryDisk
 
 import edcache
-from edcache import CachedDataset, CacheWriter, storage
+from edcache import CachedDataset, CacheWriter
 from edcache.format.tables import Failure
+from edcache.storage import calls
 from edcache.writer.appender import Appender
 
 PATH = "/disk/a.zip"
@@ -304,13 +305,13 @@ class Recording:
 def record(scenario: Scenario) -> Recording:
     disk = MemoryDisk()
     before = Notes(disk)
-    with storage.replace_system(disk):
+    with calls.replace_system(disk):
         for step in scenario.before:
             step(before)
     base = disk.files()
     watched = MemoryDisk(base)
     notes = Notes(watched)
-    with storage.replace_system(watched):
+    with calls.replace_system(watched):
         scenario.step(notes)
     assert not watched.open_files
     return Recording(scenario, base, watched, before, notes)

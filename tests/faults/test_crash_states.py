@@ -33,7 +33,7 @@ from scenarios import (
 )
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError, storage
+from edcache import CachedDataset, CacheWriter, EdcacheError
 from edcache.backends.mirror.side import SIDE
 from edcache.errors import NotAnArchiveError
 from edcache.format import chain
@@ -41,6 +41,7 @@ from edcache.format import spec as format
 from edcache.format.spec import PAGE
 from edcache.labels.spec import LabelSpec
 from edcache.reader import tables
+from edcache.storage import calls
 from edcache.writer import log, recovery
 from edcache.writer.appender import Appender
 from edcache.writer.cache import new_head
@@ -282,7 +283,7 @@ class Laboratory:
         count, deeper = 0, []
         for state in chosen:
             disk = MemoryDisk(state.files, state.rebooted)
-            with storage.replace_system(disk):
+            with calls.replace_system(disk):
                 self.filler.program(disk)
             again = list(killed(state.files, disk.journal, state.rebooted))
             if not is_killed:
@@ -364,7 +365,7 @@ def test_what_is_synced_when_is_what_the_table_says(
     def is_synced() -> bool:
         return disk.journal[-1][0] == "sync"
 
-    with storage.replace_system(disk):
+    with calls.replace_system(disk):
         w = CacheWriter(PATH, "a", sync=sync, **OPTIONS)
         timed = w._appender._log.timed
         for index in range(3):
@@ -382,7 +383,7 @@ def test_what_is_synced_when_is_what_the_table_says(
 @pytest.mark.parametrize("seal", [False, True])
 def test_labels_are_on_the_disk_once_they_are_added(seal: bool) -> None:
     disk = MemoryDisk()
-    with storage.replace_system(disk):
+    with calls.replace_system(disk):
         write(Notes(disk), range(3), seal=seal)
         cache = CachedDataset.from_cache(PATH, io="pread", allow_partial=True)
         for change in (lambda: cache.add_labels("z", [1, 2, 3]), lambda: cache.drop_labels("z")):

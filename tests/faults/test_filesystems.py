@@ -28,6 +28,7 @@ from scenarios import OPTIONS, read_all, sample, write
 
 import edcache
 from edcache import CacheWriter, EdcacheError, storage
+from edcache.storage import calls
 
 fcntl = pytest.importorskip("fcntl")
 pytestmark = [
@@ -191,7 +192,7 @@ def never(notes: Told) -> None:
 
 def after_seconds(notes: Told) -> None:
     """Nothing is called while the sync that a publication is due is waited for."""
-    system = storage.system
+    system = calls.system
     assert isinstance(system, Failing)
     w = CacheWriter(scenarios.PATH, "a", sync=0.01, **OPTIONS)
     for start in range(0, COUNT, 3):
@@ -299,7 +300,7 @@ def test_what_is_durable_by_the_promise_outlives_a_crash_of_the_file_system(
         assert code in (0, 1, -signal.SIGKILL)
         told = child.told(heard)
         certain += bool(told)
-        with storage.replace_system(Rebooted()):
+        with calls.replace_system(Rebooted()):
             problems += [f"crash {number}: {problem}" for problem in _problems(told, step is compact)]
         shutil.rmtree(folder)
     assert problems == []

@@ -18,7 +18,8 @@ from disk import MemoryDisk
 from operations import Aftermath, Operation, operations
 from scale import SCALE, thinned
 
-from edcache import EdcacheError, storage
+from edcache import EdcacheError
+from edcache.storage import calls
 
 pytestmark = pytest.mark.spread
 
@@ -34,7 +35,7 @@ SECONDS = 300
 def _attempt(operation: Operation, first: int, last: int) -> tuple[MemoryDisk, Any, BaseException | None]:
     """The allocations [first, last) of the act fail."""
     disk = MemoryDisk(operation.base)
-    with storage.replace_system(disk):
+    with calls.replace_system(disk):
         made, raised, result = operation.prepare(), None, None
         testcapi.set_nomemory(first, last)
         try:
@@ -53,7 +54,7 @@ def _needs(operation: Operation) -> int:
 
     def suffices(count: int) -> bool:
         disk, made, raised = _attempt(operation, count, count + BURST)
-        with storage.replace_system(disk):
+        with calls.replace_system(disk):
             list(Aftermath(operation)._go_on(made))
         return raised is None
 
@@ -73,7 +74,7 @@ ALLOWED = (MemoryError, SystemError, EdcacheError)
 
 def _try_all(operation: Operation, points: list[tuple[int, int]], out: IO[str]) -> None:
     """Runs in a child: fails allocations at points (first, how many), and writes a line for each."""
-    with storage.replace_system(MemoryDisk(operation.base)):
+    with calls.replace_system(MemoryDisk(operation.base)):
         operation.act(operation.prepare())  # what is made once is made now
     aftermath = Aftermath(operation)
     for first, length in points:
@@ -81,7 +82,7 @@ def _try_all(operation: Operation, points: list[tuple[int, int]], out: IO[str]) 
         found = []
         if raised is not None and not isinstance(raised, ALLOWED):
             found.append(f"raised {raised!r}")
-        with storage.replace_system(disk):
+        with calls.replace_system(disk):
             # Letting go takes a little memory too. Where there is none for that either, an end of the
             # process or of the objects lets go.
             for what in aftermath.of(disk, made):

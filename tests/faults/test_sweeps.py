@@ -13,9 +13,10 @@ from outcomes import Outcomes
 from scenarios import PATH, version_of
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError, storage
+from edcache import CachedDataset, CacheWriter, EdcacheError
 from edcache.format import spec as format
 from edcache.format.tables import Failure
+from edcache.storage import calls
 from edcache.writer.appender import Appender
 
 pytestmark = [pytest.mark.full, pytest.mark.spread]
@@ -30,7 +31,7 @@ def every_kind() -> bytes:
     from scenarios import OPTIONS, sample
 
     disk = MemoryDisk()
-    with storage.replace_system(disk):
+    with calls.replace_system(disk):
         w = CacheWriter(PATH, compression="zstd+dict", chunk_size=8, **OPTIONS)
         for index in range(8):
             w.write(index, sample(index))
@@ -119,7 +120,7 @@ def test_every_flipped_bit_is_found_and_never_read(original: bytes, part: int, t
             data[offset] ^= 1 << bit
             files = {PATH: bytes(data)}
             wrong += [f"byte {offset}, bit {bit}: {what}" for what in reader.of(files, rebooted=False)[0]]
-            with storage.replace_system(MemoryDisk(files)):
+            with calls.replace_system(MemoryDisk(files)):
                 if not is_found():
                     wrong.append(f"byte {offset}, bit {bit}: verify says sound")
     assert not wrong, "\n".join([f"{len(wrong)} of {size * 8}", *wrong[:20]])
@@ -133,7 +134,7 @@ def test_every_shorter_file_is_found_or_is_what_it_was_once(original: bytes, par
     size = len(original)
     for length in range(part, size, 2):
         disk = MemoryDisk({PATH: original[:length]})
-        with storage.replace_system(disk):
+        with calls.replace_system(disk):
             wrong += [f"cut to {length}: {what}" for what in reads_wrong(disk) if "samples" not in what]
             try:
                 report = edcache.verify(PATH)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 import edcache
 from edcache import View
-from edcache.cli.group import main
+from edcache.cli import main
 from edcache.errors import (
     ArchiveNotFoundError,
     MissingSampleError,

@@ -21,8 +21,7 @@ from old_caches import edflow_samples, edflow_zip, with_index, xla_folder
 
 import edcache
 from edcache import CachedDataset
-from edcache.cli import exchange
-from edcache.cli.group import main
+from edcache.cli import exchange, main
 from edcache.errors import (
     ForeignCacheError,
     MissingSampleError,

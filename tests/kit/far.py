@@ -14,6 +14,7 @@ import numpy as np
 
 from edcache import CacheWriter, storage
 from edcache.errors import StorageError
+from edcache.storage import calls
 
 HANGS = 60
 
@@ -155,7 +156,7 @@ def in_child(step: Callable[[], Any], system: storage.System | None = None) -> i
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(HANGS)
-        with storage.replace_system(system or storage.system):
+        with calls.replace_system(system or calls.system):
             step()
         code = 0
     except BaseException:

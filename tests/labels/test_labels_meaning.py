@@ -23,7 +23,7 @@ from scale import scaled
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.base.ordering import stable_order
-from edcache.cli.group import main
+from edcache.cli import main
 from edcache.errors import EdcacheError, LabelError, LabelTypeError, OptionError, WhereError
 from edcache.labels.classes import classes, sort_keys
 from edcache.labels.given import joined

@@ -15,8 +15,8 @@ FILE = Path(__file__).with_name("surface.txt")
 RETURNED = (
     "edcache.dataset.decorator.CachedFactory",
     "edcache.dataset.loader.Loader",
-    "edcache.dataset.Several",
-    "edcache.dataset.View",
+    "edcache.dataset.several.Several",
+    "edcache.View",
 )
 
 _WIDTH = 110

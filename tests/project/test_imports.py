@@ -83,7 +83,8 @@ def test_writing_an_archive_with_labels_imports_nothing_heavy(path):
 LIBRARIES = [
     *("pyarrow", "zstandard", "simplejpeg", "PIL", "pandas", "fsspec", "aiohttp", "redis", "huggingface_hub"),
     *("click", "tqdm.auto", "dask", "ray", "torch_xla", "datasets"),
-    *("edcache.writer", "edcache.dataset.relabel", "edcache.interop", "edcache.interop", "edcache.tools"),
+    *("edcache.writer.fill", "edcache.writer.cache", "edcache.writer.fingerprint", "edcache.dataset.relabel"),
+    *("edcache.interop", "edcache.tools", "edcache.backends"),
 ]
 CLASS_ALONE = """
 import sys

@@ -23,7 +23,7 @@ from scale import SEED, scaled
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader
-from edcache.cli.group import main
+from edcache.cli import main
 from edcache.errors import (
     CorruptArchiveError,
     EdcacheError,

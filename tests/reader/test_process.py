@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, storage
 from edcache.errors import ArchiveClosedError, MissingSampleError, StaleArchiveError
+from edcache.storage import calls
 
 MODULE = '''
 import numpy as np
@@ -536,7 +537,7 @@ def test_an_archive_that_changes_at_any_moment_of_opening_it_is_never_called_dam
         n += 1
         shutil.copy(base, path)
         system = Meanwhile(n, lambda: action(path))
-        with storage.replace_system(system):
+        with calls.replace_system(system):
             assert look(path) in (list(range(10)), list(range(13)))
     assert n > 10
 
@@ -573,7 +574,7 @@ def values(path: Path) -> str:
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_a_torn_tail_that_is_cut_while_a_reader_opens_is_nothing_to_it(torn: Path, n: int) -> None:
     def read() -> str:
-        with storage.replace_system(Shrinking(torn, torn.stat().st_size - 5000, n)):
+        with calls.replace_system(Shrinking(torn, torn.stat().st_size - 5000, n)):
             return values(torn)
 
     # No answer means that a signal killed the child.

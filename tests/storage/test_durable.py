@@ -12,6 +12,7 @@ import pytest
 from edcache import CachedDataset, storage
 from edcache.errors import ArchiveExistsError, ArchiveLockedError, ArchiveNotFoundError, StorageError
 from edcache.format.spec import LOCK_APPEND, LOCK_CLAIM
+from edcache.storage import calls
 from edcache.storage.file import File
 
 HOLDER = """
@@ -78,7 +79,7 @@ def test_short_writes_and_reads_are_completed(path):
         def pread(self, fd, nbytes, offset):
             return super().pread(fd, min(nbytes, 2), offset)
 
-    with storage.replace_system(Short()):
+    with calls.replace_system(Short()):
         file = File.open(path, "x")
         file.pwrite(0, b"0123456789")
         assert file.pread(1, 8) == b"12345678"
@@ -131,7 +132,7 @@ def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
         "remove": lambda: storage.remove(path),
         "copy_permissions": lambda: storage.copy_permissions("a.zip", path),
     }
-    with storage.replace_system(Refusing()), pytest.raises(StorageError, match=message) as caught:
+    with calls.replace_system(Refusing()), pytest.raises(StorageError, match=message) as caught:
         calls[call]()
     assert caught.value.errno == errno.ENOSPC
     assert str(caught.value).startswith(path)
@@ -145,7 +146,7 @@ def test_a_lock_that_the_system_gives_up_on_is_one_that_another_process_holds(pa
             raise OSError(code, os.strerror(code))
 
     file = File.open(path, "x")
-    with storage.replace_system(Refusing()), pytest.raises(ArchiveLockedError) as caught:
+    with calls.replace_system(Refusing()), pytest.raises(ArchiveLockedError) as caught:
         file.lock(LOCK_APPEND)
     assert (str(caught.value), caught.value.errno) == (f"{path}: locking it: {os.strerror(code)}", code)
     file.close()
@@ -198,7 +199,7 @@ def test_the_next_data_is_never_behind_the_first_byte_that_was_written(path):
         def next_data(self, fd, offset):
             raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
 
-    with storage.replace_system(Refusing()):
+    with calls.replace_system(Refusing()):
         assert file.next_data(77) == 77
     file.close()
 
@@ -334,7 +335,7 @@ def test_a_file_is_of_this_boot_only_if_it_was_written_after_it(path):
             return self.when
 
     file, system = File.open(path, "x"), Booted()
-    with storage.replace_system(system):
+    with calls.replace_system(system):
         assert not storage.written_since_boot(file)
         for when, expected in ((file.modified() - 100, True), (file.modified() + 100, False)):
             system.when = when
@@ -343,11 +344,11 @@ def test_a_file_is_of_this_boot_only_if_it_was_written_after_it(path):
 
 
 def test_the_system_is_put_back_after_an_error():
-    before = storage.system
-    with pytest.raises(ValueError, match="stop"), storage.replace_system(storage.System()) as other:
-        assert storage.system is other
+    before = calls.system
+    with pytest.raises(ValueError, match="stop"), calls.replace_system(storage.System()) as other:
+        assert calls.system is other
         raise ValueError("stop")
-    assert storage.system is before
+    assert calls.system is before
     with pytest.raises(AttributeError, match="module 'edcache.storage' has no attribute 'nonsense'"):
         storage.nonsense  # noqa: B018
 
@@ -357,7 +358,7 @@ def test_a_refused_open_keeps_its_errno_and_file_name(path):
         def open(self, path, flags, into):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
-    with storage.replace_system(Refusing()), pytest.raises(StorageError, match="opening it: Perm") as caught:
+    with calls.replace_system(Refusing()), pytest.raises(StorageError, match="opening it: Perm") as caught:
         File.open(path, "a")
     assert (caught.value.errno, caught.value.filename) == (errno.EACCES, path)
 
@@ -368,7 +369,7 @@ def test_a_folder_that_cannot_be_synced_is_no_error(path, code):
         def sync_directory(self, path):
             raise OSError(code, os.strerror(code))
 
-    with storage.replace_system(Refusing()):
+    with calls.replace_system(Refusing()):
         storage.sync_directory(os.path.dirname(path))
 
 
@@ -378,7 +379,7 @@ def test_a_folder_whose_sync_fails_is_an_error(path):
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with (
-        storage.replace_system(Refusing()),
+        calls.replace_system(Refusing()),
         pytest.raises(StorageError, match="syncing the folder") as caught,
     ):
         storage.sync_directory(os.path.dirname(path))
@@ -405,7 +406,7 @@ class NoLocks(storage.System):
 def test_where_nothing_can_be_locked_one_process_fills_and_says_so(tmp_path):
     path = tmp_path / "a.zip"
     with (
-        storage.replace_system(NoLocks()),
+        calls.replace_system(NoLocks()),
         pytest.warns(RuntimeWarning, match="a.zip: its file system has no byte locks, so that"),
     ):
         ds = CachedDataset(list(range(300)), path, num_workers=2)
@@ -450,7 +451,7 @@ def test_a_file_system_without_locks_shares_without_one(path):
             raise OSError(errno.ENOLCK, "No locks available")
 
     file = File.open(path, "x")
-    with storage.replace_system(NoLocks()), pytest.warns(RuntimeWarning, match="has no byte locks"):
+    with calls.replace_system(NoLocks()), pytest.warns(RuntimeWarning, match="has no byte locks"):
         file.share(3)
     assert not file.can_lock
 

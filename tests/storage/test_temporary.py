@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from far import Killing, ended, in_child
 
 import edcache
-from edcache import CachedDataset, CacheWriter, storage
-from edcache.cli.group import main
+from edcache import CachedDataset, CacheWriter
+from edcache.cli import main
+from edcache.storage import calls
 from edcache.writer import temporary
 
 COUNT = 30
@@ -99,7 +100,7 @@ def test_whatever_is_left_is_listed_and_pruned(tmp_path, name, tally):
     make(counting)
 
     steps = Killing()
-    with storage.replace_system(steps):
+    with calls.replace_system(steps):
         OPERATIONS[name](counting)
     later = range(3, steps.count + 1)
     some = [1, 2, *sorted(random.Random(name).sample(later, min(4, len(later))))]

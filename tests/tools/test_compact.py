@@ -29,6 +29,7 @@ from edcache.errors import (
 )
 from edcache.format import spec as format
 from edcache.format.spec import Head
+from edcache.storage import calls
 from edcache.storage.file import File
 from edcache.writer.appender import Appender
 
@@ -305,7 +306,7 @@ def test_a_full_disk_leaves_the_archive_as_it_was_and_nothing_beside_it(path, in
     for writes in range(100):
         raised: StorageError | None = None
         try:
-            with storage.replace_system(Full(writes)):
+            with calls.replace_system(Full(writes)):
                 edcache.compact(path, target)
         except StorageError as error:
             raised = error
@@ -361,7 +362,7 @@ def killed_after(path: Path, operations: int) -> bool:
     if child == 0:
         status = 1
         try:
-            with storage.replace_system(Killing(operations)):
+            with calls.replace_system(Killing(operations)):
                 edcache.compact(path)
             status = 0
         finally:
@@ -425,7 +426,7 @@ def test_what_a_power_cut_took_is_left_out(path):
         def boot_time(self) -> float:
             return path.stat().st_mtime + 1000
 
-    with storage.replace_system(Rebooted()):
+    with calls.replace_system(Rebooted()):
         edcache.compact(path, allow_partial=True)
     check(path, {i: sample(i) for i in (0, 1, 2, 3, 8, 9, 10, 11)})
 

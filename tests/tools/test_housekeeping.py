@@ -19,9 +19,10 @@ import pytest
 from click.testing import CliRunner
 
 from edcache import CachedDataset, CacheWriter, Reader, storage
-from edcache.cli.group import main
+from edcache.cli import main
 from edcache.errors import ArchiveLockedError, NotAnArchiveError, OptionError, StorageError
 from edcache.format import spec as format
+from edcache.storage import calls
 from edcache.storage.file import File
 from edcache.tools.housekeeping import (
     Listed,
@@ -300,7 +301,7 @@ def test_caches_lists_what_is_damaged_or_unreadable_in_one_line(
             super().open(path, flags, into)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with storage.replace_system(Refusing()):
+    with calls.replace_system(Refusing()):
         lines = run("caches").stdout.splitlines()
     assert lines[1].split()[0] == "sound.zip"
     problems = sorted(lines[2:-1])
@@ -352,7 +353,7 @@ def test_a_file_that_goes_while_it_is_listed_is_left_out(cache: Path) -> None:
                 doomed.unlink(missing_ok=True)
             super().open(path, flags, into)
 
-    with storage.replace_system(Racing()):
+    with calls.replace_system(Racing()):
         assert [listed.path for listed in archives_in(cache)] == [str(cache / "a.zip")]
 
 
@@ -480,7 +481,7 @@ def test_where_locks_cannot_be_looked_at_only_force_deletes(tmp_path: Path) -> N
                 raise PermissionError(errno.EACCES, "Permission denied", path)
             super().open(path, flags, into)
 
-    with storage.replace_system(ReadOnly()):
+    with calls.replace_system(ReadOnly()):
         with pytest.raises(ArchiveLockedError) as caught:
             check_deletable(path)
         assert str(caught.value) == (

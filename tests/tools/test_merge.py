@@ -34,6 +34,7 @@ from edcache.errors import (
 from edcache.format.spec import Head
 from edcache.format.tables import Failure, Records
 from edcache.format.unify import no_labels
+from edcache.storage import calls
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
@@ -338,7 +339,7 @@ def killed_at(count: int, work: Callable[[], object]) -> bool:
     if not child:
         code = 1
         try:
-            with storage.replace_system(Counting(count)):
+            with calls.replace_system(Counting(count)):
                 work()
             code = 0
         finally:

@@ -10,6 +10,7 @@ import reference
 import edcache
 from edcache import CacheWriter, storage
 from edcache.format import spec as format
+from edcache.storage import calls
 
 KINDS = ["sealed", "grown", "unsealed", "torn", "sparse", "zstd", "zstd+dict", "empty", "no labels"]
 
@@ -168,10 +169,10 @@ def test_a_quick_look_reads_no_record(tmp_path):
             self.nbytes += len(found)
             return found
 
-    with storage.replace_system(Counting()) as quick:
+    with calls.replace_system(Counting()) as quick:
         assert edcache.verify(path, quick=True).sound
     assert quick.nbytes < len(data) / 50
-    with storage.replace_system(Counting()) as whole:
+    with calls.replace_system(Counting()) as whole:
         assert not edcache.verify(path).sound
     # Each byte once; headers and tables, which are little, more often.
     assert len(data) < whole.nbytes < 1.05 * len(data)
@@ -189,7 +190,7 @@ def test_a_large_chunk_takes_no_more_memory_than_a_small_one(tmp_path):
             self.largest = max(self.largest, nbytes)
             return super().pread(fd, nbytes, offset)
 
-    with storage.replace_system(Measuring()) as system:
+    with calls.replace_system(Measuring()) as system:
         report = edcache.verify(path)
     assert (report.sound, report.chunks) == (True, 1)
     assert system.largest <= 1 << 20
@@ -309,13 +310,13 @@ def test_an_archive_that_grows_while_it_is_verified_is_sound(tmp_path):
             found = super().pread(fd, nbytes, offset)
             if len(appended) < 6:
                 appended.append(offset)
-                with storage.replace_system(storage.System()):
+                with calls.replace_system(storage.System()):
                     w = CacheWriter(path, "a")
                     w.append(sample(20))
                     w.close() if len(appended) % 2 else w.abort()
             return found
 
-    with storage.replace_system(Growing()):
+    with calls.replace_system(Growing()):
         report = edcache.verify(path)
     assert (report.problems, len(appended)) == ([], 6)
     assert os.path.getsize(path) > report.nbytes

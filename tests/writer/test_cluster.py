@@ -18,6 +18,7 @@ from scale import thinned
 import edcache
 from edcache import CachedDataset, Reader, storage
 from edcache.errors import OptionError, SourceError, StorageError, WorkerError
+from edcache.storage import calls
 
 COUNT = 150
 
@@ -308,7 +309,7 @@ def test_a_full_disk_of_a_task_is_the_error_that_it_is(path, log, shared):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().pwrite(fd, data, offset)
 
-    with storage.replace_system(Full()), ThreadPoolExecutor(2) as executor:
+    with calls.replace_system(Full()), ThreadPoolExecutor(2) as executor:
         with pytest.raises(StorageError, match="No space left on device") as caught:
             fill(Source(log), path, executor, shared_filesystem=shared, chunk_size=3)
         assert caught.value.errno == errno.ENOSPC

@@ -21,6 +21,7 @@ from edcache.errors import (
     StorageError,
     UnsupportedTypeError,
 )
+from edcache.storage import calls
 
 
 class Counted:
@@ -192,7 +193,7 @@ def test_a_full_disk_is_one_error_and_keeps_what_was_published(path):
             return super().pwrite(fd, data, offset)
 
     with (
-        storage.replace_system(Full()),
+        calls.replace_system(Full()),
         pytest.raises(StorageError, match="a.zip: writing .* bytes at offset .*: No space left") as caught,
     ):
         CachedDataset(Counted(), path, chunk_size=2)

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader
 import edcache
 from edcache import CachedDataset, Reader, storage
 from edcache.errors import OptionError, SourceError, StaleCacheError, StorageError, UnsupportedTypeError
+from edcache.storage import calls
 from edcache.writer import lazy
 from edcache.writer.publisher import Publisher
 from edcache.writer.space import bytes_limit
@@ -288,7 +289,7 @@ class FullDisk(storage.System):
 
 
 def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
-    with storage.replace_system(FullDisk(150_000)):
+    with calls.replace_system(FullDisk(150_000)):
         ds = CachedDataset(Big(log), path, lazy=True, chunk_size=2)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -305,7 +306,7 @@ def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
 
 
 def test_a_full_disk_raises_where_asked(path, log):
-    with storage.replace_system(FullDisk(50_000)):
+    with calls.replace_system(FullDisk(50_000)):
         ds = CachedDataset(Big(log), path, lazy=True, chunk_size=1, on_full="raise")
         with pytest.raises(StorageError, match="No space left on device"):
             for i in range(40):

@@ -30,10 +30,10 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from edcache import base, storage
+from edcache import base
 from edcache.backends import FileStore
 from edcache.base import OptionError, human_bytes
-from edcache.storage import Naming, System
+from edcache.storage import Naming, System, calls
 
 PREFIX: Final = "shm://"
 _TOP, _SUFFIX = "/dev/shm", ".entry"  # noqa: S108 - the folder in it is the user's own, which is checked
@@ -435,7 +435,7 @@ def archives_in_memory() -> list[Held]:
 
 def held_at(path: str) -> Held | None:
     """The archive that has a name in memory; None where nothing has."""
-    who = holders(storage.system, path)
+    who = holders(calls.system, path)
     for holder in who:
         with suppress(OSError):  # it ends at this moment
             return Held(path, os.stat(holder.path).st_size, tuple(sorted({holder.pid for holder in who})))

@@ -19,6 +19,7 @@ from sound import original
 import edcache
 from edcache import CachedDataset, EdcacheError, storage
 from edcache.format import spec as format
+from edcache.storage import calls
 
 pytestmark = pytest.mark.filterwarnings("ignore::edcache.errors.StandInWarning")
 
@@ -74,7 +75,7 @@ def work(call, path, monkeypatch):
         return trace
 
     counting = Counting()
-    with storage.replace_system(counting), monkeypatch.context() as patch:
+    with calls.replace_system(counting), monkeypatch.context() as patch:
         patch.setattr(format, "parse_header", counted)
         before = sys.gettrace()
         sys.settrace(trace)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -11,10 +9,11 @@ from typing import Any, Final
 import click
 
 from edcache import __version__
-from edcache.base import EdcacheError, path_suggestion, suggestion
+from edcache.base import suggestion
+from edcache.cli import contents, exchange, fill, housekeeping, maintenance
+from edcache.cli.failure import FAILED, errors_in_one_line
 from edcache.cli.text import one_line
 
-FAILED: Final = 1
 _INTERRUPTED: Final = 130
 
 
@@ -61,43 +60,6 @@ class _Commands(click.Group):
             ctx.exit(_INTERRUPTED)
 
 
-@contextmanager
-def errors_in_one_line(code: int) -> Iterator[None]:
-    """Let an error end the command with a line and an exit code."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise  # click ends quietly when nobody reads on
-    except (EdcacheError, OSError) as error:
-        if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
-            raise
-        click.echo(f"edcache: {error_line(error)}", err=True)
-        click.get_current_context().exit(code)
-
-
-def as_typed(text: str) -> str:
-    """A text with the paths below the working folder as a person types them, from there on."""
-    try:
-        here = os.path.join(os.getcwd(), "")
-    except OSError:  # it was deleted
-        return text
-    return text if here == os.sep else re.sub(rf"(?<![^\s\"'(]){re.escape(here)}", "", text)
-
-
-def error_line(error: Exception) -> str:
-    """What an error says, in one line, with what may help."""
-    text = str(error)
-    if isinstance(error, OSError) and not isinstance(error, EdcacheError) and error.filename:
-        text = f"{error.filename}: {error.strerror}"
-    text = as_typed(text)
-    path, _, reason = text.partition(": ")
-    if "no such" in reason.lower():
-        text += path_suggestion(path)
-    elif "not a regular file" in reason and os.path.isdir(path):
-        text += f"; edcache caches {path} lists the archives in this folder"
-    return one_line(text)
-
-
 @click.group(
     "edcache",
     cls=_Commands,
@@ -141,8 +103,17 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
       edcache info train.zip
     """
     if ctx.invoked_subcommand is None:
-        from edcache.cli.exchange import as_edflow
-
-        as_edflow(dataset, server, address)
+        exchange.as_edflow(dataset, server, address)
     elif dataset is not None or server or address is not None:
         raise click.UsageError(f"-d, -s and -a are edflow's flags, and go without {ctx.invoked_subcommand}")
+
+
+_COMMANDS = (
+    *(contents.info, contents.show, contents.ls, contents.labels),
+    *(exchange.import_, exchange.export, fill.build, fill.images),
+    *(housekeeping.caches, housekeeping.why, housekeeping.rm, housekeeping.prune),
+    *(maintenance.verify, maintenance.repair, maintenance.compact),
+    *(maintenance.copy, maintenance.merge, maintenance.split),
+)
+for _command in _COMMANDS:
+    main.add_command(_command)

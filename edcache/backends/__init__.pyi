@@ -1,0 +1,2 @@
+from .file import FileStore as FileStore
+from .objects import ObjectStore as ObjectStore
