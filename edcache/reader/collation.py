@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from edcache.codec import Decoder, Field, Node, assembler, decoded_together
+from edcache.codec import Decoder, Node, assembler, decoded_together
 from edcache.reader.group import Group, Memory
 
 Collate = Callable[[Group, Memory], Any]
@@ -142,7 +142,7 @@ def _gathered_nbytes(decoder: Decoder, node: Node) -> int:
     return max((field.nbytes or 0 for field in fields if field is not None), default=0)
 
 
-def _leaf(field: Field, column: type) -> Collate:
+def _leaf(field: Node, column: type) -> Collate:
     dtype = bulk_dtype(field)
     if dtype is None:
         return lambda group, memory: default_collate(column(group.values(field.path)))
@@ -171,7 +171,7 @@ def _pictures(node: Node, column: type) -> Collate:
     return stack
 
 
-def bulk_dtype(field: Field) -> torch.dtype | None:
+def bulk_dtype(field: Node) -> torch.dtype | None:
     """The dtype of what default_collate stacks of a field; None where it does something else."""
     if field.kind == "tensor":
         assert isinstance(field.dtype, torch.dtype)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from edcache.base import CorruptRecordError, EdcacheError, LengthError
-from edcache.codec import Decoder, Field, decompress_into
+from edcache.codec import Decoder, Node, decompress_into
 from edcache.format import LATTICE
 from edcache.reader.checks import LARGE, Check
 
@@ -111,7 +111,7 @@ class Group:
     def __len__(self) -> int:
         return len(self._start)
 
-    def gather(self, field: Field, dtype: torch.dtype, memory: Memory) -> torch.Tensor:
+    def gather(self, field: Node, dtype: torch.dtype, memory: Memory) -> torch.Tensor:
         """One field of fixed shape of every record: a tensor [n, *field.shape].
 
         Args:
@@ -151,7 +151,7 @@ class Group:
             self._check(slice(None))
             self._check = None
 
-    def fixed_spans(self, field: Field) -> Spans:
+    def fixed_spans(self, field: Node) -> Spans:
         """Where the data of a field of fixed shape lie."""
         assert field.offset is not None
         assert field.nbytes is not None
@@ -220,8 +220,8 @@ class Group:
                 if isinstance(error, EdcacheError):
                     raise
                 # What else does not decode is named by the way below.
-        decode = self.decoder.decode_field
-        return [decode(path, self.record(row)) for row in range(len(self))]
+        decode = self.decoder.part(self.decoder.fields[path])
+        return [decode(self.record(row)) for row in range(len(self))]
 
     def decoded(self, copy: bool) -> list[Any]:
         """Every sample; see `Decoder.decode`."""
