@@ -55,10 +55,7 @@ class Refusal(TypeError):
 
 
 def leaf_of(value: Any) -> Leaf | None:
-    """Return (schema node, wire value) of a leaf, or None if the value is a container or unknown.
-
-    Raises: Refusal.
-    """
+    """Return (schema node, wire value) of a leaf, or None for a container or the unknown. Raises: Refusal."""
     cls = type(value)
     plain = PLAIN.get(cls)
     if plain is not None:
