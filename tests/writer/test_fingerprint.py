@@ -20,19 +20,19 @@ import pytest
 import torch
 
 from edcache.errors import FingerprintError
-from edcache.writer.fingerprint_code import source_digest
-from edcache.writer.fingerprint_origin import (
+from edcache.writer.fingerprint import (
     call_fingerprint,
     differences,
     source_changed,
     source_fingerprint,
 )
+from edcache.writer.fingerprint_code import source_digest
 from edcache.writer.fingerprint_values import describe
 
 PROGRAM = """
 import dataclasses, enum, json, pathlib
 import numpy as np, torch
-from edcache.fingerprint import call_fingerprint
+from edcache.writer.fingerprint import call_fingerprint
 
 class Colour(enum.Enum):
     RED = "red"
