@@ -24,8 +24,8 @@ from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.claims import FileClaims
 from edcache.writer.log import Log
-from edcache.writer.protocol import AnyAppender
 from edcache.writer.recovery import discard_abandoned, lacks_head, recover_log
+from edcache.writer.store import AnyAppender
 
 _MOST_REPLACED: Final = 20
 
