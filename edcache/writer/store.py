@@ -33,7 +33,7 @@ AS_IT_IS = ReadOptions(allow_partial=True)
 
 
 class Store(Location):
-    """Where one cache is or will be; nothing of it is open. A backend says what is particular to its kind.
+    """Where one cache is or will be; nothing of it is open. A backend overrides what differs from a file.
 
     Attributes:
         called: what messages call a cache that is no file.
@@ -52,23 +52,14 @@ class Store(Location):
         """The same, where its name says all; else with a name made of the fingerprint of what is cached."""
         return self
 
-    # --- reading ---
-
     def reader(self, options: ReadOptions) -> AnyReader:
-        """What reads its samples; errors as of `edcache.Reader`.
-
-        Raises:
-            OptionError: what is said of files, of another kind.
-        """
+        """What reads its samples; errors as of `edcache.Reader`, and OptionError for what only files take."""
         from edcache.reader import Reader
 
         return Reader(self, options)
 
     def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
-        """The archive that is there, open, if one is and its creator lived to write its head.
-
-        What it may have lost is asked for.
-        """
+        """The archive that is there, open, if one is and its creator lived to write its head."""
         try:
             return self._opened(options)
         except ArchiveNotFoundError:
@@ -76,16 +67,12 @@ class Store(Location):
 
     def _opened(self, options: ReadOptions) -> AnyReader:
         reader = self.reader(options)
-        reader.head  # noqa: B018
+        reader.head  # noqa: B018 - it is read here
         return reader
 
-    # --- filling ---
-
     def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
-        """The store that a fill writes into: this one, or what stands for it until it is published.
+        """The store that a fill writes into: this one, or what stands for it, in `spool`, until `published`.
 
-        Args:
-            spool: the folder for what stands for it.
         Raises:
             OptionError: nothing can be filled here, or not in this way.
         """
@@ -98,7 +85,7 @@ class Store(Location):
 
         Args:
             is_done: whether what is there now, put there by another, is what was to be made.
-            replaces: whether it takes the place of what is there.
+            replaces: it takes the place of what is there.
         """
         return nullcontext()
 
@@ -113,18 +100,12 @@ class Store(Location):
     def check_relabelling(self) -> None:
         """Raise OptionError where label columns cannot be added or dropped once samples are written."""
 
-    # --- space ---
-
     def free_nbytes(self) -> int | None:
         """Bytes that may still be written there; None where nobody can tell."""
         return None
 
     def part(self, fraction: float) -> int:
-        """So much of what the cache has and may still take, in bytes.
-
-        Raises:
-            OptionError: nobody can tell what it may take.
-        """
+        """So much of what the cache has and may still take, in bytes; OptionError where nobody can tell."""
         raise OptionError(f"max_bytes={fraction!r} is a part of a disk; for {self.called} give bytes")
 
     def check_deletable(self) -> None:
@@ -179,8 +160,6 @@ class AnyAppender(ABC):
         self._log = log
         self._claims = claims
         self._label_types: tuple[Header, LabelTypes] | None = None
-
-    # --- what is there ---
 
     @property
     def chain(self) -> Chain:
@@ -240,8 +219,6 @@ class AnyAppender(ABC):
     def dictionaries(self) -> list[bytes]:
         """The compression dictionaries published so far, oldest first."""
 
-    # --- publication ---
-
     @abstractmethod
     def append(self, chunk: Chunk, *, restores: bool = False) -> None:
         """Publish a chunk: afterwards every reader that looks finds it, whatever becomes of this process.
@@ -269,8 +246,6 @@ class AnyAppender(ABC):
     @abstractmethod
     def seal(self) -> None:
         """Write index, labels and zip directory behind the chain; does nothing where they are there."""
-
-    # --- who computes what ---
 
     @property
     def can_lock(self) -> bool:
@@ -301,8 +276,6 @@ class AnyAppender(ABC):
     def release(self, number: int) -> None:
         """Let go of a claim."""
         self._claims.release(number)
-
-    # --- the end ---
 
     @abstractmethod
     def close(self) -> None:

@@ -218,14 +218,14 @@ _WRITER = [
     Bug(
         "head not synced",
         "writer/appender.py",
-        "                    file.sync()\n                    durable.sync_directory",
-        "                    durable.sync_directory",
+        "                    file.sync()\n                    storage.sync_directory",
+        "                    storage.sync_directory",
         (f"{POWER_CUT}[create]", f"{POWER_CUT}[sync each chunk]"),
     ),
     Bug(
         "new name not synced",
         "writer/appender.py",
-        "                    durable.sync_directory(os.path.dirname(name))\n",
+        "                    storage.sync_directory(os.path.dirname(name))\n",
         "",
         ("test_planted_gaps.py",),
     ),
@@ -357,8 +357,8 @@ _WRITER = [
     ),
     Bug(
         "a leftover is cut, not deleted",
-        "temporary.py",
-        "                durable.remove_tree(work)\n",
+        "writer/temporary.py",
+        "                storage.remove_tree(work)\n",
         "                session.truncate(0)\n                return session\n",
         ("test_planted_gaps.py",),
     ),
