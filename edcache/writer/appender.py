@@ -30,13 +30,7 @@ _MOST_REPLACED: Final = 20
 
 
 def until_it_stays(run: Callable[[], object], is_done: Callable[[], bool] = lambda: False) -> None:
-    """Run something again where the archive was replaced meanwhile by another process.
-
-    That has compacted it, or has published and deleted what stood for it.
-
-    Args:
-        is_done: whether what took its place is what was to be made.
-    """
+    """Run something again where another process replaced the archive, unless that `is_done` then."""
     for _ in range(_MOST_REPLACED):
         with suppress(StaleArchiveError):
             run()
@@ -82,10 +76,7 @@ class _Claims:
 
 
 class Appender(AnyAppender):
-    """An archive in a file, open for appending by this process.
-
-    Each publication takes the file's append lock, and cuts the torn tail of a process that died.
-    """
+    """An archive in a file: each publication takes its append lock, and cuts the torn tail of who died."""
 
     _log: Log
 
@@ -112,8 +103,6 @@ class Appender(AnyAppender):
             begins_anew: whether an archive with another head gives way to a new one, where its first fill
                 failed before its first sample and no process writes it.
             joins: whether others see from the start that this process writes it; see `join_fillers`.
-        Raises:
-            ArchiveExistsError, NotAnArchiveError, CorruptArchiveError, StorageError.
         Safety: two processes that create one path at once end up with one head.
         """
         name = os.fspath(path)
@@ -187,11 +176,8 @@ class Appender(AnyAppender):
     def revise(self, revision: Revision) -> None:
         """Publish a revision of labels, synced; an archive that was sealed is sealed again.
 
-        What others dropped before is left out; where nothing is left, nothing is published.
-
-        Raises:
-            LabelTypeError: a column does not go with what the archive has of it.
-            StorageError: nothing of the revision was published, or all of it, and it is not sealed.
+        What others dropped before is left out; where nothing is left, nothing is published. LabelTypeError
+        where a column does not go with what the archive has. After a StorageError all of it is there, or none.
         """
         with self._appending():
             before, names = self._revised_types(), [name for name, _ in self.head.labels]
@@ -218,20 +204,13 @@ class Appender(AnyAppender):
         return [self._revision_types[header.seq] for header in self.chain.revisions]
 
     def seal(self) -> None:
-        """Write index, labels and zip directory, unless the archive already ends with them.
-
-        Cost: reads every chunk's table; writes about 30 bytes a sample plus its labels.
-        """
+        """See the base class; reads every chunk's table, writes about 30 bytes a sample plus its labels."""
         with self._appending():
             if self.chain.seal is None:
                 self._log.seal()
 
     def check_tables(self) -> None:
-        """Read the tables that `seal` will read.
-
-        Raises:
-            CorruptArchiveError: one is damaged.
-        """
+        """Read the tables that `seal` will read; raises CorruptArchiveError where one is damaged."""
         self._revised_types()
         for header in self.chain.chunks:
             self._log.table(header)
@@ -255,11 +234,7 @@ class Appender(AnyAppender):
         return self._log.file.closed
 
     def close(self) -> None:
-        """See the base class.
-
-        Raises:
-            StorageError: sync= is a number, and what was published last could not be synced.
-        """
+        """See the base class; StorageError where sync= is a number, and the last could not be synced."""
         try:
             if self._log.timed is not None and not self.closed and self._pid == os.getpid():
                 self._log.timed.finish()

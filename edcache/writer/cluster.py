@@ -61,11 +61,7 @@ def encode_samples(job: Job, indices: list[int]) -> tuple[list[Chunk], list[Fail
 
 
 class Cluster:
-    """One fill by an engine, `job.options.executor`.
-
-    Args:
-        tick: called several times a second.
-    """
+    """One fill by an engine, `job.options.executor`; `tick` is called several times a second."""
 
     def __init__(self, job: Job, appender: AnyAppender, presence: Presence, tick: Callable[[], None]) -> None:
         self._executor = job.options.executor
@@ -76,10 +72,7 @@ class Cluster:
         self._held: set[int] = set()
 
     def run(self) -> int:
-        """Have all that is missing computed; returns how many samples were published.
-
-        Raises: what a task raised; what was published stays.
-        """
+        """Have all that is missing computed; returns how many were published, or raises what a task did."""
         claims = self._presence.missing_claims
         if not self._job.options.shared_filesystem:
             return self._run_returning(claims)

@@ -43,7 +43,7 @@ _WARN = 0.95
 
 
 def fill(job: Job, *, rebuild: bool = False) -> int:
-    """Compute every sample of a source that the archive lacks, and seal it.
+    """Compute every sample of a source that the archive lacks, and seal it; returns how many were published.
 
     Args:
         job: how, `job.options` say. The source goes with every task of an executor; after an error, tasks
@@ -51,18 +51,14 @@ def fill(job: Job, *, rebuild: bool = False) -> int:
         rebuild: fill `path + ".edcache.new"` from nothing and put it in the place of `path` at the end;
             whoever has the old archive open keeps reading it. Of several processes that rebuild at once one
             does; the others wait, and take what it built.
-    Returns:
-        How many samples this process and its workers published.
     Raises:
-        SourceError: the source raised, hung, or killed its workers; everything computed before is
-            published, and calling again continues there.
+        SourceError: the source raised, hung, or killed its workers; calling again continues there.
         StaleCacheError: the archive has another length than the source.
         UnsupportedTypeError, LabelError: a sample cannot be stored, or makes no label column.
-        StorageError: the disk is full, or will be; everything published stays.
+        StorageError: the disk is full, or will be.
         WorkerError: workers end, and no sample is to blame.
 
-    A chunk is published when it is full, and otherwise after a tenth of the time spent so far
-    (0.2 to 2 seconds): a kill costs little of what was computed, even in the first seconds.
+    Whatever is raised, everything computed before is published.
     """
     if is_stream(job.source):
         run = partial(fill_stream, num_workers=stream_workers(job))
@@ -228,12 +224,7 @@ class _Shown(Watch):
             self._check_space(samples, nbytes)
 
     def _check_space(self, samples: int, nbytes: int) -> None:
-        """Compare what is missing with the free space, once the first samples have shown their size.
-
-        Raises:
-            StorageError: "train.zip: the samples that are missing take about 120.0 GB, the disk has 80.0 GB
-                left; free some, or pass check_space=False".
-        """
+        """Compare what is missing with the free space, once the first samples have shown their size."""
         if not samples or not self._missing:
             return
         left, self._missing = self._missing - samples, 0

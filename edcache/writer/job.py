@@ -60,11 +60,7 @@ class Job:
         return self.head.length
 
     def open(self) -> AnyAppender:
-        """The archive, made if it is not there yet.
-
-        Raises:
-            StaleCacheError: it is of another source, or has another length.
-        """
+        """The archive, made if it is not there yet; StaleCacheError for another source or length."""
         appender = self.store.appender(self.head, self.sync)
         try:
             check_origin(self.path, appender.head, self)
@@ -82,8 +78,7 @@ class Job:
     def publisher(self, appender: AnyAppender, *, keeps_failures: bool = True) -> Publisher:
         """What encodes and publishes samples, with the label columns that the archive was begun with.
 
-        Args:
-            keeps_failures: whether `on_error` may keep samples that are refused from ending the fill.
+        keeps_failures: whether `on_error` may keep samples that are refused from ending the fill.
         """
         spec = adopt_labels(appender.head, self.spec, self.path)
         failure_of = self.failure_of if keeps_failures else None
@@ -93,8 +88,7 @@ class Job:
         """One sample from the source, tried as often as asked for.
 
         Raises:
-            SourceError: "train.zip: the source raised at index 7: ValueError: ...; ..."; the source's
-                exception is its __cause__.
+            SourceError: "train.zip: the source raised at index 7: ValueError: ...; ..."; the cause is there.
         """
         retries = self.options.retries
         while True:
@@ -173,10 +167,9 @@ def check_source(source: Any, path: str) -> None:
 
 
 def check_origin(path: str, archive: Head, job: Job) -> dict[str, Any] | None:
-    """Raise StaleCacheError where an archive was made of another source.
+    """The source's fingerprint in the form of the archive's; None where one has none.
 
-    Returns:
-        The source's fingerprint, in the form of the archive's; None where one of them has none.
+    StaleCacheError where they differ.
     """
     head = job.head
     if archive.fingerprint is None or head.fingerprint is None:
@@ -196,12 +189,7 @@ def check_origin(path: str, archive: Head, job: Job) -> dict[str, Any] | None:
 
 
 def length_of(source: Any, path: str) -> int:
-    """How many samples a source has.
-
-    Raises:
-        SourceError: its len() raised, or gave no whole number from 0 up.
-        LengthError: so many that the books of them do not fit into memory, or no archive holds them.
-    """
+    """How many samples a source has; SourceError for no length, LengthError for one that nothing can hold."""
     try:
         length = len(source)
     except Exception as error:

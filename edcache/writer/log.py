@@ -39,10 +39,7 @@ from edcache.storage import File
 
 
 class TimedSync:
-    """Syncs, in a thread, no later than so many seconds after something was published.
-
-    sync: brings all to the disk that was published before it was called.
-    """
+    """Syncs, in a thread, no later than so many seconds after something was published."""
 
     def __init__(self, seconds: float, sync: Callable[[], None]) -> None:
         self._seconds = seconds
@@ -110,11 +107,7 @@ class Log:
 
     @contextmanager
     def appending(self) -> Iterator[None]:
-        """Hold the file's append lock, with everything taken in that others published and no torn tail.
-
-        Raises:
-            StaleArchiveError: another file has its name now.
-        """
+        """Hold the append lock, with everything taken in that others published and no torn tail."""
         with self.file.locked(format.LOCK_APPEND):
             if not self.file.is_named():
                 raise StaleArchiveError(
@@ -150,8 +143,7 @@ class Log:
     ) -> None:
         """Write an entry at the end of the chain: payload first, header last, or both by one call.
 
-        Args:
-            content: what `is_published` will be asked about, or None.
+        content: what `is_published` will be asked about, or None.
         """
         cursor = self.chain.cursor
         bare = Header(kind, self.head.uuid, cursor.seq, cursor.offset, cursor.link, 0, 0)

@@ -114,11 +114,7 @@ class Watch:
 
 
 class Part:
-    """One process's part in filling one archive; its caller seals.
-
-    Args:
-        appender: the archive; nobody else may use it meanwhile. presence: of its samples.
-    """
+    """One process's part in filling one archive, which nobody else may use meanwhile; its caller seals."""
 
     def __init__(self, job: Job, appender: AnyAppender, presence: Presence, watch: Watch) -> None:
         self._job = job
@@ -132,7 +128,7 @@ class Part:
     def run(self, claims: list[int]) -> int:
         """Compute what is missing, and wait for what others have claimed; returns how many were published.
 
-        Raises: what ends the fill; before it goes on, what was computed is published.
+        What was computed is published before anything is raised.
         """
         try:
             self._compute_claims(claims)

@@ -71,11 +71,7 @@ class Store(Location):
         return reader
 
     def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
-        """The store that a fill writes into: this one, or what stands for it, in `spool`, until `published`.
-
-        Raises:
-            OptionError: nothing can be filled here, or not in this way.
-        """
+        """The store that a fill writes into: this one, or until `published` what stands for it in `spool`."""
         return self
 
     def published(
@@ -83,9 +79,8 @@ class Store(Location):
     ) -> AbstractContextManager[None]:
         """Bring what is filled in the block, where `filled_in` said, to where it belongs.
 
-        Args:
-            is_done: whether what is there now, put there by another, is what was to be made.
-            replaces: it takes the place of what is there.
+        is_done: whether what is there now, put there by another, is what was to be made.
+        replaces: it takes the place of what is there.
         """
         return nullcontext()
 
@@ -205,11 +200,7 @@ class AnyAppender(ABC):
         return self._label_types[1]
 
     def _joined_types(self, labels: Any) -> LabelTypes:
-        """The types of the columns once these labels are published.
-
-        Raises:
-            LabelTypeError: they do not go with those that are there.
-        """
+        """The types of the columns once these labels are published; LabelTypeError where they do not fit."""
         types, known = LabelTypes.of(labels), self.label_types()
         if known is not None:
             types = known.joined(types, self.path)
@@ -223,13 +214,10 @@ class AnyAppender(ABC):
     def append(self, chunk: Chunk, *, restores: bool = False) -> None:
         """Publish a chunk: afterwards every reader that looks finds it, whatever becomes of this process.
 
-        Args:
-            restores: of a sample that was published before and evicted by the server, only the record is
-                stored again. From a file nothing is evicted.
-        Raises:
-            LabelTypeError: its label columns do not go with those of the archive.
-            StorageError: nothing of the chunk was published, what was there before still is.
-        After any exception the same chunk may be given again: it is published once.
+        restores: of a sample that was published before and evicted by the server, only the record is
+            stored again. From a file nothing is evicted.
+        LabelTypeError where its label columns do not go with those of the archive. After a StorageError none
+        of it was published. After any exception the same chunk may be given again: it is published once.
         """
 
     def amend(self, **changes: object) -> None:

@@ -26,11 +26,7 @@ def is_stream(source: Any) -> bool:
 
 
 def stream_workers(job: Job) -> int:
-    """How many DataLoader workers iterate an IterableDataset, each its own share of it.
-
-    Raises:
-        OptionError: some are asked for, of what does not divide itself.
-    """
+    """How many DataLoader workers iterate an IterableDataset, each its own share; OptionError for another."""
     num_workers = worker_count(job.options.num_workers)
     if num_workers and not isinstance(job.source, IterableDataset):
         raise OptionError(
@@ -42,13 +38,7 @@ def stream_workers(job: Job) -> int:
 def fill_stream(job: Job, num_workers: int) -> int:
     """Store the samples of `job.source` in their order, and seal the archive when there are no more.
 
-    Args:
-        num_workers: their order, which a DataLoader keeps, depends on it.
-    Returns:
-        How many samples were stored. What is there from before is passed over, not stored again.
-    Raises:
-        SourceError: the source raised; everything before is published. Else as `fill`.
-
+    Returns how many samples were stored. What is there from before is passed over, not stored again.
     Of several processes one fills; the others wait for it, and go on where it ends early.
     """
     if job.options.on_error == "skip":

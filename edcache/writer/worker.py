@@ -31,100 +31,66 @@ class Stopped(KeyboardInterrupt):
 
 
 class Board:
-    """A few numbers for each worker in shared memory, which the parent reads.
+    """What workers and their parent know of each other, in shared memory.
 
-    One writer each, so no lock that a killed process could hold.
+    Each number has one writer, so there is no lock that a killed process could hold.
 
     Args:
         context: a multiprocessing context. workers: how many.
+    Attributes, by worker:
+        at: the sample that it computes, counted from 1; 0 between samples. begun: samples so far.
+        published: samples that are in the archive.
+    Attributes, by the parent:
+        aside, count: samples, counted from 1, that no worker is to compute any more, and how many.
+        stop: whether every worker is to end before its next sample.
     """
 
     def __init__(self, context: Any, workers: int) -> None:
-        self._index = context.RawArray("q", workers)
-        self._begun = context.RawArray("q", workers)
-        self._published = context.RawArray("q", workers)
-        self._aside = context.RawArray("q", MOST_ASIDE)
-        self._count = context.RawValue("q", 0)
-        self._stop = context.RawValue("b", 0)
-
-    def begin(self, worker: int, index: int) -> None:
-        """A worker computes a sample now."""
-        self._index[worker] = index + 1
-        self._begun[worker] += 1
-
-    def end(self, worker: int) -> None:
-        """It computes none."""
-        self._index[worker] = 0
-
-    def at(self, worker: int) -> tuple[int | None, int]:
-        """Which sample a worker computes, None between samples, and how many it has begun."""
-        index = self._index[worker]
-        return (index - 1 if index else None), self._begun[worker]
-
-    def is_at_another(self, worker: int, index: int) -> bool:
-        """Whether another worker computes a sample, or ended in it, which the parent has not counted yet."""
-        return any(at == index + 1 for number, at in enumerate(self._index) if number != worker)
-
-    def published(self, worker: int, samples: int) -> None:
-        """A worker has published some more."""
-        self._published[worker] += samples
-
-    @property
-    def total(self) -> int:
-        """Samples that all workers have published."""
-        return sum(self._published)
+        self.at, self.begun, self.published = (context.RawArray("q", workers) for _ in range(3))
+        self.aside, self.count = context.RawArray("q", MOST_ASIDE), context.RawValue("q", 0)
+        self.stop = context.RawValue("b", 0)
 
     def set_aside(self, index: int) -> None:
         """Let no worker compute a sample any more; at most MOST_ASIDE of them."""
-        self._aside[self._count.value] = index + 1
-        self._count.value += 1
+        self.aside[self.count.value] = index + 1
+        self.count.value += 1
 
-    def __contains__(self, index: object) -> bool:
+    def __contains__(self, index: int) -> bool:
         """Whether a sample was set aside."""
-        count = self._count.value
-        return count > 0 and isinstance(index, int) and index + 1 in self._aside[:count]
-
-    def stop(self) -> None:
-        """Let every worker end before its next sample."""
-        self._stop.value = 1
-
-    @property
-    def stopped(self) -> bool:
-        """Whether `stop` was called."""
-        return bool(self._stop.value)
+        count = self.count.value
+        return count > 0 and index + 1 in self.aside[:count]
 
 
 def work(job: Job, board: Board, number: int, results: Any) -> None:
     """Fill together with others until nothing is missing.
 
-    Sends to `results`: None where nothing is missing, False where it was ended; or, of the exception that
+    Sends to `results`: True where nothing is missing, False where it was ended; or, of the exception that
     ended the fill, the traceback as text, then the exception and its cause, where each can be sent.
     """
     watch = _Watch(board, number)
     _settle(watch, number)
     error: BaseException | None = None
-    is_stopped = False
     try:
         with closing(job.open()) as appender:
             appender.join_fillers()
             presence = Presence(appender, job.length, job.since)
             Part(job, appender, presence, watch).run(presence.missing_claims)
-    except Stopped:
-        is_stopped = True
+    except Stopped as stopped:
+        error = stopped
     except KeyboardInterrupt as raised:  # by the source: a signal raises Stopped here
-        error = refusal(raised, board.at(number)[0] or 0, job.path)
+        error = refusal(raised, max(0, board.at[number] - 1), job.path)
         error.__cause__ = raised
     except BaseException as raised:  # noqa: BLE001 - raised in the parent
         error = raised
     with suppress(BrokenPipeError):
-        results.send(False) if is_stopped else _report(error, results)
+        if error is None or isinstance(error, Stopped):
+            results.send(error is None)
+        else:
+            _report(error, results)
     results.close()
 
 
-def _report(error: BaseException | None, results: Any) -> None:
-    if error is None:
-        results.send(None)
-        return
+def _report(error: BaseException, results: Any) -> None:
     results.send(traceback_of(error))
     cause = error.__cause__
     # Where tblib is installed, as by Dask, an exception is pickled with these, which may not be possible.
@@ -145,23 +111,24 @@ class _Watch(Watch):
         self._is_asked = False
 
     def is_aside(self, index: int) -> bool:
-        # The kernel lets go of a dead worker's claim before the parent has counted that death
+        # Another computes it, or died in it: the kernel lets go of a claim before the parent has counted that
         # (test_crew.py, test_nobody_begins_a_sample_whose_last_death_was_not_yet_counted).
-        while self._board.is_at_another(self._number, index):
+        while any(at == index + 1 and number != self._number for number, at in enumerate(self._board.at)):
             with self.interruptible():
                 time.sleep(_COUNT_SECONDS)
         return index in self._board
 
     def begin(self, index: int) -> None:
-        if self._is_asked or self._board.stopped:
+        if self._is_asked or self._board.stop.value:
             raise Stopped
-        self._board.begin(self._number, index)
+        self._board.at[self._number] = index + 1
+        self._board.begun[self._number] += 1
 
     def done(self, nbytes: int) -> None:
-        self._board.end(self._number)
+        self._board.at[self._number] = 0
 
     def published(self, samples: int) -> None:
-        self._board.published(self._number, samples)
+        self._board.published[self._number] += samples
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
