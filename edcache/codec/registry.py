@@ -39,6 +39,8 @@ MAX_FIELDS = 1024
 # By "module.qualname": `cls.__module__`, as it is in this process, or a name that was given.
 _registered: dict[str, type] = {}
 _forms: dict[str, Form] = {}
+# How often `register` was called: what was compiled before may hold members of other classes.
+changes = 0
 
 
 def class_name(cls: type) -> ClassName:
@@ -82,6 +84,8 @@ def register(
         raise OptionError(f"register: {shown} comes with one of encode= and decode=; pass both")
     if encode is None and not issubclass(cls, enum.Enum) and not _is_namedtuple_class(cls):
         _check_dataclass(cls)
+    global changes
+    changes += 1
     for key in (_own_name(cls), name or _own_name(cls)):
         if encode is not None and decode is not None:
             _forms[key] = Form(class_name(cls), cls, encode, decode)

@@ -128,11 +128,6 @@ class ReadThrough(Wrapped):
         """Read extents (offset, nbytes), one after the other."""
         return [memoryview(self.pread(offset, nbytes)) for offset, nbytes in extents]
 
-    def is_cached(self, offset: int) -> bool:
-        """Whether a byte can be read without waiting, as far as can be told."""
-        is_here = not self.is_partial or bool(self._known[min(offset >> BLOCK_BITS, self._last)])
-        return is_here and super().is_cached(offset)
-
     def announce(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> None:
         """Fetch what is missing of many extents, all at once.
 
