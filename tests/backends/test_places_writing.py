@@ -224,8 +224,8 @@ def test_a_fill_goes_to_s3_whole(s3, log, spool):
 
 SENDING = """
 import sys
-from edcache.stores import store_at
-from edcache.stores.spool import Spool
+from edcache.writer import store_at
+from edcache.backends.spool import Spool
 Spool(store_at(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": "s"})).publish(None)
 """
 

@@ -32,7 +32,7 @@ from edcache.writer.fingerprint_values import describe
 PROGRAM = """
 import dataclasses, enum, json, pathlib
 import numpy as np, torch
-from edcache.fingerprint import call_fingerprint
+from edcache.writer import call_fingerprint
 
 class Colour(enum.Enum):
     RED = "red"

@@ -208,7 +208,7 @@ def test_what_a_killed_process_left_of_a_copy_is_not_in_the_next(spool):
 SLOW_CHILD = """
     import os, time
     os.register_at_fork(after_in_child=lambda: time.sleep(2))     # before the package comes to let go
-    from edcache.durable import File
+    from edcache.storage import File
 
     first = File.open("shm://slow-child", "a")
     first.pwrite(0, b"kept")

@@ -132,7 +132,7 @@ class Log:
         """Forget what was seen: the server has lost it."""
         self.losses += 1
         chain = Chain(self.head, self._start, self.server)
-        # As of entries that a power cut took: whoever counts by the chain counts again (fill/presence.py).
+        # As of entries that a power cut took: whoever counts by the chain counts again (writer/presence.py).
         chain.lost = {-1 - loss for loss in range(self.losses)}
         self.chain, self.nbytes = chain, 0
         self._at, self._tables, self._last = {}, {}, b""
