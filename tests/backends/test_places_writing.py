@@ -230,6 +230,7 @@ Spool(store_at(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": 
 """
 
 
+@pytest.mark.full
 def test_an_upload_that_is_killed_goes_on_with_the_parts_that_are_missing(s3, spool, monkeypatch):
     system, options, log = s3
     url = "s3://bucket/large.zip"

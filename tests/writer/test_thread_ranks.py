@@ -228,6 +228,7 @@ SLOW_CHILD = """
 """
 
 
+@pytest.mark.full
 def test_a_child_that_another_thread_forked_keeps_nobody_from_memory():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SLOW_CHILD)], capture_output=True, text=True, timeout=60
