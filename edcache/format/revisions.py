@@ -13,8 +13,7 @@ from edcache.base import LabelTypeError
 from edcache.format.arrays import from_numpy
 from edcache.format.arrow import pa
 from edcache.format.tables import Revision
-from edcache.format.types import Clash, LabelTypes, no_type
-from edcache.format.unify import column_type, unify_column
+from edcache.format.types import Clash, LabelTypes, column_type, no_type, unify_column
 
 # A row for each of so many samples takes little, whatever they are; beyond, what is stored must justify it.
 _FEW: Final = 1 << 20

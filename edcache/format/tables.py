@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
+import struct
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -463,5 +464,13 @@ def _reported(what: str) -> Iterator[None]:
     """Turn what pyarrow and the checks above raise into a CorruptArchiveError."""
     try:
         yield
-    except (pa.ArrowException, ValueError, KeyError, TypeError, OSError, OverflowError) as error:
+    except (
+        pa.ArrowException,
+        struct.error,
+        ValueError,
+        KeyError,
+        TypeError,
+        OSError,
+        OverflowError,
+    ) as error:
         raise CorruptArchiveError(f"{what} does not read: {str(error)[:500]}") from error
