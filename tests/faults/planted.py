@@ -679,21 +679,21 @@ IMAGES = "test_images.py"
 _IMAGES = [
     Bug(
         "simplejpeg has no limit of pixels",
-        "codec/imaging.py",
+        "codec/images.py",
         "(limit is not None and height * width > limit)",
         "False",
         (f"{IMAGES}::test_a_decompression_bomb_is_refused_within_pillows_limit",),
     ),
     Bug(
         "simplejpeg fills in what is damaged",
-        "codec/imaging.py",
+        "codec/images.py",
         "library.decode_jpeg(data, target, strict=True)",
         "library.decode_jpeg(data, target, strict=False)",
         (f"{IMAGES}::test_half_a_file_is_refused_in_every_form",),
     ),
     Bug(
         "a batch of images takes any shape that broadcasts",
-        "codec/imaging.py",
+        "codec/images.py",
         "        if array.shape != rows.shape[1:]:\n            return None\n",
         "",
         (f"{IMAGES}::test_a_grey_picture_is_not_spread_over_the_colours_of_a_batch",),
