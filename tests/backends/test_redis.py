@@ -384,7 +384,7 @@ def test_those_who_create_at_once_end_up_with_one_cache(server, log):
 def test_of_two_sources_that_create_at_once_one_is_refused(server):
     from edcache.labels.spec import LabelSpec
     from edcache.writer.cache import new_head
-    from edcache.writer.fingerprint_origin import source_fingerprint
+    from edcache.writer.fingerprint import source_fingerprint
     from edcache.writer.job import Job
 
     def job(source):
