@@ -764,7 +764,7 @@ def test_it_is_exported(server, tmp_path):
 
 @pytest.mark.parametrize("url", ["redis://h/0?prefix=a", "rediss://h:1/0", "unix:///run/r.sock?prefix=a"])
 def test_the_url_of_a_server_is_neither_an_object_nor_a_glob(url):
-    from edcache.dataset.archives import expand_paths
+    from edcache.dataset.paths import expand_paths
     from edcache.storage.registry import located, shown
 
     assert expand_paths(url) is None

@@ -112,8 +112,6 @@ def test_imports_go_down_only_and_take_what_a_room_offers(file):
 CIRCLES = [
     {"backends.objects", "backends.spool"},
     {"codec.foreign", "codec.torchsave"},
-    {"dataset.cached", "dataset.relabel", "dataset.several"},
-    {"dataset.reading", "dataset.roots", "dataset.samples"},
     {"labels.classes", "labels.view"},
     {"storage.calls", "storage.naming", "storage.registry"},
 ]
