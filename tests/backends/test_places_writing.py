@@ -15,7 +15,7 @@ from likeness import same
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.backends.spool import Spool
+from edcache.backends.objects import Spool
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveNotFoundError,
