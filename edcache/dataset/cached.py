@@ -62,7 +62,7 @@ class CachedDataset(StoredSamples[T_co]):
             that has it open closes it or ends. Or a URL of a Redis server, which several hosts share:
             "redis://host:6379/0?prefix=name" (rediss:// for TLS, unix:// for a socket); `ttl=` seconds after
             which what is written expires; without `prefix=` one is made of the fingerprint. What is said of
-            files (sync, io, verify, check_space, chunks) means nothing there; see edcache/redis/.
+            files (sync, io, verify, check_space, chunks) means nothing there; see edcache/backends/redis/.
         fingerprint: what must match the archive's. By default the class of the source and its attributes (of
             what it wraps and holds, too), which are described in `edcache.writer`; or a JSON-able
             dict. False compares nothing.

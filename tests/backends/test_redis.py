@@ -510,6 +510,7 @@ def test_a_password_is_in_nothing_that_is_shown_or_pickled(server, monkeypatch):
     server.raw.acl_deluser("someone")
 
 
+@pytest.mark.full
 def test_a_wrong_password_is_one_clear_error(server, monkeypatch):
     monkeypatch.delenv("EDCACHE_REDIS_PASSWORD")
     for credentials in ("", ":wr0ng@"):
@@ -551,6 +552,7 @@ def test_a_url_whose_password_is_not_encoded_is_refused_and_not_shown(bad):
     assert "cr3t" not in str(caught.value)
 
 
+@pytest.mark.full
 def test_tls_is_spoken_where_the_url_says_so(tmp_path):
     import socket
 
@@ -666,6 +668,7 @@ def test_a_closed_dataset_and_an_empty_prefix_say_so(server):
         ds[0]
 
 
+@pytest.mark.full
 def test_without_the_library_the_extra_is_named():
     code = (
         "import sys; sys.modules['redis'] = None\n"

@@ -459,6 +459,7 @@ CachedDataset(Counting("val"), sys.argv[1])
 """
 
 
+@pytest.mark.full
 def test_a_source_that_counts_is_the_same_in_another_process(tmp_path: Path) -> None:
     path, source = str(tmp_path / "a.zip"), Counting()
     source[1]
