@@ -15,7 +15,7 @@ from likeness import same
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.backends.spool import Spool
+from edcache.backends.objects import Spool
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveNotFoundError,
@@ -225,7 +225,7 @@ def test_a_fill_goes_to_s3_whole(s3, log, spool):
 SENDING = """
 import sys
 from edcache.writer import store_at
-from edcache.backends.spool import Spool
+from edcache.backends.objects import Spool
 Spool(store_at(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": "s"})).publish(None)
 """
 

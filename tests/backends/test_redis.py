@@ -35,6 +35,7 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.samplers import ChunkShuffle
+from edcache.writer.registry import store_at
 
 PASSWORD = "s3cret-word"
 COUNT = 60
@@ -417,7 +418,7 @@ def test_built_anew_the_old_samples_go_and_their_readers_say_so(server, log):
 
 
 def test_of_those_who_build_anew_at_once_one_does_and_the_others_join_it(server):
-    from edcache.backends.redis.appender import RedisAppender, replace_head
+    from edcache.backends.redis.appender import RedisAppender
 
     url = server.url("digits")
     first = CachedDataset(Source(), url).head.uuid
@@ -425,10 +426,10 @@ def test_of_those_who_build_anew_at_once_one_does_and_the_others_join_it(server)
     assert head.uuid != first
     filling = RedisAppender.open(url, head)
     filling.join_fillers()
-    replace_head(url, type(head)(**{**head.__dict__, "uuid": bytes(range(16))}))
+    store_at(url).begin_anew(type(head)(**{**head.__dict__, "uuid": bytes(range(16))}))
     assert CachedDataset.from_cache(url).head.uuid == head.uuid
     filling.close()
-    replace_head(url, type(head)(**{**head.__dict__, "uuid": bytes(range(16))}))
+    store_at(url).begin_anew(type(head)(**{**head.__dict__, "uuid": bytes(range(16))}))
     assert CachedDataset.from_cache(url).head.uuid == bytes(range(16))
     assert server.all_keys() == ["digits:head"]
 
@@ -453,7 +454,7 @@ def test_another_prefix_that_begins_alike_is_another_cache(server):
     for k, prefix in enumerate(prefixes):
         assert is_whole(CachedDataset.from_cache(server.url(prefix)), 10 + k)
     for k, prefix in enumerate(prefixes):
-        assert edcache.backends.redis.remove(server.url(prefix)) == (12 + k, 10 + k)
+        assert store_at(server.url(prefix)).delete() == {"key": 12 + k, "record": 10 + k}
         for other, left in enumerate(prefixes[k + 1 :], k + 1):
             assert is_whole(CachedDataset.from_cache(server.url(left)), 10 + other)
     left = set(server.raw.scan_iter())

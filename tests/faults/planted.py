@@ -1025,7 +1025,7 @@ _PLACES = [
     ),
     Bug(
         "an upload replaces what came meanwhile",
-        "backends/spool.py",
+        "backends/objects.py",
         "if not replaces and self._store.state() != before:",
         "if False:",
         ("test_places_writing.py::test_another_archive_that_came_meanwhile_is_kept",),
