@@ -660,7 +660,7 @@ def test_prune_without_a_condition_takes_what_was_left_alone(cache: Path) -> Non
 def test_sizes(text: str, nbytes: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
-        "edcache.tools.housekeeping.plan_pruning",
+        "edcache.tools.plan_pruning",
         lambda archives, **limits: asked.append(limits) or plan_pruning(archives, **limits),
     )
     run("prune", "--max-size", text, "--older-than", "1.5d")
