@@ -114,7 +114,6 @@ CIRCLES = [
     {"codec.foreign", "codec.torchsave"},
     {"dataset.cached", "dataset.relabel", "dataset.several"},
     {"dataset.reading", "dataset.roots", "dataset.samples"},
-    {"labels.classes", "labels.view"},
     {"storage.calls", "storage.naming", "storage.registry"},
 ]
 
