@@ -89,7 +89,7 @@ _CHAIN = [
         "cursor moves at the index",
         "format/chain.py",
         "            self._index = header\n            return\n",
-        "            self._index = header\n            self.cursor = format.after(header)\n"
+        "            self._index = header\n            self.cursor = spec.after(header)\n"
         "            return\n",
         (f"{INTERRUPTS}[seal]",),
     ),
@@ -110,7 +110,7 @@ _CHAIN = [
     Bug(
         "lost entries stay",
         "format/chain.py",
-        "for seq in (seq for part in said.lost for seq in part):",
+        "for seq in (seq for part in amendment.lost for seq in part):",
         "for seq in list[int]():",
         (f"{POINTS}::test_a_chunk_lost_in_a_power_cut_is_missing_and_is_computed_again",),
     ),
