@@ -17,6 +17,7 @@ from .dtypes import tensor_dtype as tensor_dtype
 from .encode import Encoder as Encoder
 from .foreign import MOST_NBYTES as MOST_NBYTES
 from .foreign import restored as restored
+from .foreign import torch_loaded as torch_loaded
 from .images import STORED as STORED
 from .images import Decode as Decode
 from .images import Decoding as Decoding
@@ -26,4 +27,3 @@ from .images import read_through as read_through
 from .pickled import PICKLE_SCHEMA as PICKLE_SCHEMA
 from .registry import register as register
 from .schema import Node as Node
-from .torchsave import torch_loaded as torch_loaded

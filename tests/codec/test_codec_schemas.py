@@ -10,10 +10,10 @@ import struct
 import numpy as np
 import pytest
 import torch
-from codec_samples import Box, Point, encode, run_script, same
+from codec_samples import Box, Point, encode, encoded_bytes, run_script, same
 
 from edcache.codec.decode import Decoder, _shared
-from edcache.codec.encode import Encoder, encoded_bytes
+from edcache.codec.encode import Encoder
 from edcache.codec.schema import Layout, parse
 
 

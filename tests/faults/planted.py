@@ -916,15 +916,15 @@ _OLD_CACHES = [
     Bug(
         "a foreign tensor ends where it says",
         "codec/foreign.py",
-        "        if last >= len(data) // itemsize:",
-        "        if False:",
+        "    if last >= len(data) // itemsize:",
+        "    if False:",
         (f"{PICKLES}::test_a_tensor_reaches_no_further_than_its_storage",),
     ),
     Bug(
         "a foreign array of objects",
         "codec/foreign.py",
-        "        if not _TEXT.fullmatch(text):",
-        "        if False:",
+        "    if not _TEXT.fullmatch(text):",
+        "    if False:",
         (f"{PICKLES}::test_a_dtype_has_a_plain_name",),
     ),
     Bug(
