@@ -22,10 +22,9 @@ from edcache.format import (
 )
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
-from edcache.writer.claims import FileClaims
 from edcache.writer.log import Log
-from edcache.writer.protocol import AnyAppender
 from edcache.writer.recovery import discard_abandoned, lacks_head, recover_log
+from edcache.writer.store import AnyAppender
 
 _MOST_REPLACED: Final = 20
 
@@ -47,6 +46,41 @@ def until_it_stays(run: Callable[[], object], is_done: Callable[[], bool] = lamb
     run()
 
 
+class _Claims:
+    """Locks on bytes far behind a file's data, which the kernel frees when a process ends."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    @property
+    def can_lock(self) -> bool:
+        return self._file.can_lock
+
+    @property
+    def has_fillers(self) -> bool:
+        return self._file.is_locked(format.LOCK_FILLER, format.FILLERS)
+
+    def join_fillers(self) -> bool:
+        is_first = not self.has_fillers
+        # Of several that begin at once, one gets the first byte.
+        if self._file.try_lock(format.LOCK_FILLER):
+            return is_first
+        own = os.getpid()
+        for place in range(own, own + format.FILLERS):
+            if self._file.try_lock(format.LOCK_FILLER + place % format.FILLERS):
+                break
+        return False
+
+    def claim(self, number: int) -> bool:
+        return self._file.try_lock(format.LOCK_CLAIM + number)
+
+    def wait(self, number: int) -> None:
+        self._file.lock(format.LOCK_CLAIM + number)
+
+    def release(self, number: int) -> None:
+        self._file.unlock(format.LOCK_CLAIM + number)
+
+
 class Appender(AnyAppender):
     """An archive in a file, open for appending by this process.
 
@@ -56,9 +90,8 @@ class Appender(AnyAppender):
     _log: Log
 
     def __init__(self, log: Log) -> None:
-        super().__init__(log, FileClaims(log.file))
-        self.path = log.file.path
-        self.head = log.head
+        super().__init__(log, _Claims(log.file))
+        self.path, self.head = log.file.path, log.head
         self._revision_types: dict[int, RevisionTypes] = {}
 
     @classmethod
@@ -75,8 +108,7 @@ class Appender(AnyAppender):
         """Open an archive, or make one with `head` where there is none yet.
 
         Args:
-            head: used only when the file is new (or was never finished being created).
-            create: True: the path must not exist. False: continue what is there, or make it.
+            create: the path must not exist.
             begins_anew: whether an archive with another head gives way to a new one, where its first fill
                 failed before its first sample and no process writes it.
             joins: whether others see from the start that this process writes it; see `join_fillers`.
@@ -155,7 +187,7 @@ class Appender(AnyAppender):
     def revise(self, revision: Revision) -> None:
         """Publish a revision of labels, synced; an archive that was sealed is sealed again.
 
-        What it drops and others dropped before is left out; where nothing is left, nothing is published.
+        What others dropped before is left out; where nothing is left, nothing is published.
 
         Raises:
             LabelTypeError: a column does not go with what the archive has of it.

@@ -22,9 +22,8 @@ from typing import Any
 from edcache.base import OptionError, SourceError, WorkerError, check_workers
 from edcache.format import Failure
 from edcache.storage import refused
-from edcache.writer.board import MOST_ASIDE, Board
 from edcache.writer.job import Job
-from edcache.writer.worker import work
+from edcache.writer.worker import MOST_ASIDE, Board, work
 
 logger = logging.getLogger("edcache")
 

@@ -19,10 +19,11 @@ from contextlib import closing, contextmanager
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
-from edcache.base import ForkLock, OptionError, StorageError
+from edcache.base import ForkLock, OptionError, StorageError, parsed_bytes
 from edcache.writer.chunk import ChunkBuilder
 from edcache.writer.job import Job
-from edcache.writer.presence import Presence
+from edcache.writer.part import Presence
+from edcache.writer.store import store_at
 
 logger = logging.getLogger("edcache")
 
@@ -295,3 +296,23 @@ class _OpenArchive:
             RuntimeWarning,
             stacklevel=2,
         )
+
+
+def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
+    """How large `max_bytes=` lets an archive grow.
+
+    Args:
+        asked: bytes; text such as "20GB" or "512MiB"; a float in (0, 1], a part of the disk's free space.
+    Raises:
+        OptionError: it is none of these.
+    """
+    if asked is None:
+        return None
+    if isinstance(asked, float) and 0 < asked <= 1:
+        return store_at(path).part(asked)
+    nbytes = parsed_bytes(asked)
+    if nbytes is None:
+        raise OptionError(
+            f'max_bytes={asked!r}; give bytes, text such as "20GB", or a part of the free disk such as 0.5'
+        )
+    return nbytes

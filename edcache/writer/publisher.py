@@ -12,7 +12,7 @@ from edcache.codec import Compression, Encoder, train_dictionary
 from edcache.format import Failure, Head, LabelTypes
 from edcache.labels import LabelCollector, LabelSpec
 from edcache.writer.chunk import CHUNK_NBYTES, Chunk, ChunkBuilder
-from edcache.writer.protocol import AnyAppender
+from edcache.writer.store import AnyAppender
 
 LEAST_SECONDS: Final = 0.2
 MOST_SECONDS: Final = 2.0

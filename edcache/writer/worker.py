@@ -1,4 +1,4 @@
-"""What runs in a worker process of a fill."""
+"""What runs in a worker process of a fill, and the board by which its parent knows of it."""
 
 from __future__ import annotations
 
@@ -9,20 +9,89 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from multiprocessing import connection, parent_process
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from edcache.writer.board import Board
-from edcache.writer.job import Job, Stopped, refusal, traceback_of
-from edcache.writer.part import Part, Watch
+from edcache.writer.job import Job, refusal, traceback_of
+from edcache.writer.part import Part, Presence, Watch
 
 # Whoever lost its parent may finish its sample, and publish, for so long.
 GRACE_SECONDS = 2.0
+# More samples than this that kill or hang their process, and something else is wrong.
+MOST_ASIDE: Final = 1024
 _LOOK_SECONDS = 0.5
 _COUNT_SECONDS = 0.01
+
+
+class Stopped(KeyboardInterrupt):
+    """The fill ends for this worker; what it has computed is to be published."""
+
+
+class Board:
+    """A few numbers for each worker in shared memory, which the parent reads.
+
+    One writer each, so no lock that a killed process could hold.
+
+    Args:
+        context: a multiprocessing context. workers: how many.
+    """
+
+    def __init__(self, context: Any, workers: int) -> None:
+        self._index = context.RawArray("q", workers)
+        self._begun = context.RawArray("q", workers)
+        self._published = context.RawArray("q", workers)
+        self._aside = context.RawArray("q", MOST_ASIDE)
+        self._count = context.RawValue("q", 0)
+        self._stop = context.RawValue("b", 0)
+
+    def begin(self, worker: int, index: int) -> None:
+        """A worker computes a sample now."""
+        self._index[worker] = index + 1
+        self._begun[worker] += 1
+
+    def end(self, worker: int) -> None:
+        """It computes none."""
+        self._index[worker] = 0
+
+    def at(self, worker: int) -> tuple[int | None, int]:
+        """Which sample a worker computes, None between samples, and how many it has begun."""
+        index = self._index[worker]
+        return (index - 1 if index else None), self._begun[worker]
+
+    def is_at_another(self, worker: int, index: int) -> bool:
+        """Whether another worker computes a sample, or ended in it, which the parent has not counted yet."""
+        return any(at == index + 1 for number, at in enumerate(self._index) if number != worker)
+
+    def published(self, worker: int, samples: int) -> None:
+        """A worker has published some more."""
+        self._published[worker] += samples
+
+    @property
+    def total(self) -> int:
+        """Samples that all workers have published."""
+        return sum(self._published)
+
+    def set_aside(self, index: int) -> None:
+        """Let no worker compute a sample any more; at most MOST_ASIDE of them."""
+        self._aside[self._count.value] = index + 1
+        self._count.value += 1
+
+    def __contains__(self, index: object) -> bool:
+        """Whether a sample was set aside."""
+        count = self._count.value
+        return count > 0 and isinstance(index, int) and index + 1 in self._aside[:count]
+
+    def stop(self) -> None:
+        """Let every worker end before its next sample."""
+        self._stop.value = 1
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return bool(self._stop.value)
 
 
 def work(job: Job, board: Board, number: int, results: Any) -> None:
@@ -36,12 +105,10 @@ def work(job: Job, board: Board, number: int, results: Any) -> None:
     error: BaseException | None = None
     is_stopped = False
     try:
-        appender = job.open()
-        try:
+        with closing(job.open()) as appender:
             appender.join_fillers()
-            Part(job, appender, watch).run()
-        finally:
-            appender.close()
+            presence = Presence(appender, job.length, job.since)
+            Part(job, appender, presence, watch).run(presence.missing_claims)
     except Stopped:
         is_stopped = True
     except KeyboardInterrupt as raised:  # by the source: a signal raises Stopped here

@@ -13,6 +13,7 @@ import pytest
 import redis_server
 import torch
 from click.testing import CliRunner
+from edcache.writer.registry import store_at
 from likeness import outcome, same
 from scale import scaled, seeded
 from torch.utils.data import DataLoader
@@ -35,7 +36,6 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.samplers import ChunkShuffle
-from edcache.writer.registry import store_at
 
 PASSWORD = "s3cret-word"
 COUNT = 60

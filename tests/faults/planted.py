@@ -320,7 +320,7 @@ _WRITER = [
     ),
     Bug(
         "a forked child appends",
-        "writer/protocol.py",
+        "writer/store.py",
         "        if self._pid != os.getpid():\n            # A child",
         "        if False:\n            # A child",
         ("test_process.py",),
@@ -336,7 +336,7 @@ _WRITER = [
     ),
     Bug(
         "label types not joined",
-        "writer/protocol.py",
+        "writer/store.py",
         "            types = known.joined(types, self.path)\n",
         "            pass\n",
         ("test_process.py::test_labels_that_make_no_column_never_end_an_archive",),
