@@ -551,7 +551,7 @@ _READER = [
     ),
     Bug(
         "shares that are not of the class",
-        "dataset/splitting.py",
+        "dataset/split.py",
         "        hands = dealt_by_class(random, strata, apportioned(counts, weights))",
         "        hands = dealt(random, sizes_of(count, weights))",
         ("test_splits.py::test_each_part_has_of_each_class_its_share_rounded_down_or_up",),
