@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edcache import base
 from edcache.base import Ints, OptionError, Picks, Selection, Transform, repeated
-from edcache.dataset import resampling, splitting
+from edcache.dataset import resample, split
 from edcache.dataset.indexing import Readable, Root, T_co, integers, is_array
 from edcache.dataset.transforms import checked_step, extended
 from edcache.dataset.view_repr import argument, call, chain, conditions_step
@@ -127,7 +127,7 @@ class Samples(Readable[T_co]):
     def unique(self, name: str) -> View[T_co]:
         """The first sample of each value of a label column; a missing value is one value."""
         self._guard(32)
-        return self._picked(resampling.firsts(classes(self.labels, name, "unique")), call("unique", name))
+        return self._picked(resample.firsts(classes(self.labels, name, "unique")), call("unique", name))
 
     def group_by(self, name: str) -> dict[Any, View[T_co]]:
         """A view of the samples of each value of a label column, by value, in order of their first samples.
@@ -154,7 +154,7 @@ class Samples(Readable[T_co]):
                 the largest.
         """
         self._guard(48)
-        positions = resampling.oversampled(classes(self.labels, name, "oversample"), strategy, seed)
+        positions = resample.oversampled(classes(self.labels, name, "oversample"), strategy, seed)
         return self._picked(positions, call("oversample", name, strategy))
 
     def undersample(self, name: str, count: int | None = None, seed: int = 0) -> View[T_co]:
@@ -165,7 +165,7 @@ class Samples(Readable[T_co]):
             count: None takes the size of the smallest class.
         """
         self._guard(48)
-        positions = resampling.undersampled(classes(self.labels, name, "undersample"), count, seed)
+        positions = resample.undersampled(classes(self.labels, name, "undersample"), count, seed)
         return self._picked(positions, call("undersample", name, count))
 
     # ------------------------------------------------------------------------------- by position
@@ -246,17 +246,17 @@ class Samples(Readable[T_co]):
 
         >>> train, val, test = ds.split(0.8, 0.1, 0.1, seed=0, stratify="label", group="patient")
         """
-        weights = splitting.weights_of(parts, len(self))
+        weights = split.weights_of(parts, len(self))
         step = call("split", *parts, seed=seed, stratify=stratify, group=group)
         if seed is None and stratify is None and group is None:
-            ends = np.cumsum([0, *splitting.sizes_of(len(self), weights)]).tolist()
+            ends = np.cumsum([0, *split.sizes_of(len(self), weights)]).tolist()
             return tuple(
                 self._cut(range(start, end), f"{step}[{k}]")
                 for k, (start, end) in enumerate(itertools.pairwise(ends))
             )
         self._guard(48)
         strata, groups = self._codes(stratify, "split"), self._codes(group, "split")
-        runs = self._runs(*splitting.parted(len(self), weights, seed, strata, groups))
+        runs = self._runs(*split.parted(len(self), weights, seed, strata, groups))
         return tuple(self._view(f"{step}[{k}]", selection=run) for k, run in enumerate(runs))
 
     def kfold(
@@ -279,8 +279,8 @@ class Samples(Readable[T_co]):
         """
         self._guard(64)
         strata, groups = self._codes(stratify, "kfold"), self._codes(group, "kfold")
-        splitting.check_folds(n, len(self), group, groups)
-        order, bounds = splitting.parted(len(self), [1] * n, seed, strata, groups)
+        split.check_folds(n, len(self), group, groups)
+        order, bounds = split.parted(len(self), [1] * n, seed, strata, groups)
         step = call("kfold", n, seed=seed, stratify=stratify, group=group)
         twice = Picks(self._root_indices(np.concatenate([order, order])))
 

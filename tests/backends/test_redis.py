@@ -13,7 +13,6 @@ import pytest
 import redis_server
 import torch
 from click.testing import CliRunner
-from edcache.writer.registry import store_at
 from likeness import outcome, same
 from scale import scaled, seeded
 from torch.utils.data import DataLoader
@@ -36,6 +35,7 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.samplers import ChunkShuffle
+from edcache.writer.store import store_at
 
 PASSWORD = "s3cret-word"
 COUNT = 60

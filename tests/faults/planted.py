@@ -523,14 +523,14 @@ _READER = [
     ),
     Bug(
         "unlike samples made one batch",
-        "dataset/concat.py",
+        "dataset/concatenation.py",
         "        if special is not None or _common(shares, fields) is None:",
         "        if special is not None:",
         ("test_combining.py::test_a_batch_of_unlike_samples_is_what_default_collate_makes_of_them",),
     ),
     Bug(
         "a transform forgotten in a concat",
-        "dataset/concat.py",
+        "dataset/concatenation.py",
         "    if part._transform is not None:\n        raise NotInBulk",
         "    if False:\n        raise NotInBulk",
         ("test_combining.py::test_each_part_keeps_its_fields_and_transforms",),
@@ -551,7 +551,7 @@ _READER = [
     ),
     Bug(
         "shares that are not of the class",
-        "dataset/splitting.py",
+        "dataset/split.py",
         "        hands = dealt_by_class(random, strata, apportioned(counts, weights))",
         "        hands = dealt(random, sizes_of(count, weights))",
         ("test_splits.py::test_each_part_has_of_each_class_its_share_rounded_down_or_up",),
