@@ -432,6 +432,7 @@ def test_rm_deletes_none_where_one_is_no_archive(tmp_path: Path) -> None:
         assert path.exists()
 
 
+@pytest.mark.full
 def test_what_another_process_fills_is_deleted_by_force_only(cache: Path, filled_by_another: Path) -> None:
     path, other = filled_by_another, archive(filled_by_another.parent / "other.zip")
     reason = f"{path}: another process is filling it or appending to it"

@@ -91,6 +91,7 @@ def split_by_size(path: Path, folder: Path, most: int) -> list[Piece] | None:
     return None
 
 
+@pytest.mark.full
 def test_large_archives_are_cut_near_their_size_and_never_over_it(tmp_path):
     rng = np.random.default_rng(3)
     for kind in (None, "zstd+dict"):
