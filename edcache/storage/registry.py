@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 GROUP: Final = "edcache.backends"
 _FILES: Final = "edcache.backends.file:FileStore"
-_OBJECTS: Final = "edcache.backends.remote.store:RemoteStore"
+_OBJECTS: Final = "edcache.backends.remote.object:RemoteStore"
 _REDIS: Final = "edcache.backends.redis.store:RedisStore"
 _MEMORY: Final = "edcache.backends.shm.memory:MemoryStore"
 _BACKENDS: Final = {
