@@ -838,14 +838,14 @@ _LOCAL = [
     ),
     Bug(
         "a side file is overwritten where it counts",
-        "backends/mirror/side.py",
+        "backends/mirror/sidecar.py",
         "0 if first <= second else _SLOT_NBYTES",
         "0",
         (f"{COPY}::test_a_copy_that_replaces_another_is_killed_at_any_operation",),
     ),
     Bug(
         "two processes copy at once",
-        "backends/mirror/side.py",
+        "backends/mirror/sidecar.py",
         "                file.lock(LOCK_COPY)\n",
         "                pass\n",
         (f"{COPY}::test_processes_that_ask_for_one_copy_make_one",),
@@ -859,14 +859,14 @@ _LOCAL = [
     ),
     Bug(
         "a changed archive is read on",
-        "backends/mirror/through.py",
+        "backends/mirror/read_through.py",
         "        self._check_identity(origin)\n        for (offset",
         "        for (offset",
         (f"{THROUGH}::test_it_is_read_from_whatever_gives_bytes_at_offsets",),
     ),
     Bug(
         "a block is marked before its bytes are there",
-        "backends/mirror/through.py",
+        "backends/mirror/read_through.py",
         "                out.pwrite(offset, data)\n",
         "",
         (f"{THROUGH}::test_a_copy_that_is_full_is_an_ordinary_archive",),
