@@ -19,7 +19,7 @@ import numpy as np
 
 from edcache.base import LabelTypeError, described, unknown_label
 from edcache.format import is_number, numpy_dtype, pa, pc
-from edcache.labels.comparable import comparable_type
+from edcache.labels.column import comparable_type
 
 _OPERATIONS = {
     "==": operator.eq,

@@ -10,7 +10,7 @@ import numpy as np
 
 from edcache.base import shown
 from edcache.format import pa, pc
-from edcache.labels.comparable import comparable
+from edcache.labels.column import comparable
 
 _HEADER = ("label", "type", "nulls", "distinct", "min", "max", "most frequent", "times")
 

@@ -71,10 +71,11 @@ class System:
         """Where the next bytes are that are no hole; the offset itself where the system cannot tell."""
         return os.lseek(fd, offset, os.SEEK_DATA) if hasattr(os, "SEEK_DATA") else offset
 
-    def pread_cached(self, fd: int, offset: int) -> bool:
-        """Whether the byte at an offset can be read without waiting for a disk."""
+    def pread_cached(self, fd: int, offsets: tuple[int, ...]) -> bool:
+        """Whether the bytes at some offsets can be read without waiting for a disk."""
         try:
-            os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
+            for offset in offsets:
+                os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
         except BlockingIOError:
             return False
         return True

@@ -191,12 +191,6 @@ class File(ByteSource):
             except OSError:
                 pass  # nobody is there to hear it
 
-    @property
-    def _fd(self) -> int:
-        """The descriptor; -1, which no call takes, once closed."""
-        # In memory it is behind that of its entry.
-        return self._descriptors[-1] if self._descriptors else -1
-
     def _call(self, call: Callable[..., T], *arguments: Any) -> T:
         """Call the system with the descriptor, which no other thread closes meanwhile.
 
@@ -209,9 +203,10 @@ class File(ByteSource):
         try:
             self._inside[id(this)] = weakref.ref(this)
             # In this order: who closes either sees this call, or is seen by it.
-            if self.closed:
+            if self._is_closing or not self._descriptors:
                 raise ArchiveClosedError(f"{self.path}: closed; open it again")
-            return call(self._fd, *arguments)
+            # In memory the descriptor is behind that of its entry. -1, which no call takes, once closed.
+            return call(self._descriptors[-1] if self._descriptors else -1, *arguments)
         finally:
             self._inside.pop(id(this), None)
             if self._is_closing and self._descriptors:
@@ -309,12 +304,12 @@ class File(ByteSource):
         except OSError as error:
             refused(self.path, f"mapping {nbytes:,} bytes", error)
 
-    def is_cached(self, offset: int) -> bool:
-        """Whether the page of an offset is in memory; True where the system cannot tell."""
+    def are_cached(self, offsets: Sequence[int]) -> bool:
+        """Whether the pages of some offsets are in memory; True where the system cannot tell."""
         if not _CAN_TELL_CACHED:
             return True
         try:
-            return self._call(calls.system.pread_cached, offset)
+            return self._call(calls.system.pread_cached, tuple(offsets))
         except OSError:  # EOPNOTSUPP: the file system cannot tell
             return True
 

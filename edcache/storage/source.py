@@ -34,10 +34,6 @@ class ByteSource(ABC):
     is_live: bool = False
     token: Any = None
 
-    def is_at_hand(self) -> bool:
-        """Whether all of it is on this machine, or where its file system says."""
-        return not (self.by_request or self.is_partial)
-
     # --- one state ---
 
     @abstractmethod
@@ -80,8 +76,8 @@ class ByteSource(ABC):
         """Whether the bytes are known to be on another machine."""
         return self.by_request
 
-    def is_cached(self, offset: int) -> bool:
-        """Whether the page of an offset is in memory; True where nobody can tell."""
+    def are_cached(self, offsets: Sequence[int]) -> bool:
+        """Whether the pages of some offsets are in memory; True where nobody can tell."""
         return True
 
     def will_need(self, offset: int, nbytes: int) -> None:  # noqa: B027 - nobody listens
@@ -159,9 +155,9 @@ class Wrapped(ByteSource):
         """See `ByteSource`."""
         return self.data.is_remote()
 
-    def is_cached(self, offset: int) -> bool:
+    def are_cached(self, offsets: Sequence[int]) -> bool:
         """See `ByteSource`."""
-        return self.data.is_cached(offset)
+        return self.data.are_cached(offsets)
 
     def will_need(self, offset: int, nbytes: int) -> None:
         """See `ByteSource`."""

@@ -30,7 +30,7 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.reader.file import FileSession
+from edcache.reader.session import FileSession
 from edcache.storage import calls
 
 pytestmark = [

@@ -33,7 +33,7 @@ from edcache.errors import (
 )
 from edcache.format.spec import Head
 from edcache.format.tables import Failure, Records
-from edcache.format.unify import no_labels
+from edcache.format.types import no_labels
 from edcache.storage import calls
 from edcache.writer import temporary
 from edcache.writer.appender import Appender

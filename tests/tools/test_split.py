@@ -27,7 +27,7 @@ from edcache.errors import (
     OptionError,
     UnknownLabelError,
 )
-from edcache.tools.shares import Piece
+from edcache.tools import Piece
 
 
 def expect_as_original(folder: Path, path: Path, order: list[int] | None = None) -> None:

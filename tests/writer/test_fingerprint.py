@@ -20,13 +20,13 @@ import pytest
 import torch
 
 from edcache.errors import FingerprintError
-from edcache.writer.fingerprint_code import source_digest
-from edcache.writer.fingerprint_origin import (
+from edcache.writer.fingerprint import (
     call_fingerprint,
     differences,
     source_changed,
     source_fingerprint,
 )
+from edcache.writer.fingerprint_code import source_digest
 from edcache.writer.fingerprint_values import describe
 
 PROGRAM = """

@@ -33,8 +33,8 @@ from edcache import CachedDataset, CacheWriter, Reader, cachable
 from edcache.backends.redis.url import prefix_for
 from edcache.cli.reports import fingerprint_lines
 from edcache.errors import OptionError, StaleCacheError
+from edcache.writer.fingerprint import source_fingerprint
 from edcache.writer.fingerprint_code import source_digest
-from edcache.writer.fingerprint_origin import source_fingerprint
 
 COUNT = 4
 

@@ -130,11 +130,6 @@ class ReadThrough(Wrapped):
         """Read extents (offset, nbytes), one after the other."""
         return [memoryview(self.pread(offset, nbytes)) for offset, nbytes in extents]
 
-    def is_cached(self, offset: int) -> bool:
-        """Whether a byte can be read without waiting, as far as can be told."""
-        is_here = not self.is_partial or bool(self._known[min(offset >> BLOCK_BITS, self._last)])
-        return is_here and super().is_cached(offset)
-
     def announce(self, start: Ints, end: Ints) -> None:
         """Fetch what is missing of many extents, all at once.
 
