@@ -126,11 +126,17 @@ def copy(src: str, dst: str, progress: bool | None, **options: Any) -> None:
     Example:
       edcache copy /nfs/train.zip /ssd/cache --digest sha256:9f2c...
     """
-    from edcache.backends.mirror import CopyOptions, copy_local
+    from edcache.backends.mirror import copy_local
 
-    chosen = CopyOptions(options["threads"], options["digest"], options["max_size"])
     with bar("copying", src, progress) as on_progress:
-        copied = copy_local(src, dst, chosen, on_progress)
+        copied = copy_local(
+            src,
+            dst,
+            num_threads=options["threads"],
+            expected_digest=options["digest"],
+            max_bytes=options["max_size"],
+            on_progress=on_progress,
+        )
     print_lines([reports.copy_line(copied)])
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 GROUP: Final = "edcache.backends"
 _FILES: Final = "edcache.backends.file:FileStore"
-_OBJECTS: Final = "edcache.backends.remote.store:RemoteStore"
+_OBJECTS: Final = "edcache.backends.remote.object:RemoteStore"
 _REDIS: Final = "edcache.backends.redis.store:RedisStore"
 _MEMORY: Final = "edcache.backends.shm.memory:MemoryStore"
 _BACKENDS: Final = {
@@ -42,7 +42,7 @@ _BACKENDS: Final = {
 _LISTED: Final = "edcache.backends.mirror.evict"
 # By the words of `local=` and `preload=`: what opens a copy in the place of the archive.
 _COPIES: Final = {
-    "local": "edcache.backends.mirror.through:open_copy",
+    "local": "edcache.backends.mirror.read_through:open_copy",
     "shm": "edcache.backends.shm.preload:open_copy",
 }
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:://|::)")
