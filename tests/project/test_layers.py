@@ -115,7 +115,6 @@ CIRCLES = [
     {"dataset.cached", "dataset.relabel", "dataset.several"},
     {"dataset.reading", "dataset.roots", "dataset.samples"},
     {"labels.classes", "labels.view"},
-    {"storage.calls", "storage.naming", "storage.registry"},
 ]
 
 
