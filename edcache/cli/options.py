@@ -6,8 +6,9 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,11 +16,9 @@ from click.shell_completion import CompletionItem
 from edcache.base import NBYTES, Codec, IfFilling, OnError
 from edcache.storage import hidden
 
-if TYPE_CHECKING:
-    from edcache.base import ByteProgress
-
 BLOCK: Final = 10_000
 _SECONDS: Final = {"h": 3600, "d": 86_400, "w": 604_800}
+OnProgress = AbstractContextManager[Callable[[int, int], object]]
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -163,9 +162,9 @@ def print_report(as_json: bool, document: object, lines: Iterable[str]) -> None:
     print_lines([json.dumps(document, indent=1)] if as_json else lines)
 
 
-def bar(doing: str, path: str, progress: bool | None, unit: str = "B") -> ByteProgress:
+def bar(doing: str, path: str, progress: bool | None, unit: str = "B") -> OnProgress:
     """A bar on stderr, fed with (done, in all); by default on a terminal."""
-    from edcache.base import ByteProgress
+    from edcache.base import byte_progress
     from edcache.storage import shown
 
-    return ByteProgress(f"{doing} {os.path.basename(shown(path))}", progress, unit)
+    return byte_progress(f"{doing} {os.path.basename(shown(path))}", progress, unit)

@@ -185,7 +185,7 @@ def test_an_exception_leaves_the_bar_closed(capsys):
 
 KILLED = """
 import os, signal, sys
-import edcache.progress
+import edcache.base.progress
 from tqdm.auto import tqdm
 
 tqdm(disable=True)
@@ -209,7 +209,7 @@ def test_a_child_killed_amid_drawing_a_bar_stops_no_fill(whose):
 
 FORKED = """
 import os, threading
-from edcache.progress import Progress, _bar_class
+from edcache.base.progress import Progress, _bar_class
 
 held, done = threading.Event(), threading.Event()
 def draw():

@@ -24,7 +24,7 @@ from edcache.backends.mirror.side import (
     note_use,
     stamp_of,
 )
-from edcache.base import ArchiveExistsError, ByteProgress, DigestError, NotAnArchiveError, OptionError, Show
+from edcache.base import ArchiveExistsError, DigestError, NotAnArchiveError, OptionError, Show, byte_progress
 from edcache.reader import OnProgress, check_digest, parse_digest
 from edcache.storage import File, Location, local_path, located, shown
 
@@ -100,7 +100,7 @@ def copy_to_local(
     Cost: reads the origin once, and writes as much.
     """
     options = CopyOptions(num_threads, expected_digest, max_bytes, storage_options)
-    with ByteProgress(f"copying {os.path.basename(shown(src))}", progress) as tell:
+    with byte_progress(f"copying {os.path.basename(shown(src))}", progress) as tell:
         return copy_local(src, target, options, on_progress=tell).path
 
 
