@@ -141,7 +141,7 @@ def _as_slice(part: range) -> slice:
 
 def _from_start(positions: Ints, length: int) -> Ints:
     """Positions counted from the start, where some are from the end."""
-    # Not min(): as in views/reading.py.
+    # Not min(): as in dataset/reading.py.
     if len(positions) and positions[positions.argmin()] < 0:
         return np.where(positions < 0, positions + length, positions)
     return positions

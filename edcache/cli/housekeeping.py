@@ -220,24 +220,23 @@ def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
       edcache rm old.zip cache/digits-*.zip
       edcache rm 'redis://localhost:6379/0?prefix=digits'
     """
-    from edcache.backends.redis import is_server, removable, remove
     from edcache.tools import check_deletable
+    from edcache.writer import store_at
 
-    files, servers = [path for path in paths if not is_server(path)], list(filter(is_server, paths))
-    for path in files:
+    for path in paths:
         check_deletable(path, force=force)
-    for server in servers:
-        removable(server, force=force)
+    stores = {path: store_at(path) for path in paths}
+    files = [path for path, store in stores.items() if store.naming is not None]
+    served = {path: store for path, store in stores.items() if store.naming is None}
     doomed = dict.fromkeys(file for path in files for file in (path, *_leftover(path)))
-    _confirm(f"delete {', '.join([*doomed, *servers])}?", yes)
+    _confirm(f"delete {', '.join([*doomed, *served])}?", yes)
     gone = 0
     for file, nbytes in _deleted(doomed, force):
         gone += 1
         click.echo(printable(f"{file}: deleted, {human_bytes(nbytes)}"))
-    for server in servers:
-        removed = remove(server)
-        counts = f"{plural(removed.keys, 'key')}, {plural(removed.records, 'record')} among them"
-        click.echo(printable(f"{server}: deleted, {counts}"))
+    for path, store in served.items():
+        counts = ", ".join(plural(count, noun) for noun, count in store.delete().items())
+        click.echo(printable(f"{path}: deleted, {counts} among them"))
     if gone < len(doomed):
         sys.exit(FAILED)
 

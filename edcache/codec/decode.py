@@ -10,18 +10,18 @@ import struct
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import torch
 
 from edcache.base import CorruptRecordError, EdcacheError, PickleRefusedError, once
-from edcache.codec.containers import assembler
+from edcache.codec.containers import CONTAINERS, OPAQUE, Assemble
 from edcache.codec.dtypes import TORCH_BY_DTYPE, Array, Dtype
-from edcache.codec.imaging import Decoding
-from edcache.codec.leaves import reviver
+from edcache.codec.images import Decoding
+from edcache.codec.leaves import Revive, reviver
 from edcache.codec.pickled import PICKLE_SCHEMA, load
-from edcache.codec.schema import MAX_TEXT, OPAQUE, SELF_SCHEMA, Layout, Node, Path, Span, align, parse
+from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, Node, Path, Span, align, parse
 
 # Of all schemas whose decoders are kept together.
 _KEPT_TEXT = 1 << 18
@@ -34,6 +34,9 @@ _ReadAll = Callable[["Array"], list[Any]]
 
 # record, spans of its variable leaves, and for aliasing reads the record as a writable-looking array.
 _Read = Callable[[memoryview, list[Span], "Array | None"], Any]
+
+_NO_SPANS: list[Span] = []
+_NO_ALIAS: Array = np.empty(0, np.uint8)
 
 
 class Field(NamedTuple):
@@ -86,18 +89,19 @@ class Decoder:
         self.text_nbytes = len(schema_text)
         self.structure: Node | None = None
         self.layout: Layout | None = None
-        special = _SPECIAL.get(schema_text)
-        if special is not None:
-            self._decode: Callable[[memoryview, bool], object] = getattr(self, special)
-            return
-        self.structure = parse(schema_text, decoding)
-        self.layout = Layout(self.structure)
-        self.nbytes = self.layout.nbytes
-        self.fixed_nbytes = self.layout.data_offset if self.nbytes is None else self.nbytes
-        self._readers = list(_leaf_readers(self.layout))
-        self._read = _compile(self.structure, iter(self._readers))
-        self._aliases = any(leaf.kind == "tensor" for leaf in self.layout.leaves)
-        self._decode = self._decode_native
+        self._decode: Callable[[memoryview, bool], object] = self._decode_native
+        if schema_text == SELF_SCHEMA:
+            self._decode = self._decode_self
+        elif schema_text == PICKLE_SCHEMA:
+            self._decode = self._decode_pickle
+        else:
+            self.structure = parse(schema_text, decoding)
+            self.layout = layout = Layout(self.structure)
+            self.nbytes = layout.nbytes
+            self.fixed_nbytes = layout.data_offset if layout.nbytes is None else layout.nbytes
+            self._readers = list(_leaf_readers(layout))
+            self._read = _compile(self.structure, iter(self._readers))
+            self._aliases = any(leaf.kind == "tensor" for leaf in layout.leaves)
 
     @once
     def fields(self) -> Mapping[Path, Field]:
@@ -124,9 +128,7 @@ class Decoder:
         try:
             return self._decode(record, copy)
         except (ValueError, OverflowError) as error:
-            if isinstance(error, EdcacheError):
-                raise
-            raise CorruptRecordError(f"record does not decode: {error}") from error
+            _refuse(error)
 
     @once
     def decode_all(self) -> Callable[[Array], list[Any]] | None:
@@ -150,19 +152,14 @@ class Decoder:
         return decode
 
     def decode_field(self, path: Path, record: memoryview) -> object:
-        """Decode one leaf of a record, one of `fields` and no image or object; the caller owns it.
-
-        Raises: as `decode`.
-        """
+        """Decode one leaf of a record, one of `fields` and no image or object; as `part`."""
         layout = self.layout
         assert layout is not None
         try:
             spans = _NO_SPANS if self.nbytes is not None else layout.locate(record)
             return self._leaf_readers[path](record, spans, None)
         except (ValueError, OverflowError) as error:
-            if isinstance(error, EdcacheError):
-                raise
-            raise CorruptRecordError(f"record does not decode: {error}") from error
+            _refuse(error)
 
     def part(self, node: Node) -> Callable[[memoryview], Any]:
         """How what lies at a node of `structure` is decoded, from a whole record; the caller owns it.
@@ -178,9 +175,7 @@ class Decoder:
             try:
                 return read(record, layout.locate(record) if varies else _NO_SPANS, None)
             except (ValueError, OverflowError) as error:
-                if isinstance(error, EdcacheError):
-                    raise
-                raise CorruptRecordError(f"record does not decode: {error}") from error
+                _refuse(error)
 
         return decode
 
@@ -199,19 +194,16 @@ class Decoder:
 
     def reviver(self, path: Path) -> Callable[[memoryview], Any] | None:
         """What makes a leaf of variable size of its data; None for arrays, tensors and fixed leaves."""
-        return self._revivers.get(path)
-
-    @once
-    def _revivers(self) -> dict[Path, Callable[[memoryview], Any]]:
-        assert self.layout is not None
-        leaves = (self.layout.leaves[place] for place in self.layout.variable)
-        return {leaf.path: reviver(leaf) for leaf in leaves if leaf.memory is None}
+        assert self.structure is not None
+        leaf = self.structure.at(path)
+        if leaf is None or leaf.memory is not None or leaf.nbytes is not None or leaf.is_container:
+            return None
+        return reviver(leaf.kind, leaf.const)
 
     @once
     def _leaf_readers(self) -> dict[Path, _Read]:
         assert self.layout is not None
-        readers = zip(self.layout.leaves, self._readers, strict=True)
-        return {leaf.path: read for leaf, read in readers}
+        return {leaf.path: read for leaf, read in zip(self.layout.leaves, self._readers, strict=True)}
 
     def _decode_native(self, record: memoryview, copy: bool) -> object:
         if self.nbytes is None:
@@ -244,9 +236,10 @@ class Decoder:
         return load(record)
 
 
-_SPECIAL = {SELF_SCHEMA: "_decode_self", PICKLE_SCHEMA: "_decode_pickle"}
-_NO_SPANS: list[Span] = []
-_NO_ALIAS: Array = np.empty(0, np.uint8)
+def _refuse(error: Exception) -> NoReturn:
+    if isinstance(error, EdcacheError):
+        raise error
+    raise CorruptRecordError(f"record does not decode: {error}") from error
 
 
 class Decoders(dict[Any, Decoder]):
@@ -285,6 +278,11 @@ def _fields(node: Node, offsets: Iterator[int | None]) -> Iterator[Field]:
         yield Field(node.path, node.kind, node.dtype, shape, next(offsets), node.nbytes)
 
 
+def assembler(node: Node) -> Assemble:
+    """Return the function that makes the container at a node of a list of its children."""
+    return CONTAINERS[node.kind].assemble(node.keys, node.const)
+
+
 def _compile(node: Node, readers: Iterator[_Read]) -> _Read:
     if node.kind == "none":
         return lambda record, spans, alias: None
@@ -317,9 +315,9 @@ def _leaf_column(leaf: Node, offset: int | None) -> _ReadAll | None:
     if leaf.code is None:
         return _array_column(leaf, part)
     unpack = struct.Struct("<" + leaf.code).iter_unpack
-    if leaf.kind in ("int", "float"):
+    revive = reviver(leaf.kind, leaf.const)
+    if revive is None:
         return lambda records: [value for (value,) in unpack(records[:, part].tobytes())]
-    revive = reviver(leaf)
     return lambda records: [revive(value) for (value,) in unpack(records[:, part].tobytes())]
 
 
@@ -347,21 +345,11 @@ def _array_column(leaf: Node, part: slice) -> _ReadAll | None:
 def _leaf_readers(layout: Layout) -> Iterator[_Read]:
     nth = 0
     for leaf, offset in zip(layout.leaves, layout.offsets, strict=True):
-        if offset is None:
-            yield _variable_reader(leaf, nth)
-            nth += 1
+        if leaf.code is None and leaf.memory is not None:
+            yield _array_reader(leaf, offset, nth)
         else:
-            yield _fixed_reader(leaf, offset)
-
-
-def _fixed_reader(leaf: Node, offset: int) -> _Read:
-    if leaf.code is None:
-        return _fixed_array(leaf, offset)
-    unpack = _unpack_from(leaf.code)
-    if leaf.kind in ("int", "float"):
-        return lambda record, spans, alias: unpack(record, offset)[0]
-    revive = reviver(leaf)
-    return lambda record, spans, alias: revive(unpack(record, offset)[0])
+            yield _value_reader(leaf, offset, nth, reviver(leaf.kind, leaf.const))
+        nth += offset is None
 
 
 @lru_cache(maxsize=64)
@@ -369,16 +357,13 @@ def _unpack_from(code: str) -> Callable[[Any, int], tuple[Any, ...]]:
     return struct.Struct("<" + code).unpack_from
 
 
-def _variable_reader(leaf: Node, nth: int) -> _Read:
-    if leaf.memory is not None:
-        make = _maker(leaf)
-
-        def read_array(record: memoryview, spans: list[Span], alias: Array | None) -> Any:
-            span = spans[nth]
-            return make(record, span.start, span.shape, alias)
-
-        return read_array
-    revive = reviver(leaf)
+def _value_reader(leaf: Node, offset: int | None, nth: int, revive: Revive | None) -> _Read:
+    if offset is not None and leaf.code is not None:
+        unpack = _unpack_from(leaf.code)
+        if revive is None:
+            return lambda record, spans, alias: unpack(record, offset)[0]
+        return lambda record, spans, alias: revive(unpack(record, offset)[0])
+    assert revive is not None
 
     def read(record: memoryview, spans: list[Span], alias: Array | None) -> Any:
         span = spans[nth]
@@ -387,24 +372,23 @@ def _variable_reader(leaf: Node, nth: int) -> _Read:
     return read
 
 
+def _array_reader(leaf: Node, offset: int | None, nth: int) -> _Read:
+    make, shape = _tensor_maker(leaf) if leaf.kind == "tensor" else _array_maker(leaf), leaf.shape
+    if offset is not None:
+        return lambda record, spans, alias: make(record, offset, shape, alias)
+
+    def read(record: memoryview, spans: list[Span], alias: Array | None) -> Any:
+        span = spans[nth]
+        return make(record, span.start, span.shape, alias)
+
+    return read
+
+
 _Make = Callable[[memoryview, int, Any, "Array | None"], Any]
 
 
-def _fixed_array(leaf: Node, offset: int) -> _Read:
-    make, shape = _maker(leaf), leaf.shape
-    return lambda record, spans, alias: make(record, offset, shape, alias)
-
-
-def _maker(leaf: Node) -> _Make:
+def _array_maker(leaf: Node) -> _Make:
     dtype: Any = leaf.memory
-    if leaf.kind == "array":
-        return _array_maker(dtype)
-    assert isinstance(leaf.dtype, torch.dtype)
-    known = TORCH_BY_DTYPE[leaf.dtype]
-    return _tensor_maker(dtype, None if known.bits is None else known.dtype)
-
-
-def _array_maker(dtype: Dtype) -> _Make:
     ndarray, itemsize = np.ndarray, dtype.itemsize
 
     def make(record: memoryview, offset: int, shape: Any, alias: Array | None) -> Any:
@@ -419,7 +403,10 @@ def _array_maker(dtype: Dtype) -> _Make:
     return make
 
 
-def _tensor_maker(dtype: Dtype, view: torch.dtype | None) -> _Make:
+def _tensor_maker(leaf: Node) -> _Make:
+    assert isinstance(leaf.dtype, torch.dtype)
+    known, dtype = TORCH_BY_DTYPE[leaf.dtype], leaf.memory
+    view = None if known.bits is None else known.dtype
     ndarray, copied, from_numpy = np.ndarray, np.array, torch.from_numpy
 
     def make(record: memoryview, offset: int, shape: Any, alias: Array | None) -> Any:

@@ -7,9 +7,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
-import numpy as np
-import numpy.typing as npt
-
 from edcache import storage
 from edcache.base import (
     FIXED,
@@ -19,20 +16,17 @@ from edcache.base import (
     OpenKeywords,
     OpenOptions,
     OptionError,
-    Picks,
     Sync,
     WarmupKeywords,
     Workers,
     provisional,
     takes,
 )
-from edcache.dataset.archives import Path, digests_of, expand_paths
-from edcache.dataset.reading import T_co
-from edcache.dataset.samples import View
-from edcache.dataset.several import Several
+from edcache.dataset.concat import Several
+from edcache.dataset.indexing import T_co
+from edcache.dataset.paths import Path, digests_of, expand_paths
 from edcache.dataset.stored import StoredSamples
-from edcache.format import Failure, Head
-from edcache.labels import Labels, LabelSpec
+from edcache.labels import LabelSpec
 from edcache.reader import AnyReader
 from edcache.writer import Store, store_at
 
@@ -62,7 +56,7 @@ class CachedDataset(StoredSamples[T_co]):
             that has it open closes it or ends. Or a URL of a Redis server, which several hosts share:
             "redis://host:6379/0?prefix=name" (rediss:// for TLS, unix:// for a socket); `ttl=` seconds after
             which what is written expires; without `prefix=` one is made of the fingerprint. What is said of
-            files (sync, io, verify, check_space, chunks) means nothing there; see edcache/redis/.
+            files (sync, io, verify, check_space, chunks) means nothing there; see edcache/backends/redis/.
         fingerprint: what must match the archive's. By default the class of the source and its attributes (of
             what it wraps and holds, too), which are described in `edcache.writer`; or a JSON-able
             dict. False compares nothing.
@@ -105,7 +99,6 @@ class CachedDataset(StoredSamples[T_co]):
         self._store, self._reader, self.path = store, reader, reader.path
         self._building: Building | None = None
         self._filler: LazyFiller | None = None
-        self._labels: Labels | None = None
         self.zero_copy = options.zero_copy
         self.transform, self.batch_transform = options.transform, options.batch_transform
 
@@ -240,63 +233,10 @@ class CachedDataset(StoredSamples[T_co]):
         return f"CachedDataset({self.path!r}, {len(self):,} samples{state}{labels})"
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {"_labels": None}
+        state = super().__getstate__()
         if self._building is not None and self.complete and not (self._filler and self._store.may_lose):
             state |= {"_building": None, "_filler": None}
         return state
-
-    @property
-    def head(self) -> Head:
-        """What the archive says about itself: uuid, length, codec, fingerprint."""
-        return self._reader.head
-
-    @property
-    def reader(self) -> AnyReader:
-        """The archive underneath."""
-        return self._reader
-
-    @property
-    def complete(self) -> bool:
-        """Whether the archive is sealed, and every sample has a record or is recorded as absent for good."""
-        return self._reader.complete
-
-    @property
-    def errors(self) -> list[Failure]:
-        """Why samples have no record, for those that failed when they were made.
-
-        Each has index, final (absent for good), error (the exception's name), message and traceback.
-        """
-        return list(self._reader.failures)
-
-    def available(self) -> View[T_co]:
-        """The samples that have a record, as a view."""
-        index = self._reader.records.index
-        selection = None if index is None else Picks(np.array(index, np.int64))
-        return self._chosen(selection, ".available()")
-
-    def info(self) -> dict[str, Any]:
-        """The state of the archive, and what reading it takes in this process.
-
-        Returns:
-            path, samples, present, sealed, labels (their names), nbytes (of the file), mapped (bytes of it
-            that are mapped, shared by all processes and given back when memory is short) and private
-            (bytes of this process alone; they do not grow with what is read).
-        """
-        reader = self._reader
-        return {
-            "path": self.path,
-            "samples": len(self),
-            "present": reader.present,
-            "sealed": reader.sealed,
-            "labels": reader.label_names,
-            "nbytes": reader.nbytes,
-            **reader.memory(),
-        }
-
-    @property
-    def missing(self) -> npt.NDArray[np.int64]:
-        """The indices without a record: int64 [k], sorted."""
-        return self._reader.missing()
 
     def add_labels(
         self,
@@ -384,18 +324,6 @@ class CachedDataset(StoredSamples[T_co]):
             self.refresh()
         return "seal" if self._building is None else self._building.job.sync
 
-    @property
-    def is_lazy(self) -> bool:
-        """Whether a sample that is missing is computed when it is asked for."""
-        return self._filler is not None
-
-    def refresh(self) -> bool:
-        """See what others have added since, or that they compacted it; says whether anything changed."""
-        changed = self._reader.refresh()
-        if changed:
-            self._labels = None
-        return changed
-
     @takes(FillOptions)
     def warmup(self, num_workers: Workers = None, **keywords: Unpack[WarmupKeywords]) -> CachedDataset[T_co]:
         """Compute every missing sample now, with a progress bar, and seal the archive.
@@ -432,24 +360,8 @@ class CachedDataset(StoredSamples[T_co]):
 
     cache_dataset = warmup
 
-    def close(self) -> None:
-        """Publish what a lazy cache still holds, and let go of the archive."""
-        if self._filler is not None:
-            self._filler.close()
-        self._labels = None  # they lie over the mapped file
-        self._reader.close()
-
-    def __enter__(self) -> CachedDataset[T_co]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _unsealed(self) -> list[str]:
         return [] if self._building is not None or self._reader.sealed else [self.path]
-
-    def _chain(self) -> str:
-        return f"CachedDataset({self.path!r}, {len(self):,} samples)"
 
 
 def opened(store: Store, options: CacheOptions, archive: AnyReader) -> CachedDataset:

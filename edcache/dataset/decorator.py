@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, get_args, o
 
 from edcache.base import CacheKeywords, CacheOptions, OnStale, OptionError, check_choice, provisional, takes
 from edcache.dataset.cached import CachedDataset, Source, check_fillable, opened
-from edcache.dataset.reading import T_co
+from edcache.dataset.indexing import T_co
 from edcache.dataset.staleness import is_stale
 from edcache.storage import hidden
 from edcache.writer import call_fingerprint, qualified_name, store_at

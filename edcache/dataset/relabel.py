@@ -31,8 +31,8 @@ from edcache.labels import (
 from edcache.writer import Appender, until_it_stays
 
 if TYPE_CHECKING:
-    from edcache.dataset.cached import CachedDataset
-    from edcache.dataset.samples import Samples
+    from edcache.dataset.stored import StoredSamples
+    from edcache.dataset.view import Samples
     from edcache.reader import FieldPath
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -42,7 +42,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def add_labels(
-    cache: CachedDataset,
+    cache: StoredSamples,
     what: Any,
     values: Any,
     on: str | None,
@@ -78,7 +78,7 @@ def add_labels(
     publish(cache, label_revision({name: column}), sync)
 
 
-def add_keys(cache: CachedDataset, spec: LabelSpec, sync: Sync) -> None:
+def add_keys(cache: StoredSamples, spec: LabelSpec, sync: Sync) -> None:
     """Add the columns of `in_memory_keys` to a complete archive, from its samples.
 
     Raises: LabelError: 'train.zip: label "lable": sample 0 has no field "lable"; ...'. Else as `publish`.
@@ -90,7 +90,7 @@ def add_keys(cache: CachedDataset, spec: LabelSpec, sync: Sync) -> None:
     publish(cache, revision, sync)
 
 
-def drop_labels(cache: CachedDataset, names: Sequence[str], sync: Sync) -> None:
+def drop_labels(cache: StoredSamples, names: Sequence[str], sync: Sync) -> None:
     """See `CachedDataset.drop_labels`."""
     known = list(cache.labels)
     if not names:
@@ -101,7 +101,7 @@ def drop_labels(cache: CachedDataset, names: Sequence[str], sync: Sync) -> None:
     publish(cache, label_revision({}, dropped=list(dict.fromkeys(names))), sync)
 
 
-def publish(cache: CachedDataset, revision: Revision, sync: Sync) -> None:
+def publish(cache: StoredSamples, revision: Revision, sync: Sync) -> None:
     """Append a revision to the archive of a dataset, once more where another process compacts it meanwhile.
 
     Raises:
@@ -110,7 +110,7 @@ def publish(cache: CachedDataset, revision: Revision, sync: Sync) -> None:
     until_it_stays(lambda: _publish(cache, revision, sync))
 
 
-def _publish(cache: CachedDataset, revision: Revision, sync: Sync) -> None:
+def _publish(cache: StoredSamples, revision: Revision, sync: Sync) -> None:
     try:
         appender = Appender.open(cache.path, cache.head, create=False, sync=sync)
     except StorageError as error:
@@ -130,7 +130,7 @@ def _publish(cache: CachedDataset, revision: Revision, sync: Sync) -> None:
         appender.revise(revision)
 
 
-def _of_table(cache: CachedDataset, given: Any, on: str | None) -> Revision:
+def _of_table(cache: StoredSamples, given: Any, on: str | None) -> Revision:
     """All columns of a table; with `on` its rows in the order of the dataset."""
     table = given_table(given)
     if on is not None:
@@ -170,7 +170,7 @@ class _Computing(Dataset[Any]):
 
 
 def _computed(
-    cache: CachedDataset,
+    cache: StoredSamples,
     spec: LabelSpec,
     fields: Sequence[FieldPath] | None,
     num_workers: int,

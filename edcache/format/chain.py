@@ -33,7 +33,7 @@ from edcache.format.tables import (
     parse_chunk_table,
     parse_revision,
 )
-from edcache.format.unify import no_labels, unify
+from edcache.format.types import no_labels, unify
 
 _PIECE_NBYTES = 1 << 22
 _WINDOW = 1024 * spec.PAGE

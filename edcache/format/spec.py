@@ -453,7 +453,7 @@ class Head:
     length: number of samples of the source dataset, or None where it was unknown at creation.
     codec: "native" or "pickle". compression: None or the text that chose it, such as "zstd:19".
     labels: one [name, field path or None] per label column, in order.
-    fingerprint: what identifies the source and its arguments, or None (edcache/fingerprint/).
+    fingerprint: what identifies the source and its arguments, or None (writer/fingerprint.py).
     claim_size: consecutive indices that one claim of a fill covers.
     """
 

@@ -21,7 +21,7 @@ from edcache.format import MAX_LENGTH, Failure, Head
 from edcache.labels import LabelSpec
 from edcache.writer import temporary
 from edcache.writer.cache import adopt_labels
-from edcache.writer.fingerprint_origin import comparable, differences, stale_message
+from edcache.writer.fingerprint import comparable, differences, stale_message
 from edcache.writer.protocol import AnyAppender
 from edcache.writer.publisher import FailureOf, Publisher
 from edcache.writer.registry import Store, store_at

@@ -4,7 +4,7 @@
 of the file `.edcache.new` in it. The lock is the kernel's, and ends with that process, however it dies. So
 what nobody holds was left by one that was killed: nothing reads it, the next that writes for the same path
 begins anew, and `edcache prune` deletes it. All that is temporary on a disk has such a name, but for the copy
-of an archive that is far away, with which the next process goes on (edcache/local/).
+of an archive that is far away, with which the next process goes on (edcache/backends/mirror/).
 """
 
 from __future__ import annotations

@@ -369,6 +369,7 @@ def test_a_copy_that_is_killed_at_any_operation_is_continued(far, ssd, tally):
     assert less > at / 3
 
 
+@pytest.mark.full
 def test_a_copy_that_replaces_another_is_killed_at_any_operation(far, tmp_path, ssd, tally):
     """What is there is the old copy or the new one, and no step by hand is needed."""
     states = []

@@ -697,6 +697,7 @@ def test_texts_of_libraries_are_shown_without_credentials():
 # --- what is refused, and what is not there ---------------------------------------------------------
 
 
+@pytest.mark.full
 def test_nothing_is_imported_and_no_thread_begun_before_the_first_use():
     code = (
         "import sys, threading, edcache\n"

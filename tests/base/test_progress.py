@@ -272,6 +272,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_what_fills_write_into_a_pipe(tmp_path):
     (tmp_path / "fills.py").write_text(FILLS)
     command = [sys.executable, "fills.py"]
@@ -296,6 +297,7 @@ def test_what_fills_write_into_a_pipe(tmp_path):
         assert "cached in" not in text
 
 
+@pytest.mark.full
 @pytest.mark.spread
 @pytest.mark.parametrize("has_widgets", [True, False])
 def test_a_notebook_shows_a_bar(tmp_path, has_widgets):

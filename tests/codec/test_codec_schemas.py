@@ -152,6 +152,7 @@ def test_self_described_records():
     assert Decoder(text).nbytes is None
 
 
+@pytest.mark.full
 def test_schema_texts_do_not_depend_on_the_process():
     script = (
         "from codec_samples import *\n"

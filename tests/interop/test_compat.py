@@ -118,6 +118,7 @@ def run(tmp_path, script, *arguments, code=0):
     return done
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("script", "module"),
     [(EDFLOW_SCRIPT, "edcache.compat.edflow"), (XLA_SCRIPT, "edcache.compat.torch_xla")],
@@ -127,6 +128,7 @@ def test_an_old_script_runs_with_one_import_changed(tmp_path, script, module):
     assert run(tmp_path, script.format(module=module)).stdout.endswith("done\n")
 
 
+@pytest.mark.full
 def test_edflows_command_fills_the_cache_without_a_server(tmp_path):
     script = EDFLOW_SCRIPT.format(module="edcache.compat.edflow")
     served = run(tmp_path, script, "-m", "edcache", "-d", "script.make", "-s")

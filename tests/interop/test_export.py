@@ -530,6 +530,7 @@ def refused(
     assert sorted(os.listdir(out.parent)) == before
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_a_format_cannot_hold_is_named_before_anything_is_written(tmp_path, out, num_workers):
     half = torch.ones(2, dtype=torch.bfloat16)
@@ -666,6 +667,7 @@ def test_two_exports_to_one_place_are_told_apart(ds, out):
     edcache.export(ds, out, "files")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("to", ["webdataset", "parquet", "npz"])
 def test_an_export_that_is_killed_leaves_nothing_at_the_path_and_the_next_one_begins_anew(
     path, tmp_path, to, tally

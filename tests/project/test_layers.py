@@ -110,10 +110,7 @@ def test_imports_go_down_only_and_take_what_a_room_offers(file):
 
 # Files of a room that import one another: to be cut. The list only becomes shorter.
 CIRCLES = [
-    {"backends.objects", "backends.spool"},
     {"codec.foreign", "codec.torchsave"},
-    {"dataset.cached", "dataset.relabel", "dataset.several"},
-    {"dataset.reading", "dataset.roots", "dataset.samples"},
     {"labels.classes", "labels.view"},
 ]
 

@@ -17,7 +17,7 @@ from edcache.storage.file import File
 
 HOLDER = """
 import sys, time
-from edcache.durable import File
+from edcache.storage import File
 file = File.open(sys.argv[1], "a")
 file.lock(int(sys.argv[2]))
 print("held", flush=True)

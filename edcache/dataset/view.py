@@ -1,25 +1,27 @@
-"""Choosing samples: every method makes a view, by index arithmetic alone."""
+"""Views: every method that chooses samples or fields makes one, by index arithmetic alone."""
 
 from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache import base
-from edcache.base import OptionError, Picks, Selection, Span, Transform, repeated
-from edcache.dataset import resampling, splitting, wording
-from edcache.dataset.reading import Ints, Readable, T_co
-from edcache.dataset.transforms import Selected, checked_step, extended
-from edcache.labels import Labels, classes, matching_rows, sort_keys
-from edcache.reader import FieldPath, Projection
+from edcache.base import Ints, OptionError, Picks, Selection, Transform, repeated
+from edcache.dataset import resampling, splitting
+from edcache.dataset.indexing import Readable, Root, T_co, integers, is_array
+from edcache.dataset.transforms import checked_step, extended
+from edcache.dataset.view_repr import argument, call, chain, conditions_step
+from edcache.labels import checked_indices, classes, matching_rows, sort_keys
+from edcache.reader import FieldPath, Projection, batch_for
 
 if TYPE_CHECKING:
-    from edcache.dataset.roots import Root
+    from torch import Tensor
 
 
 class Samples(Readable[T_co]):
@@ -30,7 +32,52 @@ class Samples(Readable[T_co]):
     same in every process and on every platform.
     """
 
-    _steps: tuple[str, ...] = ()
+    @property
+    def cache(self) -> Samples[Any]:
+        """The whole that this is a part of; of a cache, itself."""
+        return self._root  # type: ignore[return-value]  # every root is one
+
+    @overload
+    def __getitem__(self, index: int | np.integer[Any]) -> T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> Any: ...
+    @overload
+    def __getitem__(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> View[T_co]: ...
+    def __getitem__(self, index: Any) -> Any:
+        """One sample for an integer, a view for a slice, an index array, a list or a bool mask.
+
+        Where one field is selected and the labels hold it, a slice gives the values themselves:
+        `ds.select("label")[:]` is the read-only numpy column, as `ds.labels["label"]`, and reads no record;
+        `take` and `skip` give views there too.
+
+        Raises:
+            SampleIndexError (an IndexError): "...: index 12 not in [-10, 10)".
+            CorruptRecordError, MissingSampleError: as `Reader.read`.
+        Returns memory that the caller owns, unless the dataset was opened with zero_copy=True.
+        """
+        if type(index) is int and 0 <= index < len(self):
+            return self._read(index if self._selection is None else self._selection.at(index))
+        if isinstance(index, slice):
+            column = self._label_column()
+            if column is not None:
+                return self.labels[column][index]
+            ends = (index.start, index.stop) if index.step is None else (index.start, index.stop, index.step)
+            step = f"[{':'.join('' if end is None else str(end) for end in ends)}]"
+            return self._cut(range(len(self))[index], step)
+        if is_array(index):
+            length = len(self)
+            # A copy: what is given may be changed later.
+            positions = np.array(checked_indices(integers(np.asarray(index), length), length))
+            return self._picked(positions, "[...]")
+        return self[self._position(index)]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
+        """The samples at several positions, read together, as torch's DataLoader asks for a batch.
+
+        A DataLoader whose `collate_fn` is torch's `default_collate` or an `edcache.collate` gets something
+        in their place that either collates by one gather a field, see `edcache/reader/lazy.py`.
+        """
+        return batch_for(sys._getframe(1), self, self._rows(indices))
 
     # --------------------------------------------------------------------------------- by labels
 
@@ -48,10 +95,7 @@ class Samples(Readable[T_co]):
 
         >>> train.filter(split="train", label=[0, 1])
         """
-        rows = self._matching(where, conditions)
-        # A copy: an index array that is given may be changed later.
-        kept = rows if where is None else rows.copy()
-        return self._picked(kept, wording.conditions("filter", where, conditions))
+        return self._picked(self._matching(where, conditions), conditions_step("filter", where, conditions))
 
     def exclude(self, where: object = None, /, **conditions: object) -> View[T_co]:
         """The samples that `filter` with the same arguments leaves out, in their order; no sample is read.
@@ -63,11 +107,13 @@ class Samples(Readable[T_co]):
         rows = self._matching(where, conditions)
         kept = np.ones(len(self), bool)
         kept[rows] = False
-        return self._picked(np.flatnonzero(kept), wording.conditions("exclude", where, conditions))
+        return self._picked(np.flatnonzero(kept), conditions_step("exclude", where, conditions))
 
     def _matching(self, where: object, conditions: dict[str, object]) -> Ints:
         self._guard(17)
-        return matching_rows(self.labels, conditions, where)
+        rows = matching_rows(self.labels, conditions, where)
+        # A copy: an index array that is given may be changed later.
+        return rows if where is None else rows.copy()
 
     def sort_by(self, name: str, descending: bool = False) -> View[T_co]:
         """The samples in the order of a label column; equal ones stay in theirs.
@@ -76,14 +122,12 @@ class Samples(Readable[T_co]):
         """
         self._guard(32)
         order = base.stable_order(sort_keys(self.labels, name, descending))
-        return self._picked(order, wording.call("sort_by", name, descending=descending or None))
+        return self._picked(order, call("sort_by", name, descending=descending or None))
 
     def unique(self, name: str) -> View[T_co]:
         """The first sample of each value of a label column; a missing value is one value."""
         self._guard(32)
-        return self._picked(
-            resampling.firsts(classes(self.labels, name, "unique")), wording.call("unique", name)
-        )
+        return self._picked(resampling.firsts(classes(self.labels, name, "unique")), call("unique", name))
 
     def group_by(self, name: str) -> dict[Any, View[T_co]]:
         """A view of the samples of each value of a label column, by value, in order of their first samples.
@@ -94,9 +138,9 @@ class Samples(Readable[T_co]):
         self._guard(32)
         groups = classes(self.labels, name, "group_by")
         runs = self._runs(*base.grouped(groups.codes, len(groups.values)))
-        step = wording.call("group_by", name)
+        step = call("group_by", name)
         return {
-            value: self._chosen(run, f"{step}[{wording.argument(value)}]")
+            value: self._view(f"{step}[{argument(value)}]", selection=run)
             for value, run in zip(groups.values, runs, strict=True)
         }
 
@@ -111,7 +155,7 @@ class Samples(Readable[T_co]):
         """
         self._guard(48)
         positions = resampling.oversampled(classes(self.labels, name, "oversample"), strategy, seed)
-        return self._picked(positions, wording.call("oversample", name, strategy))
+        return self._picked(positions, call("oversample", name, strategy))
 
     def undersample(self, name: str, count: int | None = None, seed: int = 0) -> View[T_co]:
         """At most `count` samples of each class, drawn by `seed`, in their order.
@@ -122,17 +166,17 @@ class Samples(Readable[T_co]):
         """
         self._guard(48)
         positions = resampling.undersampled(classes(self.labels, name, "undersample"), count, seed)
-        return self._picked(positions, wording.call("undersample", name, count))
+        return self._picked(positions, call("undersample", name, count))
 
     # ------------------------------------------------------------------------------- by position
 
     def take(self, n: int) -> View[T_co]:
         """The first n samples; all of them where there are fewer. Holds no index array."""
-        return self._cut(range(len(self))[: _count("take", n)], wording.call("take", n))
+        return self._cut(range(len(self))[: _count("take", n)], call("take", n))
 
     def skip(self, n: int) -> View[T_co]:
         """The samples after the first n; none where there are no more. Holds no index array."""
-        return self._cut(range(len(self))[_count("skip", n) :], wording.call("skip", n))
+        return self._cut(range(len(self))[_count("skip", n) :], call("skip", n))
 
     def percent(self, start: float, stop: float) -> View[T_co]:
         """The samples from one fraction of the dataset to another, as 0.25 to 0.75. Holds no index array.
@@ -148,7 +192,7 @@ class Samples(Readable[T_co]):
                 "second: percent(0.25, 0.75)"
             )
         part = range(round(len(self) * start), round(len(self) * stop))
-        return self._cut(part, wording.call("percent", start, stop))
+        return self._cut(part, call("percent", start, stop))
 
     def repeat(self, n: int | None = None, *, min_size: int | None = None) -> View[T_co]:
         """The dataset n times over, or as often as makes `min_size` samples at least. Holds no index array.
@@ -158,15 +202,14 @@ class Samples(Readable[T_co]):
         """
         if (n is None) == (min_size is None):
             raise OptionError("repeat() takes either how often, repeat(3), or repeat(min_size=10_000)")
+        step = call("repeat", n, min_size=min_size)
         if n is None:
             wanted = _count("repeat", min_size)
             if wanted and not len(self):
                 raise OptionError(f"repeat(min_size={min_size}): the dataset has no samples to repeat")
             n = -(-wanted // max(len(self), 1))
-        selection = Span(range(len(self))) if self._selection is None else self._selection
-        step = wording.call("repeat", n if min_size is None else None, min_size=min_size)
         try:
-            return self._chosen(repeated(selection, _count("repeat", n)), step)
+            return self._view(step, selection=repeated(self._whole_selection(), _count("repeat", n)))
         except OverflowError:
             raise OptionError(f"repeat({n}): more samples than 64 bits count") from None
 
@@ -176,8 +219,7 @@ class Samples(Readable[T_co]):
         Holds one index array. A DataLoader's or a loader's `shuffle=True` gives a new order every epoch.
         """
         self._guard(24)
-        order = base.permutation(base.generator(seed), len(self))
-        return self._picked(order, wording.call("shuffle", seed))
+        return self._picked(base.permutation(base.generator(seed), len(self)), call("shuffle", seed))
 
     # ------------------------------------------------------------------------------------- parts
 
@@ -205,7 +247,7 @@ class Samples(Readable[T_co]):
         >>> train, val, test = ds.split(0.8, 0.1, 0.1, seed=0, stratify="label", group="patient")
         """
         weights = splitting.weights_of(parts, len(self))
-        step = wording.call("split", *parts, seed=seed, stratify=stratify, group=group)
+        step = call("split", *parts, seed=seed, stratify=stratify, group=group)
         if seed is None and stratify is None and group is None:
             ends = np.cumsum([0, *splitting.sizes_of(len(self), weights)]).tolist()
             return tuple(
@@ -215,7 +257,7 @@ class Samples(Readable[T_co]):
         self._guard(48)
         strata, groups = self._codes(stratify, "split"), self._codes(group, "split")
         runs = self._runs(*splitting.parted(len(self), weights, seed, strata, groups))
-        return tuple(self._chosen(run, f"{step}[{k}]") for k, run in enumerate(runs))
+        return tuple(self._view(f"{step}[{k}]", selection=run) for k, run in enumerate(runs))
 
     def kfold(
         self,
@@ -239,15 +281,15 @@ class Samples(Readable[T_co]):
         strata, groups = self._codes(stratify, "kfold"), self._codes(group, "kfold")
         splitting.check_folds(n, len(self), group, groups)
         order, bounds = splitting.parted(len(self), [1] * n, seed, strata, groups)
-        step = wording.call("kfold", n, seed=seed, stratify=stratify, group=group)
+        step = call("kfold", n, seed=seed, stratify=stratify, group=group)
         twice = Picks(self._root_indices(np.concatenate([order, order])))
-        ends = bounds.tolist()
+
+        def fold(k: int, place: int, part: range) -> View[T_co]:
+            return self._view(f"{step}[{k}][{place}]", selection=twice.cut(part))
+
         return [
-            (
-                self._chosen(twice.cut(range(ends[k + 1], ends[k] + len(order))), f"{step}[{k}][0]"),
-                self._chosen(twice.cut(range(ends[k], ends[k + 1])), f"{step}[{k}][1]"),
-            )
-            for k in range(n)
+            (fold(k, 0, range(end, start + len(order))), fold(k, 1, range(start, end)))
+            for k, (start, end) in enumerate(itertools.pairwise(bounds.tolist()))
         ]
 
     def _codes(self, name: str | None, asked_by: str) -> npt.NDArray[Any] | None:
@@ -275,12 +317,20 @@ class Samples(Readable[T_co]):
         >>> ds.select("image", "label", as_tuple=True)[0]
         """
         chosen = Projection(fields, as_tuple, {})
-        step = f".{chosen}"
         if self._added is not None:
-            return self._view(step, added=extended(self._added, Selected(chosen)))
+            return self._view(f".{chosen}", added=extended(self._added, chosen.of_sample))
         if self._fields is not None:
-            return self._view(step, fields=self._fields.narrowed(fields, as_tuple))
-        return self._view(step, fields=Projection(fields, as_tuple, self._root._columns()))
+            return self._view(f".{chosen}", fields=self._fields.narrowed(fields, as_tuple))
+        return self._view(f".{chosen}", fields=Projection(fields, as_tuple, self._root._columns()))
+
+    def _label_column(self) -> str | None:
+        """The label column that is all of a sample, where one field is selected and nothing transforms it."""
+        fields = self._fields
+        if fields is None or len(fields.paths) > 1 or self._transform is not None:
+            return None
+        column = fields.columns.get(fields.paths[0])
+        # Labels may have been revised since the field was selected.
+        return column if self._root._columns().get(fields.paths[0]) == column else None
 
     def with_transform(
         self, fn: Callable[..., Any], *, field: FieldPath = None, return_ctx: bool = False
@@ -300,7 +350,7 @@ class Samples(Readable[T_co]):
         return; what nothing transforms is read in bulk. For workers under spawn `fn` must pickle.
         >>> ds.with_transform(field="image", fn=augment)
         """
-        step = wording.call("with_transform", fn, field=field, return_ctx=return_ctx or None)
+        step = call("with_transform", fn, field=field, return_ctx=return_ctx or None)
         return self._view(step, added=extended(self._added, checked_step(fn, field), return_ctx))
 
     def ctx(self, fn: Callable[..., Any], *, field: FieldPath = None) -> View[Any]:
@@ -309,24 +359,26 @@ class Samples(Readable[T_co]):
 
     # ------------------------------------------------------------------------------- making views
 
-    def _chain(self) -> str:
-        """What it was made of and how, for the repr."""
-        raise NotImplementedError
+    def _view(self, step: str, **changes: Any) -> View[Any]:
+        """A view like this but for the selection, the fields or what is added."""
+        state = {"selection": self._selection, "fields": self._fields, "added": self._added} | changes
+        return View(self._root, **state, steps=chain(self._steps, step))
 
-    def _chosen(self, selection: Selection | None, step: str) -> View[T_co]:
-        return View(self._root, selection, self._fields, self._added, wording.chain(self._steps, step))
+    def _cut(self, part: range, step: str) -> View[T_co]:
+        """A view of the samples at the positions of a range, which holds no array of them."""
+        return self._view(step, selection=self._whole_selection().cut(part))
 
-    def _view(self, step: str, fields: Projection | None = None, added: Transform = None) -> View[Any]:
-        """A view of the same samples, with other fields or another transform."""
-        steps = wording.chain(self._steps, step)
-        return View(self._root, self._selection, fields or self._fields, added or self._added, steps)
+    def _picked(self, positions: Ints, step: str) -> View[T_co]:
+        """A view of the samples at positions in [0, len(self)); the array is its own now."""
+        return self._view(step, selection=Picks(self._root_indices(positions)))
 
     def _with_files(self) -> Samples[Any]:
         """The same with image files that nothing decodes; what transforms them gets what it got."""
-        root = self._root if self._transform is not None else self._root._with_image_files()
-        if self is self._root:
-            return root
-        return View(root, self._selection, self._fields, self._added, self._steps)
+        whole: Any = self._root
+        files = whole if self._transform is not None else whole._with_image_files()
+        return (
+            files if self is whole else View(files, self._selection, self._fields, self._added, self._steps)
+        )
 
 
 class View(Samples[T_co]):
@@ -349,46 +401,10 @@ class View(Samples[T_co]):
         self._fields = fields
         self._added = added
         self._steps = steps
-        self._labels: Labels | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_labels": None}
-
-    def __len__(self) -> int:
-        return len(self._whole) if self._selection is None else len(self._selection)
-
-    def __repr__(self) -> str:
-        return f"{self._chain()} ({len(self):,} samples)"
 
     @property
     def _root(self) -> Root:
         return self._whole
-
-    @property
-    def cache(self) -> Root:
-        """The whole that this is a part of."""
-        return self._whole
-
-    @property
-    def indices(self) -> Ints:
-        """Positions in the cache, in the view's order: int64 [len(self)], read only.
-
-        A copy for slices and repetitions, which have no array; else the view's own.
-        """
-        if self._selection is None:
-            return self._whole.indices
-        self._guard(8)
-        return self._selection.array()
-
-    @property
-    def labels(self) -> Labels:
-        """The label columns of these samples, in the view's order."""
-        if self._selection is None:
-            return self._whole.labels
-        whole = self._whole.labels
-        if self._labels is None or not self._labels.is_of(whole):  # labels may have been added
-            self._labels = whole.take(self.indices)
-        return self._labels
 
     def add_labels(self, *arguments: Any, **options: Any) -> View[T_co]:
         """Labels belong to the whole; raises OptionError."""
@@ -397,9 +413,6 @@ class View(Samples[T_co]):
     def drop_labels(self, *names: str) -> View[T_co]:
         """Labels belong to the whole; raises OptionError."""
         raise OptionError("a view has the labels of its dataset; drop them there: view.cache.drop_labels()")
-
-    def _chain(self) -> str:
-        return self._whole._chain() + "".join(self._steps)
 
 
 def _count(name: str, n: Any) -> int:

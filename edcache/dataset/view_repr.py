@@ -1,4 +1,4 @@
-"""How the repr of a view tells what was chosen: short, whatever was given."""
+"""The steps in the repr of a view: short, whatever was given."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def call(name: str, *arguments: object, **options: object) -> str:
     return f".{name}({', '.join(given)})"
 
 
-def conditions(name: str, where: object, given: Mapping[str, object]) -> str:
+def conditions_step(name: str, where: object, conditions: Mapping[str, object]) -> str:
     """A call of filter or exclude; None is a condition there."""
     parts = [] if where is None else [argument(where)]
-    parts += [f"{column}={argument(value)}" for column, value in given.items()]
+    parts += [f"{column}={argument(value)}" for column, value in conditions.items()]
     return f".{name}({_cut(', '.join(parts), 2 * _MOST_TEXT)})"
 
 

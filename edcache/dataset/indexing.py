@@ -1,33 +1,27 @@
-"""Reading samples: what a cache, several caches together, and every view of them share."""
+"""Reading by position: a sample, many of them, a collated batch; and what is indexed underneath."""
 
 from __future__ import annotations
 
 import operator
 import reprlib
-import sys
 from array import array as Longs
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from edcache.base import FIXED, OptionError, Picks, SampleIndexError, Selection, Span, Transform
+from edcache.base import FIXED, Ints, OptionError, SampleIndexError, Selection, Span, Transform
+from edcache.codec import Node
 from edcache.dataset.loader import Loader
 from edcache.labels import Labels, checked_indices
-from edcache.reader import Batch, Projection, batch_for
+from edcache.reader import Batch, FieldPath, Memory, Projection, Special
 
 if TYPE_CHECKING:
     import typing_extensions
-    from torch import Tensor
 
-    from edcache.dataset.roots import Root
-    from edcache.dataset.samples import View
-
-Ints = npt.NDArray[np.int64]
-if TYPE_CHECKING:
     # With a default, so that `CachedDataset` alone is one of any samples.
     T_co = typing_extensions.TypeVar("T_co", covariant=True, default=Any)
 else:
@@ -37,13 +31,14 @@ else:
 class Readable(Dataset[T_co]):
     """A sequence of samples with labels: those of a root, or some of them in some order.
 
-    A root is what is indexed: an archive, or several put together. `indices` says which of its samples
-    they are; no array is copied to read one.
+    A root is what is indexed: an archive, or several put together.
     """
 
     _selection: Selection | None = None  # of the root's indices; None for all
     _fields: Projection | None = None
     _added: Transform = None  # what samples pass behind the root's own transform
+    _steps: tuple[str, ...] = ()  # how it was made of the root, for the repr
+    _labels: Labels | None = None
     _fixed: frozenset[str] = FIXED | {"zero_copy"}  # names that are options, and no attributes to be set
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -61,13 +56,30 @@ class Readable(Dataset[T_co]):
             )
         super().__setattr__(name, value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_labels": None}
+
+    @property
+    def _root(self) -> Root:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self._root) if self._selection is None else len(self._selection)
+
+    def __repr__(self) -> str:
+        return f"{self._chain()} ({len(self):,} samples)"
+
+    def _chain(self) -> str:
+        """What it was made of and how, for the repr."""
+        return self._root._chain() + "".join(self._steps)
+
     @property
     def transform(self) -> Transform:
         """The function that every sample passes when it is read; None for none. It may be set at any time.
 
-        Of a cache: its views have their samples from it, so that they see another one too, as torch's Subset
-        does. Of a view: what it adds to that of its cache, as `with_transform` does; views that were made of
-        it before keep what they had. Workers of a DataLoader keep what they started with.
+        Of a cache: its views read through it too. Of a view: what it adds to that of its cache, as
+        `with_transform` does; views that were made of it before keep what they had. Workers of a DataLoader
+        keep what they started with.
 
         Raises:
             OptionError: on setting, 'transform="flip"; give a function, or None'.
@@ -95,16 +107,16 @@ class Readable(Dataset[T_co]):
         )
 
     @property
+    def _batch_transform(self) -> Transform:
+        return self._root._batch_transform
+
+    @property
     def _transform(self) -> Transform:
         """All that samples pass: the root's transform, and what this one adds."""
         first, then = self._root._transform, self._added
         if first is None or then is None:
             return then if first is None else first
         return lambda sample: then(first(sample))
-
-    @property
-    def _batch_transform(self) -> Transform:
-        return self._root._batch_transform
 
     @property
     def labels(self) -> Labels:
@@ -115,58 +127,21 @@ class Readable(Dataset[T_co]):
         Raises:
             UnknownLabelError: on access, 'no label "lable"; this archive has: label, split'.
         """
-        raise NotImplementedError
+        whole = self._root.labels
+        if self._selection is None:
+            return whole
+        if self._labels is None or not self._labels.is_of(whole):  # labels may have been added
+            self._labels = whole.take(self.indices)
+        return self._labels
 
     @property
     def indices(self) -> Ints:
-        """The samples of the whole that this dataset has, in order: int64 [len(self)], read only."""
-        raise NotImplementedError
+        """Positions in `cache`, in this dataset's order: int64 [len(self)], read only.
 
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    @property
-    def _root(self) -> Root:
-        raise NotImplementedError
-
-    def _chosen(self, selection: Selection | None, step: str) -> View[T_co]:
-        """A view of a selection of the root's indices; None for all."""
-        raise NotImplementedError
-
-    @overload
-    def __getitem__(self, index: int | np.integer[Any]) -> T_co: ...
-    @overload
-    def __getitem__(self, index: slice) -> Any: ...
-    @overload
-    def __getitem__(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> View[T_co]: ...
-    def __getitem__(self, index: Any) -> Any:
-        """One sample for an integer, a view for a slice, an index array, a list or a bool mask.
-
-        Where one field is selected and the labels hold it, a slice gives the values themselves:
-        `ds.select("label")[:]` is the read-only numpy column, as `ds.labels["label"]`, and reads no record;
-        `take` and `skip` give views there too.
-
-        Raises:
-            SampleIndexError (an IndexError): "...: index 12 not in [-10, 10)".
-            CorruptRecordError, MissingSampleError: as `Reader.read`.
-        Returns memory that the caller owns, unless the dataset was opened with zero_copy=True.
+        A copy for the whole, slices and repetitions, which have no array; else the view's own.
         """
-        if type(index) is int and 0 <= index < len(self):
-            return self._read(index if self._selection is None else self._selection.at(index))
-        if isinstance(index, slice):
-            column = self._label_column()
-            return self._sliced(index) if column is None else self.labels[column][index]
-        if _is_array(index):
-            return self._picked(_positions(np.asarray(index), len(self)), "[...]")
-        return self[self._position(index)]
-
-    def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
-        """The samples at several positions, read together, as torch's DataLoader asks for a batch.
-
-        A DataLoader whose `collate_fn` is torch's `default_collate` or an `edcache.collate` gets something
-        in their place that either collates by one gather a field, see `edcache/reader/lazy.py`.
-        """
-        return batch_for(sys._getframe(1), self, self._rows(indices))
+        self._guard(8)
+        return self._whole_selection().array()
 
     def batch(self, indices: Sequence[int]) -> Any:
         """The collated samples at several positions: exactly `default_collate([ds[i] for i in indices])`.
@@ -233,31 +208,19 @@ class Readable(Dataset[T_co]):
             reuse=reuse,
         )
 
-    def _position(self, index: Any) -> int:
-        is_bool = isinstance(index, bool) or str(getattr(index, "dtype", "")) in ("bool", "torch.bool")
-        number: Any = None if is_bool else index
-        try:
-            position = operator.index(number)
-        except TypeError:
-            raise OptionError(
-                f"index {reprlib.repr(index)} of type {type(index).__name__}; use an int, a slice, a list of "
-                f"ints, an int array or a bool mask{_field_advice(index)}"
-            ) from None
-        length = len(self)
-        if not -length <= position < length:
-            raise SampleIndexError(f"{self!r}: index {position} not in [-{length}, {length})")
-        return int(position + length if position < 0 else position)
-
     def _batch(self, indices: Any) -> Batch:
         return Batch(self, self._rows(indices))
 
     def _rows(self, indices: Any) -> Ints:
         """What lies at positions that were asked for, as indices in [-n, n) of the root."""
-        return self._root_indices(_integers(indices, len(self)))
+        return self._root_indices(integers(indices, len(self)))
 
     def _root_indices(self, positions: Ints) -> Ints:
         """What lies at positions in [-len(self), len(self)), as indices in [-n, n) of the root."""
         return positions if self._selection is None else self._selection.take(positions)
+
+    def _whole_selection(self) -> Selection:
+        return Span(range(len(self))) if self._selection is None else self._selection
 
     def _read(self, index: int) -> Any:
         """One sample by its index in the root."""
@@ -273,46 +236,109 @@ class Readable(Dataset[T_co]):
         transform = self._transform
         return samples if transform is None else [transform(sample) for sample in samples]
 
-    def _sliced(self, part: slice) -> View[T_co]:
-        ends = (part.start, part.stop) if part.step is None else (part.start, part.stop, part.step)
-        step = f"[{':'.join('' if end is None else str(end) for end in ends)}]"
-        return self._cut(range(len(self))[part], step)
-
-    def _cut(self, part: range, step: str) -> View[T_co]:
-        """A view of the samples at the positions of a range, which holds no array of them."""
-        selection = Span(range(len(self))) if self._selection is None else self._selection
-        return self._chosen(selection.cut(part), step)
-
-    def _picked(self, positions: Ints, step: str) -> View[T_co]:
-        """A view of the samples at positions in [0, len(self)); the array is its own now."""
-        return self._chosen(Picks(self._root_indices(positions)), step)
-
-    def _label_column(self) -> str | None:
-        """The label column that is all of a sample, where one field is selected and nothing transforms it."""
-        fields = self._fields
-        if fields is None or len(fields.paths) > 1 or self._transform is not None:
-            return None
-        column = fields.columns.get(fields.paths[0])
-        # Labels may have been revised since the field was selected.
-        return column if self._root._columns().get(fields.paths[0]) == column else None
+    def _position(self, index: Any) -> int:
+        """One position that a user gave, in [0, len(self))."""
+        is_bool = isinstance(index, bool) or str(getattr(index, "dtype", "")) in ("bool", "torch.bool")
+        try:
+            position = operator.index(None if is_bool else index)  # type: ignore[arg-type]
+        except TypeError:
+            advice = (
+                f"; ds.labels[{index!r}] has a label of every sample, ds.select({index!r}) that field alone"
+            )
+            raise OptionError(
+                f"index {reprlib.repr(index)} of type {type(index).__name__}; use an int, a slice, a list of "
+                f"ints, an int array or a bool mask{advice if isinstance(index, str) else ''}"
+            ) from None
+        length = len(self)
+        if not -length <= position < length:
+            raise SampleIndexError(f"{self!r}: index {position} not in [-{length}, {length})")
+        return position + length if position < 0 else position
 
     def _guard(self, nbytes: int) -> None:
         """Refuse to allocate so many bytes a sample on the word of an archive alone; see `Reader.justify`."""
         self._root._justify(nbytes, min(len(self), len(self._root)))
 
 
-def checked_function(name: str, function: Any) -> Transform:
-    """The function that an option or an attribute is set to.
+class Root(Readable[T_co]):
+    """A dataset that views are made of: what it must be able to do for them, and for their batches.
 
-    Raises:
-        OptionError: it is none, nor None.
+    Indices are its own. The samples that these methods give are not transformed.
     """
+
+    _transform: Transform = None
+
+    @property
+    def transform(self) -> Transform:
+        """The function that every sample passes when it is read, of views too; see the base class."""
+        return self._transform
+
+    @transform.setter
+    def transform(self, function: Transform) -> None:
+        self._transform = checked_function("transform", function)
+
+    @property
+    def _root(self) -> Root:
+        return self
+
+    def _one(self, index: int, fields: Projection | None) -> Any:
+        """A sample, or its fields, by its index in [-n, n)."""
+        raise NotImplementedError
+
+    def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
+        """What `_one` gives of many samples."""
+        raise NotImplementedError
+
+    def _collated(
+        self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
+    ) -> Any:
+        """What default_collate makes of them; NotImplemented where it must see them."""
+        raise NotImplementedError
+
+    def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
+        """The same of every `size` samples in turn; None where they are to be made one by one."""
+        return None
+
+    def _likeness(self, indices: Ints, fields: Projection | None) -> object:
+        """What is equal where other samples are collated in the same way; None where that is not known."""
+        raise NotImplementedError
+
+    def _columns(self) -> Mapping[FieldPath, str]:
+        """The label columns that hold a field of the samples, by the field's path."""
+        raise NotImplementedError
+
+    def _keys(self) -> tuple[Any, ...] | None:
+        """The keys of the samples where all are dicts with the same; None where only reading would tell."""
+        raise NotImplementedError
+
+    def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
+        """How samples are built: a number for each, and by number the schema's tree; None: reading tells.
+
+        Raises:
+            MissingSampleError: one has no record and cannot be computed.
+        """
+        return np.zeros(len(indices), np.int64), [None]
+
+    def _unsealed(self) -> list[str]:
+        """The archives underneath that are not sealed, but for those whose source is at hand."""
+        raise NotImplementedError
+
+    def _with_image_files(self) -> Root:
+        """The same samples with their image files as `ImageFile`s, unless another form was asked for."""
+        raise NotImplementedError
+
+    def _justify(self, nbytes: int, count: int) -> None:
+        """Refuse to allocate so many bytes for each of `count` samples on the word of an archive alone."""
+        raise NotImplementedError
+
+
+def checked_function(name: str, function: Any) -> Transform:
+    """The function, or None, that an option or an attribute is set to; anything else is an OptionError."""
     if function is not None and not callable(function):
         raise OptionError(f"{name}={function!r}; give a function, or None")
     return function  # type: ignore[no-any-return]
 
 
-def _is_array(index: Any) -> bool:
+def is_array(index: Any) -> bool:
     """Whether an index is several; numpy takes a tuple for one that has several dimensions."""
     try:
         return not isinstance(index, int | tuple) and np.ndim(index) == 1
@@ -320,20 +346,9 @@ def _is_array(index: Any) -> bool:
         return False
 
 
-def _field_advice(index: Any) -> str:
-    if not isinstance(index, str):
-        return ""
-    return f"; ds.labels[{index!r}] has a label of every sample, ds.select({index!r}) that field alone"
-
-
-def _positions(array: npt.NDArray[Any], length: int) -> Ints:
-    """What an index array or a mask selects, in [0, length); a copy, so that it may change later."""
-    return np.array(checked_indices(_integers(array, length), length))
-
-
-def _integers(indices: Any, length: int) -> Ints:
+def integers(indices: Any, length: int) -> Ints:
     """An index array in [-length, length), or the places of a mask, as int64."""
-    array: Ints
+    array: npt.NDArray[Any]
     if type(indices) is list and indices and type(indices[0]) is int:
         # What a DataLoader's sampler gives; numpy takes longer to find out that it is integers.
         with suppress(TypeError, OverflowError):
