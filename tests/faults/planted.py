@@ -791,8 +791,8 @@ _MEMORY = [
     ),
     Bug(
         "nothing keeps what takes a name in memory",
-        "storage/keeping.py",
-        "        if keeper.path == path:\n            keeper.take()\n",
+        "storage/paths.py",
+        "        if keeper.path == target:\n            keeper.take()\n",
         "        pass\n",
         ("test_memory.py::test_building_anew_computes_each_sample_once",),
     ),
