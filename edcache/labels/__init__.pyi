@@ -1,7 +1,7 @@
+from .collector import LabelCollector as LabelCollector
+from .collector import collected as collected
+from .collector import collected_columns as collected_columns
 from .column import Classes as Classes
-from .columns import LabelCollector as LabelCollector
-from .columns import collected as collected
-from .columns import collected_columns as collected_columns
 from .exchange import Column as Column
 from .exchange import ParquetFile as ParquetFile
 from .exchange import arrow_column as arrow_column
