@@ -1,2 +1,6 @@
+from .credentials import ShownUrl as ShownUrl
+from .credentials import scrubbed as scrubbed
+from .credentials import userinfo_of as userinfo_of
+from .credentials import without_userinfo as without_userinfo
 from .file import FileStore as FileStore
 from .objects import ObjectStore as ObjectStore

@@ -4,27 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from edcache.base import ReadOptions, SampleIndexError
-from edcache.cli.options import BLOCK, PATH, flags, print_lines, print_report
-from edcache.cli.reports import info_lines
-from edcache.cli.text import csv_lines, json_lines, plain, printable, table
+from edcache.base import ReadOptions, SampleIndexError, human_bytes
+from edcache.cli.options import PATH, flags
+from edcache.cli.output import (
+    BLOCK,
+    csv_lines,
+    json_lines,
+    paired_lines,
+    plain,
+    plural,
+    print_lines,
+    print_report,
+    printable,
+    table,
+)
+from edcache.cli.samples import describe_fields, describe_sample, field_row, leaf_row
 
 if TYPE_CHECKING:
     from edcache.dataset import CachedDataset
     from edcache.reader import AnyReader
+
+_SHOWN_SCHEMAS: Final = 8
 
 
 def _opened(path: str, **options: Any) -> CachedDataset:
     from edcache.dataset import CachedDataset
 
     return CachedDataset(None, path, allow_partial=True, **options)
-
-
-# -------------------------------------------------------------------------------------------- info
 
 
 @click.command()
@@ -48,7 +58,7 @@ def info(path: str, digest: bool, as_json: bool) -> None:
         from edcache import tools
 
         document["digest"] = tools.digest(path)
-    print_report(as_json, document, info_lines(document))
+    print_report(as_json, document, _info_lines(document))
 
 
 def _info(reader: AnyReader) -> dict[str, Any]:
@@ -87,18 +97,61 @@ def _schemas(reader: AnyReader) -> list[dict[str, Any]]:
     """The schemas, most used first: how many samples have each, and its fields."""
     import numpy as np
 
-    from edcache.cli.samples import describe_fields
     from edcache.codec import Decoder
 
     used = np.bincount(reader.records.schema, minlength=len(reader.schemas)).tolist()
-    order = sorted(range(len(reader.schemas)), key=lambda number: -used[number])
     return [
-        {"samples": used[n], "fields": describe_fields(Decoder(reader.schemas[n]).fields.values())}
-        for n in order
+        {"samples": samples, "fields": describe_fields(Decoder(schema).fields.values())}
+        for samples, schema in sorted(zip(used, reader.schemas, strict=True), key=lambda pair: -pair[0])
     ]
 
 
-# -------------------------------------------------------------------------------------------- show
+def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
+    """`edcache info`, from its JSON form."""
+    record, fingerprint = info["record_nbytes"], info["fingerprint"] or {}
+    sizes, compression = None, info["compression"] or "none"
+    if record["max"] is not None:
+        sizes = f"median {human_bytes(record['median'])}, max {human_bytes(record['max'])}"
+    if record["uncompressed"] and record["total"]:
+        compression = f"{info['compression']}, {record['uncompressed'] / record['total']:.2f} : 1"
+    made_of = {
+        key: ", ".join(f"{name}={value!r}" for name, value in named(fingerprint, key).items()) or None
+        for key in ("arguments", "attributes")
+    }
+    yield from paired_lines(
+        [
+            ("archive", info["path"]),
+            ("samples", f"{info['samples']:,}"),
+            ("missing", f"{info['missing']:,}"),
+            ("sealed", "yes" if info["sealed"] else "no"),
+            ("chunks", None if info["chunks"] is None else f"{info['chunks']:,}"),
+            ("file", f"{human_bytes(info['nbytes'])} ({info['nbytes']:,} bytes)"),
+            ("record", sizes),
+            ("codec", info["codec"]),
+            ("compression", compression),
+            ("labels", ", ".join(f"{name}: {kind}" for name, kind in info["labels"].items()) or "none"),
+            *((key, fingerprint.get(key)) for key in ("type", "factory")),
+            *made_of.items(),
+            ("version", fingerprint.get("version")),
+            ("format", info["format_version"]),
+            ("uuid", info["uuid"]),
+            ("digest", info.get("digest")),
+        ]
+    )
+    for schema in info["schemas"][:_SHOWN_SCHEMAS]:
+        yield f"\nschema of {plural(schema['samples'], 'sample')}"
+        if schema["fields"]:
+            yield from table(("field", "kind", "dtype", "shape"), map(field_row, schema["fields"]))
+        else:
+            yield "each record says its own, see edcache show" if info["codec"] == "native" else "pickles"
+    if len(info["schemas"]) > _SHOWN_SCHEMAS:
+        yield f"\n{len(info['schemas']) - _SHOWN_SCHEMAS:,} more schemas; --json lists all"
+
+
+def named(fingerprint: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The arguments or the attributes in a fingerprint, which may be anybody's."""
+    values = fingerprint.get(key)
+    return values if isinstance(values, dict) else {}
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # so that -1 is an index
@@ -112,8 +165,6 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
     Example:
       edcache show train.zip -1
     """
-    from edcache.cli.samples import describe_sample, leaf_row
-
     cache = _opened(path, allow_pickle=allow_pickle)
     if not -len(cache) <= index < len(cache):
         raise SampleIndexError(
@@ -124,9 +175,6 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
     print_report(
         as_json, document, table(("field", "type", "dtype", "shape", "value"), map(leaf_row, leaves))
     )
-
-
-# ---------------------------------------------------------------------------------------------- ls
 
 
 @click.command()
@@ -190,9 +238,6 @@ def _objects(
     for row in _rows(cache, columns, names):
         labels = dict(zip(names, row[len(columns) :], strict=True))
         yield dict(zip(columns, row, strict=False)) | {"labels": plain(labels)}
-
-
-# ------------------------------------------------------------------------------------------ labels
 
 
 @click.command()

@@ -9,15 +9,13 @@ from typing import Any, Final
 
 import click
 
-from edcache.base import ForeignCacheError, index_ranges
+from edcache.base import ForeignCacheError, human_bytes, index_ranges
 from edcache.cli.call import Call
-from edcache.cli.failure import FAILED
 from edcache.cli.fill import check_codec, fill
-from edcache.cli.options import PATH, bar, flags, given, print_report, size
-from edcache.cli.reports import export_line
-from edcache.cli.text import one_line
+from edcache.cli.options import PATH, flags, given, size
+from edcache.cli.output import FAILED, bar, one_line, plural, print_report, printable
 
-# As in edcache.interop and edcache.interop, which import torch.
+# As in edcache.interop, which imports torch.
 KINDS: Final = (
     *("edflow", "torch_xla", "monai", "webdataset", "tensordict", "mds", "litdata", "huggingface", "images"),
 )
@@ -131,7 +129,9 @@ def export(paths: Sequence[str], out: str, to: str, as_json: bool, **options: An
             on_progress=on_progress,
             allow_partial=options["allow_partial"],
         )
-    print_report(as_json, dataclasses.asdict(report), [export_line(report)])
+    files = f"{plural(report.files, 'file')}, {human_bytes(report.nbytes)}"
+    line = f"{printable(report.path)}: {plural(report.samples, 'sample')} as {report.to}, {files}"
+    print_report(as_json, dataclasses.asdict(report), [line])
 
 
 def _chosen(

@@ -11,9 +11,8 @@ import click
 
 from edcache.base import ArchiveNotFoundError, ReadOptions, StaleCacheError, human_bytes
 from edcache.cli.call import Call
-from edcache.cli.failure import as_typed
 from edcache.cli.options import FOLDER, flags, given
-from edcache.cli.text import plural
+from edcache.cli.output import as_typed, plural
 from edcache.storage import check_outlives
 
 if TYPE_CHECKING:

@@ -8,9 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache.cli.reports import shape_text
-from edcache.cli.text import cell, plain, plural, shortened
-from edcache.interop import children_of
+from edcache.cli.output import cell, plain, plural, shortened
 
 _SHOWN_ITEMS: Final = 8
 _DEEPEST: Final = 64
@@ -27,8 +25,19 @@ def describe_sample(sample: object) -> list[dict[str, Any]]:
 
 def leaf_row(leaf: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     """A described leaf as the cells path, type, dtype, shape, value."""
-    shape = "" if "shape" not in leaf else shape_text(leaf["shape"])
+    shape = "" if "shape" not in leaf else _shape_text(leaf["shape"])
     return leaf["path"] or ".", leaf["type"], leaf.get("dtype", ""), shape, _value_text(leaf)
+
+
+def field_row(field: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """A described field as the cells path, kind, dtype, shape."""
+    sized = field["kind"] in ("tensor", "array", "scalar")
+    shape = "varies" if field["shape"] is None else _shape_text(field["shape"])
+    return field["path"] or ".", field["kind"], field["dtype"] if sized else "", shape if sized else ""
+
+
+def _shape_text(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape)) or "scalar"
 
 
 def _value_text(leaf: Mapping[str, Any]) -> str:
@@ -47,6 +56,8 @@ def _short(value: object) -> str:
 
 
 def _leaves(value: Any, path: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], Any]]:
+    from edcache.interop import children_of
+
     children = children_of(value) if len(path) < _DEEPEST else None
     if not children or (isinstance(value, (list, tuple)) and _is_long(value)):
         yield path, value

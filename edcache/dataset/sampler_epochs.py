@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
 
-from edcache.base import OptionError, shown
-
-Ints = npt.NDArray[np.int64]
+from edcache.base import Ints, OptionError, shown
 
 # Positions become Python's integers so many at a time.
 _BLOCK = 1 << 13
@@ -171,10 +168,10 @@ def check_count(name: str, value: Any) -> None:
 
 
 def _items(order: Any, start: int) -> Iterator[Any]:
-    if not isinstance(order, np.ndarray):
-        return (order[number].tolist() for number in range(start, len(order)))
-    blocks = (order[begin : begin + _BLOCK].tolist() for begin in range(start, len(order), _BLOCK))
-    return (position for block in blocks for position in block)
+    if isinstance(order, np.ndarray):
+        blocks = (order[begin : begin + _BLOCK].tolist() for begin in range(start, len(order), _BLOCK))
+        return (position for block in blocks for position in block)
+    return (order[number].tolist() for number in range(start, len(order)))
 
 
 def _is_distributed() -> bool:

@@ -11,15 +11,13 @@ from typing import Any, ClassVar, Final
 from edcache.base import ForeignCacheError, MissingDependencyError, PickleRefusedError
 from edcache.codec import ImageFile
 from edcache.interop.folders import image_folder
+from edcache.interop.import_mds import INDEX, INDEX_NBYTES
 from edcache.interop.import_source import OldCache, read_whole
 from edcache.writer import declared
 
 STATE: Final = "state.json"
-INDEX: Final = "index.json"
 BEGUN: Final = "autocopy_start.txt"
 ENDED: Final = "autocopy_end.txt"
-INDEX_NBYTES: Final = 1 << 28
-"""Bytes that a file may have that says what a folder holds."""
 
 _CONTAINERS = frozenset({None, "builtins.dict", "builtins.list", "builtins.tuple"})
 _SAFE = frozenset(

@@ -10,8 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import LabelTypeError, MissingDependencyError, OptionError, SampleIndexError, unknown_label
-from edcache.format import from_numpy, is_list, is_number, is_text, number_values, pa, take_rows
-from edcache.labels.comparable import comparable
+from edcache.format import from_numpy, is_text, pa, take_rows
+from edcache.labels.column import (
+    SMALL_RANGE,
+    Classes,
+    classes_of,
+    comparable,
+    one_chunk,
+    sort_keys_of,
+    to_numpy,
+)
 
 if TYPE_CHECKING:
     from edcache.labels.summary import Description
@@ -186,8 +194,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     def counts(self, name: str) -> dict[Any, int]:
         """How often each value of the column occurs, most frequent first; None counts missing values."""
-        from edcache.labels.classes import classes
-
         codes, values = classes(self, name, "counts")
         numbers = np.bincount(codes, minlength=len(values)).tolist()
         return dict(sorted(zip(values, numbers, strict=True), key=lambda pair: -pair[1]))
@@ -197,7 +203,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         return self._taken(self._whole.column(name))
 
     def comparable(self, name: str) -> pa.ChunkedArray:
-        """The column as every comparison sees it (see comparable.py), made once for all views."""
+        """The column as every comparison sees it (see column.py), made once for all views."""
         return self._taken(self._whole.comparable(name))
 
     def singles(self, name: str, asked_by: str) -> pa.ChunkedArray:
@@ -281,51 +287,6 @@ class _Whole:
         return self._arrays[name]
 
 
-def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:
-    """One Arrow array as numpy, a view of the same memory where the layouts agree.
-
-    Args:
-        array: any type; a list column becomes 2-D if its lists are equally long numbers, else objects.
-        nullable: whether the column as a whole has missing values, which decides the dtype.
-    """
-    kind = array.type
-    if is_number(kind) and not nullable:
-        return number_values(array)
-    if is_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _lists_to_numpy(array, nullable)
-    if pa.types.is_null(kind):
-        return np.full(len(array), None, dtype=object)
-    if not nullable or not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-    filled = array.fill_null(pa.scalar(0).cast(kind))
-    values: npt.NDArray[Any] = filled.to_numpy(zero_copy_only=False).astype(object)
-    values[array.is_null().to_numpy(zero_copy_only=False)] = None
-    return values
-
-
-def _lists_to_numpy(array: pa.Array, nullable: bool) -> npt.NDArray[Any]:
-    flat = array.flatten()
-    values = to_numpy(flat, nullable=flat.null_count > 0)
-    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    is_numeric = is_number(flat.type) or pa.types.is_boolean(flat.type)
-    if is_numeric and not nullable and not flat.null_count and np.all(lengths == lengths[:1]):
-        return np.reshape(values, (len(array), int(lengths[0]) if len(array) else 0))
-    values.flags.writeable = False
-    missing = array.is_null().to_numpy(zero_copy_only=False)
-    ends = np.cumsum(lengths, dtype=np.int64).tolist()
-    rows = np.empty(len(array), dtype=object)
-    for i, (end, length) in enumerate(zip(ends, lengths.tolist(), strict=True)):
-        rows[i] = None if missing[i] else values[end - length : end]
-    return rows
-
-
-def one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one contiguous array."""
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
-
-
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     array.flags.writeable = False
     return array
@@ -355,3 +316,30 @@ def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
         raise SampleIndexError(f"indices[{at}] = {indices[at]} not in [-{length}, {length})")
     rows = indices.astype(np.int64, copy=False)
     return np.where(rows < 0, rows + length, rows) if low < 0 else rows
+
+
+def classes(labels: Labels, name: str, asked_by: str) -> Classes:
+    """The distinct values of a column, a missing one among them.
+
+    Raises:
+        UnknownLabelError: no such column.
+        LabelTypeError: 'label "boxes" is list<item: int64>; group_by() needs a column of single values'.
+    """
+    return classes_of(_compared(labels, name, asked_by))
+
+
+def sort_keys(labels: Labels, name: str, descending: bool) -> npt.NDArray[Any]:
+    """Unsigned ints [num_rows] that are in the order of a column's values; missing ones and nans are last.
+
+    Raises: as `classes`.
+    """
+    return sort_keys_of(_compared(labels, name, "sort_by"), descending)
+
+
+def _compared(labels: Labels, name: str, asked_by: str) -> pa.ChunkedArray | npt.NDArray[Any]:
+    """A column as `classes_of` takes it."""
+    if pa.types.is_integer(labels.whole.column(name).type) and labels.num_rows:
+        column = labels[name]
+        if column.dtype.kind in "iu" and int(column.max()) - int(column.min()) < SMALL_RANGE:
+            return column
+    return labels.singles(name, asked_by)

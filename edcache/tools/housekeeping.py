@@ -281,7 +281,10 @@ def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> Non
             to end, or force the deletion (--force)".
     """
     name = os.fspath(path)
-    store_at(name).check_deletable()
+    store = store_at(path)
+    store.check_deletable(force=force)
+    if store.naming is None:
+        return
     if os.path.islink(name):
         raise OptionError(f"{name}: a symbolic link; name the archive itself, {os.path.realpath(name)}")
     if _partial_copy(name) is None:

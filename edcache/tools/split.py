@@ -27,8 +27,8 @@ from edcache.format import (
 from edcache.labels import Labels, classes
 from edcache.reader import OnProgress
 from edcache.storage import local_path
+from edcache.tools.merge import Piece, Share, Source, join, joined_head, opened
 from edcache.tools.rewrite import CHUNK_NBYTES, Ints, Progress, check_free
-from edcache.tools.shares import Piece, Share, Source, join, joined_head, opened
 
 _ASKED_BY: Final = "split()"
 _DIGITS: Final = 5

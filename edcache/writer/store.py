@@ -103,8 +103,22 @@ class Store(Location):
         """So much of what the cache has and may still take, in bytes; OptionError where nobody can tell."""
         raise OptionError(f"max_bytes={fraction!r} is a part of a disk; for {self.called} give bytes")
 
-    def check_deletable(self) -> None:
-        """Raise OptionError where it cannot be deleted by its name."""
+    # --- deleting ---
+
+    def check_deletable(self, *, force: bool = False) -> None:
+        """Raise where it cannot be deleted by its name, or is being filled and not `force`.
+
+        What has a `naming` is a file, which is looked at and deleted as one; nothing here is asked of it but
+        what is particular to its backend.
+
+        Raises:
+            OptionError: nothing is deleted there. ArchiveNotFoundError, ArchiveLockedError.
+        """
+        self.local_path()
+
+    def delete(self) -> dict[str, int]:
+        """Delete what is no file; gives how many things went, by what they are called, the most first."""
+        raise OptionError(f"{self.path}: {self.called} is not deleted from here")
 
 
 def store_at(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Store:

@@ -21,9 +21,9 @@ COUNT = 60
 # Rows of 4 kB in a database; an update of all rows of a name is one transaction.
 BACKEND = '''
 import sqlite3
-from edcache.durable import ByteSource
+from edcache.storage import ByteSource
 from edcache.errors import ArchiveNotFoundError, StorageError
-from edcache.stores import ObjectStore
+from edcache.backends import ObjectStore
 
 PIECE = 4096
 

@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from codec_samples import encoded_bytes
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, storage
-from edcache.codec.encode import Encoder, encoded_bytes
+from edcache.codec.encode import Encoder
 from edcache.errors import (
     ArchiveClosedError,
     ArchiveExistsError,

@@ -10,7 +10,7 @@ from contextlib import closing, suppress
 from typing import NamedTuple
 
 from edcache import storage
-from edcache.backends.mirror.side import LOCK_COPY, LOCK_USE, PARTIAL, SIDE, locked_side, note_of, stamp_of
+from edcache.backends.mirror.sidecar import LOCK_COPY, LOCK_USE, PARTIAL, SIDE, locked_side, note_of, stamp_of
 from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes, parsed_bytes
 from edcache.storage import File
 from edcache.writer import copies_beside

@@ -1,4 +1,4 @@
-"""What one process has of a cache in Redis, as of one look at its log."""
+"""RedisReader: random access to the samples of a cache in Redis; and what one process has of it."""
 
 from __future__ import annotations
 
@@ -9,16 +9,76 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.backends.redis import frames
-from edcache.backends.redis.fetching import Fetched, gathered_from, held, pieces_of
-from edcache.backends.redis.log import Log
+from edcache.backends.redis.client import Client
+from edcache.backends.redis.log import Log, no_cache, read_head
+from edcache.backends.redis.records import (
+    Fetched,
+    Frame,
+    gathered_from,
+    held,
+    pieces_of,
+    schema_number,
+    unpacked,
+)
+from edcache.backends.redis.url import Server
 from edcache.base import CorruptRecordError, EdcacheError, LengthError, MissingSampleError, once
-from edcache.codec import Decoder, Decoding, decompress
+from edcache.codec import STORED, Decode, Decoder, Decoding, decompress
 from edcache.format import Records
 from edcache.labels import checked_indices
-from edcache.reader import Group, Session
+from edcache.reader import AnyReader, Group, Session
 
 Ints = npt.NDArray[np.int64]
+
+
+class RedisReader(AnyReader):
+    """Random access to the samples of a cache in Redis, complete or still filling.
+
+    Args:
+        path: a URL with a prefix. Nothing is asked before the first use.
+        allow_pickle, decode: as for `edcache.Reader`.
+    Raises, at the first use:
+        ArchiveNotFoundError, CorruptArchiveError, FormatVersionError.
+        StorageError: the server does not answer, or refuses.
+        StaleArchiveError: unpickled in a process where another cache is under the prefix.
+
+    Every record's crc32 is checked whenever it is read. What is known of the samples, their labels too, is
+    asked once in each process, and again by `refresh`: some 40 bytes a sample and the labels, of its own.
+    Cost: a batch is one round trip, and its records pass through the connection whole; `missing` takes one
+    round trip for a few thousand samples.
+    Safety: threads, fork, spawn, forkserver. A pickle has the URL, and no password.
+    """
+
+    by_request = True
+    _another = "another cache is under this prefix now"
+
+    def __init__(self, path: str, *, allow_pickle: bool = False, decode: Decode = STORED) -> None:
+        super().__init__(allow_pickle, decode)
+        self.path: Server = Server.of(path)
+
+    def _open(self) -> RedisSession:
+        client = Client(self.path)
+        known = read_head(client)
+        if known is None:
+            raise no_cache(self.path)
+        session = RedisSession(Log(client, *known), self.allow_pickle, self.decoding)
+        self._check_uuid(session)
+        return session
+
+    def refresh(self) -> bool:
+        """Take in what was published since, and forget what was found to be gone; says whether either was.
+
+        Raises:
+            StaleArchiveError: another cache is under the prefix now.
+        """
+        session = self.session
+        assert isinstance(session, RedisSession)
+        session.log.check_head()
+        newer = session.look_again()
+        if newer is not None:
+            self._keep(newer)
+            return True
+        forgotten, session.gone = session.gone, set()
+        return bool(forgotten)
 
 
 class RedisSession(Session):
@@ -126,12 +186,12 @@ class RedisSession(Session):
                 "lazy=True, or give the server more memory"
             )
         try:
-            frame = frames.unpacked(value, index)
+            frame = unpacked(value, index)
             return self._raw(frame), self._decoder_for(frame.schema)
         except (CorruptRecordError, LengthError) as error:
             raise self.placed(error, index) from error
 
-    def _raw(self, frame: frames.Frame) -> memoryview:
+    def _raw(self, frame: Frame) -> memoryview:
         if self.head.compression is not None:
             return memoryview(decompress(frame.data, frame.raw_nbytes))
         if frame.raw_nbytes != len(frame.data):
@@ -150,9 +210,9 @@ class RedisSession(Session):
 
     @once
     def _numbers(self) -> dict[int, int]:
-        """The number of each schema in the index, by its number in frames."""
+        """The number of each schema in the index, by its number in"""
         texts = self.contents.index.schemas
-        return {frames.schema_number(text): number for number, text in enumerate(texts)}
+        return {schema_number(text): number for number, text in enumerate(texts)}
 
     def placed(self, error: EdcacheError, index: int) -> EdcacheError:
         """See the base class."""

@@ -404,7 +404,7 @@ class MemoryStore(FileStore):
     def _free(self) -> int:
         return base.available()
 
-    def check_deletable(self) -> None:
+    def check_deletable(self, *, force: bool = False) -> None:
         """See the base class: it is freed by itself."""
         held = held_at(self.path)
         if held is not None:
