@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from edcache.base import FIXED, Ints, OptionError, SampleIndexError, Selection, Span, Transform
 from edcache.codec import Node
-from edcache.dataset.loader import Loader
+from edcache.dataset.loader import Loader, LoaderOptions
 from edcache.labels import Labels, checked_indices
 from edcache.reader import Batch, FieldPath, Memory, Projection, Special
 
@@ -193,20 +193,11 @@ class Readable(Dataset[T_co]):
         """
         if sampler is None:
             self._guard(16)
-        return Loader(
-            self._batch,
-            len(self),
-            batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            drop_last=drop_last,
-            seed=seed,
-            num_threads=num_threads,
-            prefetch=prefetch,
-            pin_memory=pin_memory,
-            device=device,
-            reuse=reuse,
+        options = LoaderOptions(
+            *(batch_size, shuffle, sampler, drop_last, seed, num_threads, prefetch),
+            *(pin_memory, device, reuse),
         )
+        return Loader(self._batch, len(self), options)
 
     def _batch(self, indices: Any) -> Batch:
         return Batch(self, self._rows(indices))
