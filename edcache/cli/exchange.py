@@ -36,12 +36,7 @@ FORMATS: Final = ("webdataset", "files", "parquet", "hf", "npz")
 @click.option("--for", "factory", metavar="MODULE:FACTORY", help="The @cachable call that takes the archive.")
 @flags("arguments", "compression", "codec", "allow_pickle", "num_workers", "on_error", "progress", "rebuild")
 def import_(
-    old: str,
-    out: str,
-    factory: str | None,
-    arguments: Sequence[str],
-    rebuild: bool,
-    **options: Any,
+    old: str, out: str, factory: str | None, arguments: Sequence[str], rebuild: bool, **options: Any
 ) -> None:
     """Fill an archive with the samples of another system's cache, which is only read.
 
@@ -114,13 +109,20 @@ def export(paths: Sequence[str], out: str, to: str, as_json: bool, **options: An
       edcache export train.zip -o shards --to webdataset --where "split == 'train'" -j 8
     """
     from edcache import interop
+    from edcache.dataset import CachedDataset
 
     labels, shard_size = options["labels"], options["shard_size"]
     if labels and options["no_labels"]:
         raise click.UsageError("--label and --no-labels contradict each other")
+    ds = CachedDataset.from_cache(
+        paths[0] if len(paths) == 1 else paths, allow_partial=True, allow_pickle=options["allow_pickle"]
+    )
+    view = ds.available() if options["available"] else ds[:]
+    view = view if options["where"] is None else view.filter(options["where"])
+    view = view.select(*options["fields"]) if options["fields"] else view
     with bar("exporting to", out, options["progress"], unit=" samples") as on_progress:
         report = interop.export(
-            _chosen(paths, **options),
+            view,
             out,
             to,
             num_workers=options["num_workers"] or 0,
@@ -132,26 +134,6 @@ def export(paths: Sequence[str], out: str, to: str, as_json: bool, **options: An
     files = f"{plural(report.files, 'file')}, {human_bytes(report.nbytes)}"
     line = f"{printable(report.path)}: {plural(report.samples, 'sample')} as {report.to}, {files}"
     print_report(as_json, dataclasses.asdict(report), [line])
-
-
-def _chosen(
-    paths: Sequence[str],
-    *,
-    where: str | None,
-    fields: Sequence[str],
-    available: bool,
-    allow_pickle: bool,
-    **others: Any,
-) -> Any:
-    """The view that the options of export choose."""
-    from edcache.dataset import CachedDataset
-
-    ds = CachedDataset.from_cache(
-        paths[0] if len(paths) == 1 else paths, allow_partial=True, allow_pickle=allow_pickle
-    )
-    view = ds.available() if available else ds[:]
-    view = view if where is None else view.filter(where)
-    return view.select(*fields) if fields else view
 
 
 def as_edflow(dataset: str | None, server: bool, address: str | None) -> None:

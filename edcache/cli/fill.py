@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -13,7 +12,7 @@ from edcache.base import ArchiveNotFoundError, ReadOptions, StaleCacheError, hum
 from edcache.cli.call import Call
 from edcache.cli.options import FOLDER, flags, given
 from edcache.cli.output import as_typed, plural
-from edcache.storage import check_outlives
+from edcache.storage import check_outlives, shown
 
 if TYPE_CHECKING:
     from edcache.dataset import CachedDataset
@@ -26,12 +25,7 @@ if TYPE_CHECKING:
 @click.option("--version", metavar="VALUE", help="Change it when the factory makes other samples.")
 @flags("progress", "rebuild")
 def build(
-    factory: str,
-    out: str,
-    arguments: Sequence[str],
-    version: str | None,
-    rebuild: bool,
-    **options: Any,
+    factory: str, out: str, arguments: Sequence[str], version: str | None, rebuild: bool, **options: Any
 ) -> None:
     """Fill an archive with the dataset that a function makes.
 
@@ -96,22 +90,21 @@ def fill(
     options: dict[str, Any],
     cached: Callable[..., CachedDataset] | None = None,
 ) -> CachedDataset:
-    """Make a source, cache it at `out`, and say what was done.
-
-    Args:
-        cached: fills and opens; CachedDataset unless given.
-    """
+    """Make a source, cache it at `out` by CachedDataset or what else is given, and say what was done."""
     check_outlives(out)
     began = time.monotonic()
     kept = 0 if rebuild else _records_at(out)
-    with _interrupted_with_advice(out, rebuild):
+    try:
         from edcache.dataset import CachedDataset
 
-        source = make()
-        try:
-            cache = (cached or CachedDataset)(source, out, keep_existing=not rebuild, **options)
-        except StaleCacheError as error:
-            raise StaleCacheError(f"{error}\non the command line that is --rebuild") from error
+        cache = (cached or CachedDataset)(make(), out, keep_existing=not rebuild, **options)
+    except StaleCacheError as error:
+        raise StaleCacheError(f"{error}\non the command line that is --rebuild") from error
+    except KeyboardInterrupt:
+        state = "keeps what was computed, run the same command again to go on"
+        if rebuild:
+            state = "is as it was before, a rebuild starts from nothing"
+        raise KeyboardInterrupt(f"interrupted; {shown(out)} {state}") from None
     failed = f", {plural(len(cache.errors), 'sample')} failed" if cache.errors else ""
     counts = f"{len(cache.reader.records.offset) - kept:,} computed now, {kept:,} kept{failed}"
     size = f"{human_bytes(cache.reader.nbytes)}, {time.monotonic() - began:.1f} s"
@@ -130,16 +123,3 @@ def _records_at(path: str) -> int:
         return 0
     finally:
         reader.close()
-
-
-@contextmanager
-def _interrupted_with_advice(out: str, rebuild: bool) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        from edcache.storage import shown
-
-        state = "keeps what was computed, run the same command again to go on"
-        if rebuild:
-            state = "is as it was before, a rebuild starts from nothing"
-        raise KeyboardInterrupt(f"interrupted; {shown(out)} {state}") from None

@@ -6,6 +6,7 @@ import datetime
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,7 +27,6 @@ from edcache.cli.output import (
 )
 
 if TYPE_CHECKING:
-    from edcache.backends.shm import Held
     from edcache.format import Head
     from edcache.tools import Listed
 
@@ -49,7 +49,12 @@ def caches(directory: str | None, as_json: bool) -> None:
         from edcache.backends.shm import archives_in_memory
 
         held = archives_in_memory()
-        print_report(as_json, _memory_object(held), _memory_lines(held))
+        rows = [(a.path, human_bytes(a.nbytes), " ".join(map(str, a.pids))) for a in held]
+        lines = table(("path", "size", "processes"), rows, whole=1) if rows else ()
+        listed = [{"path": a.path, "nbytes": a.nbytes, "processes": list(a.pids)} for a in held]
+        nbytes = sum(archive.nbytes for archive in held)
+        total = f"{plural(len(held), 'archive')} in memory, {human_bytes(nbytes)}"
+        print_report(as_json, {"archives": listed, "nbytes": nbytes}, [*lines, total])
         return
     folder, archives = _archives(directory)
     document = {
@@ -77,25 +82,19 @@ def _listing_lines(directory: str, archives: Sequence[Listed]) -> Iterator[str]:
     sound = [archive for archive in archives if archive.problem is None]
     if sound:
         header = ("path", "size", "present", "length", "complete", "last used", "call")
-        yield from table(header, (_listing_row(directory, archive) for archive in sound), whole=1)
+        yield from table(header, (_row(directory, archive) for archive in sound), whole=1)
     yield from (one_line(archive.problem) for archive in archives if archive.problem is not None)
     broken = len(archives) - len(sound)
     unread = f", {broken:,} more cannot be read" if broken else ""
     yield f"{printable(directory)}: {_sizes_text(sound)}{unread}"
 
 
-def _listing_row(directory: str, archive: Listed) -> tuple[str, ...]:
-    path, size, used = _pruning_row(directory, archive)
+def _row(directory: str, archive: Listed) -> tuple[str, ...]:
     counts = f"{archive.present:,}", f"{archive.length:,}", "yes" if archive.complete else "no"
-    call = _call_text(archive.fingerprint) if archive.origin is None else f"copy of {archive.origin}"
-    return (path, size, *counts, used, call)
-
-
-def _pruning_row(directory: str, archive: Listed) -> tuple[str, str, str]:
-    """An archive as the cells path, size, last use."""
     used = f"{datetime.datetime.fromtimestamp(archive.used):%Y-%m-%d %H:%M}"
-    path = os.path.relpath(archive.path, directory)
-    return path, human_bytes(archive.nbytes), used + ("" if archive.was_read else " (written)")
+    used += "" if archive.was_read else " (written)"
+    call = _call_text(archive.fingerprint) if archive.origin is None else f"copy of {archive.origin}"
+    return os.path.relpath(archive.path, directory), human_bytes(archive.nbytes), *counts, used, call
 
 
 def _sizes_text(archives: Sequence[Listed]) -> str:
@@ -112,21 +111,6 @@ def _listed_object(directory: str, archive: Listed) -> dict[str, Any]:
         "last_use": "read" if archive.was_read else "written",
         "problem": None if archive.problem is None else one_line(archive.problem),
     }
-
-
-def _memory_lines(archives: Sequence[Held]) -> Iterator[str]:
-    """A table of the archives in shared memory, and the total."""
-    if archives:
-        rows = ((a.path, human_bytes(a.nbytes), " ".join(map(str, a.pids))) for a in archives)
-        yield from table(("path", "size", "processes"), rows, whole=1)
-    total = human_bytes(sum(archive.nbytes for archive in archives))
-    yield f"{plural(len(archives), 'archive')} in memory, {total}"
-
-
-def _memory_object(archives: Sequence[Held]) -> dict[str, Any]:
-    """`edcache caches shm://` as JSON has it."""
-    listed = [{"path": a.path, "nbytes": a.nbytes, "processes": list(a.pids)} for a in archives]
-    return {"archives": listed, "nbytes": sum(archive.nbytes for archive in archives)}
 
 
 @click.command()
@@ -303,7 +287,7 @@ def prune(
     folder, archives = _archives(directory)
     plan = plan_pruning(archives, older_than=older_than, max_nbytes=max_size)
     if plan.doomed:
-        rows = (_pruning_row(folder, archive) for archive in plan.doomed)
+        rows = (itemgetter(0, 1, 5)(_row(folder, archive)) for archive in plan.doomed)
         print_lines(table(("path", "size", "last used"), rows, whole=1))
     for reason in plan.busy:
         click.echo(printable(f"{reason}; it stays"), err=True)
