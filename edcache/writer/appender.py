@@ -177,7 +177,7 @@ class Appender(AnyAppender):
         """Publish a revision of labels, synced; an archive that was sealed is sealed again.
 
         What others dropped before is left out; where nothing is left, nothing is published. LabelTypeError
-        where a column does not go with what the archive has. After a StorageError all of it is there, or none.
+        where a column does not go with what the archive has. After a StorageError all of it is there or none.
         """
         with self._appending():
             before, names = self._revised_types(), [name for name, _ in self.head.labels]
