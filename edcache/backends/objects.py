@@ -14,10 +14,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from edcache import format, storage, writer
-from edcache.backends.file import FileStore
+from edcache.backends.file import FileStore, copy_bytes
 from edcache.base import (
     ArchiveExistsError,
     ArchiveNotFoundError,
@@ -33,8 +33,6 @@ from edcache.writer import Store
 if TYPE_CHECKING:
     from edcache.format import Head
     from edcache.writer import AnyAppender
-
-_PIECE_NBYTES: Final = 1 << 24
 
 
 class ObjectStore(Store):
@@ -114,12 +112,9 @@ def _default_folder() -> str:
 
 
 class Spool:
-    """The file in which the archive of one object is filled; a `Stage`.
+    """The file in which the archive of one object is filled; a `Stage`. It may not be there.
 
-    Args:
-        folder: where it is; None for `$EDCACHE_SPOOL`, else `~/.cache/edcache/spool`.
-    Attributes:
-        path: of the file, which may not be there.
+    It lies in `folder`; without, in `$EDCACHE_SPOOL`, else `~/.cache/edcache/spool`.
     """
 
     def __init__(self, store: ObjectStore, folder: str | os.PathLike[str] | None = None) -> None:
@@ -180,10 +175,7 @@ class Spool:
     def _download(self, source: ByteSource, file: File) -> None:
         try:
             file.truncate(0)  # what a process left that was killed
-            position = 0
-            while data := source.read_many([(position, _PIECE_NBYTES)])[0]:
-                file.pwrite(position, data)
-                position += len(data)
+            copy_bytes(source, file)
             file.sync()
         except BaseException:
             storage.remove(file.path)
@@ -193,11 +185,8 @@ class Spool:
     def publish(self, before: Any, show: Show = None, *, replaces: bool = False) -> None:
         """Upload the file, which is sealed, and delete it. Nobody sees a part of it there.
 
-        Args:
-            before: the state of the object that was there; `replaces` takes the place of another one too.
-            show: as in `Progress`; a bar over the bytes.
         Raises:
-            ArchiveExistsError: another one is there now; the file stays.
+            ArchiveExistsError: there is another one than `before`, and not `replaces`; the file stays.
             StorageError: the server refuses; the file stays, and so do the parts of it that a server keeps.
         """
         with self._turn() as state:

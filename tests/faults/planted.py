@@ -771,7 +771,7 @@ _MEMORY = [
     Bug(
         "a forked child holds nothing",
         "backends/shm/memory.py",
-        "        os.dup2(held[0], descriptors[0], inheritable=False)\n",
+        "            os.dup2(held[0], descriptors[0], inheritable=False)\n",
         "",
         ("test_memory.py::test_a_forked_child_holds_when_its_parent_is_killed",),
     ),

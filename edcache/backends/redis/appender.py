@@ -70,11 +70,10 @@ class RedisAppender(AnyAppender):
 
     @classmethod
     def open(cls, path: str, head: Head) -> RedisAppender:
-        """Open a cache, or make one with `head` where there is none yet.
+        """Open a cache, or make one with `head` where there is none; two that make one share a head.
 
         Raises:
             OptionError: the URL names no prefix; compression="zstd+dict". StorageError, CorruptArchiveError.
-        Safety: two processes that make one at once end up with one head.
         """
         if head.compression is not None and "+dict" in head.compression:
             raise OptionError(
@@ -95,10 +94,7 @@ class RedisAppender(AnyAppender):
         return cls(Log(client, *known))
 
     def indices_of(self, chunks: Iterable[Header]) -> npt.NDArray[np.int64]:
-        """The sample indices in these chunks: int64 [n], a copy.
-
-        Of what was published before this was opened, those alone that the server still has.
-        """
+        """See the base class: of what was published before this was opened, those that are still there."""
         headers = list(chunks)
         before = super().indices_of(header for header in headers if header.seq < self._opened_at)
         since = super().indices_of(header for header in headers if header.seq >= self._opened_at)
@@ -111,11 +107,7 @@ class RedisAppender(AnyAppender):
         return set(itertools.compress(indices, is_there.tolist()))
 
     def append(self, chunk: Chunk, *, restores: bool = False) -> None:
-        """See the base class.
-
-        With `restores`, a server that evicts and gets the same records again and again has a log that does
-        not grow.
-        """
+        """See the base class; with `restores` the log of a server that evicts does not grow."""
         self.check_usable()
         self._store(chunk)
         try:
@@ -265,10 +257,7 @@ class _Logged:
 
 
 def uuid_of(head: Head) -> bytes:
-    """The uuid of a cache that nobody asked to build anew: of equal heads the same.
-
-    So whoever makes a head again that the server has lost makes the same one.
-    """
+    """The uuid of a cache that nobody asked to build anew: the same for whoever makes a lost head again."""
     return hashlib.sha256(format.pack_head(replace(head, uuid=bytes(16)))).digest()[:16]
 
 

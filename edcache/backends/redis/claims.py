@@ -34,8 +34,7 @@ return others
 class Claims:
     """The claims of one process, renewed by a thread while any is held.
 
-    A process that dies, or whose thread gets no turn for `claim_seconds`, loses them: then what it computes
-    may be computed twice, and is stored under the same key.
+    Whoever dies, or gets no turn for `claim_seconds`, loses them: then samples may be computed twice.
     """
 
     can_lock = True

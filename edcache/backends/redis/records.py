@@ -63,11 +63,7 @@ def packed(index: int, schema: int, data: memoryview, raw_nbytes: int) -> bytes:
 
 
 def unpacked(value: Any, index: int) -> Frame:
-    """The record in a value, which is not copied.
-
-    Raises:
-        CorruptRecordError: "crc32 0x1c291ca3, its frame says 0x9ae0daf0"; the caller says which record.
-    """
+    """The record in a value, which is not copied; CorruptRecordError, which does not say of which record."""
     if len(value) < FRAME_NBYTES or value[:4] != _MAGIC:
         raise CorruptRecordError("its value is none that edcache wrote")
     _, expected, schema, at, nbytes, raw_nbytes = _FRAME.unpack_from(value)
@@ -127,11 +123,7 @@ def held(client: Client, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
 def gathered_from(
     values: list[Any], indices: Iterable[int], decoder: Decoder, *, is_compressed: bool
 ) -> Group | None:
-    """What the server sent for records of one schema, as a group over memory of its own.
-
-    Returns:
-        None where the records must be looked at one by one: some are lost, or not as the log says.
-    """
+    """What the server sent for records of one schema, as a group; None where one is lost or not as logged."""
     if None in values:
         return None
     try:

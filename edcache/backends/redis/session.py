@@ -31,21 +31,10 @@ Ints = npt.NDArray[np.int64]
 
 
 class RedisReader(AnyReader):
-    """Random access to the samples of a cache in Redis, complete or still filling.
+    """Random access to the samples of a cache in Redis, complete or still filling; asks at the first use.
 
-    Args:
-        path: a URL with a prefix. Nothing is asked before the first use.
-        allow_pickle, decode: as for `edcache.Reader`.
-    Raises, at the first use:
-        ArchiveNotFoundError, CorruptArchiveError, FormatVersionError.
-        StorageError: the server does not answer, or refuses.
-        StaleArchiveError: unpickled in a process where another cache is under the prefix.
-
-    Every record's crc32 is checked whenever it is read. What is known of the samples, their labels too, is
-    asked once in each process, and again by `refresh`: some 40 bytes a sample and the labels, of its own.
-    Cost: a batch is one round trip, and its records pass through the connection whole; `missing` takes one
-    round trip for a few thousand samples.
-    Safety: threads, fork, spawn, forkserver. A pickle has the URL, and no password.
+    Every record's crc32 is checked whenever it is read. What is known of the samples is asked once in each
+    process, and again by `refresh`. A batch is one round trip. A pickle has the URL, and no password.
     """
 
     by_request = True
@@ -65,11 +54,7 @@ class RedisReader(AnyReader):
         return session
 
     def refresh(self) -> bool:
-        """Take in what was published since, and forget what was found to be gone; says whether either was.
-
-        Raises:
-            StaleArchiveError: another cache is under the prefix now.
-        """
+        """Take in what was published since, and forget what was found gone; says whether either was."""
         session = self.session
         assert isinstance(session, RedisSession)
         session.log.check_head()
@@ -82,13 +67,7 @@ class RedisReader(AnyReader):
 
 
 class RedisSession(Session):
-    """What one process knows of a cache, as of one look at its log.
-
-    Args:
-        before: an earlier session with the same cache.
-    Attributes:
-        gone: published samples that the server was found to have lost.
-    """
+    """What one process knows of a cache, as of one look at its log; `gone`: samples found to be lost."""
 
     def __init__(
         self, log: Log, allow_pickle: bool, decoding: Decoding | None, before: RedisSession | None = None
@@ -234,11 +213,7 @@ class RedisSession(Session):
         yield
 
     def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
-        """See the base class; None too where the server has lost one of the records.
-
-        Args:
-            wanted: of no use here: a record comes whole, since its crc32 is of all of it.
-        """
+        """See the base class; None too where one is lost. A record comes whole, as its crc32 is."""
         indices = checked_indices(indices, self.length)
         alike = self.alike(indices)
         if alike is None:

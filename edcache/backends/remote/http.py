@@ -50,13 +50,7 @@ Address = Callable[["Stamp | None"], Awaitable["tuple[str, Mapping[str, str]]"]]
 
 
 def plain_engine(url: Url, options: Mapping[str, Any]) -> HttpEngine:
-    """What reads an http or https URL.
-
-    Args:
-        options: `headers` for every request; `client_kwargs` for aiohttp.ClientSession, as `auth`.
-    Raises:
-        MissingDependencyError: aiohttp is not installed. OptionError.
-    """
+    """What reads an http or https URL, with `headers`, and `client_kwargs` of aiohttp.ClientSession."""
     try:
         import aiohttp  # noqa: F401
     except ImportError:
@@ -92,11 +86,7 @@ def _basic(userinfo: str) -> str:
 
 
 class HttpEngine(Engine):
-    """An object that a server sends in ranges; each method is one request.
-
-    Args:
-        client_options: for aiohttp.ClientSession, such as `auth` or `trust_env`.
-    """
+    """An object that a server sends in ranges; each method is one request."""
 
     def __init__(self, address: Address, client_options: Mapping[str, Any] | None = None) -> None:
         self._address = address

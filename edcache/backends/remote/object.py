@@ -85,14 +85,7 @@ class RemoteObject(ByteSource):
 
     Opening makes one request, for its state and its first page. The first `pread` behind that page fetches
     the end, and where the archive is sealed what lies from index.arrow to the header of labels.arrow: two
-    more. All of that is kept.
-
-    Raises:
-        StorageError: "https://example.org/train.zip: reading 4,096 bytes at offset 8,192: 503 Service
-            Unavailable, asked 5 times". A request is limited to `request_timeout` seconds and one more for
-            each half MiB, and made `request_tries` times; both are storage options.
-        StaleArchiveError: the object was replaced or deleted since it was opened.
-    Safety: threads, fork. Event loop and clients are of the process that uses it.
+    more. All of that is kept. Event loop and clients are of the process that uses it.
     """
 
     by_request = True

@@ -41,14 +41,7 @@ def check_writable(url: Url) -> None:
 
 
 def upload(url: Url, path: str, state: File, tell: Callable[[int], object]) -> None:
-    """Send a file.
-
-    Args:
-        state: keeps what a later call needs to go on with this upload, if it is interrupted.
-        tell: `tell(nbytes)`: so many more bytes are there.
-    Raises:
-        StorageError: "s3://bucket/train.zip: sending part 3 of 12: ...; asked 5 times".
-    """
+    """Send a file; `state` keeps what a later call needs to go on with this one, if it is interrupted."""
     check_writable(url)
     sending = _Upload(url, path, tell)
     if url.scheme in _S3 and sending.nbytes > _PART_NBYTES:
@@ -102,8 +95,7 @@ class _Upload:
 class _Parts:
     """A multipart upload to S3, which goes on where an earlier one was interrupted.
 
-    A part that is there counts if its ETag is the MD5 of the file's bytes; where the server makes other
-    ETags, all are sent again.
+    A part that is there counts if its ETag is the MD5 of the file's bytes; else it is sent again.
     """
 
     def __init__(self, sending: _Upload, state: File) -> None:
