@@ -134,13 +134,7 @@ def _planned(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_
 
 
 def _of_interest(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
-    """Positions of samples that are of every kind there is: one of each schema where that tells enough.
-
-    Args:
-        needs_shapes: the format wants to know the shapes of all arrays.
-    Raises:
-        MissingSampleError: "train.zip: 3 of 20 samples have no record, ...; take available()".
-    """
+    """Positions of samples of every kind there is: one of each schema where that tells enough."""
     every = np.arange(len(ds))
     numbers, trees = ds._root._structures(ds._root_indices(every))
     if ds._transform is not None:
@@ -175,11 +169,7 @@ def _looked(ds: Samples, kind: type[Format], positions: Sequence[int]) -> list[_
 
 
 def _labels_to_go(ds: Samples, labels: bool | Sequence[str], names: set[str]) -> tuple[str, ...]:
-    """The label columns that go along: those named, or all, but for those that are fields of the samples.
-
-    Args:
-        names: of all leaves.
-    """
+    """The label columns that go along: those named, or all, but for those that are leaves of the samples."""
     if labels is False:
         return ()
     chosen = list(ds.labels) if labels is True else list(labels)

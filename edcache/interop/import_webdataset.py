@@ -115,11 +115,7 @@ class Webdataset(OldCache):
 
 
 def npy_array(data: bytes) -> Any:
-    """The array of an .npy file; numpy's own reader allocates what the header claims.
-
-    Raises:
-        ValueError: it is none, or one of objects; SyntaxError, TypeError, RecursionError and MemoryError too.
-    """
+    """The array of an .npy file; numpy's own reader allocates what the header claims."""
     if data[:6] != b"\x93NUMPY" or data[6:7] not in (b"\1", b"\2", b"\3"):
         raise ValueError(f"begins with {data[:8]!r}, as no .npy does")
     begin = 10 if data[6] == 1 else 12
@@ -159,12 +155,7 @@ class _Cut(Exception):
 
 
 def _files(shard: str, notes: list[str]) -> Iterator[tuple[str, str, int, int]]:
-    """(name up to the first dot, the rest, offset of the bytes, their number) of the files of a shard.
-
-    Raises:
-        _Cut: it has no end, as one whose writer was killed.
-        ForeignCacheError: it is no tar.
-    """
+    """(name up to the first dot, the rest, offset of the bytes, their number) of the files of a shard."""
     size, left_out, offset = os.path.getsize(shard), 0, 0
     try:
         with tarfile.open(shard, "r:") as tar:

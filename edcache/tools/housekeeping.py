@@ -301,10 +301,7 @@ def delete(path: str | os.PathLike[str]) -> int:
 
 @dataclass(slots=True)
 class Pruning:
-    """What a pruning takes and what it leaves, each least recently used first.
-
-    doomed, kept: archives. busy: why some are kept that would have to go, a line each.
-    """
+    """What goes, what stays, least recently used first, and why some stay that would have to go."""
 
     doomed: list[Listed] = field(default_factory=list)
     kept: list[Listed] = field(default_factory=list)
