@@ -29,9 +29,7 @@ P = ParamSpec("P")
 class CachedFactory(Generic[P, T_co]):
     """A dataset factory whose datasets are cached; what `@cachable` returns.
 
-    Calling it returns a CachedDataset. `uncached` is the function itself, `version` and `options` what
-    the decorator was given. `cache_path(*args, **kwargs)` says which archive a call uses, without
-    touching it.
+    `uncached` is the function itself, `version` and `options` what the decorator was given.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class CachedFactory(Generic[P, T_co]):
         return self if instance is None else functools.partial(self.__call__, instance)  # type: ignore[arg-type]
 
     def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Where the archive of this call is, or would be."""
+        """Where the archive of this call is, or would be; nothing is touched."""
         return self._path_for(self._arguments(args, kwargs))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
