@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
+from edcache import dataset, writer
 from edcache.base import CacheOptions, OptionError, suggestion
 
 
@@ -31,7 +32,6 @@ class Call:
     """
 
     def __init__(self, where: str, arguments: Sequence[str], version: str | None) -> None:
-        from edcache.dataset import CachedFactory
 
         self._where = where
         self._given: dict[str, Any] = {}
@@ -43,7 +43,7 @@ class Call:
         self._version = None if version is None else _value(version)
         self._factory = _load(where)
         self.options = CacheOptions()
-        if isinstance(self._factory, CachedFactory):
+        if isinstance(self._factory, dataset.CachedFactory):
             decorated = self._factory
             filling: dict[str, Any] = {"lazy": False, "force_cache": None, "keep_existing": True}
             self.options = replace(decorated.options, verify="touch", zero_copy=False, **filling)
@@ -57,9 +57,7 @@ class Call:
         Raises:
             FingerprintError: a default of the factory has no stable description.
         """
-        from edcache.writer import call_fingerprint
-
-        return call_fingerprint(self._factory, self._arguments, self._version)
+        return writer.call_fingerprint(self._factory, self._arguments, self._version)
 
     def make(self) -> Any:
         """Call the factory.

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from edcache import dataset, interop, writer
 from edcache.base import ArchiveNotFoundError, ReadOptions, StaleCacheError, human_bytes
 from edcache.cli.call import Call
 from edcache.cli.options import FOLDER, flags, given
 from edcache.cli.output import as_typed, plural
 from edcache.storage import check_outlives, shown
-
-if TYPE_CHECKING:
-    from edcache.dataset import CachedDataset
 
 
 @click.command()
@@ -72,9 +70,12 @@ def images(
     Example:
       edcache images imagenet/train -o train.zip --decode tensor -j 8
     """
-    from edcache.interop import EXTENSIONS, image_folder
-
-    fill(out, rebuild, lambda: image_folder(folder, decode, extensions or EXTENSIONS), given(options))
+    fill(
+        out,
+        rebuild,
+        lambda: interop.image_folder(folder, decode, extensions or interop.EXTENSIONS),
+        given(options),
+    )
 
 
 def check_codec(options: dict[str, Any]) -> None:
@@ -88,16 +89,14 @@ def fill(
     rebuild: bool,
     make: Callable[[], Any],
     options: dict[str, Any],
-    cached: Callable[..., CachedDataset] | None = None,
-) -> CachedDataset:
+    cached: Callable[..., dataset.CachedDataset] | None = None,
+) -> dataset.CachedDataset:
     """Make a source, cache it at `out` by CachedDataset or what else is given, and say what was done."""
     check_outlives(out)
     began = time.monotonic()
     kept = 0 if rebuild else _records_at(out)
     try:
-        from edcache.dataset import CachedDataset
-
-        cache = (cached or CachedDataset)(make(), out, keep_existing=not rebuild, **options)
+        cache = (cached or dataset.CachedDataset)(make(), out, keep_existing=not rebuild, **options)
     except StaleCacheError as error:
         raise StaleCacheError(f"{error}\non the command line that is --rebuild") from error
     except KeyboardInterrupt:
@@ -114,9 +113,7 @@ def fill(
 
 def _records_at(path: str) -> int:
     """How many samples an archive holds before a build; 0 where there is none to read."""
-    from edcache.writer import store_at
-
-    reader = store_at(path).reader(ReadOptions(allow_partial=True))
+    reader = writer.store_at(path).reader(ReadOptions(allow_partial=True))
     try:
         return len(reader.records.offset)
     except (ArchiveNotFoundError, ValueError):

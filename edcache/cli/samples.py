@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from edcache import interop
 from edcache.cli.output import cell, plain, plural, shortened
 
 _SHOWN_ITEMS: Final = 8
@@ -57,9 +58,8 @@ def _short(value: object) -> str:
 
 
 def _leaves(value: Any, path: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], Any]]:
-    from edcache.interop import children_of
 
-    children = children_of(value) if len(path) < _DEEPEST else None
+    children = interop.children_of(value) if len(path) < _DEEPEST else None
     is_long = isinstance(value, (list, tuple)) and len(value) > _SHOWN_ITEMS
     if not children or (is_long and all(isinstance(item, _ATOMS) for item in value)):
         yield path, value
