@@ -7,6 +7,7 @@ from .decode import Decoder as Decoder
 from .decode import Decoders as Decoders
 from .decode import aliased as aliased
 from .decode import assembler as assembler
+from .decode import decoder_of as decoder_of
 from .dtypes import array_nbytes as array_nbytes
 from .dtypes import check_shape as check_shape
 from .dtypes import memory_dtype as memory_dtype

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from edcache.base import CorruptRecordError, EdcacheError, PickleRefusedError, once
+from edcache.codec import registry
 from edcache.codec.containers import CONTAINERS, Assemble
 from edcache.codec.dtypes import TORCH_BY_DTYPE, Array
 from edcache.codec.images import Decoding
@@ -165,7 +166,7 @@ class Decoder:
         if record.nbytes < 8 or size > min(record.nbytes - 8, MAX_TEXT):
             raise CorruptRecordError(f"record of {record.nbytes} bytes says its schema takes {size}")
         text = str(record[8 : 8 + size], "ascii")
-        decoder = _self_decoder(text, self._decoding)
+        decoder = decoder_of(text, decoding=self._decoding)
         if decoder.structure is None:
             raise CorruptRecordError(f"record describes itself as {text}")
         return decoder.decode(record[align(8 + size, 8) :], copy=copy)
@@ -207,12 +208,13 @@ class Decoders(dict[Any, Decoder]):
         return decoder
 
 
-_self_described = Decoders()
+_shared = Decoders()
 
 
-def _self_decoder(text: str, decoding: Decoding | None) -> Decoder:
-    key = text, decoding
-    return _self_described.get(key) or _self_described.keep(key, Decoder(text, decoding=decoding))
+def decoder_of(text: str, *, allow_pickle: bool = False, decoding: Decoding | None = None) -> Decoder:
+    """The decoder of a schema, compiled once a process unless there are very many; raises as `Decoder`."""
+    key = text, allow_pickle, decoding, registry.changes
+    return _shared.get(key) or _shared.keep(key, Decoder(text, allow_pickle=allow_pickle, decoding=decoding))
 
 
 def assembler(node: Node) -> Assemble:

@@ -39,6 +39,8 @@ MAX_FIELDS = 1024
 # By "module.qualname": `cls.__module__`, as it is in this process, or a name that was given.
 _registered: dict[str, type] = {}
 _forms: dict[str, Form] = {}
+# How often `register` was called: what was compiled before may hold members of other classes.
+changes = 0
 
 
 def class_name(cls: type) -> ClassName:
@@ -90,6 +92,8 @@ def register(
             object.__new__(cls)
         except TypeError as error:
             raise OptionError(f"register: {shown} keeps state outside its fields ({error})") from None
+    global changes
+    changes += 1
     for key in (_own_name(cls), name or _own_name(cls)):
         if encode is not None and decode is not None:
             _forms[key] = Form(class_name(cls), cls, encode, decode)

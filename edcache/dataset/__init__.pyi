@@ -1,11 +1,11 @@
-from .archives import Path as Path
-from .archives import expand_paths as expand_paths
 from .cached import CachedDataset as CachedDataset
-from .combining import concat as concat
-from .combining import zip_fields as zip_fields
+from .concatenation import concat as concat
 from .decorator import CachedFactory as CachedFactory
 from .decorator import cachable as cachable
 from .decorator import default_directory as default_directory
-from .samples import Samples as Samples
-from .samples import View as View
+from .paths import Path as Path
+from .paths import expand_paths as expand_paths
 from .staleness import label_differences as label_differences
+from .view import Samples as Samples
+from .view import View as View
+from .zipped import zip_fields as zip_fields

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, overload
-
-import numpy as np
-import numpy.typing as npt
 
 from edcache import storage
 from edcache.base import (
@@ -19,27 +17,24 @@ from edcache.base import (
     OpenKeywords,
     OpenOptions,
     OptionError,
-    Picks,
     Sync,
     WarmupKeywords,
     Workers,
     provisional,
     takes,
 )
-from edcache.dataset.archives import Path, digests_of, expand_paths
-from edcache.dataset.reading import T_co
-from edcache.dataset.samples import View
-from edcache.dataset.several import Several
+from edcache.dataset.concatenation import Several
+from edcache.dataset.indexing import T_co
+from edcache.dataset.paths import Path, digests_of, expand_paths
 from edcache.dataset.stored import StoredSamples
-from edcache.format import Failure, Head
-from edcache.labels import Labels, LabelSpec
+from edcache.labels import LabelSpec
 from edcache.reader import AnyReader
 from edcache.writer import Store, store_at
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from edcache.dataset.building import Building
+    from edcache.dataset.build import Building
     from edcache.writer import LazyFiller
 
 
@@ -59,13 +54,12 @@ class CachedDataset(StoredSamples[T_co]):
             its order until it ends; None opens what is there.
         path: the archive. Without one it is `<root>/cached/<name>.zip`, from attributes of `source`.
             "shm://name" is in shared memory alone, for all processes of the user on this host, until the last
-            that has it open closes it or ends. Or a URL of a Redis server, which several hosts share:
-            "redis://host:6379/0?prefix=name" (rediss:// for TLS, unix:// for a socket); `ttl=` seconds after
-            which what is written expires; without `prefix=` one is made of the fingerprint. What is said of
-            files (sync, io, verify, check_space, chunks) means nothing there; see edcache/redis/.
+            that has it open closes it or ends. "redis://host:6379/0?prefix=name" (rediss:// for TLS, unix://
+            for a socket) is in a Redis server, which several hosts share; `ttl=` seconds after which what is
+            written expires; without `prefix=` one is made of the fingerprint. What is said of files (sync,
+            io, verify, check_space, chunks) means nothing there.
         fingerprint: what must match the archive's. By default the class of the source and its attributes (of
-            what it wraps and holds, too), which are described in `edcache.writer`; or a JSON-able
-            dict. False compares nothing.
+            what it wraps and holds, too); or a JSON-able dict. False compares nothing.
         options: as an object; keywords stand in place of some.
         keywords: these options; expected_digest, local and allow_partial are for `from_cache`.
     Raises:
@@ -105,7 +99,6 @@ class CachedDataset(StoredSamples[T_co]):
         self._store, self._reader, self.path = store, reader, reader.path
         self._building: Building | None = None
         self._filler: LazyFiller | None = None
-        self._labels: Labels | None = None
         self.zero_copy = options.zero_copy
         self.transform, self.batch_transform = options.transform, options.batch_transform
 
@@ -113,7 +106,7 @@ class CachedDataset(StoredSamples[T_co]):
         self, store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None
     ) -> None:
         # Who opens a cache that is complete need not wait for what fills one.
-        from edcache.dataset.building import Building, identity
+        from edcache.dataset.build import Building, identity
 
         check_fillable(options)
         origin = identity(source, options.num_workers, fingerprint)
@@ -199,14 +192,14 @@ class CachedDataset(StoredSamples[T_co]):
         samples; an unsealed one takes one more for each chunk. A batch is one concurrent fetch of its
         records, with `select` of no more of them than the blocks of 16 KiB around the fields. The object
         stays the one that was opened, or a read is StaleArchiveError; refresh() goes on to its newer state.
+
         With `local`, blocks of 256 KiB are fetched once for all processes of the machine, and survive kills.
         When nearly all are there, the next call or refresh() fetches the rest and proves all of it: from then
-        on the copy is an ordinary archive, mapped, which opens where the archive itself cannot be reached
-        too. A record of the copy that fails its crc32 is fetched again before an error is raised. An archive
-        that has changed (size, time or inode) is another copy; one that changes while it is open is a
-        StaleArchiveError at the next block that is missing. With max_bytes, copies that nobody has open go,
-        the least recently used first. A whole copy that `edcache.copy_to_local` made in the folder is used
-        where it is there.
+        on the copy is an ordinary archive, mapped, which opens without the archive itself too. A record of
+        the copy that fails its crc32 is fetched again before an error is raised. An archive that has changed
+        (size, time or inode) is another copy; one that changes while it is open is a StaleArchiveError at the
+        next missing block. With max_bytes, copies that nobody has open go, the least recently used first. A
+        whole copy that `edcache.copy_to_local` made in the folder is used where it is there.
         """
         expected = keywords.pop("expected_digest", None)
         OpenOptions.of(None, keywords, "from_cache")
@@ -215,22 +208,15 @@ class CachedDataset(StoredSamples[T_co]):
                 raise OptionError(f"from_cache(..., name={name!r}) takes one root, not a list")
             path = os.path.join(os.fspath(path), "cached", f"{name}.zip")
         elif (paths := expand_paths(path)) is not None:
-            return cls._several(paths, expected, keywords)
+            with ExitStack() as opened:
+                archives = [
+                    opened.enter_context(cls(None, one, expected_digest=digest, **keywords))
+                    for one, digest in zip(paths, digests_of(paths, expected), strict=True)
+                ]
+                opened.pop_all()
+            return Several(archives)
         assert isinstance(path, str | bytes | os.PathLike)
         return cls(None, os.fsdecode(path), expected_digest=expected, **keywords)
-
-    @classmethod
-    def _several(cls, paths: Sequence[str], expected_digest: Any, keywords: dict[str, Any]) -> Several:
-        expected = digests_of(paths, expected_digest)
-        opened: list[CachedDataset] = []
-        try:
-            for path, digest in zip(paths, expected, strict=True):
-                opened.append(cls(None, path, expected_digest=digest, **keywords))
-        except BaseException:
-            for archive in opened:
-                archive.close()
-            raise
-        return Several(opened)
 
     def __repr__(self) -> str:
         names = ", ".join(self._reader.label_names)
@@ -240,63 +226,10 @@ class CachedDataset(StoredSamples[T_co]):
         return f"CachedDataset({self.path!r}, {len(self):,} samples{state}{labels})"
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__ | {"_labels": None}
+        state = super().__getstate__()
         if self._building is not None and self.complete and not (self._filler and self._store.may_lose):
             state |= {"_building": None, "_filler": None}
         return state
-
-    @property
-    def head(self) -> Head:
-        """What the archive says about itself: uuid, length, codec, fingerprint."""
-        return self._reader.head
-
-    @property
-    def reader(self) -> AnyReader:
-        """The archive underneath."""
-        return self._reader
-
-    @property
-    def complete(self) -> bool:
-        """Whether the archive is sealed, and every sample has a record or is recorded as absent for good."""
-        return self._reader.complete
-
-    @property
-    def errors(self) -> list[Failure]:
-        """Why samples have no record, for those that failed when they were made.
-
-        Each has index, final (absent for good), error (the exception's name), message and traceback.
-        """
-        return list(self._reader.failures)
-
-    def available(self) -> View[T_co]:
-        """The samples that have a record, as a view."""
-        index = self._reader.records.index
-        selection = None if index is None else Picks(np.array(index, np.int64))
-        return self._chosen(selection, ".available()")
-
-    def info(self) -> dict[str, Any]:
-        """The state of the archive, and what reading it takes in this process.
-
-        Returns:
-            path, samples, present, sealed, labels (their names), nbytes (of the file), mapped (bytes of it
-            that are mapped, shared by all processes and given back when memory is short) and private
-            (bytes of this process alone; they do not grow with what is read).
-        """
-        reader = self._reader
-        return {
-            "path": self.path,
-            "samples": len(self),
-            "present": reader.present,
-            "sealed": reader.sealed,
-            "labels": reader.label_names,
-            "nbytes": reader.nbytes,
-            **reader.memory(),
-        }
-
-    @property
-    def missing(self) -> npt.NDArray[np.int64]:
-        """The indices without a record: int64 [k], sorted."""
-        return self._reader.missing()
 
     def add_labels(
         self,
@@ -360,41 +293,23 @@ class CachedDataset(StoredSamples[T_co]):
     def _check_relabelling(self) -> Sync:
         """When a change of labels is brought to the disk; raises where they cannot be changed."""
         self._store.check_relabelling()
-        if self._reader.by_request:
-            raise OptionError(
-                f"{self.path}: an archive behind a URL is only read; change the labels of a copy on a disk, "
-                "and upload that"
-            )
-        if self._reader.preload:
-            raise OptionError(
-                f"{self.path}: opened with preload=, and a copy is not changed; open it without to "
-                "change its labels"
-            )
-        if self._reader.local is not None:
-            raise OptionError(
-                f"{self.path}: opened with local=, which reads a copy; open it without to change its labels"
-            )
-        if self._reader.has_digest:
-            raise OptionError(
-                f"{self.path}: opened with expected_digest=, so that it must stay the file that was "
-                "published; open it without to change its labels"
-            )
+        reader, reopen = self._reader, "; open it without to change its labels"
+        upload = "change the labels of a copy on a disk, and upload that"
+        refusals = {
+            f"an archive behind a URL is only read; {upload}": reader.by_request,
+            f"opened with preload=, and a copy is not changed{reopen}": reader.preload,
+            f"opened with local=, which reads a copy{reopen}": reader.local,
+            f"opened with expected_digest=, so that it must stay the file that was published{reopen}": (
+                reader.has_digest
+            ),
+        }
+        for text, is_so in refusals.items():
+            if is_so:
+                raise OptionError(f"{self.path}: {text}")
         if self._filler is not None:
             self._filler.flush()
             self.refresh()
         return "seal" if self._building is None else self._building.job.sync
-
-    @property
-    def is_lazy(self) -> bool:
-        """Whether a sample that is missing is computed when it is asked for."""
-        return self._filler is not None
-
-    def refresh(self) -> bool:
-        """See what others have added since, or that they compacted it; says whether anything changed."""
-        changed = self._reader.refresh()
-        if changed:
-            self._labels = None
-        return changed
 
     @takes(FillOptions)
     def warmup(self, num_workers: Workers = None, **keywords: Unpack[WarmupKeywords]) -> CachedDataset[T_co]:
@@ -404,52 +319,35 @@ class CachedDataset(StoredSamples[T_co]):
             keywords: these options; what is left out, and num_workers=None, are as the dataset was made with.
         Raises: as the class; OptionError where the dataset was opened without its source.
         """
-        given = None if self._building is None else self._building.job.options
-        more: dict[str, Any] = {} if num_workers is None else {"num_workers": num_workers}
-        options = FillOptions.of(given, {**keywords, **more}, "warmup")
-        if self._building is None:
-            if not self.complete:
-                count = len(self) - self._reader.present
-                lack = (
-                    f"{count:,} samples are missing"
-                    if count
-                    else "it is not sealed, so samples may be missing,"
-                )
-                raise OptionError(
-                    f"{self.path}: {lack} and the source dataset is not here; construct "
-                    "CachedDataset(source, path)"
-                )
-            return self
+        building = self._building
+        given: dict[str, Any] = {} if num_workers is None else {"num_workers": num_workers}
+        options = FillOptions.of(
+            None if building is None else building.job.options, {**keywords, **given}, "warmup"
+        )
+        if building is None:
+            if self.complete:
+                return self
+            count = len(self) - self._reader.present
+            lack = (
+                f"{count:,} samples are missing" if count else "it is not sealed, so samples may be missing,"
+            )
+            raise OptionError(
+                f"{self.path}: {lack} and the source dataset is not here; construct "
+                "CachedDataset(source, path)"
+            )
         if self._filler is not None:
             self._filler.flush()
         if self._store.may_lose:
             self._reader.missing()  # what the server has lost
-        if self.complete:
-            return self
-        self._building.fill(options)
-        self.refresh()
+        if not self.complete:
+            building.fill(options)
+            self.refresh()
         return self
 
     cache_dataset = warmup
 
-    def close(self) -> None:
-        """Publish what a lazy cache still holds, and let go of the archive."""
-        if self._filler is not None:
-            self._filler.close()
-        self._labels = None  # they lie over the mapped file
-        self._reader.close()
-
-    def __enter__(self) -> CachedDataset[T_co]:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def _unsealed(self) -> list[str]:
         return [] if self._building is not None or self._reader.sealed else [self.path]
-
-    def _chain(self) -> str:
-        return f"CachedDataset({self.path!r}, {len(self):,} samples)"
 
 
 def opened(store: Store, options: CacheOptions, archive: AnyReader) -> CachedDataset:

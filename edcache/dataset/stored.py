@@ -8,31 +8,29 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache import reader
-from edcache.base import ImageError, MissingSampleError, Transform
+from edcache.base import ImageError, Ints, MissingSampleError, Picks, Transform
 from edcache.codec import Decoding, Node, read_through
-from edcache.dataset.reading import T_co, checked_function
-from edcache.dataset.roots import Root
+from edcache.dataset.indexing import Root, T_co, checked_function
+from edcache.dataset.view import Samples, View
+from edcache.format import Failure, Head
 from edcache.labels import Labels, checked_indices
 from edcache.reader import AnyReader, FieldPath, Memory, Projection, Special
 
 if TYPE_CHECKING:
     from edcache.writer import LazyFiller
 
-Ints = npt.NDArray[np.int64]
 Self = TypeVar("Self", bound="StoredSamples")
 
 # To know the keys of all samples, each schema is looked at.
 _MOST_LOOKED_AT = 8
 
 
-class StoredSamples(Root[T_co]):
+class StoredSamples(Root[T_co], Samples[T_co]):
     """The samples of one cache, and what is missing of them from a filler, where there is one.
 
-    A subclass sets these: path; zero_copy: whether arrays lie over what was read; _reader, _filler, and
-    _labels, which is None until they are asked for.
+    A subclass sets these: path; zero_copy: whether arrays lie over what was read; _reader and _filler.
     """
 
     path: str
@@ -40,18 +38,13 @@ class StoredSamples(Root[T_co]):
     _batch_transform: Transform = None
     _reader: AnyReader
     _filler: LazyFiller | None
-    _labels: Labels | None
 
     def __len__(self) -> int:
         return self._reader.session.length
 
     @property
     def batch_transform(self) -> Transform:
-        """The function that collated batches pass, of views too; None for none. It may be set at any time.
-
-        Raises:
-            OptionError: on setting, 'batch_transform=7; give a function, or None'.
-        """
+        """The function that collated batches pass, of views too; None for none. It may be set at any time."""
         return self._batch_transform
 
     @batch_transform.setter
@@ -180,6 +173,87 @@ class StoredSamples(Root[T_co]):
             return read_through(sample, self._reader.decoding)
         except ImageError as error:
             raise self._reader.placed(error, position) from error
+
+    @property
+    def head(self) -> Head:
+        """What the archive says about itself: uuid, length, codec, fingerprint."""
+        return self._reader.head
+
+    @property
+    def reader(self) -> AnyReader:
+        """The archive underneath."""
+        return self._reader
+
+    @property
+    def complete(self) -> bool:
+        """Whether the archive is sealed, and every sample has a record or is recorded as absent for good."""
+        return self._reader.complete
+
+    @property
+    def errors(self) -> list[Failure]:
+        """Why samples have no record, for those that failed when they were made.
+
+        Each has index, final (absent for good), error (the exception's name), message and traceback.
+        """
+        return list(self._reader.failures)
+
+    def available(self) -> View[T_co]:
+        """The samples that have a record, as a view."""
+        index = self._reader.records.index
+        selection = None if index is None else Picks(np.array(index, np.int64))
+        return self._view(".available()", selection=selection)
+
+    def info(self) -> dict[str, Any]:
+        """The state of the archive, and what reading it takes in this process.
+
+        Returns:
+            path, samples, present, sealed, labels (their names), nbytes (of the file), mapped (bytes of it
+            that are mapped, shared by all processes and given back when memory is short) and private
+            (bytes of this process alone; they do not grow with what is read).
+        """
+        reader = self._reader
+        return {
+            "path": self.path,
+            "samples": len(self),
+            "present": reader.present,
+            "sealed": reader.sealed,
+            "labels": reader.label_names,
+            "nbytes": reader.nbytes,
+            **reader.memory(),
+        }
+
+    @property
+    def missing(self) -> Ints:
+        """The indices without a record: int64 [k], sorted."""
+        return self._reader.missing()
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether a sample that is missing is computed when it is asked for."""
+        return self._filler is not None
+
+    def refresh(self) -> bool:
+        """See what others have added since, or that they compacted it; says whether anything changed."""
+        changed = self._reader.refresh()
+        if changed:
+            self._labels = None
+        return changed
+
+    def close(self) -> None:
+        """Publish what a lazy cache still holds, and let go of the archive."""
+        if self._filler is not None:
+            self._filler.close()
+        self._labels = None  # they lie over the mapped file
+        self._reader.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _chain(self) -> str:
+        return f"CachedDataset({self.path!r}, {len(self):,} samples)"
 
 
 def _hashable(source: Any) -> FieldPath:

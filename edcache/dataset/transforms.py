@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edcache.base import OptionError
-from edcache.reader import FieldPath, Projection, at, replaced, steps
-
-Context = dict[str, Any]
+from edcache.reader import FieldPath, at, replaced, steps
 
 
 @dataclass(frozen=True)
@@ -24,26 +22,13 @@ class Step:
     field: FieldPath = None
     takes_ctx: bool = False
 
-    def __call__(self, sample: Any, ctx: Context) -> Any:
+    def __call__(self, sample: Any, ctx: dict[str, Any]) -> Any:
         """The sample as the function makes it; a field of another name or place is an OptionError."""
+        options = {"ctx": ctx} if self.takes_ctx else {}
         if self.field is None:
-            return self._called(sample, ctx)
+            return self.function(sample, **options)
         place = steps(sample, self.field, "with_transform")
-        return replaced(sample, place, self._called(at(sample, place), ctx))
-
-    def _called(self, value: Any, ctx: Context) -> Any:
-        return self.function(value, ctx=ctx) if self.takes_ctx else self.function(value)
-
-
-@dataclass(frozen=True)
-class Selected:
-    """The fields of a sample that a function has made."""
-
-    fields: Projection
-
-    def __call__(self, sample: Any, ctx: Context) -> Any:
-        """The fields."""
-        return self.fields.of_sample(sample)
+        return replaced(sample, place, self.function(at(sample, place), **options))
 
 
 @dataclass(frozen=True)
@@ -53,41 +38,34 @@ class Pipeline:
     returns_ctx: whether to give (sample, ctx) at the end.
     """
 
-    steps: tuple[Callable[[Any, Context], Any], ...]
+    steps: tuple[Step, ...]
     returns_ctx: bool = False
 
     def __call__(self, sample: Any) -> Any:
         """A sample after all steps."""
-        ctx: Context = {}
+        ctx: dict[str, Any] = {}
         for step in self.steps:
             sample = step(sample, ctx)
         return (sample, ctx) if self.returns_ctx else sample
 
 
 def extended(
-    before: Callable[[Any], Any] | None, step: Callable[[Any, Context], Any], returns_ctx: bool = False
+    before: Callable[[Any], Any] | None, step: Step | Callable[[Any], Any], returns_ctx: bool = False
 ) -> Pipeline:
     """What samples pass so far, and one step more."""
+    last = step if isinstance(step, Step) else Step(step)
     if isinstance(before, Pipeline):
-        return Pipeline((*before.steps, step), before.returns_ctx or returns_ctx)
-    return Pipeline((step,) if before is None else (Step(before), step), returns_ctx)
+        return Pipeline((*before.steps, last), before.returns_ctx or returns_ctx)
+    return Pipeline((last,) if before is None else (Step(before), last), returns_ctx)
 
 
 def checked_step(function: Any, field: FieldPath) -> Step:
-    """A step of a function that a user gave.
-
-    Raises:
-        OptionError: it is none.
-    """
+    """A step of a function that a user gave."""
     if not callable(function):
         raise OptionError(f"with_transform() takes a function, not {function!r}")
-    return Step(function, field, _takes_ctx(function))
-
-
-def _takes_ctx(function: Callable[..., Any]) -> bool:
     try:
-        parameters = list(inspect.signature(function).parameters.values())
+        parameters = list(inspect.signature(function).parameters.values())[1:]
     except (TypeError, ValueError):  # some of those written in C have no signature
-        return False
+        parameters = []
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return any(parameter.name == "ctx" and parameter.kind in kinds for parameter in parameters[1:])
+    return Step(function, field, any(p.name == "ctx" and p.kind in kinds for p in parameters))

@@ -269,6 +269,7 @@ def test_enum_keys_are_batched_as_default_collate_would(tmp_path):
     assert ds.select("image")[3]["image"].tolist() == [3, 3, 3]
 
 
+@pytest.mark.full
 def test_enum_keys_take_their_class_only_to_be_decoded():
     text, record = encode({"a": {Key.IMAGE: 1}})
     script = (

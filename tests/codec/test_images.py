@@ -220,6 +220,7 @@ def test_simplejpeg_decodes_what_it_decodes_as_pillow_does_and_nothing_else(monk
     assert asked == []
 
 
+@pytest.mark.full
 def test_without_pillow_or_simplejpeg_the_error_names_what_to_install(tmp_path):
     file = tmp_path / "a.jpg"
     file.write_bytes(pictures.jpeg())
@@ -578,6 +579,7 @@ def test_bytes_on_disk_are_those_of_the_files_and_two_percent(path):
     assert path.stat().st_size < 1.02 * sum(map(len, files))
 
 
+@pytest.mark.full
 def test_image_files_read_without_pillow_never_import_it(path):
     written(path, [ImageFile(pictures.jpeg())])
     code = (

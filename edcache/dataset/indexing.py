@@ -1,0 +1,344 @@
+"""Reading by position: a sample, many of them, a collated batch; and what is indexed underneath."""
+
+from __future__ import annotations
+
+import operator
+import reprlib
+from array import array as Longs
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+from torch.utils.data import Dataset
+
+from edcache.base import FIXED, Ints, OptionError, SampleIndexError, Selection, Span, Transform
+from edcache.codec import Node
+from edcache.dataset.loader import Loader, LoaderOptions
+from edcache.labels import Labels, checked_indices
+from edcache.reader import Batch, FieldPath, Memory, Projection, Special
+
+if TYPE_CHECKING:
+    import typing_extensions
+
+    # With a default, so that `CachedDataset` alone is one of any samples.
+    T_co = typing_extensions.TypeVar("T_co", covariant=True, default=Any)
+else:
+    T_co = TypeVar("T_co", covariant=True)
+
+
+class Readable(Dataset[T_co]):
+    """A sequence of samples with labels: those of a root, or some of them in some order.
+
+    A root is what is indexed: an archive, or several put together.
+    """
+
+    _selection: Selection | None = None  # of the root's indices; None for all
+    _fields: Projection | None = None
+    _added: Transform = None  # what samples pass behind the root's own transform
+    _steps: tuple[str, ...] = ()  # how it was made of the root, for the repr
+    _labels: Labels | None = None
+    _fixed: frozenset[str] = FIXED | {"zero_copy"}  # names that are options, and no attributes to be set
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "__getitem__" in vars(cls) and "__getitems__" not in vars(cls):
+            raise OptionError(
+                f"class {cls.__name__} overrides __getitem__ but not __getitems__, by which a DataLoader "
+                "reads; give a transform= instead, which batches and views know too"
+            )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._fixed:
+            raise OptionError(
+                f"{name} is chosen when a cache is opened, and stays; open it again with {name}={value!r}"
+            )
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_labels": None}
+
+    @property
+    def _root(self) -> Root:
+        raise NotImplementedError
+
+    def __len__(self) -> int:
+        return len(self._root) if self._selection is None else len(self._selection)
+
+    def __repr__(self) -> str:
+        return f"{self._chain()} ({len(self):,} samples)"
+
+    def _chain(self) -> str:
+        """What it was made of and how, for the repr."""
+        return self._root._chain() + "".join(self._steps)
+
+    @property
+    def transform(self) -> Transform:
+        """The function that every sample passes when it is read; None for none. It may be set at any time.
+
+        Of a cache: its views read through it too. Of a view: what it adds to that of its cache, as
+        `with_transform` does; views that were made of it before keep what they had. Workers of a DataLoader
+        keep what they started with.
+        """
+        return self._added
+
+    @transform.setter
+    def transform(self, function: Transform) -> None:
+        self._added = checked_function("transform", function)
+
+    @property
+    def batch_transform(self) -> Transform:
+        """The function that collated batches pass; it is the cache's, and may be set there at any time."""
+        return self._batch_transform
+
+    @batch_transform.setter
+    def batch_transform(self, function: Transform) -> None:
+        raise OptionError(
+            f"{self!r} has the batch_transform of the cache it is made of; set it there: "
+            "cache.batch_transform = ..."
+        )
+
+    @property
+    def _batch_transform(self) -> Transform:
+        return self._root._batch_transform
+
+    @property
+    def _transform(self) -> Transform:
+        """The root's transform, and what this one adds."""
+        first, then = self._root._transform, self._added
+        if first is None or then is None:
+            return then if first is None else first
+        return lambda sample: then(first(sample))
+
+    @property
+    def labels(self) -> Labels:
+        """The label columns: a mapping from name to numpy array, entry i for sample i; no sample is read.
+
+        `.table` is the pyarrow Table, `.to_pandas()` a DataFrame.
+
+        Raises:
+            UnknownLabelError: on access, 'no label "lable"; this archive has: label, split'.
+        """
+        whole = self._root.labels
+        if self._selection is None:
+            return whole
+        if self._labels is None or not self._labels.is_of(whole):  # labels may have been added
+            self._labels = whole.take(self.indices)
+        return self._labels
+
+    @property
+    def indices(self) -> Ints:
+        """Positions in `cache`, in order: int64 [len(self)], read only, no copy of an index array."""
+        self._guard(8)
+        return self._whole_selection().array()
+
+    def batch(self, indices: Sequence[int]) -> Any:
+        """The collated samples at several positions: exactly `default_collate([ds[i] for i in indices])`.
+
+        Fields of one shape are gathered in bulk. The caller owns the memory.
+        """
+        return self._batch(indices).collated()
+
+    def __iter__(self) -> Iterator[T_co]:
+        for position in range(len(self)):
+            yield self[position]
+
+    def loader(
+        self,
+        batch_size: int | None,
+        *,
+        shuffle: bool = False,
+        sampler: Iterable[Any] | None = None,
+        drop_last: bool = False,
+        seed: int | None = None,
+        num_threads: int = 2,
+        prefetch: int = 2,
+        pin_memory: bool = False,
+        device: Any = None,
+        reuse: bool = True,
+    ) -> Loader:
+        """Collated batches made by threads of this process, in memory that is used again.
+
+        Args:
+            batch_size: samples of a batch; None where the sampler gives whole batches.
+            shuffle: a new order every epoch, which `seed` and the epoch's number determine.
+            sampler: positions to read instead, in its order; or batches of them. It is what shares an epoch
+                among the ranks of a job; without one each rank reads all samples.
+            drop_last: leave an incomplete last batch out.
+            seed: None draws one from torch's generator.
+            num_threads: how many batches are made at a time. prefetch: how many may wait besides.
+            pin_memory: page-locked memory, for copies to a GPU. device: copy batches there; "cuda" and
+                "xla" are what they are in the thread that iterates.
+            reuse: the batch is yours until you ask for the next but one; False gives fresh memory, as does
+                an iteration by torch_xla's MpDeviceLoader, which queues batches.
+        Raises:
+            OptionError: a number below 1, or shuffle and sampler at once. While iterating: as `batch`.
+            MissingDependencyError: the device is one of torch_xla, which is not installed.
+
+        Samples that must pass a `transform`, text and what is no tensor are made under the interpreter's
+        lock: for those a DataLoader with workers is faster.
+        """
+        if sampler is None:
+            self._guard(16)
+        options = LoaderOptions(
+            *(batch_size, shuffle, sampler, drop_last, seed, num_threads, prefetch),
+            *(pin_memory, device, reuse),
+        )
+        return Loader(self._batch, len(self), options)
+
+    def _batch(self, indices: Any) -> Batch:
+        return Batch(self, self._rows(indices))
+
+    def _rows(self, indices: Any) -> Ints:
+        """What lies at positions, or at the places of a mask, as indices in [-n, n) of the root."""
+        return self._root_indices(integers(indices, len(self)))
+
+    def _root_indices(self, positions: Ints) -> Ints:
+        """What lies at positions in [-len(self), len(self)), as indices in [-n, n) of the root."""
+        return positions if self._selection is None else self._selection.take(positions)
+
+    def _whole_selection(self) -> Selection:
+        return Span(range(len(self))) if self._selection is None else self._selection
+
+    def _read(self, index: int) -> Any:
+        """One sample by its index in the root."""
+        root = self._root
+        sample = root._one(index, self._fields)
+        if root._transform is not None:
+            sample = root._transform(sample)
+        return sample if self._added is None else self._added(sample)
+
+    def _read_many(self, indices: Ints) -> list[Any]:
+        """What `_read` gives of many samples."""
+        samples = self._root._many(indices, self._fields)
+        transform = self._transform
+        return samples if transform is None else [transform(sample) for sample in samples]
+
+    def _position(self, index: Any) -> int:
+        """One position that a user gave, in [0, len(self))."""
+        is_bool = isinstance(index, bool) or str(getattr(index, "dtype", "")) in ("bool", "torch.bool")
+        try:
+            position = operator.index(None if is_bool else index)  # type: ignore[arg-type]
+        except TypeError:
+            advice = (
+                f"; ds.labels[{index!r}] has a label of every sample, ds.select({index!r}) that field alone"
+            )
+            raise OptionError(
+                f"index {reprlib.repr(index)} of type {type(index).__name__}; use an int, a slice, a list of "
+                f"ints, an int array or a bool mask{advice if isinstance(index, str) else ''}"
+            ) from None
+        length = len(self)
+        if not -length <= position < length:
+            raise SampleIndexError(f"{self!r}: index {position} not in [-{length}, {length})")
+        return position + length if position < 0 else position
+
+    def _guard(self, nbytes: int) -> None:
+        """Refuse to allocate so many bytes a sample on the word of an archive alone; see `Reader.justify`."""
+        self._root._justify(nbytes, min(len(self), len(self._root)))
+
+
+class Root(Readable[T_co]):
+    """A dataset that views are made of: what it must be able to do for them, and for their batches.
+
+    Indices are its own. The samples that these methods give are not transformed.
+    """
+
+    _transform: Transform = None
+
+    @property
+    def transform(self) -> Transform:
+        """The function that every sample passes when it is read, of views too; see the base class."""
+        return self._transform
+
+    @transform.setter
+    def transform(self, function: Transform) -> None:
+        self._transform = checked_function("transform", function)
+
+    @property
+    def _root(self) -> Root:
+        return self
+
+    def _one(self, index: int, fields: Projection | None) -> Any:
+        """A sample, or its fields, by its index in [-n, n)."""
+        raise NotImplementedError
+
+    def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
+        """What `_one` gives of many samples."""
+        raise NotImplementedError
+
+    def _collated(
+        self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
+    ) -> Any:
+        """What default_collate makes of them; NotImplemented where it must see them."""
+        raise NotImplementedError
+
+    def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
+        """The same of every `size` samples in turn; None where they are to be made one by one."""
+        return None
+
+    def _likeness(self, indices: Ints, fields: Projection | None) -> object:
+        """What is equal where other samples are collated in the same way; None where that is not known."""
+        raise NotImplementedError
+
+    def _columns(self) -> Mapping[FieldPath, str]:
+        """The label columns that hold a field of the samples, by the field's path."""
+        raise NotImplementedError
+
+    def _keys(self) -> tuple[Any, ...] | None:
+        """The keys of the samples where all are dicts with the same; None where only reading would tell."""
+        raise NotImplementedError
+
+    def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
+        """How samples are built: a number for each, and by number the schema's tree; None: reading tells."""
+        return np.zeros(len(indices), np.int64), [None]
+
+    def _unsealed(self) -> list[str]:
+        """The archives underneath that are not sealed, but for those whose source is at hand."""
+        raise NotImplementedError
+
+    def _with_image_files(self) -> Root:
+        """The same samples with their image files as `ImageFile`s, unless another form was asked for."""
+        raise NotImplementedError
+
+    def _justify(self, nbytes: int, count: int) -> None:
+        """Refuse to allocate so many bytes for each of `count` samples on the word of an archive alone."""
+        raise NotImplementedError
+
+
+def checked_function(name: str, function: Any) -> Transform:
+    """The function, or None, that an option or an attribute is set to; anything else is an OptionError."""
+    if function is not None and not callable(function):
+        raise OptionError(f"{name}={function!r}; give a function, or None")
+    return function  # type: ignore[no-any-return]
+
+
+def is_array(index: Any) -> bool:
+    """Whether an index is several; numpy takes a tuple for one that has several dimensions."""
+    try:
+        return not isinstance(index, int | tuple) and np.ndim(index) == 1
+    except ValueError:  # a list of lists of several lengths
+        return False
+
+
+def integers(indices: Any, length: int) -> Ints:
+    """An index array in [-length, length), or the places of a mask, as int64."""
+    array: npt.NDArray[Any]
+    if type(indices) is list and indices and type(indices[0]) is int:
+        # What a DataLoader's sampler gives; numpy takes longer to find out that it is integers.
+        with suppress(TypeError, OverflowError):
+            indices = np.frombuffer(Longs("q", indices), np.int64)
+    array = np.asarray(indices)
+    if array.dtype == np.int64:
+        # Not min() and max(): in a loop that has better things to cache they take 4 us each.
+        if len(array) and (array[array.argmin()] < -length or array[array.argmax()] >= length):
+            checked_indices(array, length)
+        return array
+    if array.dtype == np.bool_:
+        if len(array) != length:
+            raise OptionError(f"mask has {len(array):,} entries, the dataset {length:,}")
+        return np.flatnonzero(array)
+    if len(array) and array.dtype.kind not in "iu":
+        raise OptionError(f"an index array of dtype {array.dtype}; use integers, or a bool mask")
+    checked_indices(array, length)
+    return array.astype(np.int64)

@@ -1,0 +1,114 @@
+"""Which archives are meant: by a list, a glob or a folder. Nothing is opened."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+from edcache import writer
+from edcache.base import ArchiveNotFoundError, OptionError, StorageError
+from edcache.storage import absolute, scheme_of, shown
+
+Path: TypeAlias = "str | os.PathLike[str]"
+
+_SUFFIX = ".zip"
+
+
+def expand_paths(paths: Path | Iterable[Path]) -> list[str] | None:
+    """The archives that a list, a glob or a folder names; None for the path of one file.
+
+    Args:
+        paths: "part-*.zip", where "**" goes through folders: all files that it fits, sorted, but for those
+            that are temporary. A folder: all files in it and below it that end in ".zip", sorted, without
+            following links to folders. A list: all that its entries name, each of these or a file, in its
+            order. Sorted is by their paths, part by part, numbers in them by their values: part-2 before
+            part-10. A file whose name looks like a glob is that file.
+    Raises:
+        ArchiveNotFoundError: 'cache/part-*.zip: no file fits'; 'cache: no .zip file in this folder'.
+        OptionError: an empty list; a file that is named twice.
+    """
+    if isinstance(paths, str | bytes | os.PathLike):
+        return _expanded(os.fsdecode(paths))
+    archives = [path for name in map(os.fsdecode, paths) for path in _expanded(name) or [name]]
+    if not archives:
+        raise OptionError("an empty list names no archive; give the path of one at least")
+    seen: set[str] = set()
+    for path in archives:
+        real = _real(path)
+        if real in seen:
+            raise OptionError(f"{shown(path)}: named twice; edcache.concat() takes a dataset more than once")
+        seen.add(real)
+    return archives
+
+
+def digests_of(paths: Sequence[str], expected: object) -> list[str | None]:
+    """The digest that is expected of each of several archives.
+
+    Args:
+        expected: None, a sequence in the order of the archives, or a mapping by their paths.
+    Raises:
+        OptionError: one digest for all of them; others than there are archives.
+    """
+    if expected is None:
+        return [None] * len(paths)
+    if isinstance(expected, Mapping):
+        by_path = {_real(path): digest for path, digest in expected.items()}
+        real = list(map(_real, paths))
+        lacking = [path for path in paths if _real(path) not in by_path]
+        extra = [path for path in expected if _real(path) not in real]
+        if lacking or extra:
+            what = f"none for {lacking[0]}" if lacking else f"one for {extra[0]}, which is not among them"
+            raise OptionError(f"expected_digest= has {what}; give one for each of the archives")
+        return [by_path[name] for name in real]
+    if isinstance(expected, str) or not isinstance(expected, Sequence) or len(expected) != len(paths):
+        what = f"a list of {len(expected)}" if isinstance(expected, list | tuple) else repr(expected)
+        raise OptionError(
+            f"expected_digest={what} for {len(paths):,} archives; give a list with one for each, in their "
+            "order, or a dict by path"
+        )
+    return list(expected)
+
+
+def natural_key(path: str) -> tuple[list[list[object]], str]:
+    """What sorts paths part by part, and numbers in them by their values."""
+    return [
+        [int(text) if place % 2 else text for place, text in enumerate(re.split("([0-9]+)", part))]
+        for part in re.split(r"[/\\]" if os.sep == "\\" else "/", path)
+    ], path
+
+
+def _expanded(name: str) -> list[str] | None:
+    """What a glob or a folder names; None for anything else."""
+    if scheme_of(name):
+        return None
+    if os.path.isdir(name):
+        fitting: Iterable[str] = _below(name)
+        nothing = (
+            f"no {_SUFFIX} file in this folder, nor below it; archives with other names are given by a glob "
+            "or a list"
+        )
+    elif os.path.lexists(name) or not glob.has_magic(name):
+        return None
+    else:
+        fitting = (path for path in glob.iglob(name, recursive=True) if not writer.is_temporary(path))
+        nothing = "no file fits this glob; is its folder right?"
+    archives = sorted((path for path in fitting if not os.path.isdir(path)), key=natural_key)
+    if not archives:
+        raise ArchiveNotFoundError(f"{name}: {nothing}")
+    return archives
+
+
+def _below(folder: str) -> Iterator[str]:
+    def refuse(error: OSError) -> None:
+        raise StorageError(f"{error.filename}: listing the folder: {error.strerror}") from error
+
+    for inside, _, names in os.walk(folder, onerror=refuse):
+        yield from (os.path.join(inside, name) for name in names if name.endswith(_SUFFIX))
+
+
+def _real(path: str) -> str:
+    """What two names of one file have in common."""
+    return path if scheme_of(path) else os.path.realpath(absolute(path))

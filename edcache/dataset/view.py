@@ -1,0 +1,410 @@
+"""Views: every method that chooses samples or fields makes one, by index arithmetic alone."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache import base
+from edcache.base import Ints, OptionError, Picks, Selection, Transform, repeated
+from edcache.dataset import resample, split
+from edcache.dataset.indexing import Readable, Root, T_co, integers, is_array
+from edcache.dataset.transforms import checked_step, extended
+from edcache.dataset.view_repr import argument, call, chain, conditions_step
+from edcache.labels import checked_indices, classes, matching_rows, sort_keys
+from edcache.reader import FieldPath, Projection, batch_for
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Samples(Readable[T_co]):
+    """What a cache and its views can do: a sequence of samples with labels, and the views of it.
+
+    A view is made without reading a sample, and shares its index array with the views made of it; those of
+    slices, take, skip, percent and repeat have none. Whatever is random is a function of the seed alone, by
+    numpy's Generator over PCG64: the same in every process and on every platform. A label column that is
+    not there is an UnknownLabelError, one of no single values a LabelTypeError; a missing value is a value.
+    """
+
+    @property
+    def cache(self) -> Samples[Any]:
+        """The whole that this is a part of; of a cache, itself."""
+        return self._root  # type: ignore[return-value]  # every root is one
+
+    @overload
+    def __getitem__(self, index: int | np.integer[Any]) -> T_co: ...
+    @overload
+    def __getitem__(self, index: slice) -> Any: ...
+    @overload
+    def __getitem__(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> View[T_co]: ...
+    def __getitem__(self, index: Any) -> Any:
+        """One sample for an integer, a view for a slice, an index array, a list or a bool mask.
+
+        Where one field is selected and the labels hold it, a slice gives the values themselves, and reads no
+        record: `ds.select("label")[:]` is the read-only numpy column, as `ds.labels["label"]`.
+
+        Raises:
+            SampleIndexError (an IndexError): "...: index 12 not in [-10, 10)".
+            CorruptRecordError, MissingSampleError: as `Reader.read`.
+        Returns memory that the caller owns, unless the dataset was opened with zero_copy=True.
+        """
+        if type(index) is int and 0 <= index < len(self):
+            return self._read(index if self._selection is None else self._selection.at(index))
+        if isinstance(index, slice):
+            column = self._label_column()
+            if column is not None:
+                return self.labels[column][index]
+            ends = (index.start, index.stop) if index.step is None else (index.start, index.stop, index.step)
+            step = f"[{':'.join('' if end is None else str(end) for end in ends)}]"
+            return self._cut(range(len(self))[index], step)
+        if is_array(index):
+            length = len(self)
+            # A copy: what is given may be changed later.
+            positions = np.array(checked_indices(integers(np.asarray(index), length), length))
+            return self._picked(positions, "[...]")
+        return self[self._position(index)]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
+        """The samples at several positions, read together, as torch's DataLoader asks for a batch.
+
+        A DataLoader whose `collate_fn` is torch's `default_collate` or an `edcache.collate` gets something
+        in their place that either collates by one gather a field, see `edcache/reader/batch.py`.
+        """
+        return batch_for(sys._getframe(1), self, self._rows(indices))
+
+    # --------------------------------------------------------------------------------- by labels
+
+    def filter(self, where: object = None, /, **conditions: object) -> View[T_co]:
+        """The samples whose labels fulfil all conditions, as a view; no sample is read.
+
+        Args:
+            where: a bool mask [len(self)], an index array, a pyarrow expression, a where-string such as
+                "label in (0, 1) and split == 'train'", or a function from the label table to a mask.
+            conditions: column name = a value, a list of values, None, a range, or a function from the column
+                to a mask.
+        Raises:
+            WhereError; OptionError, also for a function that raises.
+
+        >>> train.filter(split="train", label=[0, 1])
+        """
+        return self._picked(self._matching(where, conditions), conditions_step("filter", where, conditions))
+
+    def exclude(self, where: object = None, /, **conditions: object) -> View[T_co]:
+        """The samples that `filter` leaves out, in their order: missing values fulfil no condition but None.
+
+        >>> ds.exclude(split="test")
+        """
+        rows = self._matching(where, conditions)
+        kept = np.ones(len(self), bool)
+        kept[rows] = False
+        return self._picked(np.flatnonzero(kept), conditions_step("exclude", where, conditions))
+
+    def _matching(self, where: object, conditions: dict[str, object]) -> Ints:
+        self._guard(17)
+        rows = matching_rows(self.labels, conditions, where)
+        # A copy: an index array that is given may be changed later.
+        return rows if where is None else rows.copy()
+
+    def sort_by(self, name: str, descending: bool = False) -> View[T_co]:
+        """The samples in the order of a label column; equal ones stay in theirs, text goes by code points.
+
+        Missing values and nans come last, descending or not.
+        """
+        self._guard(32)
+        order = base.stable_order(sort_keys(self.labels, name, descending))
+        return self._picked(order, call("sort_by", name, descending=descending or None))
+
+    def unique(self, name: str) -> View[T_co]:
+        """The first sample of each value of a label column."""
+        self._guard(32)
+        return self._picked(resample.firsts(classes(self.labels, name, "unique")), call("unique", name))
+
+    def group_by(self, name: str) -> dict[Any, View[T_co]]:
+        """A view of the samples of each value of a label column, by value, in order of their first samples.
+
+        None is the key of the samples without a value. All views share one index array.
+        """
+        self._guard(32)
+        groups = classes(self.labels, name, "group_by")
+        order, ends = base.grouped(groups.codes, len(groups.values))
+        runs = zip(groups.values, _runs(Picks(self._root_indices(order)), ends), strict=True)
+        step = call("group_by", name)
+        return {value: self._view(f"{step}[{argument(value)}]", selection=run) for value, run in runs}
+
+    def oversample(self, name: str, strategy: str = "exact", seed: int = 0) -> View[T_co]:
+        """All samples, those of rarer classes several times over; a sample's copies stand side by side.
+
+        Args:
+            name: the label column with the class.
+            strategy: "exact" makes all classes as large as the largest, with a part of the samples once more
+                than the rest, drawn by `seed`. "multiply" repeats a class as often as that does not exceed
+                the largest.
+        """
+        self._guard(48)
+        positions = resample.oversampled(classes(self.labels, name, "oversample"), strategy, seed)
+        return self._picked(positions, call("oversample", name, strategy))
+
+    def undersample(self, name: str, count: int | None = None, seed: int = 0) -> View[T_co]:
+        """At most `count` samples of each value of a label column, drawn by `seed`, in their order.
+
+        count=None takes the size of the smallest class.
+        """
+        self._guard(48)
+        positions = resample.undersampled(classes(self.labels, name, "undersample"), count, seed)
+        return self._picked(positions, call("undersample", name, count))
+
+    # ------------------------------------------------------------------------------- by position
+
+    def take(self, n: int) -> View[T_co]:
+        """The first n samples; all of them where there are fewer."""
+        return self._cut(range(len(self))[: _count("take", n)], call("take", n))
+
+    def skip(self, n: int) -> View[T_co]:
+        """The samples after the first n; none where there are no more."""
+        return self._cut(range(len(self))[_count("skip", n) :], call("skip", n))
+
+    def percent(self, start: float, stop: float) -> View[T_co]:
+        """The samples from one fraction of the dataset to another, as 0.25 to 0.75.
+
+        Both are rounded to whole samples, so that `percent(0, x)` and `percent(x, 1)` are the whole.
+        """
+        if not 0 <= start <= stop <= 1:
+            raise OptionError(
+                f"percent({start!r}, {stop!r}): give fractions between 0 and 1, the first not above the "
+                "second: percent(0.25, 0.75)"
+            )
+        part = range(round(len(self) * start), round(len(self) * stop))
+        return self._cut(part, call("percent", start, stop))
+
+    def repeat(self, n: int | None = None, *, min_size: int | None = None) -> View[T_co]:
+        """The dataset n times over, or as often as makes `min_size` samples at least."""
+        if (n is None) == (min_size is None):
+            raise OptionError("repeat() takes either how often, repeat(3), or repeat(min_size=10_000)")
+        step = call("repeat", n, min_size=min_size)
+        if n is None:
+            wanted = _count("repeat", min_size)
+            if wanted and not len(self):
+                raise OptionError(f"repeat(min_size={min_size}): the dataset has no samples to repeat")
+            n = -(-wanted // max(len(self), 1))
+        try:
+            return self._view(step, selection=repeated(self._whole_selection(), _count("repeat", n)))
+        except OverflowError:
+            raise OptionError(f"repeat({n}): more samples than 64 bits count") from None
+
+    def shuffle(self, seed: int) -> View[T_co]:
+        """All samples in a random order, the same one for the same seed and length, in every epoch.
+
+        A DataLoader's or a loader's `shuffle=True` gives a new order every epoch.
+        """
+        self._guard(24)
+        return self._picked(base.permutation(base.generator(seed), len(self)), call("shuffle", seed))
+
+    # ------------------------------------------------------------------------------------- parts
+
+    def split(
+        self,
+        *parts: float,
+        seed: int | None = 0,
+        stratify: str | None = None,
+        group: str | None = None,
+    ) -> tuple[View[T_co], ...]:
+        """Views that share no sample and are together everything; each in this dataset's order.
+
+        Args:
+            parts: fractions that make 1, or counts that make len(self). A fraction's part has its share of
+                the samples, rounded down or up.
+            seed: which samples go where; None takes the first samples for the first part, and so on.
+            stratify: a label column: each part has of each of its values its share, rounded down or up.
+            group: a label column: samples of one value, such as a patient, are all in one part. Then parts
+                and classes are as near to their shares as a greedy choice gets: nearest with seed=None, which
+                places the largest group first, and within a few samples otherwise.
+        Raises:
+            OptionError: "split(0.8, 0.1): the fractions make 0.9; ...".
+
+        >>> train, val, test = ds.split(0.8, 0.1, 0.1, seed=0, stratify="label", group="patient")
+        """
+        weights = split.weights_of(parts, len(self))
+        step = call("split", *parts, seed=seed, stratify=stratify, group=group)
+        if seed is None and stratify is None and group is None:
+            runs = _runs(self._whole_selection(), np.cumsum([0, *split.sizes_of(len(self), weights)]))
+        else:
+            self._guard(48)
+            strata, groups = self._codes(stratify, "split"), self._codes(group, "split")
+            order, ends = split.parted(len(self), weights, seed, strata, groups)
+            runs = _runs(Picks(self._root_indices(order)), ends)
+        return tuple(self._view(f"{step}[{k}]", selection=run) for k, run in enumerate(runs))
+
+    def kfold(
+        self,
+        n: int,
+        *,
+        seed: int | None = 0,
+        stratify: str | None = None,
+        group: str | None = None,
+    ) -> list[tuple[View[T_co], View[T_co]]]:
+        """A pair of views (train, test) for each of n folds; every sample is in the test view of one.
+
+        Args:
+            seed, stratify, group: as in `split`.
+        Raises:
+            OptionError: fewer samples, or groups, than folds.
+
+        A test view is in this dataset's order; a train view is the following folds, one after the other. All
+        of them share one array of two indices a sample.
+        """
+        self._guard(64)
+        strata, groups = self._codes(stratify, "kfold"), self._codes(group, "kfold")
+        split.check_folds(n, len(self), group, groups)
+        order, bounds = split.parted(len(self), [1] * n, seed, strata, groups)
+        step = call("kfold", n, seed=seed, stratify=stratify, group=group)
+        twice = Picks(self._root_indices(np.concatenate([order, order])))
+
+        def fold(k: int, place: int, part: range) -> View[T_co]:
+            return self._view(f"{step}[{k}][{place}]", selection=twice.cut(part))
+
+        return [
+            (fold(k, 0, range(end, start + len(order))), fold(k, 1, range(start, end)))
+            for k, (start, end) in enumerate(itertools.pairwise(bounds.tolist()))
+        ]
+
+    def _codes(self, name: str | None, asked_by: str) -> npt.NDArray[Any] | None:
+        """The value of a label column that each sample has, numbered from 0."""
+        return None if name is None else classes(self.labels, name, asked_by).codes
+
+    # ------------------------------------------------------------------- what a sample consists of
+
+    def select(self, *fields: FieldPath, as_tuple: bool = False) -> View[Any]:
+        """A view of some fields of every sample; only their bytes are read, and none where labels hold them.
+
+        Args:
+            fields: "image", "target.boxes", 1 or ("target", 0), in the order wanted.
+            as_tuple: samples are tuples of the fields; False makes dicts with the given paths as keys.
+        Raises:
+            OptionError: a field twice; at the first read, one that the samples do not have.
+
+        A `transform` of the cache gets what was selected; after `with_transform` the fields are those of
+        what that makes, and the whole sample is read.
+
+        >>> ds.select("image", "label", as_tuple=True)[0]
+        """
+        chosen = Projection(fields, as_tuple, {})
+        if self._added is not None:
+            return self._view(f".{chosen}", added=extended(self._added, chosen.of_sample))
+        if self._fields is not None:
+            return self._view(f".{chosen}", fields=self._fields.narrowed(fields, as_tuple))
+        return self._view(f".{chosen}", fields=Projection(fields, as_tuple, self._root._columns()))
+
+    def _label_column(self) -> str | None:
+        """The label column that is all of a sample, where one field is selected and nothing transforms it."""
+        fields = self._fields
+        if fields is None or len(fields.paths) > 1 or self._transform is not None:
+            return None
+        column = fields.columns.get(fields.paths[0])
+        # Labels may have been revised since the field was selected.
+        return column if self._root._columns().get(fields.paths[0]) == column else None
+
+    def with_transform(
+        self, fn: Callable[..., Any], *, field: FieldPath = None, return_ctx: bool = False
+    ) -> View[Any]:
+        """A view whose samples a function has passed, every time they are read; for random augmentation.
+
+        Args:
+            fn: gets the sample and returns what takes its place. Where it has a further parameter `ctx`, it
+                gets a dict there, new for each sample, in which it may note what it drew; several transforms
+                of one sample share it.
+            field: the one field of the sample that `fn` gets and gives, by its path as in `select`.
+            return_ctx: samples are (sample, ctx), whatever transforms follow; those get the sample alone.
+        Raises:
+            OptionError: fn is no function; at the first read, a field that the samples do not have.
+
+        Transforms run in the order given, after the cache's own `transform`. For workers under spawn `fn`
+        must pickle.
+
+        >>> ds.with_transform(field="image", fn=augment)
+        """
+        step = call("with_transform", fn, field=field, return_ctx=return_ctx or None)
+        return self._view(step, added=extended(self._added, checked_step(fn, field), return_ctx))
+
+    def ctx(self, fn: Callable[..., Any], *, field: FieldPath = None) -> View[Any]:
+        """Short for `with_transform(fn, field=field, return_ctx=True)`: samples are (sample, ctx)."""
+        return self.with_transform(fn, field=field, return_ctx=True)
+
+    # ------------------------------------------------------------------------------- making views
+
+    def _view(self, step: str, **changes: Any) -> View[Any]:
+        """A view like this but for the selection, the fields or what is added."""
+        state = {"selection": self._selection, "fields": self._fields, "added": self._added} | changes
+        return View(self._root, **state, steps=chain(self._steps, step))
+
+    def _cut(self, part: range, step: str) -> View[T_co]:
+        """A view of the samples at the positions of a range, which holds no array of them."""
+        return self._view(step, selection=self._whole_selection().cut(part))
+
+    def _picked(self, positions: Ints, step: str) -> View[T_co]:
+        """A view of the samples at positions in [0, len(self)); the array is its own now."""
+        return self._view(step, selection=Picks(self._root_indices(positions)))
+
+    def _with_files(self) -> Samples[Any]:
+        """The same with image files that nothing decodes; what transforms them gets what it got."""
+        whole: Any = self._root
+        files = whole if self._transform is not None else whole._with_image_files()
+        return (
+            files if self is whole else View(files, self._selection, self._fields, self._added, self._steps)
+        )
+
+
+class View(Samples[T_co]):
+    """Some samples of a cache in some order, some fields of them, transformed; a dataset's methods make it.
+
+    `cache` is the whole, and `indices` are the positions in it. Pickles as the cache does, in under 2 kB,
+    and its index array.
+    """
+
+    def __init__(
+        self,
+        root: Root,
+        selection: Selection | None,
+        fields: Projection | None,
+        added: Transform,
+        steps: tuple[str, ...],
+    ) -> None:
+        self._whole = root
+        self._selection = selection
+        self._fields = fields
+        self._added = added
+        self._steps = steps
+
+    @property
+    def _root(self) -> Root:
+        return self._whole
+
+    def add_labels(self, *arguments: Any, **options: Any) -> View[T_co]:
+        """Raise OptionError: labels belong to the whole."""
+        raise OptionError("a view has the labels of its dataset; add them there: view.cache.add_labels()")
+
+    def drop_labels(self, *names: str) -> View[T_co]:
+        """Raise OptionError: labels belong to the whole."""
+        raise OptionError("a view has the labels of its dataset; drop them there: view.cache.drop_labels()")
+
+
+def _runs(selection: Selection, ends: Ints) -> list[Selection]:
+    """What is selected from each end to the next; all share one array."""
+    return [selection.cut(range(start, end)) for start, end in itertools.pairwise(ends.tolist())]
+
+
+def _count(name: str, n: Any) -> int:
+    """A number of samples that a user gave."""
+    try:
+        count = operator.index(n)
+    except TypeError:
+        count = -1
+    if count < 0 or isinstance(n, bool):
+        raise OptionError(f"{name}({n!r}): give a number of samples, 0 or more")
+    return count
