@@ -190,13 +190,11 @@ def decompress_into(
 
     # zstd releases the interpreter. Starting threads takes longer than what little there is.
     threads = min(threads, len(frames)) if sum(raw_nbytes) >= _MIN_THREADED else 1
-    parts = [range(part, len(frames), threads) for part in range(threads)]
     if threads <= 1:
         run(range(len(frames)))
         return
     with ThreadPoolExecutor(threads, "edcache-zstd") as pool:
-        for future in [pool.submit(run, part) for part in parts]:
-            future.result()
+        list(pool.map(run, [range(part, len(frames), threads) for part in range(threads)]))
 
 
 def _check_header(frame: memoryview, raw_nbytes: int) -> int:

@@ -51,7 +51,6 @@ class Decoder:
         text: the schema.
         nbytes: of every record, None if they vary.
         fixed_nbytes: of the part of every record that holds the leaves of fixed size.
-        text_nbytes: of its schema; a decoder takes up to some 150 times as much memory.
         structure: the parsed schema; None where records are pickles or carry their own.
         layout: where its leaves lie; None as above.
     Raises:
@@ -67,7 +66,6 @@ class Decoder:
         self._decoding = decoding
         self.nbytes: int | None = None
         self.fixed_nbytes = 0
-        self.text_nbytes = len(schema_text)
         self.structure: Node | None = None
         self.layout: Layout | None = None
         self._decode: Callable[[memoryview, bool], object] = self._decode_native
@@ -194,16 +192,19 @@ def _typed(read: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Decoders(dict[Any, Decoder]):
-    """Decoders by key, asked for by `get`: all that were kept, until their schemas are long together."""
+    """Decoders by key, asked for by `get`: all that were kept, until their schemas are long together.
+
+    A decoder takes up to some 150 times as much memory as its schema.
+    """
 
     _text_nbytes = 0
 
     def keep(self, key: Hashable, decoder: Decoder) -> Decoder:
         """Keep a decoder, and give it back; where there are too many, all others go."""
-        if self._text_nbytes + decoder.text_nbytes > _KEPT_TEXT:
+        if self._text_nbytes + len(decoder.text) > _KEPT_TEXT:
             self.clear()
             self._text_nbytes = 0
-        self._text_nbytes += decoder.text_nbytes
+        self._text_nbytes += len(decoder.text)
         self[key] = decoder
         return decoder
 

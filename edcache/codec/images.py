@@ -124,9 +124,8 @@ class ImageFile:
 
     Args:
         source: the path of a file, which is read when the sample is encoded, or its bytes.
-        decode: what a reader gets unless it chooses for itself: "pil", "numpy" (uint8 [H, W] or [H, W, C]),
-            "tensor" (uint8 [C, H, W]), None for an ImageFile, or an `edcache.Decoding`, whose `library` is
-            not stored.
+        decode: what a reader gets unless it chooses for itself: "pil", "numpy", "tensor", None for an
+            ImageFile, or an `edcache.Decoding`, whose `library` is not stored.
     Attributes:
         path: as it was given; None for bytes, and for one that was read from an archive.
         decoding: the Decoding that `decode` means.

@@ -78,10 +78,6 @@ def text_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _int(value: int) -> Leaf:
-    return ("int", value) if -(1 << 63) <= value < 1 << 63 else ("bigint", _int_bytes(value))
-
-
 def _int_bytes(value: int) -> bytes:
     return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
 
@@ -236,7 +232,7 @@ _MAKE: dict[type, Callable[[Any], Leaf | None]] = {
     np.ndarray: _array,
     np.memmap: lambda value: _array(value.view(np.ndarray)),
     torch.Tensor: _tensor,
-    int: _int,
+    int: lambda value: ("int", value) if -(1 << 63) <= value < 1 << 63 else ("bigint", _int_bytes(value)),
     list: _packed,
     tuple: _packed,
     **dict.fromkeys(_PATHS.values(), lambda value: (["path", type(value).__name__], text_bytes(str(value)))),
@@ -329,13 +325,8 @@ def _revive_time(tz: Any) -> Revive:
 
 
 def _revive_scalar(dtype: dtypes.Dtype) -> Revive:
-    def revive(data: bytes) -> Any:
-        if not data:
-            return np.zeros((), dtype)[()]
-        # A structured scalar is a view of its array, so the array has to be its own.
-        return np.ndarray((), dtype, data).copy()[()]
-
-    return revive
+    # A structured scalar is a view of its array, so the array has to be its own.
+    return lambda data: np.ndarray((), dtype, data or b"\0").copy()[()]
 
 
 def _revive_path(name: str) -> Revive:
@@ -364,10 +355,6 @@ def parse_class(module: Any, qualname: Any) -> tuple[str, str]:
     if type(module) is not str or type(qualname) is not str:
         raise ValueError("malformed class name")
     return module, qualname
-
-
-def _of_numbers(dtype: str) -> LeafKind:
-    return _packed_kind(lambda data: np.frombuffer(data, dtype).tolist() if len(data) else [])
 
 
 def _packed_kind(unpack: Callable[[Any], list[Any]]) -> LeafKind:
@@ -434,8 +421,8 @@ LEAVES: dict[str, LeafKind] = {
     ),
     "flag": LeafKind(lambda name: lambda data: registered(name)(_bigint(data)), parse=parse_class),
     "imagefile": LeafKind(lambda decoding: lambda data: revived(data, decoding), parse=_parse_image_file),
-    "ints": _of_numbers("<i8"),
-    "floats": _of_numbers("<f8"),
+    "ints": _packed_kind(lambda data: np.frombuffer(data, "<i8").tolist() if len(data) else []),
+    "floats": _packed_kind(lambda data: np.frombuffer(data, "<f8").tolist() if len(data) else []),
     "bools": _packed_kind(_unpack_bools),
     "strs": _packed_kind(_unpack_texts),
 }
