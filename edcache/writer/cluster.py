@@ -88,43 +88,43 @@ class Cluster:
         self._job = replace(self._job, head=self._appender.head)
         self._publisher = self._job.publisher(self._appender)
         of_others: list[int] = []
-        published = self._encode(self._claimed(claims, of_others))
-        for claim in of_others:
-            # Nothing is held while waiting.
-            self._appender.wait_claim(claim)
-            published += self._encode(iter([claim]))
-        return published
-
-    def _claimed(self, claims: list[int], of_others: list[int]) -> Iterator[int]:
-        """Those that nobody else computes, locked one by one; the others go into a list."""
-        for claim in claims:
-            if self._appender.claim(claim):
-                yield claim
-            else:
-                of_others.append(claim)
-
-    def _encode(self, claims: Iterator[int]) -> int:
-        """Have locked claims computed, append what comes back, and let go of each."""
-        published = 0
         try:
-            for claim, (chunks, failures) in self._results(self._encodings(claims), _IN_FLIGHT):
-                published += self._append(chunks, failures)
-                self._release(claim)
+            published = self._encode(self._tasks(claims, of_others))
+            for claim in of_others:
+                # Nothing is held while waiting.
+                self._appender.wait_claim(claim)
+                published += self._encode(self._task(claim))
         finally:
             for claim in list(self._held):
                 self._release(claim)
         return published
 
-    def _encodings(self, claims: Iterator[int]) -> Iterator[_Task]:
+    def _tasks(self, claims: list[int], of_others: list[int]) -> Iterator[_Task]:
+        """Those of claims that nobody else computes, locked one by one; the others go into a list."""
         for claim in claims:
-            self._held.add(claim)
-            # Its last holder published before letting go, so now is the time to look.
-            self._presence.update()
-            indices = self._presence.missing_in(claim)
-            if indices:
-                yield claim, partial(self._executor.submit, encode_samples, self._job, indices)
+            if self._appender.claim(claim):
+                yield from self._task(claim)
             else:
-                self._release(claim)
+                of_others.append(claim)
+
+    def _task(self, claim: int) -> Iterator[_Task]:
+        """What computes a locked claim, if anything is missing in it."""
+        self._held.add(claim)
+        # Its last holder published before letting go, so now is the time to look.
+        self._presence.update()
+        indices = self._presence.missing_in(claim)
+        if indices:
+            yield claim, partial(self._executor.submit, encode_samples, self._job, indices)
+        else:
+            self._release(claim)
+
+    def _encode(self, tasks: Iterator[_Task]) -> int:
+        """Append what comes back, and let go of each claim."""
+        published = 0
+        for claim, (chunks, failures) in self._results(tasks, _IN_FLIGHT):
+            published += self._append(chunks, failures)
+            self._release(claim)
+        return published
 
     def _release(self, claim: int) -> None:
         self._held.remove(claim)
