@@ -22,8 +22,8 @@ The rooms, lowest floor first. Imports go down only, and from another room only 
 
     0  base      errors, options as objects, progress, small helpers
     1  storage   files and what is like one, durably; locks; which backend has a path or a URL
-    1  codec     a sample to the bytes of a record, and back
     1  format    the specification; entries and their chain, tables, the zip directory
+    1  codec     a sample to the bytes of a record, and back
     2  labels    columns of labels: collected, compared, filtered, exchanged
     3  reader    an open archive: records by index, many at once; collated batches
     4  writer    append, seal and fill; fingerprints of sources; what a backend answers

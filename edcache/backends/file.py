@@ -6,18 +6,20 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from edcache import format, writer
 from edcache.base import CorruptArchiveError, NotAnArchiveError, OptionError, ReadOptions, StorageError, Sync
 from edcache.format import Head
-from edcache.storage import PATHS, ByteSource, absolute
+from edcache.storage import PATHS, ByteSource, File, absolute
 from edcache.writer import AS_IT_IS, Store
 
 if TYPE_CHECKING:
     from edcache.reader import AnyReader
     from edcache.writer import AnyAppender
+
+_PIECE_NBYTES: Final = 1 << 24
 
 
 class FileStore(Store):
@@ -40,10 +42,7 @@ class FileStore(Store):
         return writer.open_kept(self.path)
 
     def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
-        """See the base class.
-
-        Where it does not read, what a power cut left of a seal that was never synced is cut off first.
-        """
+        """See the base class; what a power cut left of a seal that was never synced is cut off first."""
         found = self._readable(options)
         if found is None or not found.is_abandoned:
             return found
@@ -97,6 +96,13 @@ class FileStore(Store):
         while not os.path.isdir(folder):
             folder = os.path.dirname(folder)
         return shutil.disk_usage(folder).free
+
+
+def copy_bytes(source: ByteSource, file: File) -> None:
+    """Write all that a source has now into a file."""
+    nbytes = source.size()
+    for offset in range(0, nbytes, _PIECE_NBYTES):
+        file.pwrite(offset, source.read_many([(offset, min(_PIECE_NBYTES, nbytes - offset))])[0])
 
 
 def _differs(found: Head, head: Head) -> bool:

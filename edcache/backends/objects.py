@@ -1,17 +1,33 @@
-"""Caches that are whole objects: read by request, filled in a spool file of this machine, put there whole."""
+"""Caches that are whole objects: read by request, filled in a spool file of this machine, put there whole.
+
+A spool file has its name from the object's, so that the next process goes on with what an interrupted one
+left, and sends only the parts of it that are not there yet, where the server can keep them (S3); what is
+known of them stands in what is temporary of the file, see `edcache.writer.temporary`.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edcache.backends.file import FileStore
-from edcache.backends.spool import Spool
-from edcache.base import ArchiveExistsError, ArchiveNotFoundError, Folder, OptionError, Show, Sync
-from edcache.storage import File
+from edcache import format, storage, writer
+from edcache.backends.file import FileStore, copy_bytes
+from edcache.base import (
+    ArchiveExistsError,
+    ArchiveNotFoundError,
+    Folder,
+    OptionError,
+    Show,
+    Sync,
+    uploading,
+)
+from edcache.storage import ByteSource, File
 from edcache.writer import Store
 
 if TYPE_CHECKING:
@@ -76,10 +92,10 @@ class ObjectStore(Store):
         """See the base class."""
         spool = self._spool
         assert spool is not None
-        before = None if replaces else spool.prepare()
+        spool.begin("w" if replaces else "a")
         yield
         try:
-            spool.publish(before, show, replaces=replaces)
+            spool.finish(show)
         except ArchiveExistsError:
             # Another machine may have made the same call.
             if not is_done():
@@ -89,3 +105,104 @@ class ObjectStore(Store):
     def appender(self, head: Head, sync: Sync) -> AnyAppender:
         """Raise OptionError: nothing is appended to an object; see `filled_in`."""
         raise OptionError(f"{self.path}: an object, to which nothing is appended; fill it by CachedDataset")
+
+
+def _default_folder() -> str:
+    return os.environ.get("EDCACHE_SPOOL") or str(Path.home() / ".cache" / "edcache" / "spool")
+
+
+class Spool:
+    """The file in which the archive of one object is filled; a `Stage`. It may not be there.
+
+    It lies in `folder`; without, in `$EDCACHE_SPOOL`, else `~/.cache/edcache/spool`.
+    """
+
+    def __init__(self, store: ObjectStore, folder: str | os.PathLike[str] | None = None) -> None:
+        self._store = store
+        folder = folder or _default_folder()
+        storage.check_outlives(folder)
+        digest = hashlib.sha256(store.key.encode()).hexdigest()[:16]
+        name = re.sub(r"[^\w.,=+@-]+", "_", store.path.rpartition("/")[2]).strip(".")[:80]
+        self.path = os.path.join(storage.absolute(folder), f"{digest}-{name or 'archive'}")
+        self._before: Any = None
+        self._replaces = False
+
+    def begin(self, mode: str) -> None:
+        """Have the file begin as a writer with this mode finds it, until `finish`."""
+        self._replaces = mode == "w"
+        if mode == "a":
+            self._before = self.prepare()
+        elif mode == "x":
+            self._before = self._store.state()
+            if self._before is not None:
+                raise ArchiveExistsError(
+                    f'{self._store.path}: exists already; use mode="a" to continue or grow it, mode="w" to '
+                    "replace it"
+                )
+        storage.make_parent(self.path)
+
+    def finish(self, show: Show = None) -> None:
+        """Upload what was written; raises as `publish`."""
+        self.publish(self._before, show, replaces=self._replaces)
+
+    def prepare(self) -> Any:
+        """Have the file hold the object, unless it is there already; gives the object's state."""
+        storage.make_parent(self.path)
+        try:
+            source = self._store.open()
+        except ArchiveNotFoundError:
+            return None
+        if not storage.exists(self.path):
+            with self._turn() as file:
+                # Whoever had the turn before may have it, and fill it already.
+                if not storage.exists(self.path):
+                    self._download(source, file)
+        return source.identity()
+
+    @contextmanager
+    def _turn(self) -> Iterator[File]:
+        """Let nobody else copy or publish the file for the block; gives what is known of its upload."""
+        name = writer.name_for(self.path)
+        while True:
+            with closing(File.open(name, "a")) as state, state.locked(format.LOCK_SESSION):
+                # Who copied it has given it its name, and who published has removed it.
+                if state.is_named():
+                    yield state
+                    if state.path == name and state.is_named() and not state.size():
+                        storage.remove(name)
+                    return
+
+    def _download(self, source: ByteSource, file: File) -> None:
+        try:
+            file.truncate(0)  # what a process left that was killed
+            copy_bytes(source, file)
+            file.sync()
+        except BaseException:
+            storage.remove(file.path)
+            raise
+        storage.move(file, self.path)
+
+    def publish(self, before: Any, show: Show = None, *, replaces: bool = False) -> None:
+        """Upload the file, which is sealed, and delete it. Nobody sees a part of it there.
+
+        Raises:
+            ArchiveExistsError: there is another one than `before`, and not `replaces`; the file stays.
+            StorageError: the server refuses; the file stays, and so do the parts of it that a server keeps.
+        """
+        with self._turn() as state:
+            if not storage.exists(self.path):
+                return  # another process has published it meanwhile
+            if not replaces and self._store.state() != before:
+                raise ArchiveExistsError(
+                    f"{self._store.path}: another archive was put there while this one was filled, which "
+                    f"stays in {self.path}; delete one of them"
+                )
+            with uploading(self._store.path.rpartition("/")[2], os.path.getsize(self.path), show) as tell:
+                self._store.put(self.path, state, tell)
+            self.discard()
+
+    def discard(self) -> None:
+        """Delete the file, and what is known of its upload."""
+        for name in (self.path, writer.name_for(self.path)):
+            if storage.exists(name):
+                storage.remove(name)

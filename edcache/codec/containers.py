@@ -1,4 +1,4 @@
-"""Containers: a value taken apart into its children, and put together again."""
+"""Containers: a value taken apart into its children, their keys in a schema, and put together again."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ import collections
 import dataclasses
 import enum
 import functools
+import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from edcache.base import CorruptRecordError, EdcacheError
-from edcache.codec.images import is_image, put_together, take_apart
-from edcache.codec.leaves import Refusal, type_name
+from edcache.codec.images import PIXEL_NBYTES, image_keys, is_image, put_together, take_apart
+from edcache.codec.leaves import Refusal, parse_class, text_bytes, type_name
 from edcache.codec.packages import Form
 from edcache.codec.registry import (
     EnumKey,
     class_name,
     dataclass_fields,
+    enum_key,
     fields_differ,
     find_namedtuple,
     form_named,
@@ -25,10 +27,11 @@ from edcache.codec.registry import (
     is_registered,
     namedtuple_name,
     registered,
+    valid_fields,
 )
-from edcache.codec.schema import Node, dump_key
 
 Assemble = Callable[[list[Any]], Any]
+Keys = tuple[Any, ...]
 
 _MISSING = object()
 
@@ -50,28 +53,28 @@ class Parts(NamedTuple):
 
 
 def take(value: Any) -> Parts:
-    """Take a container apart.
-
-    Raises:
-        Refusal: it is none, or one that cannot be stored.
-    """
-    make = _TAKE.get(type(value))
-    if make is not None:
-        return make(value)
-    form = form_of(type(value))
+    """Take a container apart; Refusal where it is none, or one that cannot be stored."""
+    cls = type(value)
+    if cls is list or cls is tuple:
+        return Parts([cls.__name__], range(len(value)), value)
+    if cls is dict or cls is collections.OrderedDict:
+        return Parts([cls.__name__, [_dump_key(key) for key in value]], list(value), list(value.values()))
+    form = form_of(cls)
     if form is not None:
         return _take_object(value, form)
     if is_namedtuple(value):
-        return _take_namedtuple(value)
-    if dataclasses.is_dataclass(type(value)) and is_registered(type(value)):
+        if getattr(value, "__dict__", None):
+            raise Refusal(f"{type_name(value)} with attributes beside its fields; convert it to a dict")
+        header = ["namedtuple", *namedtuple_name(cls), list(cls._fields)]
+        return Parts(header, cls._fields, tuple(value), attributes=True)
+    if dataclasses.is_dataclass(cls) and is_registered(cls):
         return _take_dataclass(value)
     if is_image(value):
         return _take_image(value)
-    raise Refusal(f"{type_name(value)}; {_remedy(value)}")
+    raise Refusal(f"{type_name(value)}; {_remedy(cls)}")
 
 
-def _remedy(value: Any) -> str:
-    cls = type(value)
+def _remedy(cls: type) -> str:
     if dataclasses.is_dataclass(cls):
         return f"register it with edcache.register({cls.__name__})"
     # Looked up by name, so that the text names a call that the reader's own type has.
@@ -87,70 +90,25 @@ def _name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-_ADVICE = {
+_PLAIN_OF = {"set": "list", "frozenset": "list", "range": "list", "memoryview": "bytes"} | {
+    name: name for name in ("dict", "list", "tuple", "int", "float", "complex", "str", "bytes")
+}
+_ADVICE = {f"builtins.{name}": f"convert it to a {target}" for name, target in _PLAIN_OF.items()} | {
     "torch.nn.parameter.Parameter": "call .detach() on it",
     "torch.Tensor": "call .as_subclass(torch.Tensor) on it",
     "numpy.ma.MaskedArray": "store its .data, its .mask and its .fill_value",
     "numpy.ma.core.MaskedArray": "store its .data, its .mask and its .fill_value",
     "numpy.ndarray": "call numpy.asarray() on it",
-    **{
-        f"builtins.{name}": f"convert it to a {target}"
-        for name, target in {
-            "set": "list",
-            "frozenset": "list",
-            "dict": "dict",
-            "list": "list",
-            "tuple": "tuple",
-            "range": "list",
-            "int": "int",
-            "float": "float",
-            "complex": "complex",
-            "str": "str",
-            "bytes": "bytes",
-            "memoryview": "bytes",
-        }.items()
-    },
 }
-
-
-def _take_sequence(value: Any) -> Parts:
-    return Parts([type(value).__name__], range(len(value)), value)
-
-
-def _take_mapping(value: Any) -> Parts:
-    keys = [_key(key) for key in value]
-    return Parts([type(value).__name__, keys], list(value), list(value.values()))
-
-
-def _key(key: Any) -> Any:
-    tree = dump_key(key)
-    if tree is None:
-        raise Refusal(
-            f"a dict key of type {type_name(key)}; {_key_remedy(key)}"
-            'use str, int (64 bits), bool, float, None or bytes keys, or choose codec="pickle"'
-        )
-    return tree
-
-
-def _key_remedy(key: Any) -> str:
-    return f"edcache.register({type(key).__name__}), or " if isinstance(key, enum.Enum) else ""
-
-
-def _take_namedtuple(value: Any) -> Parts:
-    if getattr(value, "__dict__", None):
-        raise Refusal(f"{type_name(value)} with attributes beside its fields; convert it to a dict")
-    fields = type(value)._fields
-    header = ["namedtuple", *namedtuple_name(type(value)), list(fields)]
-    return Parts(header, fields, tuple(value), attributes=True)
 
 
 def _take_dataclass(value: Any) -> Parts:
     cls = type(value)
     fields = dataclass_fields(cls)
     values = [getattr(value, name, _MISSING) for name in fields]
-    lost = [name for name, item in zip(fields, values, strict=True) if item is _MISSING]
-    if lost:
-        raise Refusal(f"{type_name(value)} whose field {lost[0]!r} is not set; set it")
+    if any(item is _MISSING for item in values):
+        lost = fields[[item is _MISSING for item in values].index(True)]
+        raise Refusal(f"{type_name(value)} whose field {lost!r} is not set; set it")
     for name in getattr(value, "__dict__", ()):
         if name not in fields and not isinstance(getattr(cls, name, None), functools.cached_property):
             raise Refusal(
@@ -162,7 +120,7 @@ def _take_dataclass(value: Any) -> Parts:
 def _take_object(value: Any, form: Form) -> Parts:
     try:
         tree = form.encode(value)
-    except Exception as error:
+    except Exception as error:  # whatever a user's function raises
         raise Refusal(f"{type_name(value)}; its encode= raised {error!r:.200}; mend it") from error
     return Parts(["object", *form.name], ["encode()"], [tree], attributes=True)
 
@@ -177,89 +135,166 @@ def _take_image(value: Any) -> Parts:
             f"an image of mode {value.mode} and size {value.size}; "
             'convert it with .convert("RGB") or numpy.asarray()'
         )
-    return Parts(["image", parts.mode, parts.palette_mode], parts.keys, parts.values, attributes=True)
+    palette_mode, values = parts
+    return Parts(["image", value.mode, palette_mode], image_keys(palette_mode), values, attributes=True)
 
 
-_TAKE: dict[type, Callable[[Any], Parts]] = {
-    list: _take_sequence,
-    tuple: _take_sequence,
-    dict: _take_mapping,
-    collections.OrderedDict: _take_mapping,
-}
+def _dump_key(key: Any) -> Any:
+    """The JSON of a dict key."""
+    kind = type(key)
+    if kind is str:
+        is_utf8 = key.isascii() or key.encode(errors="ignore") == text_bytes(key)
+        return key if is_utf8 else ["str", text_bytes(key).hex()]
+    if kind is int and -(1 << 63) <= key < 1 << 63:
+        return ["int", key]
+    if kind is bool:
+        return ["bool", key]
+    if kind is float:
+        return ["float", struct.pack("<d", key).hex()]
+    if kind is bytes:
+        return ["bytes", key.hex()]
+    if key is None:
+        return ["none"]
+    remedy = ""
+    if isinstance(key, enum.Enum):
+        if is_registered(kind) and kind.__members__.get(key.name) is key:
+            return ["enum", *class_name(kind), key.name]
+        remedy = f"edcache.register({kind.__name__}), or "
+    raise Refusal(
+        f"a dict key of type {type_name(key)}; {remedy}"
+        'use str, int (64 bits), bool, float, None or bytes keys, or choose codec="pickle"'
+    )
 
 
-def assembler(node: Node) -> Assemble:
-    """Return the function that makes a container of a list of its children.
+def _parse_key(tree: Any) -> Any:
+    """The dict key of its JSON; ValueError or TypeError where it is none."""
+    if type(tree) is str:
+        return tree
+    if tree == ["none"]:
+        return None
+    if type(tree) is list and tree[:1] == ["enum"]:
+        _, *name, member = tree
+        if type(member) is not str:
+            raise ValueError("malformed key")
+        return enum_key(parse_class(*name), member)
+    kind, value = tree
+    if (kind == "int" and type(value) is int) or (kind == "bool" and type(value) is bool):
+        return value
+    if kind == "bytes":
+        return bytes.fromhex(value)
+    if kind == "str":
+        return bytes.fromhex(value).decode("utf-8", "surrogatepass")
+    if kind == "float" and len(value) == 16:
+        return float(struct.unpack("<d", bytes.fromhex(value))[0])
+    raise ValueError("malformed key")
 
-    It runs no __init__ of a user's class but in a `decode` that the user registered.
+
+class ContainerKind(NamedTuple):
+    """A kind of container.
+
+    Attributes:
+        parse: the JSON between the kind and the children, and how many these are, to the keys of the children
+            and what the node carries; ValueError, TypeError.
+        assemble: these to the function that makes a container of a list of its children. It runs no __init__
+            of a user's class but in a `decode` that the user registered.
     """
-    return _ASSEMBLE[node.kind](node)
+
+    parse: Callable[[list[Any], int], tuple[Keys, Any]]
+    assemble: Callable[[Keys, Any], Assemble]
 
 
-def _assemble_dict(node: Node) -> Assemble:
-    keys = node.keys
+def _parse_sequence(header: list[Any], count: int) -> tuple[Keys, Any]:
+    if header:
+        raise ValueError("malformed sequence")
+    return tuple(range(count)), None
+
+
+def _parse_mapping(header: list[Any], count: int) -> tuple[Keys, Any]:
+    (keys,) = header
+    if type(keys) is not list:
+        raise ValueError("keys are not a list")
+    parsed = tuple(map(_parse_key, keys))
+    if len(set(parsed)) != len(parsed):
+        raise ValueError("a key comes twice")
+    return parsed, None
+
+
+def _parse_namedtuple(header: list[Any], count: int) -> tuple[Keys, Any]:
+    *name, fields = header
+    if type(fields) is not list or not valid_fields(tuple(fields)):
+        raise ValueError("malformed fields")
+    return tuple(fields), parse_class(*name)
+
+
+def _parse_dataclass(header: list[Any], count: int) -> tuple[Keys, Any]:
+    *name, fields = header
+    if type(fields) is not list or not all(type(f) is str for f in fields) or len({*fields}) < len(fields):
+        raise ValueError("malformed fields")
+    return tuple(fields), parse_class(*name)
+
+
+def _parse_image(header: list[Any], count: int) -> tuple[Keys, Any]:
+    mode, palette_mode = header
+    if mode not in PIXEL_NBYTES or palette_mode not in (None, "RGB", "RGBA", "CMYK"):
+        raise ValueError(f"image of mode {mode!r}")
+    return image_keys(palette_mode), (mode, palette_mode)
+
+
+def _assemble_dict(keys: Keys, _: Any) -> Assemble:
     if any(type(key) is EnumKey for key in keys):
-        return lambda values: dict(zip(_found(keys), values, strict=True))
+        return lambda values: dict(zip(_resolved(keys), values, strict=True))
     return lambda values: dict(zip(keys, values))  # noqa: B905 - equal by the schema's check; strict costs time
 
 
-def _assemble_ordered(node: Node) -> Assemble:
-    keys = node.keys
-    return lambda values: collections.OrderedDict(zip(_found(keys), values, strict=True))
+def _assemble_ordered(keys: Keys, _: Any) -> Assemble:
+    return lambda values: collections.OrderedDict(zip(_resolved(keys), values, strict=True))
 
 
-def _found(keys: Sequence[Any]) -> list[Any]:
+def _resolved(keys: Keys) -> list[Any]:
     return [key.resolve() if type(key) is EnumKey else key for key in keys]
 
 
-def _assemble_namedtuple(node: Node) -> Assemble:
+def _assemble_dataclass(keys: Keys, name: Any) -> Assemble:
     def assemble(values: list[Any]) -> Any:
-        return tuple.__new__(find_namedtuple(node.const, node.keys), values)
-
-    return assemble
-
-
-def _assemble_dataclass(node: Node) -> Assemble:
-    def assemble(values: list[Any]) -> Any:
-        cls = registered(node.const)
+        cls = registered(name)
         fields = dataclass_fields(cls) if dataclasses.is_dataclass(cls) else ()
-        if fields != node.keys:
-            raise fields_differ(node.const, node.keys, fields)
+        if fields != keys:
+            raise fields_differ(name, keys, fields)
         made: object = object.__new__(cls)
-        for name, value in zip(fields, values, strict=True):
-            object.__setattr__(made, name, value)
+        for field, value in zip(fields, values, strict=True):
+            object.__setattr__(made, field, value)
         return made
 
     return assemble
 
 
-def _assemble_object(node: Node) -> Assemble:
+def _assemble_object(keys: Keys, name: Any) -> Assemble:
     def assemble(values: list[Any]) -> Any:
-        form = form_named(node.const)
+        form = form_named(name)
         try:
             return form.decode(values[0])
         except EdcacheError:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever a user's function raises
             raise CorruptRecordError(
-                f"{'.'.join(node.const)}: its decode= raised {error!r:.200} over what its record holds"
+                f"{'.'.join(name)}: its decode= raised {error!r:.200} over what its record holds"
             ) from error
 
     return assemble
 
 
-def _assemble_image(node: Node) -> Assemble:
-    mode, palette_mode = node.const
-    return lambda values: put_together(mode, palette_mode, values)
-
-
-_ASSEMBLE: dict[str, Callable[[Node], Assemble]] = {
-    "list": lambda node: lambda values: values,
-    "tuple": lambda node: tuple,
-    "dict": _assemble_dict,
-    "OrderedDict": _assemble_ordered,
-    "namedtuple": _assemble_namedtuple,
-    "dataclass": _assemble_dataclass,
-    "image": _assemble_image,
-    "object": _assemble_object,
+CONTAINERS: dict[str, ContainerKind] = {
+    "list": ContainerKind(_parse_sequence, lambda keys, _: lambda values: values),
+    "tuple": ContainerKind(_parse_sequence, lambda keys, _: tuple),
+    "dict": ContainerKind(_parse_mapping, _assemble_dict),
+    "OrderedDict": ContainerKind(_parse_mapping, _assemble_ordered),
+    "namedtuple": ContainerKind(
+        _parse_namedtuple,
+        lambda keys, name: lambda values: tuple.__new__(find_namedtuple(name, keys), values),
+    ),
+    "dataclass": ContainerKind(_parse_dataclass, _assemble_dataclass),
+    "image": ContainerKind(_parse_image, lambda _, modes: lambda values: put_together(modes, values)),
+    "object": ContainerKind(lambda header, _: (("encode()",), parse_class(*header)), _assemble_object),
 }
+OPAQUE = frozenset({"image", "object"})
+"""Containers that are one value to whoever reads them: what lies in them has no name of its own."""

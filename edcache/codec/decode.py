@@ -10,18 +10,19 @@ import struct
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
 from edcache.base import CorruptRecordError, EdcacheError, PickleRefusedError, once
-from edcache.codec.containers import assembler
-from edcache.codec.dtypes import TORCH_BY_DTYPE, Array, Dtype
-from edcache.codec.imaging import Decoding
+from edcache.codec import registry
+from edcache.codec.containers import CONTAINERS, Assemble
+from edcache.codec.dtypes import TORCH_BY_DTYPE, Array
+from edcache.codec.images import Decoding
 from edcache.codec.leaves import reviver
 from edcache.codec.pickled import PICKLE_SCHEMA, load
-from edcache.codec.schema import MAX_TEXT, OPAQUE, SELF_SCHEMA, Layout, Node, Path, Span, align, parse
+from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, Node, Path, Span, align, parse
 
 # Of all schemas whose decoders are kept together.
 _KEPT_TEXT = 1 << 18
@@ -35,25 +36,8 @@ _ReadAll = Callable[["Array"], list[Any]]
 # record, spans of its variable leaves, and for aliasing reads the record as a writable-looking array.
 _Read = Callable[[memoryview, list[Span], "Array | None"], Any]
 
-
-class Field(NamedTuple):
-    """One leaf of a schema.
-
-    Attributes:
-        path: keys, indices and names that lead to it.
-        kind: as in schema.py's table; "image" and "object" stand for the whole of one.
-        dtype: torch.dtype of a tensor; numpy dtype of an array, numpy scalar, bool, int, float or complex.
-        shape: of an array or tensor; () for another leaf of fixed size; None if it varies.
-        offset: of its bytes in the record, None if it varies.
-        nbytes: of them, None if it varies.
-    """
-
-    path: Path
-    kind: str
-    dtype: torch.dtype | Dtype | None
-    shape: tuple[int, ...] | None
-    offset: int | None
-    nbytes: int | None
+_NO_SPANS: list[Span] = []
+_NO_ALIAS: Array = np.empty(0, np.uint8)
 
 
 class Decoder:
@@ -86,26 +70,24 @@ class Decoder:
         self.text_nbytes = len(schema_text)
         self.structure: Node | None = None
         self.layout: Layout | None = None
-        special = _SPECIAL.get(schema_text)
-        if special is not None:
-            self._decode: Callable[[memoryview, bool], object] = getattr(self, special)
-            return
-        self.structure = parse(schema_text, decoding)
-        self.layout = Layout(self.structure)
-        self.nbytes = self.layout.nbytes
-        self.fixed_nbytes = self.layout.data_offset if self.nbytes is None else self.nbytes
-        self._readers = list(_leaf_readers(self.layout))
-        self._read = _compile(self.structure, iter(self._readers))
-        self._aliases = any(leaf.kind == "tensor" for leaf in self.layout.leaves)
-        self._decode = self._decode_native
+        self._decode: Callable[[memoryview, bool], object] = self._decode_native
+        if schema_text == SELF_SCHEMA:
+            self._decode = self._decode_self
+        elif schema_text == PICKLE_SCHEMA:
+            self._decode = self._decode_pickle
+        else:
+            self.structure = parse(schema_text, decoding)
+            self.layout = layout = Layout(self.structure)
+            self.nbytes = layout.nbytes
+            self.fixed_nbytes = layout.data_offset if layout.nbytes is None else layout.nbytes
+            self._read = _compile(self.structure)
+            self._aliases = any(leaf.kind == "tensor" for leaf in layout.leaves)
 
     @once
-    def fields(self) -> Mapping[Path, Field]:
+    def fields(self) -> Mapping[Path, Node]:
         """The leaves by path, in tree order, without None; empty where records have no one schema."""
-        if self.structure is None or self.layout is None:
-            return MappingProxyType({})
-        offsets = iter(self.layout.offsets)
-        return MappingProxyType({field.path: field for field in _fields(self.structure, offsets)})
+        fields = () if self.structure is None else self.structure.fields()
+        return MappingProxyType({field.path: field for field in fields})
 
     def decode(self, record: memoryview, *, copy: bool = True) -> object:
         """Decode one record.
@@ -124,9 +106,7 @@ class Decoder:
         try:
             return self._decode(record, copy)
         except (ValueError, OverflowError) as error:
-            if isinstance(error, EdcacheError):
-                raise
-            raise CorruptRecordError(f"record does not decode: {error}") from error
+            _refuse(error)
 
     @once
     def decode_all(self) -> Callable[[Array], list[Any]] | None:
@@ -135,9 +115,9 @@ class Decoder:
         The function takes uint8 [n, nbytes] and gives what `decode` gives of each, which the caller owns. It
         raises CorruptRecordError, without saying of which.
         """
-        if self.layout is None or self.structure is None or not 0 < (self.nbytes or 0) <= _MOST_TOGETHER:
+        if self.structure is None or not 0 < (self.nbytes or 0) <= _MOST_TOGETHER:
             return None
-        read = _compile_all(self.structure, iter(self.layout.offsets))
+        read = _compile_all(self.structure)
         if read is None:
             return None
 
@@ -149,21 +129,6 @@ class Decoder:
 
         return decode
 
-    def decode_field(self, path: Path, record: memoryview) -> object:
-        """Decode one leaf of a record, one of `fields` and no image or object; the caller owns it.
-
-        Raises: as `decode`.
-        """
-        layout = self.layout
-        assert layout is not None
-        try:
-            spans = _NO_SPANS if self.nbytes is not None else layout.locate(record)
-            return self._leaf_readers[path](record, spans, None)
-        except (ValueError, OverflowError) as error:
-            if isinstance(error, EdcacheError):
-                raise
-            raise CorruptRecordError(f"record does not decode: {error}") from error
-
     def part(self, node: Node) -> Callable[[memoryview], Any]:
         """How what lies at a node of `structure` is decoded, from a whole record; the caller owns it.
 
@@ -171,16 +136,14 @@ class Decoder:
         """
         layout = self.layout
         assert layout is not None
-        read = _compile(node, iter([self._leaf_readers[leaf.path] for leaf in node.leaves()]))
+        read = _compile(node)
         varies = any(leaf.nbytes is None for leaf in node.leaves())
 
         def decode(record: memoryview) -> Any:
             try:
                 return read(record, layout.locate(record) if varies else _NO_SPANS, None)
             except (ValueError, OverflowError) as error:
-                if isinstance(error, EdcacheError):
-                    raise
-                raise CorruptRecordError(f"record does not decode: {error}") from error
+                _refuse(error)
 
         return decode
 
@@ -188,30 +151,19 @@ class Decoder:
         """The bytes of a record in which the leaves at some nodes lie, half-open; None where they vary."""
         layout = self.layout
         assert layout is not None
-        places = {leaf.path: offset for leaf, offset in zip(layout.leaves, layout.offsets, strict=True)}
         low, high = layout.data_offset, 0
         for leaf in (leaf for node in nodes for leaf in node.leaves()):
-            offset = places[leaf.path]
-            if offset is None or leaf.nbytes is None:
+            if leaf.offset is None or leaf.nbytes is None:
                 return None
-            low, high = min(low, offset), max(high, offset + leaf.nbytes)
+            low, high = min(low, leaf.offset), max(high, leaf.offset + leaf.nbytes)
         return min(low, high), high
 
     def reviver(self, path: Path) -> Callable[[memoryview], Any] | None:
         """What makes a leaf of variable size of its data; None for arrays, tensors and fixed leaves."""
-        return self._revivers.get(path)
-
-    @once
-    def _revivers(self) -> dict[Path, Callable[[memoryview], Any]]:
-        assert self.layout is not None
-        leaves = (self.layout.leaves[place] for place in self.layout.variable)
-        return {leaf.path: reviver(leaf) for leaf in leaves if leaf.memory is None}
-
-    @once
-    def _leaf_readers(self) -> dict[Path, _Read]:
-        assert self.layout is not None
-        readers = zip(self.layout.leaves, self._readers, strict=True)
-        return {leaf.path: read for leaf, read in readers}
+        leaf = self.fields[path]
+        if leaf.memory is not None or leaf.nbytes is not None or leaf.is_container:
+            return None
+        return reviver(leaf.kind, leaf.const)
 
     def _decode_native(self, record: memoryview, copy: bool) -> object:
         if self.nbytes is None:
@@ -231,7 +183,7 @@ class Decoder:
         if record.nbytes < 8 or size > min(record.nbytes - 8, MAX_TEXT):
             raise CorruptRecordError(f"record of {record.nbytes} bytes says its schema takes {size}")
         text = str(record[8 : 8 + size], "ascii")
-        decoder = _self_decoder(text, self._decoding)
+        decoder = decoder_of(text, decoding=self._decoding)
         if decoder.structure is None:
             raise CorruptRecordError(f"record describes itself as {text}")
         return decoder.decode(record[align(8 + size, 8) :], copy=copy)
@@ -244,9 +196,10 @@ class Decoder:
         return load(record)
 
 
-_SPECIAL = {SELF_SCHEMA: "_decode_self", PICKLE_SCHEMA: "_decode_pickle"}
-_NO_SPANS: list[Span] = []
-_NO_ALIAS: Array = np.empty(0, np.uint8)
+def _refuse(error: Exception) -> NoReturn:
+    if isinstance(error, EdcacheError):
+        raise error
+    raise CorruptRecordError(f"record does not decode: {error}") from error
 
 
 class Decoders(dict[Any, Decoder]):
@@ -264,62 +217,56 @@ class Decoders(dict[Any, Decoder]):
         return decoder
 
 
-_self_described = Decoders()
+_shared = Decoders()
 
 
-def _self_decoder(text: str, decoding: Decoding | None) -> Decoder:
-    key = text, decoding
-    return _self_described.get(key) or _self_described.keep(key, Decoder(text, decoding=decoding))
+def decoder_of(text: str, *, allow_pickle: bool = False, decoding: Decoding | None = None) -> Decoder:
+    """The decoder of a schema, compiled once a process unless there are very many; raises as `Decoder`."""
+    key = text, allow_pickle, decoding, registry.changes
+    return _shared.get(key) or _shared.keep(key, Decoder(text, allow_pickle=allow_pickle, decoding=decoding))
 
 
-def _fields(node: Node, offsets: Iterator[int | None]) -> Iterator[Field]:
-    if node.kind in OPAQUE:
-        for _ in node.leaves():
-            next(offsets)
-        yield Field(node.path, node.kind, None, None, None, None)
-    elif node.is_container:
-        for child in node.children:
-            yield from _fields(child, offsets)
-    elif node.kind != "none":
-        shape = () if node.code else node.shape
-        yield Field(node.path, node.kind, node.dtype, shape, next(offsets), node.nbytes)
+def assembler(node: Node) -> Assemble:
+    """Return the function that makes the container at a node of a list of its children."""
+    return CONTAINERS[node.kind].assemble(node.keys, node.const)
 
 
-def _compile(node: Node, readers: Iterator[_Read]) -> _Read:
+def _compile(node: Node) -> _Read:
     if node.kind == "none":
         return lambda record, spans, alias: None
     if not node.is_container:
-        return next(readers)
-    children = [_compile(child, readers) for child in node.children]
+        is_array = node.code is None and node.memory is not None
+        return _array_reader(node) if is_array else _value_reader(node)
+    children = [_compile(child) for child in node.children]
     assemble = assembler(node)
     return lambda record, spans, alias: assemble([child(record, spans, alias) for child in children])
 
 
-def _compile_all(node: Node, offsets: Iterator[int | None]) -> _ReadAll | None:
+def _compile_all(node: Node) -> _ReadAll | None:
     """How a part of records of one length is read of all together; None where they are read singly."""
     if node.kind == "none":
         return lambda records: [None] * len(records)
     if not node.is_container:
-        return _leaf_column(node, next(offsets))
+        return _leaf_column(node)
     if node.kind not in ("list", "tuple", "dict", "OrderedDict", "namedtuple") or not node.children:
         return None
-    children = [child for child in (_compile_all(child, offsets) for child in node.children) if child]
+    children = [child for child in map(_compile_all, node.children) if child]
     if len(children) < len(node.children):
         return None
     assemble: Callable[[Any], Any] = list if node.kind == "list" else assembler(node)
     return lambda records: list(map(assemble, zip(*[child(records) for child in children], strict=True)))
 
 
-def _leaf_column(leaf: Node, offset: int | None) -> _ReadAll | None:
-    if offset is None or not leaf.nbytes:
+def _leaf_column(leaf: Node) -> _ReadAll | None:
+    if leaf.offset is None or not leaf.nbytes:
         return None
-    part = slice(offset, offset + leaf.nbytes)
+    part = slice(leaf.offset, leaf.offset + leaf.nbytes)
     if leaf.code is None:
         return _array_column(leaf, part)
     unpack = struct.Struct("<" + leaf.code).iter_unpack
-    if leaf.kind in ("int", "float"):
+    revive = reviver(leaf.kind, leaf.const)
+    if revive is None:
         return lambda records: [value for (value,) in unpack(records[:, part].tobytes())]
-    revive = reviver(leaf)
     return lambda records: [revive(value) for (value,) in unpack(records[:, part].tobytes())]
 
 
@@ -344,41 +291,19 @@ def _array_column(leaf: Node, part: slice) -> _ReadAll | None:
     ]
 
 
-def _leaf_readers(layout: Layout) -> Iterator[_Read]:
-    nth = 0
-    for leaf, offset in zip(layout.leaves, layout.offsets, strict=True):
-        if offset is None:
-            yield _variable_reader(leaf, nth)
-            nth += 1
-        else:
-            yield _fixed_reader(leaf, offset)
-
-
-def _fixed_reader(leaf: Node, offset: int) -> _Read:
-    if leaf.code is None:
-        return _fixed_array(leaf, offset)
-    unpack = _unpack_from(leaf.code)
-    if leaf.kind in ("int", "float"):
-        return lambda record, spans, alias: unpack(record, offset)[0]
-    revive = reviver(leaf)
-    return lambda record, spans, alias: revive(unpack(record, offset)[0])
-
-
 @lru_cache(maxsize=64)
 def _unpack_from(code: str) -> Callable[[Any, int], tuple[Any, ...]]:
     return struct.Struct("<" + code).unpack_from
 
 
-def _variable_reader(leaf: Node, nth: int) -> _Read:
-    if leaf.memory is not None:
-        make = _maker(leaf)
-
-        def read_array(record: memoryview, spans: list[Span], alias: Array | None) -> Any:
-            span = spans[nth]
-            return make(record, span.start, span.shape, alias)
-
-        return read_array
-    revive = reviver(leaf)
+def _value_reader(leaf: Node) -> _Read:
+    offset, nth, revive = leaf.offset, leaf.nth, reviver(leaf.kind, leaf.const)
+    if offset is not None and leaf.code is not None:
+        unpack = _unpack_from(leaf.code)
+        if revive is None:
+            return lambda record, spans, alias: unpack(record, offset)[0]
+        return lambda record, spans, alias: revive(unpack(record, offset)[0])
+    assert revive is not None
 
     def read(record: memoryview, spans: list[Span], alias: Array | None) -> Any:
         span = spans[nth]
@@ -387,24 +312,24 @@ def _variable_reader(leaf: Node, nth: int) -> _Read:
     return read
 
 
+def _array_reader(leaf: Node) -> _Read:
+    make = _tensor_maker(leaf) if leaf.kind == "tensor" else _array_maker(leaf)
+    offset, nth, shape = leaf.offset, leaf.nth, leaf.shape
+    if offset is not None:
+        return lambda record, spans, alias: make(record, offset, shape, alias)
+
+    def read(record: memoryview, spans: list[Span], alias: Array | None) -> Any:
+        span = spans[nth]
+        return make(record, span.start, span.shape, alias)
+
+    return read
+
+
 _Make = Callable[[memoryview, int, Any, "Array | None"], Any]
 
 
-def _fixed_array(leaf: Node, offset: int) -> _Read:
-    make, shape = _maker(leaf), leaf.shape
-    return lambda record, spans, alias: make(record, offset, shape, alias)
-
-
-def _maker(leaf: Node) -> _Make:
+def _array_maker(leaf: Node) -> _Make:
     dtype: Any = leaf.memory
-    if leaf.kind == "array":
-        return _array_maker(dtype)
-    assert isinstance(leaf.dtype, torch.dtype)
-    known = TORCH_BY_DTYPE[leaf.dtype]
-    return _tensor_maker(dtype, None if known.bits is None else known.dtype)
-
-
-def _array_maker(dtype: Dtype) -> _Make:
     ndarray, itemsize = np.ndarray, dtype.itemsize
 
     def make(record: memoryview, offset: int, shape: Any, alias: Array | None) -> Any:
@@ -419,7 +344,10 @@ def _array_maker(dtype: Dtype) -> _Make:
     return make
 
 
-def _tensor_maker(dtype: Dtype, view: torch.dtype | None) -> _Make:
+def _tensor_maker(leaf: Node) -> _Make:
+    assert isinstance(leaf.dtype, torch.dtype)
+    known, dtype = TORCH_BY_DTYPE[leaf.dtype], leaf.memory
+    view = None if known.bits is None else known.dtype
     ndarray, copied, from_numpy = np.ndarray, np.array, torch.from_numpy
 
     def make(record: memoryview, offset: int, shape: Any, alias: Array | None) -> Any:

@@ -1,10 +1,9 @@
 """A sample to a record.
 
 The general way walks the sample and writes its schema node by node. Samples mostly repeat, so the encoder
-first tries the matchers of the last few skeletons it met. A skeleton is a schema whose arrays have an ndim in
-place of a shape. An array's shape is part of the schema until it is seen to vary; from then on the samples of
-that skeleton share a schema in which it does not. Both ways end in the same plan, which puts wire values at
-their offsets.
+first tries the matchers of the last few skeletons it met: schemas whose arrays have an ndim in place of a
+shape. An array's shape is part of the schema until it is seen to vary. Both ways end in the same plan, which
+puts wire values at their offsets.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ _RECENT = 4
 _MAX_SKELETONS = 256
 
 Buffer = Any
-Shape = tuple[int, ...]
 
 
 class Encoded(NamedTuple):
@@ -44,18 +42,6 @@ class Encoded(NamedTuple):
     schema: int
     nbytes: int
     pieces: list[tuple[int, Buffer]]
-
-
-def encoded_bytes(encoded: Encoded) -> bytes:
-    """Join the pieces of a record, with zeros between them."""
-    parts: list[Buffer] = []
-    end = 0
-    for offset, piece in encoded.pieces:
-        parts.append(bytes(offset - end))
-        parts.append(piece)
-        end = offset + memoryview(piece).nbytes
-    parts.append(bytes(encoded.nbytes - end))
-    return b"".join(parts)
 
 
 class Encoder:
@@ -103,26 +89,23 @@ class Encoder:
                 if skeleton is not self._recent[0]:
                     self._touch(skeleton)
                 return self._plan(skeleton, values).encode(values)
-        return self._encode_generally(sample)
-
-    def _encode_generally(self, sample: object) -> Encoded:
-        walk = _Walk()
-        skeleton = self._skeleton(walk.root(sample), walk.array_nodes, walk.array_places)
+        walk = _Walk(sample)
+        skeleton = self._skeleton(walk)
         encoded = self._plan(skeleton, walk.values).encode(walk.values)
         self._touch(skeleton)
         return encoded
 
-    def _skeleton(self, node: Any, array_nodes: list[list[Any]], places: list[int]) -> _Skeleton:
-        for array_node in array_nodes:
+    def _skeleton(self, walk: _Walk) -> _Skeleton:
+        for array_node in walk.array_nodes:
             array_node[2] = len(array_node[2]) or []
-        text = dump(node)
+        text = dump(walk.node)
         skeleton = self._skeletons.get(text)
         if skeleton is None:
-            if json.loads(text) != node:
+            if json.loads(text) != walk.node:
                 raise UnsupportedTypeError("sample: cannot store it: a class or field name holds surrogates")
             if len(self._skeletons) >= _MAX_SKELETONS:
                 del self._skeletons[next(iter(self._skeletons))]
-            skeleton = self._skeletons[text] = _Skeleton(node, array_nodes, places)
+            skeleton = self._skeletons[text] = _Skeleton(walk)
         return skeleton
 
     def _touch(self, skeleton: _Skeleton) -> None:
@@ -135,23 +118,18 @@ class Encoder:
                 if values[place].shape != shape:
                     break
             else:
-                if skeleton.varies:
-                    self._check_shapes(skeleton, values)
+                if len(skeleton.constant) < len(skeleton.array_places):
+                    skeleton.check(values)
                 return skeleton.plan
         try:
-            self._check_shapes(skeleton, values)
-            shapes = skeleton.widened(values)
-            plan = self._admit(skeleton.text(shapes))
+            skeleton.check(values)
+            constant = skeleton.still_constant(values)
+            plan = self._admit(skeleton.text(constant))
         except CorruptRecordError as error:
             # The plan checks its schema as a reader will: better refused now than unreadable later.
             raise UnsupportedTypeError(f"sample: cannot store it: {error}") from error
-        skeleton.settle(shapes, plan)
+        skeleton.constant, skeleton.plan = constant, plan
         return plan
-
-    def _check_shapes(self, skeleton: _Skeleton, values: list[Any]) -> None:
-        for place in skeleton.array_places:
-            if not values[place].nbytes:
-                dtypes.array_nbytes(values[place].shape, values[place].itemsize)
 
     def _admit(self, text: str) -> _Plan:
         layout = Layout(parse(text))
@@ -170,24 +148,23 @@ class Encoder:
 
 
 class _Walk:
-    """One general walk over a sample: its schema node and its wire values.
+    """One general walk over a sample.
 
     Attributes:
+        node: its schema node.
         values: wire values in tree order.
         array_nodes: the nodes of arrays and tensors, each with its shape at place 2.
         array_places: where their arrays are in `values`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sample: object) -> None:
         self.values: list[Any] = []
         self.array_nodes: list[list[Any]] = []
         self.array_places: list[int] = []
         self._path: list[tuple[Any, bool]] = []
         self._left = MAX_NODES
-
-    def root(self, sample: object) -> Any:
         try:
-            return self._node(sample)
+            self.node = self._node(sample)
         except Refusal as refusal:
             raise refusal.error(f"{self._where()}: cannot store {refusal}") from refusal.__cause__
 
@@ -202,16 +179,13 @@ class _Walk:
         if value is None:
             return "none"
         leaf = leaf_of(value)
-        if leaf is None:
-            return self._container(value)
-        node, wire = leaf
-        if type(node) is list and node[0] in ("tensor", "array"):
-            self.array_nodes.append(node)
-            self.array_places.append(len(self.values))
-        self.values.append(wire)
-        return node
-
-    def _container(self, value: Any) -> Any:
+        if leaf is not None:
+            node, wire = leaf
+            if node[0] in ("tensor", "array"):
+                self.array_nodes.append(node)
+                self.array_places.append(len(self.values))
+            self.values.append(wire)
+            return node
         parts = take(value)
         children = []
         for key, child in zip(parts.keys, parts.values, strict=True):
@@ -236,39 +210,34 @@ class _Skeleton:
     """A schema without shapes, its matcher, and the plan for the samples that have it.
 
     Attributes:
-        plan: None before the first sample. constant: the arrays that have had one shape so far: their places
-            among the wire values, and the shape. varies: whether others had several.
+        array_places: as in the walk. constant: which of them have had one shape so far, and the shape.
+        plan: None before the first sample.
     """
 
-    def __init__(self, node: Any, array_nodes: list[list[Any]], array_places: list[int]) -> None:
-        self._node = node
-        self._array_nodes = array_nodes
-        self.array_places = array_places
-        self.match = matcher(node)
+    def __init__(self, walk: _Walk) -> None:
+        self._node, self._array_nodes, self.array_places = walk.node, walk.array_nodes, walk.array_places
+        self.match = matcher(walk.node)
         self.plan: _Plan | None = None
-        self.constant: list[tuple[int, Shape]] = []
-        self.varies = False
+        self.constant: list[tuple[int, tuple[int, ...]]] = []
 
-    def widened(self, values: list[Any]) -> list[Shape | None]:
-        """Return the shapes that were the same in all samples and these values; None for the others."""
+    def check(self, values: list[Any]) -> None:
+        """CorruptRecordError where an array is empty beside a dimension that no reader takes."""
+        for place in self.array_places:
+            if not values[place].nbytes:
+                dtypes.array_nbytes(values[place].shape, values[place].itemsize)
+
+    def still_constant(self, values: list[Any]) -> list[tuple[int, tuple[int, ...]]]:
+        """What `constant` is after these values."""
         if self.plan is None:
-            return [values[place].shape for place in self.array_places]
-        known = {place: shape for place, shape in self.constant if values[place].shape == shape}
-        return [known.get(place) for place in self.array_places]
+            return [(place, values[place].shape) for place in self.array_places]
+        return [(place, shape) for place, shape in self.constant if values[place].shape == shape]
 
-    def settle(self, shapes: list[Shape | None], plan: _Plan) -> None:
-        """Use a plan with these shapes from now on."""
-        pairs = zip(self.array_places, shapes, strict=True)
-        self.constant = [(place, shape) for place, shape in pairs if shape is not None]
-        self.varies = len(self.constant) < len(shapes)
-        self.plan = plan
-
-    def text(self, shapes: list[Shape | None]) -> str:
-        """Return the schema text with these shapes; None leaves one open."""
-        abstract = [node[2] for node in self._array_nodes]
-        for node, shape in zip(self._array_nodes, shapes, strict=True):
-            if shape is not None:
-                node[2] = list(shape)
+    def text(self, constant: list[tuple[int, tuple[int, ...]]]) -> str:
+        """Return the schema text with these shapes; the others are left open."""
+        shapes, abstract = dict(constant), [node[2] for node in self._array_nodes]
+        for node, place in zip(self._array_nodes, self.array_places, strict=True):
+            if place in shapes:
+                node[2] = list(shapes[place])
         text = dump(self._node)
         for node, ndim in zip(self._array_nodes, abstract, strict=True):
             node[2] = ndim
@@ -307,7 +276,7 @@ class _Plan:
         for offset, pack, places in self._runs:
             pieces.append((offset, pack(*[values[place] for place in places])))
         if not self._sorted:
-            pieces.sort(key=_offset)
+            pieces.sort(key=lambda piece: piece[0])
         if self._layout.nbytes is not None:
             return Encoded(self._schema, self._nbytes, pieces)
         return Encoded(self._schema, self._place_variable(values, pieces), pieces)
@@ -335,17 +304,14 @@ class _Plan:
         return end
 
 
-def _offset(piece: tuple[int, Buffer]) -> int:
-    return piece[0]
-
-
 def _fixed_pieces(layout: Layout, base: int) -> tuple[list[_ArrayPiece], list[_Run]]:
     """Cut the fixed part into arrays and into runs of small leaves that one struct packs."""
     arrays: list[_ArrayPiece] = []
     runs: list[tuple[int, list[str], list[int]]] = []
     end = -1
     for place in layout.fixed:
-        leaf, start = layout.leaves[place], layout.offsets[place] or 0
+        leaf = layout.leaves[place]
+        start = leaf.offset or 0
         if leaf.code is None:
             if leaf.nbytes:
                 arrays.append(

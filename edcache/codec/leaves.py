@@ -10,13 +10,14 @@ import datetime as dt
 import enum
 import os
 import pathlib
+import re
 import struct
 import uuid
 import zoneinfo
 from array import array
 from collections.abc import Callable
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,10 +30,8 @@ from edcache.base import (
     UnsupportedTypeError,
 )
 from edcache.codec import dtypes
-from edcache.codec.imagefile import ImageFile, file_bytes, revived
-from edcache.codec.imaging import format_of
+from edcache.codec.images import FORMS, IMAGE_MODES, Decoding, ImageFile, file_bytes, format_of, revived
 from edcache.codec.registry import class_name, is_registered, member_named, registered
-from edcache.codec.schema import Node
 
 # A list at least this long whose items are all of one plain type is one leaf, whatever its length.
 PACKED_LENGTH = 8
@@ -44,35 +43,31 @@ _US = dt.timedelta(microseconds=1)
 _DAY_US = 86_400_000_000
 _TRIPLE = struct.Struct("<iii")
 _PAIR = struct.Struct("<dd")
+_ZONE = re.compile(r"[A-Za-z0-9_+\-]{1,64}(?:/[A-Za-z0-9_+\-]{1,64}){0,3}")
 
 
 class Refusal(TypeError):
-    """A value that the native codec does not store; the walk that meets it adds the path.
+    """What follows "cannot store " of a value; the walk that meets it adds the path, and raises the error."""
 
-    Args: the message after "cannot store ".
-    """
-
-    error: type[CodecError] = UnsupportedTypeError
-
-
-class ImageRefusal(Refusal):
-    """An image file that is not there, or is none."""
-
-    error = ImageError
+    def __init__(self, message: str, error: type[CodecError] = UnsupportedTypeError) -> None:
+        super().__init__(message)
+        self.error = error
 
 
 def leaf_of(value: Any) -> Leaf | None:
     """Return (schema node, wire value) of a leaf, or None if the value is a container or unknown.
 
-    Raises:
-        Refusal: a leaf that cannot be stored as it is.
+    Raises: Refusal.
     """
-    make = LEAF_TYPES.get(type(value))
+    cls = type(value)
+    plain = PLAIN.get(cls)
+    if plain is not None:
+        kind, wire = plain
+        return kind, value if wire is None else wire(value)
+    make = _MAKE.get(cls)
     if make is not None:
         return make(value)
-    if isinstance(value, enum.Enum):
-        return _enum(value)
-    return None
+    return _enum(value) if isinstance(value, enum.Enum) else None
 
 
 def type_name(value: object) -> str:
@@ -86,44 +81,25 @@ def text_bytes(text: str) -> bytes:
     return text.encode("utf-8", "surrogatepass")
 
 
-def _text(data: Any) -> str:
-    return str(data, "utf-8", "surrogatepass")
-
-
 def _int(value: int) -> Leaf:
-    if -(1 << 63) <= value < 1 << 63:
-        return "int", value
-    return "bigint", int_bytes(value)
+    return ("int", value) if -(1 << 63) <= value < 1 << 63 else ("bigint", _int_bytes(value))
 
 
-def int_bytes(value: int) -> bytes:
-    """Return the shortest two's complement of an int, little-endian."""
+def _int_bytes(value: int) -> bytes:
     return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-
-
-def _plain(kind: str, wire: Callable[[Any], Any]) -> Callable[[Any], Leaf]:
-    return lambda value: (kind, wire(value))
-
-
-def _path(value: pathlib.PurePath) -> Leaf:
-    return ["path", type(value).__name__], text_bytes(str(value))
 
 
 def tensor_array(value: torch.Tensor, known: dtypes.TorchDtype) -> dtypes.Array:
     """Return the memory of a strided CPU tensor as a C-ordered array: a view where it is so already."""
     if known.bits is None:
-        plain = value.resolve_conj().resolve_neg()
-        return plain.contiguous().numpy()
-    plain = _conj_half(value) if value.is_conj() else value
+        return value.resolve_conj().resolve_neg().contiguous().numpy()
+    if value.is_conj():
+        # torch has no conj_physical for complex32; its real view is half precision, which has negation.
+        pairs = torch.view_as_real(value.conj()).clone()
+        pairs[..., 1].neg_()
+        value = torch.view_as_complex(pairs)
     # Viewed first: torch copies integers, but not every one of its dtypes.
-    return plain.view(known.bits).contiguous().numpy()
-
-
-def _conj_half(value: torch.Tensor) -> torch.Tensor:
-    # torch has no conj_physical for complex32; its real view is half precision, which has negation.
-    pairs = torch.view_as_real(value.conj()).clone()
-    pairs[..., 1].neg_()
-    return torch.view_as_complex(pairs)
+    return value.view(known.bits).contiguous().numpy()
 
 
 def _tensor(value: torch.Tensor) -> Leaf:
@@ -150,9 +126,7 @@ def _tensor_remedy(value: torch.Tensor) -> str:
         return f"a tensor of layout {value.layout}; call .to_dense() on it"
     if value.device.type != "cpu":
         return f"a tensor on device {value.device}; call .cpu() on it"
-    if value.requires_grad:
-        return "a tensor that requires grad; call .detach() on it"
-    return ""
+    return "a tensor that requires grad; call .detach() on it" if value.requires_grad else ""
 
 
 def _array(value: dtypes.Array) -> Leaf:
@@ -160,10 +134,6 @@ def _array(value: dtypes.Array) -> Leaf:
     if description is None:
         raise Refusal(f"an array of dtype {value.dtype}; convert it to a dtype of fixed size with .astype()")
     return ["array", description, list(value.shape)], dtypes.own_bytes(np.asarray(value))
-
-
-def _memmap(value: dtypes.Array) -> Leaf:
-    return _array(value.view(np.ndarray))
 
 
 def _scalar(value: np.generic) -> Leaf:
@@ -174,18 +144,15 @@ def _scalar(value: np.generic) -> Leaf:
 
 
 def _void(value: np.void) -> Leaf:
-    if value.dtype.names is not None:
-        return _scalar(value)
-    return "numpy.void", value.tobytes()
+    return ("numpy.void", value.tobytes()) if value.dtype.names is None else _scalar(value)
 
 
 def _zone(tz: dt.tzinfo | None) -> Any:
     if tz is None:
         return None
     if type(tz) is dt.timezone:
-        name = tz.tzname(None)
-        plain = dt.timezone(tz.utcoffset(None)).tzname(None)
-        return [tz.utcoffset(None) // _US, None if name == plain else name]
+        offset, name = tz.utcoffset(None), tz.tzname(None)
+        return [offset // _US, None if name == dt.timezone(offset).tzname(None) else name]
     if type(tz) is zoneinfo.ZoneInfo and tz.key is not None:
         return tz.key
     raise Refusal(f"a time zone of type {type_name(tz)}; use zoneinfo.ZoneInfo or datetime.timezone")
@@ -197,20 +164,19 @@ def _datetime(value: dt.datetime) -> Leaf:
 
 
 def _time(value: dt.time) -> Leaf:
-    seconds = (value.hour * 60 + value.minute) * 60 + value.second
-    return ["time", _zone(value.tzinfo)], 2 * (seconds * 1_000_000 + value.microsecond) + value.fold
+    (_, zone), wire = _datetime(dt.datetime.combine(dt.date.min, value))
+    return ["time", zone], wire
 
 
 def _enum(value: enum.Enum) -> Leaf:
     cls = type(value)
     if not is_registered(cls):
         raise Refusal(f"{type_name(value)}; register it with edcache.register({cls.__name__})")
-    name = list(class_name(cls))
     # A combination of flags has no name, or one that leads nowhere.
     if value.name is not None and cls.__members__.get(value.name) is value:
-        return ["enum", *name], text_bytes(value.name)
+        return ["enum", *class_name(cls)], text_bytes(value.name)
     if isinstance(value, enum.Flag) and type(value.value) is int:
-        return ["flag", *name], int_bytes(value.value)
+        return ["flag", *class_name(cls)], _int_bytes(value.value)
     raise Refusal(f"{value!r}, which is no member of its enum; store its value")
 
 
@@ -224,17 +190,18 @@ def _image_file(value: ImageFile) -> Leaf:
     try:
         data = file_bytes(value)
     except ImageError as error:
-        raise ImageRefusal(str(error)) from error.__cause__
+        raise Refusal(str(error), ImageError) from error.__cause__
     if value.path is not None and format_of(data) is None:
-        raise ImageRefusal(
+        raise Refusal(
             f"image file {value.path!r}, which begins with {data[:8]!r}, as no JPEG, PNG, WebP, GIF, BMP or "
-            "TIFF does; leave it out, or store its bytes"
+            "TIFF does; leave it out, or store its bytes",
+            ImageError,
         )
     return image_node(value), data
 
 
-def packed(value: list[Any] | tuple[Any, ...]) -> Leaf | None:
-    """Return the leaf of a long list or tuple of one plain type, None if it is a container."""
+def _packed(value: list[Any] | tuple[Any, ...]) -> Leaf | None:
+    """The leaf of a long list or tuple of one plain type, None if it is a container."""
     if len(value) < PACKED_LENGTH:
         return None
     kinds = set(map(type, value))
@@ -261,65 +228,75 @@ _PACKS: dict[type, tuple[str, Callable[[Any], bytes]]] = {
     str: ("strs", _pack_texts),
 }
 
-LEAF_TYPES: dict[type, Callable[[Any], Leaf | None]] = {
-    cls: _scalar for cls in {*np.sctypeDict.values(), np.record} if issubclass(cls, np.generic)
+_PATHS = {
+    cls.__name__: cls
+    for cls in (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.WindowsPath, pathlib.PureWindowsPath)
 }
-LEAF_TYPES.update(
-    {
-        np.str_: _plain("numpy.str", text_bytes),
-        np.bytes_: _plain("numpy.bytes", bytes),
-        np.void: _void,
-        np.ndarray: _array,
-        np.memmap: _memmap,
-        torch.Tensor: _tensor,
-        bool: _plain("bool", bool),
-        int: _int,
-        float: _plain("float", float),
-        complex: _plain("complex", lambda value: _PAIR.pack(value.real, value.imag)),
-        str: _plain("str", text_bytes),
-        bytes: _plain("bytes", bytes),
-        bytearray: _plain("bytearray", bytes),
-        list: packed,
-        tuple: packed,
-        pathlib.PosixPath: _path,
-        pathlib.PurePosixPath: _path,
-        pathlib.WindowsPath: _path,
-        pathlib.PureWindowsPath: _path,
-        dt.datetime: _datetime,
-        dt.date: _plain("date", dt.date.toordinal),
-        dt.time: _time,
-        dt.timedelta: _plain(
-            "timedelta", lambda value: _TRIPLE.pack(value.days, value.seconds, value.microseconds)
-        ),
-        uuid.UUID: _plain("uuid", lambda value: value.bytes),
-        ImageFile: _image_file,
-    }
-)
+
+_MAKE: dict[type, Callable[[Any], Leaf | None]] = {
+    **{cls: _scalar for cls in {*np.sctypeDict.values(), np.record} if issubclass(cls, np.generic)},
+    np.void: _void,
+    np.ndarray: _array,
+    np.memmap: lambda value: _array(value.view(np.ndarray)),
+    torch.Tensor: _tensor,
+    int: _int,
+    list: _packed,
+    tuple: _packed,
+    **dict.fromkeys(_PATHS.values(), lambda value: (["path", type(value).__name__], text_bytes(str(value)))),
+    dt.datetime: _datetime,
+    dt.time: _time,
+    ImageFile: _image_file,
+}
 
 
-def reviver(node: Node) -> Revive:
-    """Return the function wire value -> value of a leaf that is no array, int or float.
+class LeafKind(NamedTuple):
+    """A kind of leaf that is no array or tensor.
 
-    It takes what struct unpacks for a leaf of fixed size, a memoryview for one of variable size, and raises
-    ValueError or OverflowError, or an EdcacheError, over bytes that no writer left.
+    Attributes:
+        revive: the wire value to the value; None: they are the same. Where there are parameters, it takes
+            what `parse` gave and returns the function that does so. The wire value is what struct unpacks, or
+            of a variable leaf a memoryview. Raises ValueError, OverflowError or an EdcacheError over bytes
+            that no writer left.
+        code: struct code of a leaf of fixed size; None: its size varies.
+        dtype: numpy's text for the bytes, where it has one.
+        parse: the JSON of the parameters, if there are any, to what a node carries; ValueError, TypeError.
+        cls: the class whose values are all of this kind. wire: how one becomes its wire value; None: it is.
     """
-    simple = _REVIVE.get(node.kind)
-    return simple if simple is not None else _REVIVE_MADE[node.kind](node)
+
+    revive: Callable[..., Any] | None = None
+    code: str | None = None
+    dtype: str | None = None
+    parse: Callable[..., Any] | None = None
+    cls: type | None = None
+    wire: Callable[[Any], Any] | None = None
 
 
-def _revive_bool(value: int) -> bool:
+def _text(data: Any) -> str:
+    return str(data, "utf-8", "surrogatepass")
+
+
+def _bool(value: int) -> bool:
     if value > 1:
         raise CorruptRecordError(f"bool stored as {value}")
     return value == 1
 
 
-def _revive_timedelta(data: bytes) -> dt.timedelta:
-    days, seconds, microseconds = _TRIPLE.unpack(data)
-    return dt.timedelta(days, seconds, microseconds)
-
-
-def _revive_bigint(data: Any) -> int:
+def _bigint(data: Any) -> int:
     return int.from_bytes(data, "little", signed=True)
+
+
+def _parse_zone(tz: Any) -> Any:
+    if type(tz) is str:
+        if not _ZONE.fullmatch(tz):
+            raise ValueError("malformed zone key")
+    elif tz is not None:
+        offset, name = tz
+        if type(offset) is not int or not -_DAY_US < offset < _DAY_US:
+            raise ValueError("malformed zone offset")
+        if not (name is None or type(name) is str):
+            raise ValueError("malformed zone name")
+        tz = (offset, name)
+    return tz
 
 
 def _tzinfo(tz: Any) -> dt.tzinfo | None:
@@ -335,27 +312,26 @@ def _tzinfo(tz: Any) -> dt.tzinfo | None:
     return dt.timezone(delta) if name is None else dt.timezone(delta, name)
 
 
-def _revive_datetime(node: Node) -> Revive:
+def _revive_datetime(tz: Any) -> Callable[[int], dt.datetime]:
     def revive(value: int) -> dt.datetime:
         local = dt.datetime.min + dt.timedelta(microseconds=value >> 1)
-        return local.replace(tzinfo=_tzinfo(node.const), fold=value & 1)
+        return local.replace(tzinfo=_tzinfo(tz), fold=value & 1)
 
     return revive
 
 
-def _revive_time(node: Node) -> Revive:
+def _revive_time(tz: Any) -> Revive:
+    moment = _revive_datetime(tz)
+
     def revive(value: int) -> dt.time:
         if not 0 <= value < 2 * _DAY_US:
             raise CorruptRecordError(f"time of day stored as {value}")
-        clock = (dt.datetime.min + dt.timedelta(microseconds=value >> 1)).time()
-        return clock.replace(tzinfo=_tzinfo(node.const), fold=value & 1)
+        return moment(value).timetz()
 
     return revive
 
 
-def _revive_scalar(node: Node) -> Revive:
-    dtype: Any = node.memory
-
+def _revive_scalar(dtype: dtypes.Dtype) -> Revive:
     def revive(data: bytes) -> Any:
         if not data:
             return np.zeros((), dtype)[()]
@@ -365,42 +341,43 @@ def _revive_scalar(node: Node) -> Revive:
     return revive
 
 
-def _revive_path(node: Node) -> Revive:
-    native = "PosixPath" if os.name == "posix" else "WindowsPath"
-    name = node.const
-    if name in ("PosixPath", "WindowsPath") and name != native:
-        name = "Pure" + name
-    cls = getattr(pathlib, name)
+def _revive_path(name: str) -> Revive:
+    foreign = "WindowsPath" if os.name == "posix" else "PosixPath"
+    cls = _PATHS["Pure" + name if name == foreign else name]
     return lambda data: cls(_text(data))
 
 
-def _revive_enum(node: Node) -> Revive:
-    def revive(data: Any) -> Any:
-        return member_named(registered(node.const), _text(data))
+def _one_of(*choices: Any) -> Callable[[Any], Any]:
+    def parse(choice: Any) -> Any:
+        if choice not in choices:
+            raise ValueError(f"{choice!r} is none of {choices}")
+        return choice
 
-    return revive
-
-
-def _revive_flag(node: Node) -> Revive:
-    def revive(data: Any) -> Any:
-        cls: Any = registered(node.const)
-        return cls(_revive_bigint(data))
-
-    return revive
+    return parse
 
 
-def _revive_image_file(node: Node) -> Revive:
-    decoding = node.const
-    return lambda data: revived(data, decoding)
+def _parse_image_file(form: Any, mode: Any, turn: Any) -> Decoding:
+    if form not in FORMS or mode not in IMAGE_MODES or type(turn) is not bool:
+        raise ValueError("malformed image file")
+    return Decoding(form, mode, turn)
 
 
-def _revive_packed(unpack: Callable[[Any], list[Any]]) -> Callable[[Node], Revive]:
-    return lambda node: unpack if node.const == "list" else lambda data: tuple(unpack(data))
+def parse_class(module: Any, qualname: Any) -> tuple[str, str]:
+    """Return the name of a class, or raise ValueError."""
+    if type(module) is not str or type(qualname) is not str:
+        raise ValueError("malformed class name")
+    return module, qualname
 
 
-def _unpack_numbers(dtype: str) -> Callable[[Any], list[Any]]:
-    item = np.dtype(dtype)
-    return lambda data: np.frombuffer(data, item).tolist() if len(data) else []
+def _of_numbers(dtype: str) -> LeafKind:
+    return _packed_kind(lambda data: np.frombuffer(data, dtype).tolist() if len(data) else [])
+
+
+def _packed_kind(unpack: Callable[[Any], list[Any]]) -> LeafKind:
+    def revive(name: str) -> Revive:
+        return unpack if name == "list" else lambda data: tuple(unpack(data))
+
+    return LeafKind(revive, parse=_one_of("list", "tuple"))
 
 
 def _unpack_bools(data: Any) -> list[bool]:
@@ -423,31 +400,54 @@ def _unpack_texts(data: Any) -> list[str]:
     return [_text(data[at:end]) for at, end in pairwise(ends)]
 
 
-_REVIVE: dict[str, Revive] = {
-    "bool": _revive_bool,
-    "complex": lambda data: complex(*_PAIR.unpack(data)),
-    "uuid": lambda data: uuid.UUID(bytes=data),
-    "date": dt.date.fromordinal,
-    "timedelta": _revive_timedelta,
-    "str": _text,
-    "bytes": bytes,
-    "bytearray": bytearray,
-    "bigint": _revive_bigint,
-    "numpy.str": lambda data: np.str_(_text(data)),
-    "numpy.bytes": lambda data: np.bytes_(bytes(data)),
-    "numpy.void": lambda data: np.void(bytes(data)),
+LEAVES: dict[str, LeafKind] = {
+    "bool": LeafKind(_bool, "B", "|b1", cls=bool),
+    "int": LeafKind(None, "q", "<i8"),
+    "float": LeafKind(None, "d", "<f8", cls=float),
+    "complex": LeafKind(
+        lambda data: complex(*_PAIR.unpack(data)),
+        "16s",
+        "<c16",
+        cls=complex,
+        wire=lambda value: _PAIR.pack(value.real, value.imag),
+    ),
+    "uuid": LeafKind(
+        lambda data: uuid.UUID(bytes=data), "16s", cls=uuid.UUID, wire=lambda value: value.bytes
+    ),
+    "date": LeafKind(dt.date.fromordinal, "q", cls=dt.date, wire=dt.date.toordinal),
+    "timedelta": LeafKind(
+        lambda data: dt.timedelta(*_TRIPLE.unpack(data)),
+        "12s",
+        cls=dt.timedelta,
+        wire=lambda value: _TRIPLE.pack(value.days, value.seconds, value.microseconds),
+    ),
+    "time": LeafKind(_revive_time, "q", parse=_parse_zone),
+    "datetime": LeafKind(_revive_datetime, "q", parse=_parse_zone),
+    "scalar": LeafKind(_revive_scalar, "s", parse=dtypes.parse),
+    "str": LeafKind(_text, cls=str, wire=text_bytes),
+    "bytes": LeafKind(bytes, cls=bytes),
+    "bytearray": LeafKind(bytearray, cls=bytearray, wire=bytes),
+    "bigint": LeafKind(_bigint),
+    "numpy.str": LeafKind(lambda data: np.str_(_text(data)), cls=np.str_, wire=text_bytes),
+    "numpy.bytes": LeafKind(lambda data: np.bytes_(bytes(data)), cls=np.bytes_, wire=bytes),
+    "numpy.void": LeafKind(lambda data: np.void(bytes(data))),
+    "path": LeafKind(_revive_path, parse=_one_of(*_PATHS)),
+    "enum": LeafKind(
+        lambda name: lambda data: member_named(registered(name), _text(data)), parse=parse_class
+    ),
+    "flag": LeafKind(lambda name: lambda data: registered(name)(_bigint(data)), parse=parse_class),
+    "imagefile": LeafKind(lambda decoding: lambda data: revived(data, decoding), parse=_parse_image_file),
+    "ints": _of_numbers("<i8"),
+    "floats": _of_numbers("<f8"),
+    "bools": _packed_kind(_unpack_bools),
+    "strs": _packed_kind(_unpack_texts),
 }
 
-_REVIVE_MADE: dict[str, Callable[[Node], Revive]] = {
-    "time": _revive_time,
-    "datetime": _revive_datetime,
-    "scalar": _revive_scalar,
-    "path": _revive_path,
-    "enum": _revive_enum,
-    "flag": _revive_flag,
-    "imagefile": _revive_image_file,
-    "ints": _revive_packed(_unpack_numbers("<i8")),
-    "floats": _revive_packed(_unpack_numbers("<f8")),
-    "bools": _revive_packed(_unpack_bools),
-    "strs": _revive_packed(_unpack_texts),
-}
+
+PLAIN = {leaf.cls: (kind, leaf.wire) for kind, leaf in LEAVES.items() if leaf.cls is not None}
+
+
+def reviver(kind: str, const: Any) -> Revive | None:
+    """How the wire value of a leaf that is no array or tensor becomes its value; None: it is the value."""
+    leaf = LEAVES[kind]
+    return leaf.revive if leaf.parse is None or leaf.revive is None else leaf.revive(const)

@@ -14,10 +14,9 @@ import numpy as np
 import torch
 
 from edcache.codec import dtypes
-from edcache.codec.containers import take
-from edcache.codec.imagefile import ImageFile
-from edcache.codec.leaves import Refusal, image_node, leaf_of, tensor_array, text_bytes
-from edcache.codec.schema import CONTAINERS
+from edcache.codec.containers import CONTAINERS, take
+from edcache.codec.images import ImageFile
+from edcache.codec.leaves import PLAIN, Refusal, image_node, leaf_of, tensor_array
 
 Match = Callable[[Any, list[Any]], bool]
 
@@ -28,19 +27,11 @@ def matcher(node: Any) -> Match:
     """Compile the matcher of a schema node whose arrays have their ndim in place of a shape."""
     if type(node) is str:
         return _BY_TEXT.get(node) or _leaf(node)
-    kind = node[0]
-    if kind == "tensor":
-        return _tensor(*node[1:])
-    if kind == "array":
-        return _array(*node[1:])
-    if kind == "scalar":
-        return _scalar(node)
-    if kind == "imagefile":
-        return _image_file(node)
-    if kind in ("list", "tuple"):
-        return _sequence(list if kind == "list" else tuple, node[1])
-    if kind == "dict" and all(type(key) is str for key in node[1]):
-        return _dict(node[1], node[2])
+    kind, *parameters = node
+    if kind in _BY_KIND:
+        return _BY_KIND[kind](*parameters)
+    if kind == "dict" and all(type(key) is str for key in parameters[0]):
+        return _dict(*parameters)
     return _container(node) if kind in CONTAINERS else _leaf(node)
 
 
@@ -54,24 +45,16 @@ def _exactly(cls: type, wire: Callable[[Any], Any] | None = None) -> Match:
     return match
 
 
-def _match_int(value: Any, out: list[Any]) -> bool:
+def _int(value: Any, out: list[Any]) -> bool:
     if type(value) is not int or not _INT64_MIN <= value < _INT64_END:
         return False
     out.append(value)
     return True
 
 
-def _match_none(value: Any, out: list[Any]) -> bool:
-    return value is None
-
-
-_BY_TEXT: dict[str, Match] = {
-    "none": _match_none,
-    "int": _match_int,
-    "bool": _exactly(bool),
-    "float": _exactly(float),
-    "str": _exactly(str, text_bytes),
-    "bytes": _exactly(bytes),
+_BY_TEXT: dict[str, Match] = {kind: _exactly(cls, wire) for cls, (kind, wire) in PLAIN.items()} | {
+    "none": lambda value, out: value is None,
+    "int": _int,
 }
 
 
@@ -91,8 +74,9 @@ def _leaf(node: Any) -> Match:
     return match
 
 
-def _image_file(node: list[Any]) -> Match:
+def _image_file(*parameters: Any) -> Match:
     """As `_leaf`, but the file is read only where the node is this one."""
+    node = ["imagefile", *parameters]
     match_leaf = _leaf(node)
 
     def match(value: Any, out: list[Any]) -> bool:
@@ -103,15 +87,17 @@ def _image_file(node: list[Any]) -> Match:
 
 def _tensor(name: str, shape: Any) -> Match:
     known = dtypes.TORCH_BY_NAME[name]
-    dtype = known.dtype
+    dtype, bits = known.dtype, known.bits
     ndim = shape if type(shape) is int else 0
 
     def match(value: Any, out: list[Any]) -> bool:
         if type(value) is not torch.Tensor or value.dtype is not dtype or value.requires_grad:
             return False
+        if bits is not None and (value.layout is not torch.strided or value.is_nested):
+            return False
         try:
             # numpy() refuses devices, layouts and lazy conjugation, all at once.
-            array = value.numpy() if known.bits is None else _bits(value, known)
+            array = value.numpy() if bits is None else tensor_array(value, known)
         except (RuntimeError, TypeError):
             return False
         if array.ndim != ndim:
@@ -120,12 +106,6 @@ def _tensor(name: str, shape: Any) -> Match:
         return True
 
     return match
-
-
-def _bits(value: torch.Tensor, known: dtypes.TorchDtype) -> dtypes.Array:
-    if value.layout is not torch.strided or value.is_nested:
-        raise TypeError("not strided")
-    return tensor_array(value, known)
 
 
 def _array(description: Any, shape: Any) -> Match:
@@ -138,19 +118,16 @@ def _array(description: Any, shape: Any) -> Match:
             return False
         if value.dtype is not dtype and dtypes.describe(value.dtype) != description:
             return False
-        if plain and value.flags.c_contiguous:
-            out.append(value)
-        else:
-            out.append(dtypes.own_bytes(value))
+        out.append(value if plain and value.flags.c_contiguous else dtypes.own_bytes(value))
         return True
 
     return match
 
 
-def _scalar(node: list[Any]) -> Match:
-    dtype = dtypes.parse(node[1])
+def _scalar(description: Any) -> Match:
+    dtype = dtypes.parse(description)
     # The class of a plain scalar says all of its dtype; a datetime has a unit, a structure has fields.
-    return _exactly(dtype.type, dtype.type.tobytes) if _is_plain(dtype) else _leaf(node)
+    return _exactly(dtype.type, dtype.type.tobytes) if _is_plain(dtype) else _leaf(["scalar", description])
 
 
 def _is_plain(dtype: dtypes.Dtype) -> bool:
@@ -175,19 +152,32 @@ def _dict(keys: list[str], children: list[Any]) -> Match:
     return match
 
 
-def _sequence(cls: type[list[Any]] | type[tuple[Any, ...]], children: list[Any]) -> Match:
-    matches = [matcher(child) for child in children]
-    count = len(matches)
+def _sequence(cls: type[list[Any]] | type[tuple[Any, ...]]) -> Callable[[list[Any]], Match]:
+    def compiled(children: list[Any]) -> Match:
+        matches = [matcher(child) for child in children]
+        count = len(matches)
 
-    def match(value: Any, out: list[Any]) -> bool:
-        if type(value) is not cls or len(value) != count:
-            return False
-        for child, item in zip(matches, value):  # noqa: B905, SIM110 - of equal length by now
-            if not child(item, out):
+        def match(value: Any, out: list[Any]) -> bool:
+            if type(value) is not cls or len(value) != count:
                 return False
-        return True
+            for child, item in zip(matches, value):  # noqa: B905, SIM110 - of equal length by now
+                if not child(item, out):
+                    return False
+            return True
 
-    return match
+        return match
+
+    return compiled
+
+
+_BY_KIND: dict[str, Callable[..., Match]] = {
+    "tensor": _tensor,
+    "array": _array,
+    "scalar": _scalar,
+    "imagefile": _image_file,
+    "list": _sequence(list),
+    "tuple": _sequence(tuple),
+}
 
 
 def _container(node: list[Any]) -> Match:

@@ -65,11 +65,9 @@ A record ends where its last leaf ends. Padding is zero. Hosts are little-endian
 
 from __future__ import annotations
 
-import enum
 import json
-import re
 import struct
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -79,9 +77,9 @@ import torch
 from edcache import base
 from edcache.base import CorruptRecordError
 from edcache.codec import dtypes
-from edcache.codec.images import MODES, PALETTE_MODES, image_keys
-from edcache.codec.imaging import FORMS, IMAGE_MODES, Decoding
-from edcache.codec.registry import class_name, enum_key, is_registered, valid_fields
+from edcache.codec.containers import CONTAINERS, OPAQUE
+from edcache.codec.images import Decoding
+from edcache.codec.leaves import LEAVES
 
 SELF_SCHEMA = '{"self":1}'
 
@@ -91,26 +89,6 @@ MAX_TEXT = 1 << 24
 
 Path = tuple[Any, ...]
 
-# struct code of each leaf of fixed size that is not an array.
-_CODES = {
-    "bool": "B",
-    "int": "q",
-    "float": "d",
-    "complex": "16s",
-    "uuid": "16s",
-    "date": "q",
-    "timedelta": "12s",
-    "time": "q",
-    "datetime": "q",
-}
-_DTYPES = {"bool": "|b1", "int": "<i8", "float": "<f8", "complex": "<c16"}
-_VARIABLE = frozenset({"str", "bytes", "bytearray", "bigint", "numpy.str", "numpy.bytes", "numpy.void"})
-_PLAIN = _VARIABLE | {"none", "bool", "int", "float", "complex", "uuid", "date", "timedelta"}
-_SEQUENCES = frozenset({"list", "tuple"})
-_PATHS = frozenset({"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"})
-_ZONE = re.compile(r"[A-Za-z0-9_+\-]{1,64}(?:/[A-Za-z0-9_+\-]{1,64}){0,3}")
-_DAY_US = 86_400_000_000
-
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
@@ -119,20 +97,21 @@ class Node:
     """One node of a parsed schema.
 
     Attributes:
-        kind: the kind, as in the module's table.
+        kind: as in the module's table.
         path: keys, indices and field names that lead to it from the sample.
-        const: what the kind carries: a TZ, a class name pair, an image's modes, "list" or "tuple", the
-            Decoding of an image file.
+        const: what the kind carries: a TZ, a class name pair, an image's modes, "list" or "tuple", the dtype
+            of a scalar, the Decoding of an image file.
         keys: of a container: dict keys, indices or field names, one for each child.
         children: of a container.
         dtype: torch.dtype of a tensor; numpy dtype of an array, scalar, bool, int, float or complex.
         memory: numpy dtype of an array's or a tensor's bytes.
-        shape: of an array or tensor whose shape the schema fixes.
-        ndim: of an array or tensor.
+        shape: of an array or tensor, None if it varies; () of another leaf of fixed size.
         nbytes: of a leaf of fixed size, else None.
         align: of the leaf's bytes in the record.
         code: struct code of a leaf of fixed size that is not an array.
         slots: int64 slots of a leaf of variable size.
+        offset: of a leaf of fixed size in the record. nth: of the other leaves it is, in tree order. The
+            Layout sets both.
     """
 
     kind: str
@@ -143,11 +122,12 @@ class Node:
     dtype: torch.dtype | np.dtype[Any] | None = None
     memory: np.dtype[Any] | None = None
     shape: tuple[int, ...] | None = None
-    ndim: int = 0
     nbytes: int | None = None
     align: int = 8
     code: str | None = None
     slots: int = 0
+    offset: int | None = None
+    nth: int = 0
 
     @property
     def is_container(self) -> bool:
@@ -161,6 +141,14 @@ class Node:
                 yield from child.leaves()
         elif self.kind != "none":
             yield self
+
+    def fields(self) -> Iterator[Node]:
+        """Yield the same, but the whole of an image or an object, whose parts have no name of their own."""
+        if self.kind in OPAQUE or not self.is_container:
+            yield from () if self.kind == "none" else (self,)
+        else:
+            for child in self.children:
+                yield from child.fields()
 
     def at(self, path: Any) -> Node | None:
         """Return what lies at a field path: a key, an index, "target.boxes", or a tuple of these."""
@@ -203,9 +191,9 @@ def parse(text: str, decoding: Decoding | None = None) -> Node:
         raise CorruptRecordError(f"schema: {len(text)} characters, more than {MAX_TEXT}")
     try:
         return _Parser(decoding).node(base.loads(text), (), 0)
+    except CorruptRecordError:
+        raise
     except (ValueError, TypeError, OverflowError) as error:
-        if isinstance(error, CorruptRecordError):
-            raise
         raise CorruptRecordError(f"schema: {error}: {text[:80]}") from None
 
 
@@ -220,259 +208,82 @@ class _Parser:
         self._left -= 1
         if self._left < 0 or depth > MAX_DEPTH:
             raise ValueError(f"more than {MAX_NODES} nodes, or deeper than {MAX_DEPTH}")
-        if type(tree) is str:
-            if tree not in _PLAIN:
-                raise ValueError(f"unknown kind {tree[:40]!r}")
-            return _value_node(tree, path)
-        if type(tree) is not list or not tree or type(tree[0]) is not str:
+        # A kind without parameters is a text, one with them a list.
+        if type(tree) is not str and (type(tree) is not list or len(tree) < 2 or type(tree[0]) is not str):
             raise ValueError("a node is neither a text nor a list")
-        kind, *rest = tree
-        if kind in _LEAVES:
-            leaf = _LEAVES[kind](path, *rest)
-            if kind == "imagefile" and self._decoding is not None:
-                return replace(leaf, const=self._decoding)
-            return leaf
+        kind: str = tree if type(tree) is str else tree[0]
+        parameters = tree[1:] if type(tree) is list else []
         if kind in CONTAINERS:
-            return self._container(kind, rest, path, depth)
-        raise ValueError(f"unknown kind {kind[:40]!r}")
+            return self._container(kind, parameters, path, depth)
+        leaf = _leaf(kind, path, parameters)
+        return replace(leaf, const=self._decoding) if kind == "imagefile" and self._decoding else leaf
 
-    def _container(self, kind: str, rest: list[Any], path: Path, depth: int) -> Node:
-        *header, children = rest
+    def _container(self, kind: str, parameters: list[Any], path: Path, depth: int) -> Node:
+        *header, children = parameters
         if type(children) is not list:
             raise ValueError("children are not a list")
-        keys, const = CONTAINERS[kind](header, len(children))
+        keys, const = CONTAINERS[kind].parse(header, len(children))
         if len(keys) != len(children):
             raise ValueError(f"{len(keys)} keys for {len(children)} children")
         nodes = tuple(
             self.node(child, (*path, key), depth + 1) for key, child in zip(keys, children, strict=True)
         )
-        if kind == "image":
-            _check_image(nodes)
+        if kind == "image" and [node.kind for node in nodes] not in _IMAGE_KINDS:
+            raise ValueError(f"image made of {[node.kind for node in nodes]}")
         return Node(kind, path, const=const, keys=keys, children=nodes)
 
 
-def _value_node(kind: str, path: Path, const: Any = None) -> Node:
-    code = _CODES.get(kind)
-    if code is None:
-        return Node(kind, path, const, slots=0 if kind == "none" else 1, nbytes=0 if kind == "none" else None)
-    nbytes = struct.calcsize("<" + code)
-    dtype = np.dtype(_DTYPES[kind]) if kind in _DTYPES else None
-    return Node(kind, path, const, dtype=dtype, nbytes=nbytes, align=min(8, nbytes & -nbytes), code=code)
+_IMAGE_KINDS = (["int", "int", "bytes", "dict"], ["int", "int", "bytes", "bytes", "dict"])
 
 
-def _array_node(path: Path, description: Any, shape: Any) -> Node:
-    dtype = dtypes.parse(description)
-    return _shaped("array", path, dtype, dtype, shape)
+def _leaf(kind: str, path: Path, parameters: list[Any]) -> Node:
+    if kind == "none" and not parameters:
+        return Node(kind, path, nbytes=0)
+    if kind == "array":
+        memory = dtypes.parse(parameters[0])
+        return _array(kind, path, memory, memory, *parameters[1:])
+    if kind == "tensor":
+        name = parameters[0]
+        known = dtypes.TORCH_BY_NAME.get(name) if type(name) is str else None
+        if known is None:
+            raise ValueError(f"this torch has no dtype {name!r}")
+        return _array(kind, path, known.dtype, known.array, *parameters[1:])
+    leaf = LEAVES.get(kind)
+    if leaf is None or bool(parameters) is (leaf.parse is None):
+        raise ValueError(f"unknown kind {kind[:40]!r}")
+    const: Any = leaf.parse(*parameters) if leaf.parse else None
+    if leaf.code is None:
+        return Node(kind, path, const, slots=1)
+    if kind == "scalar":
+        align, code = dtypes.alignment(const), f"{const.itemsize}s"
+        return Node(
+            kind,
+            path,
+            const,
+            dtype=const,
+            memory=const,
+            shape=(),
+            nbytes=const.itemsize,
+            align=align,
+            code=code,
+        )
+    nbytes, code = struct.calcsize("<" + leaf.code), leaf.code
+    dtype, align = np.dtype(leaf.dtype) if leaf.dtype else None, min(8, nbytes & -nbytes)
+    return Node(kind, path, const, dtype=dtype, shape=(), nbytes=nbytes, align=align, code=code)
 
 
-def _tensor_node(path: Path, name: Any, shape: Any) -> Node:
-    known = dtypes.TORCH_BY_NAME.get(name) if type(name) is str else None
-    if known is None:
-        raise ValueError(f"this torch has no dtype {name!r}")
-    return _shaped("tensor", path, known.dtype, known.array, shape)
-
-
-def _shaped(kind: str, path: Path, dtype: Any, memory: np.dtype[Any], shape: Any) -> Node:
+def _array(kind: str, path: Path, dtype: Any, memory: np.dtype[Any], shape: Any) -> Node:
     align = dtypes.alignment(memory)
     if type(shape) is int:
         if not 0 < shape <= dtypes.MAX_NDIM:
             raise ValueError(f"ndim {shape}")
-        return Node(kind, path, dtype=dtype, memory=memory, ndim=shape, slots=shape, align=align)
+        return Node(kind, path, dtype=dtype, memory=memory, slots=shape, align=align)
     dims = dtypes.check_shape(shape)
     try:
         nbytes = dtypes.array_nbytes(dims, memory.itemsize)
     except CorruptRecordError as error:
         raise CorruptRecordError(f"schema: {error}") from None
-    return Node(
-        kind, path, dtype=dtype, memory=memory, shape=dims, ndim=len(dims), nbytes=nbytes, align=align
-    )
-
-
-def _scalar_node(path: Path, description: Any) -> Node:
-    dtype = dtypes.parse(description)
-    align, code = dtypes.alignment(dtype), f"{dtype.itemsize}s"
-    return Node("scalar", path, dtype=dtype, memory=dtype, nbytes=dtype.itemsize, align=align, code=code)
-
-
-def _zoned(kind: str) -> Callable[..., Node]:
-    def node(path: Path, tz: Any) -> Node:
-        if type(tz) is str:
-            if not _ZONE.fullmatch(tz):
-                raise ValueError("malformed zone key")
-        elif tz is not None:
-            offset, name = tz
-            if type(offset) is not int or not -_DAY_US < offset < _DAY_US:
-                raise ValueError("malformed zone offset")
-            if not (name is None or type(name) is str):
-                raise ValueError("malformed zone name")
-            tz = (offset, name)
-        return _value_node(kind, path, tz)
-
-    return node
-
-
-def _choice(kind: str, choices: frozenset[str]) -> Callable[..., Node]:
-    def node(path: Path, choice: Any) -> Node:
-        if type(choice) is not str or choice not in choices:
-            raise ValueError(f"{kind} of {choice!r}")
-        return _value_node(kind, path, choice)
-
-    return node
-
-
-def _imagefile(path: Path, form: Any, mode: Any, turn: Any) -> Node:
-    if form not in FORMS or mode not in IMAGE_MODES or type(turn) is not bool:
-        raise ValueError("malformed image file")
-    return _value_node("imagefile", path, Decoding(form, mode, turn))
-
-
-def _member(kind: str) -> Callable[..., Node]:
-    def node(path: Path, *name: Any) -> Node:
-        return _value_node(kind, path, _class(name))
-
-    return node
-
-
-def _class(name: Sequence[Any]) -> tuple[str, str]:
-    module, qualname = name
-    if type(module) is not str or type(qualname) is not str:
-        raise ValueError("malformed class name")
-    return module, qualname
-
-
-_LEAVES: dict[str, Callable[..., Node]] = {
-    "array": _array_node,
-    "tensor": _tensor_node,
-    "scalar": _scalar_node,
-    "time": _zoned("time"),
-    "datetime": _zoned("datetime"),
-    "path": _choice("path", _PATHS),
-    "ints": _choice("ints", _SEQUENCES),
-    "floats": _choice("floats", _SEQUENCES),
-    "bools": _choice("bools", _SEQUENCES),
-    "strs": _choice("strs", _SEQUENCES),
-    "enum": _member("enum"),
-    "flag": _member("flag"),
-    "imagefile": _imagefile,
-}
-
-_Parts = tuple[tuple[Any, ...], Any]
-
-
-def _sequence(header: list[Any], count: int) -> _Parts:
-    if header:
-        raise ValueError("malformed sequence")
-    return tuple(range(count)), None
-
-
-def _mapping(header: list[Any], count: int) -> _Parts:
-    (keys,) = header
-    if type(keys) is not list:
-        raise ValueError("keys are not a list")
-    parsed = tuple(parse_key(key) for key in keys)
-    if len(set(parsed)) != len(parsed):
-        raise ValueError("a key comes twice")
-    return parsed, None
-
-
-def _namedtuple(header: list[Any], count: int) -> _Parts:
-    *name, fields = header
-    if type(fields) is not list or not valid_fields(tuple(fields)):
-        raise ValueError("malformed fields")
-    return tuple(fields), _class(name)
-
-
-def _dataclass(header: list[Any], count: int) -> _Parts:
-    *name, fields = header
-    if (
-        type(fields) is not list
-        or not all(type(field) is str for field in fields)
-        or len(set(fields)) != len(fields)
-    ):
-        raise ValueError("malformed fields")
-    return tuple(fields), _class(name)
-
-
-def _image(header: list[Any], count: int) -> _Parts:
-    mode, palette_mode = header
-    if mode not in MODES or not (palette_mode is None or palette_mode in PALETTE_MODES):
-        raise ValueError(f"image of mode {mode!r}")
-    return image_keys(palette_mode), (mode, palette_mode)
-
-
-def _object(header: list[Any], count: int) -> _Parts:
-    return ("encode()",), _class(header)
-
-
-def _check_image(nodes: tuple[Node, ...]) -> None:
-    kinds = [node.kind for node in nodes]
-    if kinds not in (["int", "int", "bytes", "dict"], ["int", "int", "bytes", "bytes", "dict"]):
-        raise ValueError(f"image made of {kinds}")
-
-
-CONTAINERS: dict[str, Callable[[list[Any], int], _Parts]] = {
-    "list": _sequence,
-    "tuple": _sequence,
-    "dict": _mapping,
-    "OrderedDict": _mapping,
-    "namedtuple": _namedtuple,
-    "dataclass": _dataclass,
-    "image": _image,
-    "object": _object,
-}
-OPAQUE = frozenset({"image", "object"})
-"""Containers that are one value to whoever reads them: what lies in them has no name of its own."""
-
-
-def dump_key(key: Any) -> Any:
-    """Return the JSON of a dict key, or None if a key of that type is not stored."""
-    kind = type(key)
-    if kind is str:
-        return key if key.isascii() or _is_utf8(key) else ["str", key.encode("utf-8", "surrogatepass").hex()]
-    if kind is int:
-        return ["int", key] if -(1 << 63) <= key < 1 << 63 else None
-    if kind is bool:
-        return ["bool", key]
-    if kind is float:
-        return ["float", struct.pack("<d", key).hex()]
-    if kind is bytes:
-        return ["bytes", key.hex()]
-    if isinstance(key, enum.Enum):
-        is_member = is_registered(kind) and kind.__members__.get(key.name) is key
-        return ["enum", *class_name(kind), key.name] if is_member else None
-    return ["none"] if key is None else None
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def parse_key(tree: Any) -> Hashable:
-    """Return the dict key of its JSON, or raise ValueError or TypeError."""
-    if type(tree) is str:
-        return tree
-    if tree == ["none"]:
-        return None
-    if type(tree) is list and tree[:1] == ["enum"]:
-        _, *name, member = tree
-        if type(member) is not str:
-            raise ValueError("malformed key")
-        key: Hashable = enum_key(_class(name), member)
-        return key
-    kind, value = tree
-    if (kind == "int" and type(value) is int) or (kind == "bool" and type(value) is bool):
-        return bool(value) if kind == "bool" else int(value)
-    if kind == "bytes":
-        return bytes.fromhex(value)
-    if kind == "str":
-        return bytes.fromhex(value).decode("utf-8", "surrogatepass")
-    if kind == "float" and len(value) == 16:
-        return float(struct.unpack("<d", bytes.fromhex(value))[0])
-    raise ValueError("malformed key")
+    return Node(kind, path, dtype=dtype, memory=memory, shape=dims, nbytes=nbytes, align=align)
 
 
 class Span(NamedTuple):
@@ -488,7 +299,6 @@ class Layout:
 
     Attributes:
         leaves: in tree order, without the constant ones.
-        offsets: of each leaf in the record, None for a variable one.
         fixed: places in `leaves` of the fixed leaves, by rising offset.
         variable: places in `leaves` of the variable leaves, in tree order.
         slots_offset: where the slots begin.
@@ -505,13 +315,14 @@ class Layout:
             (i for i in places if self.leaves[i].nbytes is not None),
             key=lambda i: -(self.leaves[i].nbytes or 0),
         )
-        self.offsets: list[int | None] = [None] * len(self.leaves)
         end = 0
         for i in self.fixed:
             leaf = self.leaves[i]
             start = align(end, leaf.align)
-            self.offsets[i] = start
+            object.__setattr__(leaf, "offset", start)
             end = start + (leaf.nbytes or 0)
+        for nth, i in enumerate(self.variable):
+            object.__setattr__(self.leaves[i], "nth", nth)
         self.slots = struct.Struct(f"<{sum(self.leaves[i].slots for i in self.variable)}q")
         self.slots_offset = align(end, 8) if self.variable else end
         self.data_offset = self.slots_offset + self.slots.size

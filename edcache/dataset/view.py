@@ -75,7 +75,7 @@ class Samples(Readable[T_co]):
         """The samples at several positions, read together, as torch's DataLoader asks for a batch.
 
         A DataLoader whose `collate_fn` is torch's `default_collate` or an `edcache.collate` gets something
-        in their place that either collates by one gather a field, see `edcache/reader/lazy.py`.
+        in their place that either collates by one gather a field, see `edcache/reader/batch.py`.
         """
         return batch_for(sys._getframe(1), self, self._rows(indices))
 

@@ -12,8 +12,8 @@ than that: one schema of few fields, one plain batch whose buffers lie apart wit
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final
 
 _CONTINUES: Final = b"\xff\xff\xff\xff"
 _END: Final = _CONTINUES + bytes(4)
@@ -27,16 +27,6 @@ _BYTE, _INT16, _UINT16 = (struct.Struct(code).unpack_from for code in ("<B", "<h
 _INT32, _UINT32, _INT64 = (struct.Struct(code).unpack_from for code in ("<i", "<I", "<q"))
 _OUTSIDE: Final = "a frame that points out of the bytes"
 
-_Unpack = Callable[[memoryview, int], tuple[Any, ...]]
-
-
-class _Message(NamedTuple):
-    header: int
-    body: int
-    end: int
-    metadata_nbytes: int
-
-
 Metadata = dict[bytes, memoryview]
 """The metadata of a schema, over the bytes that were walked: Arrow would copy it, twice."""
 
@@ -45,10 +35,10 @@ def check_stream(data: Any, max_columns: int) -> tuple[Metadata, int]:
     """Check an IPC stream that `data` begins with; returns its metadata, and where it ends.
 
     Raises:
-        ValueError: it is not one schema of at most so many columns and one plain batch.
+        ValueError, struct.error: it is not one schema of at most so many columns and one plain batch.
     """
-    frame = _checked(_Walk(data), 0, max_columns)
-    return frame.metadata, frame.end
+    metadata, _, end = _frame(memoryview(data).cast("B"), 0, max_columns)
+    return metadata, end
 
 
 def check_file(data: Any, max_columns: int) -> Metadata:
@@ -58,177 +48,124 @@ def check_file(data: Any, max_columns: int) -> Metadata:
 
     Raises: as `check_stream`.
     """
-    walk = _Walk(data)
-    if bytes(walk.data[:STREAM]) != _MAGIC + bytes(2) or bytes(walk.data[-6:]) != _MAGIC:
+    data = memoryview(data).cast("B")
+    if bytes(data[:STREAM]) != _MAGIC + bytes(2) or bytes(data[-6:]) != _MAGIC:
         raise ValueError("no Arrow file")
-    frame = _checked(walk, STREAM, max_columns)
-    size = len(walk.data)
-    footer, footer_nbytes = frame.end, walk.number(_INT32, size - 10)
-    if footer + footer_nbytes + 10 != size:
+    metadata, batch, start = _frame(data, STREAM, max_columns)
+    end = len(data) - 10
+    if start + _INT32(data, end)[0] != end:
         raise ValueError("bytes between the batch and the footer")
-    root = walk.table(footer, size)
-    schema = walk.field_table(root, 1)
-    metadata = _check_schema(walk, schema, max_columns)
-    if not _is_same(metadata, frame.metadata):
-        raise ValueError("the metadata of its two schemas differ")
-    if walk.vector(walk.field(root, 2), 24)[1]:
-        raise ValueError("dictionary batches")
-    at, count = walk.vector(walk.field(root, 3), 24)
-    batch = frame.batch
-    # The block's int32 is padded to 8 bytes.
-    if (
-        count != 1
-        or (walk.number(_INT64, at), walk.number(_INT32, at + 8), walk.number(_INT64, at + 16)) != batch
-    ):
-        raise ValueError("a footer that does not point at the one batch")
-    return metadata
-
-
-def _is_same(one: Metadata, other: Metadata) -> bool:
+    _, schema, dictionaries, batches = _table(data, _target(data, start), 4)
+    footer = _check_schema(data, schema and _target(data, schema), max_columns)
     # In pieces: memoryviews are compared item by item, which takes ten times as long.
-    return one.keys() == other.keys() and all(
-        len(one[key]) == len(other[key])
-        and all(
-            bytes(one[key][at : at + _PIECE]) == bytes(other[key][at : at + _PIECE])
-            for at in range(0, len(one[key]), _PIECE)
-        )
-        for key in one
-    )
+    if footer.keys() != metadata.keys() or any(
+        bytes(footer[key][at : at + _PIECE]) != bytes(metadata[key][at : at + _PIECE])
+        for key in metadata
+        for at in range(0, max(len(footer[key]), len(metadata[key])), _PIECE)
+    ):
+        raise ValueError("the metadata of its two schemas differ")
+    if _vector(data, dictionaries, 24)[1]:
+        raise ValueError("dictionary batches")
+    at, count = _vector(data, batches, 24)
+    if count != 1 or struct.unpack_from("<qi4xq", data, at) != batch:
+        raise ValueError("a footer that does not point at the one batch")
+    return footer
 
 
-class _Frame(NamedTuple):
-    metadata: Metadata
-    batch: tuple[int, int, int]
-    end: int
-
-
-def _checked(walk: _Walk, start: int, max_columns: int) -> _Frame:
-    schema = walk.message(start, _SCHEMA)
-    metadata = _check_schema(walk, schema.header, max_columns)
-    batch = walk.message(schema.end, _BATCH)
-    _check_batch(walk, batch)
-    if bytes(walk.data[batch.end : batch.end + 8]) != _END:
-        raise ValueError("something else behind its first batch")
-    place = (schema.end, batch.metadata_nbytes, batch.end - batch.body)
-    return _Frame(metadata, place, batch.end + 8)
-
-
-def _check_schema(walk: _Walk, schema: int, max_columns: int) -> Metadata:
-    if not schema or walk.small(schema, 0, _INT16):
-        raise ValueError("no schema, or numbers that are not little-endian")
-    at, columns = walk.vector(walk.field(schema, 1), 4)
-    if columns > max_columns:
-        raise ValueError(f"{columns:,} columns, {max_columns:,} are written")
-    for column in walk.tables(at, columns):
-        _check_field(walk, column, is_item=False)
-    if walk.field(schema, 3):
-        raise ValueError("features that no writer uses")
-    at, keys = walk.vector(walk.field(schema, 2), 4)
-    if keys > _METADATA_KEYS:
-        raise ValueError("metadata that no writer makes")
-    pairs = [
-        (walk.text(walk.field(pair, 0)), walk.text(walk.field(pair, 1))) for pair in walk.tables(at, keys)
-    ]
-    return {bytes(key): value for key, value in pairs}
-
-
-def _check_field(walk: _Walk, field: int, is_item: bool) -> None:
-    """A column holds plain values, or lists of them."""
-    if walk.field(field, 4):
-        raise ValueError("a dictionary type, which no writer makes")
-    if walk.vector(walk.field(field, 6), 4)[1]:
-        raise ValueError("a column with metadata of its own: an extension type, which no writer makes")
-    at, children = walk.vector(walk.field(field, 5), 4)
-    if children > (0 if is_item else 1):
-        raise ValueError("a nested type that no writer makes")
-    for child in walk.tables(at, children):
-        _check_field(walk, child, is_item=True)
-
-
-def _check_batch(walk: _Walk, message: _Message) -> None:
-    batch, body_nbytes = message.header, message.end - message.body
-    if walk.field(batch, 3):
+def _frame(data: memoryview, start: int, max_columns: int) -> tuple[Metadata, tuple[int, int, int], int]:
+    """Metadata; offset, bytes of the metadata and bytes of the body of the batch; where the stream ends."""
+    schema, _, start = _message(data, start, _SCHEMA)
+    metadata = _check_schema(data, schema, max_columns)
+    batch, body, end = _message(data, start, _BATCH)
+    _, _, buffers, compression, views = _table(data, batch, 5)
+    if compression:
         raise ValueError("compressed buffers")
-    if walk.field(batch, 4):
+    if views:
         raise ValueError("views, which no writer makes")
-    at, count = walk.vector(walk.field(batch, 2), 16)
-    end = 0
-    for offset, nbytes in walk.pairs(at, count):
-        if offset < end or offset % 8 or nbytes < 0 or offset + nbytes > body_nbytes:
+    at, count = _vector(data, buffers, 16)
+    last = 0
+    for offset, nbytes in struct.iter_unpack("<qq", data[at : at + 16 * count]):
+        if offset < last or offset % 8 or nbytes < 0 or offset + nbytes > end - body:
             raise ValueError("buffers that overlap, or leave its body")
-        end = offset + nbytes
+        last = offset + nbytes
+    if bytes(data[end : end + 8]) != _END:
+        raise ValueError("something else behind its first batch")
+    return metadata, (start, body - start, end - body), end + 8
 
 
-class _Walk:
-    """Reads numbers of flatbuffers out of bytes, each of them checked to be within."""
+def _check_schema(data: memoryview, schema: int, max_columns: int) -> Metadata:
+    endianness, fields, metadata, features = _table(data, schema, 4) if schema else (0, 0, 0, 0)
+    if not schema or (endianness and _INT16(data, endianness)[0]):
+        raise ValueError("no schema, or numbers that are not little-endian")
+    for column in _tables(data, fields, 7, max_columns, f"too many columns, {max_columns:,} are written"):
+        _check_field(data, column, most_children=1)
+    if features:
+        raise ValueError("features that no writer uses")
+    pairs = _tables(data, metadata, 2, _METADATA_KEYS, "metadata that no writer makes")
+    return {bytes(_text(data, key)): _text(data, value) for key, value in pairs}
 
-    def __init__(self, data: Any) -> None:
-        self.data = memoryview(data).cast("B")
 
-    def number(self, unpack: _Unpack, at: int) -> int:
-        if at < 0:  # which would count from the end
-            raise ValueError(_OUTSIDE)
-        try:
-            number: int = unpack(self.data, at)[0]
-        except struct.error:
-            raise ValueError(_OUTSIDE) from None
-        return number
+def _check_field(data: memoryview, field: Sequence[int], most_children: int) -> None:
+    """A column holds plain values, or lists of them."""
+    *_, dictionary, children, metadata = field
+    if dictionary:
+        raise ValueError("a dictionary type, which no writer makes")
+    if _vector(data, metadata, 4)[1]:
+        raise ValueError("a column with metadata of its own: an extension type, which no writer makes")
+    for child in _tables(data, children, 7, most_children, "a nested type that no writer makes"):
+        _check_field(data, child, most_children=0)
 
-    def pairs(self, at: int, count: int) -> Any:
-        return struct.iter_unpack("<qq", self.data[at : at + 16 * count])
 
-    def message(self, start: int, kind: int) -> _Message:
-        if bytes(self.data[start : start + 4]) != _CONTINUES:
-            raise ValueError("no message where one belongs")
-        metadata = start + 8
-        body = metadata + self.number(_INT32, start + 4)
-        root = self.table(metadata, body)
-        body_nbytes = self.small(root, 3, _INT64)
-        actual, header = self.small(root, 1, _BYTE), self.field_table(root, 2)
-        end = body + body_nbytes
-        if actual != kind or not header or body_nbytes < 0 or body % 8 or end > len(self.data):
-            raise ValueError("another message than belongs here")
-        return _Message(header, body, end, body - start)
+# Flatbuffers, each number within the bytes, or struct.error; a place of 0 is that of nothing.
 
-    def table(self, start: int, end: int) -> int:
-        """The root table of the flatbuffer at [start, end)."""
-        if not start < end <= len(self.data):
-            raise ValueError(_OUTSIDE)
-        return start + self.number(_UINT32, start)
 
-    def field(self, table: int, place: int) -> int:
-        """Where a table's field lies; 0 where it has none."""
-        vtable = table - self.number(_INT32, table)
-        if 6 + 2 * place > self.number(_UINT16, vtable):
-            return 0
-        offset = self.number(_UINT16, vtable + 4 + 2 * place)
-        return table + offset if offset else 0
+def _target(data: memoryview, at: int) -> int:
+    """What the offset at a place points at."""
+    return at + int(_UINT32(data, at)[0])
 
-    def small(self, table: int, place: int, unpack: _Unpack) -> int:
-        """A number in a field; 0 where it has none."""
-        at = self.field(table, place)
-        return self.number(unpack, at) if at else 0
 
-    def field_table(self, table: int, place: int) -> int:
-        """A table in a field; 0 where it has none."""
-        at = self.field(table, place)
-        return at + self.number(_UINT32, at) if at else 0
+def _table(data: memoryview, at: int, count: int) -> list[int]:
+    """Where the first so many fields of a table lie."""
+    vtable = at - _INT32(data, at)[0]
+    if vtable < 0:  # which would count from the end
+        raise ValueError(_OUTSIDE)
+    known = min(count, max(0, _UINT16(data, vtable)[0] // 2 - 2))
+    offsets = struct.unpack_from(f"<{known}H", data, vtable + 4)
+    return [at + offset if offset else 0 for offset in offsets] + [0] * (count - known)
 
-    def text(self, at: int) -> memoryview:
-        """The bytes of a text in a field; none for no field."""
-        start, nbytes = self.vector(at, 1)
-        return self.data[start : start + nbytes]
 
-    def tables(self, at: int, count: int) -> Iterator[int]:
-        """The tables that a vector points at."""
-        return (place + self.number(_UINT32, place) for place in range(at, at + 4 * count, 4))
+def _vector(data: memoryview, at: int, item_nbytes: int) -> tuple[int, int]:
+    """Where the items of the vector in a field lie, and how many."""
+    if not at:
+        return 0, 0
+    start = at + _UINT32(data, at)[0]
+    count = _UINT32(data, start)[0]
+    if start + 4 + count * item_nbytes > len(data):
+        raise ValueError(_OUTSIDE)
+    return start + 4, count
 
-    def vector(self, at: int, item_nbytes: int) -> tuple[int, int]:
-        """Where the items of a vector in a field lie, and how many; (0, 0) for no field."""
-        if not at:
-            return 0, 0
-        start = at + self.number(_UINT32, at)
-        count = self.number(_UINT32, start)
-        if start + 4 + count * item_nbytes > len(self.data):
-            raise ValueError(_OUTSIDE)
-        return start + 4, count
+
+def _tables(data: memoryview, at: int, fields: int, most: int, refusal: str) -> list[list[int]]:
+    """The first so many fields of each table in a vector; ValueError where it has more than `most`."""
+    at, count = _vector(data, at, 4)
+    if count > most:
+        raise ValueError(refusal)
+    return [_table(data, _target(data, place), fields) for place in range(at, at + 4 * count, 4)]
+
+
+def _text(data: memoryview, at: int) -> memoryview:
+    start, nbytes = _vector(data, at, 1)
+    return data[start : start + nbytes]
+
+
+def _message(data: memoryview, start: int, kind: int) -> tuple[int, int, int]:
+    """Where the table of a message lies, its body, and its end."""
+    if bytes(data[start : start + 4]) != _CONTINUES:
+        raise ValueError("no message where one belongs")
+    body = start + 8 + _INT32(data, start + 4)[0]
+    _, actual, header, size = _table(data, _target(data, start + 8), 4)
+    end = body + (_INT64(data, size)[0] if size else 0)
+    is_within = start + 8 < body <= end <= len(data) and body % 8 == 0
+    if not (is_within and header and actual and _BYTE(data, actual)[0] == kind):
+        raise ValueError("another message than belongs here")
+    return _target(data, header), body, end

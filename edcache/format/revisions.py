@@ -13,8 +13,7 @@ from edcache.base import LabelTypeError
 from edcache.format.arrays import from_numpy
 from edcache.format.arrow import pa
 from edcache.format.tables import Revision
-from edcache.format.types import Clash, LabelTypes, no_type
-from edcache.format.unify import column_type, unify_column
+from edcache.format.types import Clash, LabelTypes, column_type, no_type, unify_column
 
 # A row for each of so many samples takes little, whatever they are; beyond, what is stored must justify it.
 _FEW: Final = 1 << 20
@@ -47,28 +46,21 @@ class Revised(NamedTuple):
             index: the sample of each record; None where dense.
         """
         names = [name for name, is_revised in self.columns or () if is_revised]
-        if not names and not self.ended:
-            return None
         if not names:
-            return label_revision({}, dropped=self.ended)
+            return label_revision({}, dropped=self.ended) if self.ended else None
         is_per_sample = index is None or self.table.num_rows != len(index)
         return Revision(self.table.select(names), self.ended, None if is_per_sample else index)
 
 
-class _Stored(NamedTuple):
-    """A column of one revision, rows behind the length left out. samples: as `Revision.index`."""
-
-    seq: int
-    values: pa.ChunkedArray
-    samples: Ints | None
-
-
 class _Layer(NamedTuple):
-    """Values of a column. rows: where in the table they go. seq: of their entry; an array has one of each."""
+    """Values of a column. seq: of their entry; an array has one of each value.
+
+    rows: where in the table they go; before, their samples, None where value i is of sample i.
+    """
 
     seq: Any
     values: pa.ChunkedArray
-    rows: Ints | slice
+    rows: Any
 
 
 def revised(
@@ -89,50 +81,48 @@ def revised(
     if not revisions:
         return Revised(labels, None)
     kept = list(labels.column_names)
-    stored: dict[str, list[_Stored]] = {}
+    stored: dict[str, list[_Layer]] = {}
     for seq, revision in revisions:
         for name in revision.dropped:
             stored.pop(name, None)
             kept = [other for other in kept if other != name]
-        for name in revision.labels.column_names:
-            samples, values = revision.index, revision.labels.column(name)
+        samples = revision.index
+        for name, values in zip(revision.labels.column_names, revision.labels.columns, strict=True):
             count = min(len(values), length) if samples is None else int(np.searchsorted(samples, length))
-            part = None if samples is None else samples[:count]
-            stored.setdefault(name, []).append(_Stored(seq, values.slice(0, count), part))
+            layer = _Layer(seq, values.slice(0, count), None if samples is None else samples[:count])
+            stored.setdefault(name, []).append(layer)
     records: Ints | slice = slice(0, len(written))
-    if index is not None and _labels_absent(
-        index, [one for of_name in stored.values() for one in of_name], length
-    ):
+    if index is not None and _labels_absent(index, [one for each in stored.values() for one in each], length):
         records, index = index, None
-    count = len(written) if index is not None else length
-    names = [*kept, *(name for name in stored if name not in kept)]
+    count = length if index is None else len(written)
+    names = list(dict.fromkeys([*kept, *stored]))
     columns = []
     for name in names:
         layers = [_Layer(written, labels.column(name), records)] if name in kept else []
-        layers += [_layer(one, index) for one in stored.get(name, [])]
+        layers += [_placed(layer, index) for layer in stored.get(name, [])]
         columns.append(_column(name, layers, count, where))
     ended = tuple(name for name in labels.column_names if name not in kept)
     return Revised(pa.table(columns, names=names), tuple((name, name in stored) for name in names), ended)
 
 
-def _labels_absent(index: Ints, stored: Sequence[_Stored], length: int) -> bool:
+def _labels_absent(index: Ints, stored: Sequence[_Layer], length: int) -> bool:
     """Whether samples without a record have labels, and a row per sample is within reason."""
-    stored = [one for one in stored if not pa.types.is_null(one.values.type)]
-    if not any(_reaches_absent(index, one) for one in stored):
+
+    def reaches_absent(values: pa.ChunkedArray, samples: Ints | None) -> bool:
+        if samples is None:
+            return int(np.searchsorted(index, len(values))) < len(values)
+        return not np.isin(samples, index, assume_unique=True).all()
+
+    stored = [layer for layer in stored if not pa.types.is_null(layer.values.type)]
+    if not any(reaches_absent(layer.values, layer.rows) for layer in stored):
         return False
-    return length <= max(_FEW, 2 * (len(index) + max(len(one.values) for one in stored)))
+    return length <= max(_FEW, 2 * (len(index) + max(len(layer.values) for layer in stored)))
 
 
-def _reaches_absent(index: Ints, stored: _Stored) -> bool:
-    if stored.samples is None:
-        return int(np.searchsorted(index, len(stored.values))) < len(stored.values)
-    return not np.isin(stored.samples, index, assume_unique=True).all()
-
-
-def _layer(stored: _Stored, index: Ints | None) -> _Layer:
-    """Where in the table the values go. index: the sample of each row; None where row i is sample i."""
-    seq, values, samples = stored
-    rows: Ints | slice
+def _placed(layer: _Layer, index: Ints | None) -> _Layer:
+    """The layer with the rows of its samples. index: the sample of each row; None where row i is sample i."""
+    seq, values, samples = layer
+    rows: Any
     if index is None:
         return _Layer(seq, values, slice(0, len(values)) if samples is None else samples)
     if samples is None:
@@ -151,15 +141,10 @@ def _layer(stored: _Stored, index: Ints | None) -> _Layer:
 def _column(name: str, layers: Sequence[_Layer], count: int, where: str) -> pa.ChunkedArray | pa.Array:
     """One column of `count` rows: of each the newest value."""
     parts, last = [layer.values for layer in layers], layers[-1]
-    covers = isinstance(last.rows, slice) and len(last.values) == count
-    if covers and (
-        len(layers) == 1
-        or (
-            np.max(layers[0].seq, initial=-1) < last.seq
-            and last.values.type == column_type(name, parts, where)
-        )
-    ):
-        return last.values
+    if isinstance(last.rows, slice) and len(last.values) == count:
+        is_newest = len(layers) == 1 or np.max(layers[0].seq, initial=-1) < last.seq
+        if is_newest and (len(layers) == 1 or last.values.type == column_type(name, parts, where)):
+            return last.values
     pick, written = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
     start = 0
     for layer in layers:
@@ -189,17 +174,17 @@ class RevisionTypes(NamedTuple):
         return cls(LabelTypes.of(revision.labels), tuple(revision.dropped))
 
 
-def check_types(told: LabelTypes | None, revisions: Sequence[RevisionTypes], where: str) -> None:
+def check_types(chunks: LabelTypes | None, revisions: Sequence[RevisionTypes], where: str) -> None:
     """Refuse labels that `revised` could not put together.
 
     Args:
-        told: the types of the chunks' columns; None where there is no chunk.
+        chunks: the types of the chunks' columns; None where there is no chunk.
         revisions: in chain order.
     Raises:
         LabelTypeError: 'train.zip: label "y" is int64 in the archive and string in labels that were added;
             ...'.
     """
-    types = {} if told is None else dict(told.types)
+    types = {} if chunks is None else dict(chunks.types)
     for revision in revisions:
         for name in revision.dropped:
             types.pop(name, None)
@@ -214,19 +199,8 @@ def check_types(told: LabelTypes | None, revisions: Sequence[RevisionTypes], whe
                 ) from None
 
 
-def columns_of(told: Sequence[str], revisions: Sequence[RevisionTypes]) -> tuple[list[str], list[str]]:
-    """The columns that chunks have a say in, of those that they have, and the columns of revisions alone."""
-    kept, others = list(told), dict[str, None]()
-    for revision in revisions:
-        for name in revision.dropped:
-            others.pop(name, None)
-        kept = [name for name in kept if name not in revision.dropped]
-        others |= dict.fromkeys(name for name in revision.columns.types if name not in kept)
-    return kept, list(others)
-
-
 def settled(
-    revision: Revision, told: Sequence[str], before: Sequence[RevisionTypes], length: int
+    revision: Revision, columns: Sequence[str], before: Sequence[RevisionTypes], length: int
 ) -> Revision:
     """The same revision, as it is published behind others.
 
@@ -234,11 +208,13 @@ def settled(
     has a say in, it ends what was said of that column before, which may be of another type.
 
     Args:
-        told: the columns that chunks have. before: the revisions so far. length: samples of the dataset.
+        columns: that chunks have. before: the revisions so far. length: samples of the dataset.
     """
-    kept, others = columns_of(told, before)
-    dropped = [name for name in revision.dropped if name in kept or name in others]
+    kept, others = set(columns), set[str]()
+    for earlier in before:
+        kept -= set(earlier.dropped)
+        others = (others - set(earlier.dropped)) | (earlier.columns.types.keys() - kept)
+    dropped = [name for name in revision.dropped if name in kept | others]
     if revision.index is None and revision.end_index >= length:
-        names = revision.labels.column_names
-        dropped += [name for name in names if name in others and name not in dropped]
+        dropped += [n for n in revision.labels.column_names if n in others and n not in dropped]
     return replace(revision, dropped=dropped)

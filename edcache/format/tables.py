@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import base64
 import json
+import struct
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -28,7 +29,7 @@ from edcache.format.types import LabelTypes, is_label_type
 _META: Final = b"edcache"
 _CHUNKS: Final = b"edcache.chunks"
 _LABEL: Final = "label/"
-_COLUMNS: Final = {
+COLUMNS: Final = {
     "index": "int64",
     "offset": "uint64",
     "nbytes": "uint64",
@@ -65,15 +66,15 @@ class Records:
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """The columns that there are, by name, in the order in which they are written."""
-        named = {name: getattr(self, name) for name in _COLUMNS}
+        named = {name: getattr(self, name) for name in COLUMNS}
         return {name: column for name, column in named.items() if column is not None}
 
 
 class ChunkTable(NamedTuple):
-    """What the table at the start of a chunk says. offset counts from the chunk's first record.
+    """What the table at the start of a chunk says. Its offsets count from the chunk's first record.
 
-    label_types: of the label columns of this chunk and all before it. records_nbytes: from the first
-    record to the end of the last. behind_nbytes: of what lies behind the Arrow stream, the block crcs.
+    label_types: of this chunk and all before it. records_nbytes: from the first record to the end of the
+    last. behind_nbytes: of what lies behind the Arrow stream, the block crcs.
     """
 
     records: Records
@@ -104,9 +105,8 @@ class Blocks(NamedTuple):
 class Failure:
     """A sample that could not be made.
 
-    Attributes:
-        index: its index. final: it counts as absent for good; else a later fill tries again.
-        error: the name of what was raised. message: its text. traceback: as Python prints it.
+    index: its index. final: it counts as absent for good; else a later fill tries again.
+    error: the name of what was raised. message: its text. traceback: as Python prints it.
     """
 
     index: int
@@ -117,7 +117,7 @@ class Failure:
 
     def to_json(self) -> list[Any]:
         """What `failures_of` reads."""
-        return [self.index, self.final, self.error, self.message, self.traceback]
+        return list(astuple(self))
 
 
 def failures_of(value: Any) -> list[Failure]:
@@ -189,10 +189,10 @@ def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
     """Read a chunk's table of `rows` rows; arrays alias `data`.
 
     Raises:
-        CorruptArchiveError: the bytes are no such table; the caller says which chunk.
+        CorruptArchiveError: the bytes are no such table; the caller names the chunk.
     """
     with _reported("the chunk's table"):
-        metadata, end = check_stream(data, len(_COLUMNS) + MAX_LABELS)
+        metadata, end = check_stream(data, len(COLUMNS) + MAX_LABELS)
         table = _read(pa.ipc.open_stream, data, rows, _RECORDS)
         meta = _meta(metadata, {_META}, {"schemas", "records_nbytes", "labels"})
         labels = _label_table(table)
@@ -215,15 +215,11 @@ def _label_table(table: pa.Table) -> pa.Table:
 
 def pack_index(table: IndexTable) -> memoryview:
     """The Arrow IPC file index.arrow."""
-    meta: dict[str, Any] = {
-        "length": table.length,
-        "schemas": table.schemas,
-        "dictionaries": table.dictionaries,
-    }
+    meta = {"length": table.length, "schemas": table.schemas, "dictionaries": table.dictionaries}
     if table.failures:
         meta["failed"] = [failure.to_json() for failure in table.failures]
     if table.labels is not None:
-        meta["labels"] = [[name, is_revised] for name, is_revised in table.labels]
+        meta["labels"] = table.labels
     # No JSON: a quarter of a million chunks would take its parser longer than all else.
     chunks = base64.b64encode(table.blocks.astype("<i8").tobytes())
     return _packed(_columns(table.records), meta, pa.ipc.new_file, {_CHUNKS: chunks})
@@ -236,7 +232,7 @@ def parse_index(data: Any, rows: int) -> IndexTable:
         CorruptArchiveError: the bytes are no such table.
     """
     with _reported("index.arrow"):
-        metadata = check_file(data, len(_COLUMNS))
+        metadata = check_file(data, len(COLUMNS))
         names = {"length", "schemas", "dictionaries", "failed", "labels"}
         meta = _meta(metadata, {_META, _CHUNKS}, names, {"failed", "labels"})
         records = _records(_read(pa.ipc.open_file, data, rows, _RECORDS, prefix=None))
@@ -245,8 +241,14 @@ def parse_index(data: Any, rows: int) -> IndexTable:
             raise ValueError(f"it has {rows} rows and claims {str(length)[:80]} samples")
         if records.index is not None and not _is_index_column(records.index, length):
             raise ValueError("its index column is not strictly increasing within the length")
-        blocks = _blocks(metadata[_CHUNKS])
-        dictionaries = _dictionaries(meta["dictionaries"])
+        blocks = np.frombuffer(base64.b64decode(metadata[_CHUNKS], validate=True), "<i8").reshape(-1, 3)
+        if not _are_apart(blocks):
+            raise ValueError("its chunks overlap")
+        entries = _entries(meta["dictionaries"], "dictionaries", int, int, int)
+        dictionaries = [Dictionary(*entry) for entry in entries]
+        ends = [0, *(offset + nbytes for offset, nbytes, _ in dictionaries)]
+        if any(d.offset < end or d.nbytes < 0 for d, end in zip(dictionaries, ends, strict=False)):
+            raise ValueError("its dictionaries overlap")
         failures = failures_of(meta.get("failed", []))
         if any(failure.index >= length for failure in failures):
             raise ValueError("one of its failures is of no sample")
@@ -255,24 +257,8 @@ def parse_index(data: Any, rows: int) -> IndexTable:
             labels = [(entry[0], entry[1]) for entry in _entries(meta["labels"], "label columns", str, bool)]
             if len(dict(labels)) != len(labels):
                 raise ValueError("two of its label columns have one name")
+        blocks = blocks.astype(np.int64, copy=False)
         return IndexTable(records, length, _schemas(meta), dictionaries, blocks, failures, labels)
-
-
-def _blocks(text: memoryview) -> npt.NDArray[np.int64]:
-    blocks = np.frombuffer(base64.b64decode(text, validate=True), "<i8").reshape(-1, 3)
-    if not _are_apart(blocks):
-        raise ValueError("its chunks overlap")
-    return blocks.astype(np.int64, copy=False)
-
-
-def _dictionaries(value: Any) -> list[Dictionary]:
-    dictionaries = [Dictionary(*entry) for entry in _entries(value, "dictionaries", int, int, int)]
-    end = 0
-    for offset, nbytes, _ in dictionaries:
-        if offset < end or nbytes < 0:
-            raise ValueError("its dictionaries overlap")
-        end = offset + nbytes
-    return dictionaries
 
 
 def pack_revision(revision: Revision) -> memoryview:
@@ -335,14 +321,9 @@ def parse_labels(
 
 
 def spread(labels: pa.Table, index: npt.NDArray[np.int64] | None, length: int) -> pa.Table:
-    """Give `labels` one row per sample: null where no record is there.
+    """`labels`, whose rows are of the samples `index`, with one row per sample: null where no record is.
 
-    Args:
-        labels: rows as in `index`, or `length` of them. index: int64 [rows], strictly increasing, or None
-            when dense.
-        length: samples of the dataset.
-    Returns:
-        `labels` itself when it has a row per sample, else a copy of `length` rows.
+    Itself where it has those already; index: None where dense.
     """
     if index is None or len(index) == length or labels.num_rows == length:
         return labels
@@ -351,14 +332,11 @@ def spread(labels: pa.Table, index: npt.NDArray[np.int64] | None, length: int) -
     return labels.take(from_numpy(rows, pa.int64(), rows < 0))
 
 
-def _columns(records: Records) -> dict[str, Any]:
-    return {
-        name: from_numpy(column, pa.type_for_alias(_COLUMNS[name]))
-        for name, column in records.columns().items()
-    }
+def _columns(records: Records) -> dict[str, pa.Array]:
+    return {name: from_numpy(c, pa.type_for_alias(COLUMNS[name])) for name, c in records.columns().items()}
 
 
-def _label_columns(labels: pa.Table, prefix: str = _LABEL) -> dict[str, Any]:
+def _label_columns(labels: pa.Table, prefix: str = _LABEL) -> dict[str, pa.Array]:
     return {prefix + name: labels.column(name).combine_chunks() for name in labels.column_names}
 
 
@@ -396,7 +374,7 @@ def _read(
         if own not in columns:
             raise ValueError(f"it has the columns {str(own)[:200]}")
         for field, label in zip(schema, is_label, strict=True):
-            if not (is_label_type(field.type) if label else str(field.type) == _COLUMNS[field.name]):
+            if not (is_label_type(field.type) if label else str(field.type) == COLUMNS[field.name]):
                 kind = str(field.type)[:80]
                 raise ValueError(f"column {field.name[:80]!r} is {kind}, which no writer makes")
         table = reader.read_all()
@@ -422,7 +400,7 @@ def _meta(
 
 
 def _records(table: pa.Table) -> Records:
-    return Records(**{name: _values(table.column(name)) for name in table.column_names if name in _COLUMNS})
+    return Records(**{name: _values(table.column(name)) for name in table.column_names if name in COLUMNS})
 
 
 def _values(column: pa.ChunkedArray) -> npt.NDArray[Any]:
@@ -444,9 +422,7 @@ def _are_apart(blocks: npt.NDArray[np.int64]) -> bool:
 
 
 def _is_index_column(index: npt.NDArray[np.int64], length: int) -> bool:
-    if not len(index):
-        return True
-    return bool(index[0] >= 0 and index[-1] < length and np.all(index[1:] > index[:-1]))
+    return not len(index) or bool(index[0] >= 0 and index[-1] < length and np.all(index[1:] > index[:-1]))
 
 
 def _schemas(meta: Mapping[str, Any]) -> list[str]:
@@ -463,5 +439,13 @@ def _reported(what: str) -> Iterator[None]:
     """Turn what pyarrow and the checks above raise into a CorruptArchiveError."""
     try:
         yield
-    except (pa.ArrowException, ValueError, KeyError, TypeError, OSError, OverflowError) as error:
+    except (
+        pa.ArrowException,
+        struct.error,
+        ValueError,
+        KeyError,
+        TypeError,
+        OSError,
+        OverflowError,
+    ) as error:
         raise CorruptArchiveError(f"{what} does not read: {str(error)[:500]}") from error

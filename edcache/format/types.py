@@ -1,4 +1,4 @@
-"""The types that label columns have, and the one type that holds the values of several.
+"""The types that label columns have, the one type that holds the values of several, and tables joined by it.
 
 A column's type is found from the values, not asked for, and grows only where no value changes:
 null -> anything, narrow -> wide of one kind, integers and floats -> float64 where every integer is exact,
@@ -15,11 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import LabelError, LabelTypeError
-from edcache.format.arrays import list_items, number_values, numpy_dtype, numpy_dtypes
+from edcache.format.arrays import list_items, number_values, numpy_dtype, numpy_dtypes, widened_float16
 from edcache.format.arrow import pa
 
 EXACT = 2**53
 """Every integer up to here is a float64."""
+_OFFSET_LIMIT = 2**31 - 1  # what the int32 offsets of string and list can address
 
 
 class Clash(Exception):
@@ -29,8 +30,7 @@ class Clash(Exception):
 class ColumnType(NamedTuple):
     """The type of the values so far, with the few facts about them that a wider type depends on.
 
-    arrow: None is pa.null(). negative: an int is below 0. beyond: one is 2**63 or more. inexact: one that
-    is no float64.
+    negative: an int is below 0. beyond: one is 2**63 or more. inexact: one that is no float64.
     """
 
     arrow: pa.DataType
@@ -63,6 +63,10 @@ class ColumnType(NamedTuple):
         if inexact is not None and pa.types.is_floating(element):
             raise Clash(f", and float64 does not hold {inexact} exactly")
         return ColumnType(arrow, negative, beyond, inexact)
+
+    def with_column(self, column: pa.ChunkedArray) -> ColumnType:
+        """The type that also holds the values of a column; Clash if there is none."""
+        return self.with_values(column.type, _numbers_in(column))
 
     def with_type(self, other: ColumnType) -> ColumnType:
         """The type that also holds the values of another; Clash if there is none."""
@@ -101,7 +105,7 @@ def merged(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
 
 
 def list_of(element: pa.DataType, *outer: pa.DataType) -> pa.DataType:
-    """The list type of an element, with large offsets where one of the other list types has them."""
+    """The list type of an element, with large offsets where one of the other types has them."""
     return (pa.large_list if any(map(pa.types.is_large_list, outer)) else pa.list_)(element)
 
 
@@ -153,8 +157,7 @@ def deciding_numbers(values: npt.NDArray[Any]) -> Sequence[int]:
     return (low, high, *(int(value) for value in values[inexact[:1]]))
 
 
-def numbers_in(column: pa.ChunkedArray) -> Iterable[int]:
-    """The ints that decide about a wider type, of one column of one chunk."""
+def _numbers_in(column: pa.ChunkedArray) -> Iterable[int]:
     if not pa.types.is_integer(element_type(column.type)):
         return
     for chunk in column.chunks:
@@ -174,23 +177,17 @@ class LabelTypes:
     @classmethod
     def of(cls, table: pa.Table) -> LabelTypes:
         """The types of one chunk's labels."""
-        columns = zip(table.column_names, table.columns, strict=True)
-        return cls({name: no_type().with_values(part.type, numbers_in(part)) for name, part in columns})
+        return cls({name: no_type().with_column(table.column(name)) for name in table.column_names})
 
     def joined(self, other: LabelTypes, where: str) -> LabelTypes:
-        """The types of both together.
-
-        Raises:
-            LabelTypeError: `train.zip: label "y" is int64 in one chunk and string in another; ...`.
-            LabelError: other columns.
-        """
+        """The types of both together; raises as `unify`."""
         types = {}
-        for name in common_names([list(self.types), list(other.types)], where):
+        for name in _common_names([list(self.types), list(other.types)], where):
             old, new = self.types[name], other.types[name]
             try:
                 types[name] = old.with_type(new)
             except Clash as clash:
-                raise chunk_clash(name, (old.arrow, new.arrow, str(clash)), where) from None
+                raise _chunk_clash(name, old.arrow, new.arrow, clash, where) from None
         return LabelTypes(types)
 
     def to_json(self) -> dict[str, Any]:
@@ -205,8 +202,77 @@ class LabelTypes:
         return cls({name: _type_of_json(entry) for name, entry in types.items()})
 
 
-def common_names(chunks: Sequence[list[str]], where: str) -> list[str]:
-    """The columns that all chunks have; LabelError, which begins with `where`, if they have others."""
+def _type_text(kind: pa.DataType) -> Any:
+    if is_list(kind):
+        return ["large_list" if pa.types.is_large_list(kind) else "list", str(kind.value_type)]
+    return str(kind)
+
+
+def _type_of_json(entry: Any) -> ColumnType:
+    kinds = [type(value) for value in entry[1:]] if type(entry) is list else []
+    if kinds not in ([bool, bool, int], [bool, bool, type(None)]):
+        raise ValueError("one of its label types is none")
+    text, negative, beyond, inexact = entry
+    if inexact is not None and not -(1 << 63) <= inexact < 1 << 64:
+        raise ValueError("one of its label types has an integer beyond 64 bits")
+    is_list = type(text) is list and len(text) == 2 and text[0] in ("list", "large_list")
+    outer, element = text if is_list else ("", text)
+    kind = _named_types().get(element) if isinstance(element, str) else None
+    if kind is None:
+        raise ValueError(f"no label column has the type {str(text)[:80]!r}")
+    if outer:
+        kind = pa.list_(kind) if outer == "list" else pa.large_list(kind)
+    return ColumnType(kind, negative, beyond, inexact)
+
+
+def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Table:
+    """Join the label tables of several chunks, in their order.
+
+    Args:
+        tables: any number; none gives a table without columns. Columns are matched by name.
+        where: what messages begin with, usually the archive's path. piece: what they call a table's origin.
+    Returns:
+        A table with one contiguous array per column and no metadata. string and binary become their
+        large_ forms past 2 GiB.
+    Raises:
+        LabelTypeError: `train.zip: label "y" is int64 in one chunk and string in another; ...`.
+        LabelError: chunks with different columns.
+    """
+    if not tables:
+        return pa.table({})
+    names = _common_names([table.column_names for table in tables], where)
+    if not names:
+        return tables[0] if len(tables) == 1 else pa.concat_tables([table.select([]) for table in tables])
+    columns = [unify_column(name, [table.column(name) for table in tables], where, piece) for name in names]
+    return pa.table(columns, names=names)
+
+
+def unify_column(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: str = "chunk") -> pa.Array:
+    """The parts of one column as one contiguous array; raises as `unify`."""
+    kind = column_type(name, parts, where, piece)
+    chunks = [_cast(chunk, kind) for part in parts for chunk in part.chunks]
+    return pa.concat_arrays(chunks) if chunks else pa.array([], type=kind)
+
+
+def column_type(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: str = "chunk") -> pa.DataType:
+    """The type of the parts of one column together; raises as `unify`."""
+    whole, part = no_type(), parts[0]
+    try:
+        for part in parts:
+            whole = whole.with_column(part)
+    except Clash as clash:
+        raise _chunk_clash(name, whole.arrow, part.type, clash, where, piece) from None
+    kind = whole.arrow
+    if is_list(kind):
+        items = sum(len(list_items(chunk)) for part in parts if is_list(part.type) for chunk in part.chunks)
+        return pa.large_list(kind.value_type) if items > _OFFSET_LIMIT else kind
+    large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    if kind in large and sum(part.nbytes for part in parts) > _OFFSET_LIMIT:
+        return large[kind]
+    return kind
+
+
+def _common_names(chunks: Sequence[list[str]], where: str) -> list[str]:
     first = chunks[0]
     for names in chunks:
         if sorted(names) != sorted(first):
@@ -217,13 +283,11 @@ def common_names(chunks: Sequence[list[str]], where: str) -> list[str]:
     return first
 
 
-def chunk_clash(
-    name: str, clash: tuple[pa.DataType, pa.DataType, str], where: str, piece: str = "chunk"
+def _chunk_clash(
+    name: str, old: pa.DataType, new: pa.DataType, clash: Clash, where: str, piece: str = "chunk"
 ) -> LabelTypeError:
-    """The error for two pieces of a column. clash: the types of both, and what else to know."""
-    old, new, reason = clash
     return LabelTypeError(
-        f'{_prefix(where)}label "{name}" is {old} in one {piece} and {new} in another{reason}; write it as '
+        f'{_prefix(where)}label "{name}" is {old} in one {piece} and {new} in another{clash}; write it as '
         f'one type, for example in_memory_keys={{"{name}": lambda s: str(s["{name}"])}}'
     )
 
@@ -232,31 +296,60 @@ def _prefix(where: str) -> str:
     return f"{where}: " if where else ""
 
 
-def _type_text(kind: pa.DataType) -> Any:
-    if is_list(kind):
-        return ["large_list" if pa.types.is_large_list(kind) else "list", _type_text(kind.value_type)]
-    return str(kind)
+def _cast(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
+    if chunk.type == kind:
+        return chunk
+    if pa.types.is_null(chunk.type):
+        return pa.nulls(len(chunk), kind)
+    if pa.types.is_float16(chunk.type):
+        chunk = widened_float16(chunk)
+    # Unchecked: Arrow would refuse exact ints past 2**53; ColumnType has seen every value.
+    return chunk.cast(kind, safe=False)
 
 
-def _type_of_json(entry: Any) -> ColumnType:
-    if type(entry) is not list or len(entry) != 4:
-        raise ValueError("one of its label types is none")
-    text, negative, beyond, inexact = entry
-    if type(negative) is not bool or type(beyond) is not bool or type(inexact) not in (int, type(None)):
-        raise ValueError("one of its label types is none")
-    if inexact is not None and not -(1 << 63) <= inexact < 1 << 64:
-        raise ValueError("one of its label types has an integer beyond 64 bits")
-    return ColumnType(_type_of_text(text), negative, beyond, inexact)
+def no_labels(names: Sequence[str]) -> pa.Table:
+    """A label table with these columns and no rows."""
+    return pa.table({name: pa.nulls(0) for name in names})
 
 
-def _type_of_text(text: Any) -> pa.DataType:
-    if (
-        isinstance(text, list)
-        and len(text) == 2
-        and text[0] in ("list", "large_list")
-        and isinstance(text[1], str)
-    ):
-        return (pa.list_ if text[0] == "list" else pa.large_list)(_type_of_text(text[1]))
-    if not isinstance(text, str) or text not in _named_types():
-        raise ValueError(f"no label column has the type {str(text)[:80]!r}")
-    return _named_types()[text]
+def stacked(tables: Sequence[pa.Table], counts: Sequence[int], where: str) -> pa.Table:
+    """The rows of all tables, one table after the other; columns that one lacks are null there.
+
+    Args:
+        counts: the rows of each, which a table without columns cannot say.
+    Raises:
+        LabelTypeError: 'concat(): label "y" is int64 in one dataset and string in another; ...'.
+    """
+    names = list(dict.fromkeys(name for table in tables for name in table.column_names))
+    if not names:
+        return tables[0]
+    whole = []
+    for table, count in zip(tables, counts, strict=True):
+        nulls = pa.chunked_array([pa.nulls(count)])
+        columns = [table.column(name) if name in table.column_names else nulls for name in names]
+        plain = (c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in columns)
+        whole.append(pa.table(list(plain), names=names))
+    return unify(whole, where, "dataset")
+
+
+def beside(tables: Sequence[pa.Table]) -> pa.Table:
+    """The columns of tables of one length; of a name that is there twice the first."""
+    columns: dict[str, pa.ChunkedArray] = {}
+    for table in tables:
+        for name in table.column_names:
+            columns.setdefault(name, table.column(name))
+    return pa.table(columns) if columns else tables[0]
+
+
+def labelled_rows(table: pa.Table) -> npt.NDArray[np.int64]:
+    """The rows that have a value in some column: int64, rising."""
+    is_labelled = np.zeros(table.num_rows, bool)
+    for column in table.columns:
+        is_labelled |= column.is_valid().to_numpy()
+    return np.flatnonzero(is_labelled)
+
+
+def labelled_columns(table: pa.Table) -> pa.Table:
+    """The columns that have a value in some row."""
+    names = table.column_names
+    return table.select([name for name in names if table.column(name).null_count < table.num_rows])

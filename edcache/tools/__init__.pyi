@@ -8,11 +8,10 @@ from .housekeeping import delete as delete
 from .housekeeping import head_of as head_of
 from .housekeeping import plan_pruning as plan_pruning
 from .housekeeping import why_not_now as why_not_now
-from .merge import MergeReport as MergeReport
+from .merge import Piece as Piece
 from .merge import merge as merge
 from .repair import RepairReport as RepairReport
 from .repair import repair as repair
-from .shares import Piece as Piece
 from .split import split as split
 from .verify import Report as Report
 from .verify import verify as verify

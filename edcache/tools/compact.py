@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 
 from edcache import format, storage
 from edcache.base import ArchiveLockedError, StaleArchiveError
-from edcache.format import (
-    ChunkTable,
-    Contents,
-    Failure,
-    Header,
-    Revised,
-    Revision,
-    merge,
-    read_revision,
-    read_table,
-)
+from edcache.format import ChunkTable, Contents, Header, Revised, Revision, merge, read_revision, read_table
 from edcache.reader import OnProgress
 from edcache.storage import File, local_path
 from edcache.tools.rewrite import Progress, Rewrite, Selection, check_free, chunk_rows, rewriting
-from edcache.tools.survey import Sound, sound_survey
+from edcache.tools.verify import Survey, sound_survey
 
 
 @dataclass(frozen=True)
@@ -82,66 +71,51 @@ def compact(
     with closing(File.open(name, "r")) as file:
         if target is None:
             _refuse_fillers(file)
-        sound = sound_survey(file, allow_partial)
+        survey = sound_survey(file, allow_partial)
         if target is not None:
             destination = local_path(target)
             check_free(destination)
-            return _report(destination, sound, _copied_beside(file, sound, destination, on_progress))
-        if _is_compact(sound):
-            return _report(path, sound, None)
+            return _report(destination, survey, _copied(file, survey, destination, on_progress))
+        if _is_compact(survey):
+            return _report(path, survey, None)
         # Locks need write access.
         with closing(File.open(name, "a")) as old:
             if old.identity() != file.identity():
                 raise _replaced(name)
-            return _report(path, sound, _copied_in_place(old, sound, on_progress))
+            _refuse_fillers(old)
+            return _report(path, survey, _copied(old, survey, name, on_progress, in_place=True))
 
 
-def _is_compact(sound: Sound) -> bool:
+def _is_compact(survey: Survey) -> bool:
     """Whether nothing would be gained: no dead bytes, and less than twice the entries that there must be."""
-    survey, needed = sound.survey, sum(1 for _ in chunk_rows(sound.contents.index.records.nbytes))
+    needed = sum(1 for _ in chunk_rows(survey.contents.index.records.nbytes))
     has_few = len(survey.chain.chunks) < 2 * max(1, needed) and len(survey.chain.revisions) <= 1
     return survey.seal is not None and not survey.dead.total and has_few
 
 
-def _copied_beside(file: File, sound: Sound, target: str, on_progress: OnProgress | None) -> Rewrite:
-    with rewriting(target, sound.survey.head, file, _progress(sound, on_progress)) as new:
-        new.copy(Selection(file, sound.contents))
-        new.publish(sound.survey.chain.length, *_said_besides(sound.contents, sound.revised))
+def _copied(
+    file: File, survey: Survey, target: str, on_progress: OnProgress | None, in_place: bool = False
+) -> Rewrite:
+    contents, revised = survey.contents, survey.revised
+    progress = Progress(on_progress, int(contents.index.records.nbytes.sum()))
+    with rewriting(target, survey.head, file, progress) as new:
+        new.copy(Selection(file, contents))
+        # In place nobody appends from here on to what is about to lose its name. Who waits for this lock
+        # finds another file at the path then, and says so.
+        with file.locked(format.LOCK_APPEND) if in_place else nullcontext():
+            if in_place:
+                _refuse_fillers(file)
+                if not file.is_named():
+                    raise _replaced(file.path)
+                contents, revised = _caught_up(file, survey, new)
+            revision = revised.folded(contents.index.records.index)
+            new.publish(survey.chain.length, contents.index.failures, revision, replace=in_place)
     return new
 
 
-def _copied_in_place(file: File, sound: Sound, on_progress: OnProgress | None) -> Rewrite:
-    """Take the file's place; `file` is open for writing, as locks need."""
-    _refuse_fillers(file)
-    with rewriting(file.path, sound.survey.head, file, _progress(sound, on_progress)) as new:
-        new.copy(Selection(file, sound.contents))
-        # From here on nobody appends to what is about to lose its name. Who waits for this lock finds
-        # another file at the path then, and says so.
-        with file.locked(format.LOCK_APPEND):
-            _refuse_fillers(file)
-            if not file.is_named():
-                raise _replaced(file.path)
-            contents, revised = _caught_up(file, sound, new)
-            new.publish(sound.survey.chain.length, *_said_besides(contents, revised), replace=True)
-    return new
-
-
-def _progress(sound: Sound, on_progress: OnProgress | None) -> Progress:
-    return Progress(on_progress, int(sound.contents.index.records.nbytes.sum()))
-
-
-def _said_besides(contents: Contents, revised: Revised) -> tuple[Sequence[Failure], Revision | None]:
-    """Why samples have no record, and what all revisions of the labels say, as one."""
-    return contents.index.failures, revised.folded(contents.index.records.index)
-
-
-def _caught_up(file: File, sound: Sound, new: Rewrite) -> tuple[Contents, Revised]:
-    """Copy what others have appended since the survey; they wait while this runs.
-
-    Raises:
-        ArchiveLockedError: one of them has written down what a power cut took.
-    """
-    chain, pread, path = sound.survey.chain, file.pread, file.path
+def _caught_up(file: File, survey: Survey, new: Rewrite) -> tuple[Contents, Revised]:
+    """Copy what others have appended since the survey; they wait while this runs."""
+    chain, pread, path = survey.chain, file.pread, file.path
     first, lost = chain.cursor.seq, set(chain.lost)
     chain.extend(pread, file.size())
     if chain.lost != lost:
@@ -159,7 +133,7 @@ def _caught_up(file: File, sound: Sound, new: Rewrite) -> tuple[Contents, Revise
     if chunks:
         new.copy(Selection(file, merge(chunks, table, chain.dictionaries, None, [], path)))
     if chain.cursor.seq == first or not (chain.failures or chain.revisions):
-        return sound.contents, sound.revised
+        return survey.contents, survey.revised
     contents = chain.contents(table)
     return contents, chain.revised(contents, revision)
 
@@ -175,12 +149,11 @@ def _replaced(path: str) -> StaleArchiveError:
     return StaleArchiveError(f"{path}: the file was replaced since it was opened; compact it again")
 
 
-def _report(path: str | os.PathLike[str], sound: Sound, new: Rewrite | None) -> CompactReport:
-    survey = sound.survey
+def _report(path: str | os.PathLike[str], survey: Survey, new: Rewrite | None) -> CompactReport:
     nbytes, chunks_before = survey.size if new is None else new.nbytes, len(survey.chain.chunks)
     return CompactReport(
         path=os.fspath(path),
-        samples=len(sound.contents.index.records.offset),
+        samples=len(survey.contents.index.records.offset),
         rewritten=new is not None,
         dead_nbytes=max(0, survey.size - nbytes),
         nbytes_before=survey.size,

@@ -1,16 +1,35 @@
-"""Several archives copied into one."""
+"""Samples of several archives in a new one: whole archives for merge, parts of one for split."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
+import numpy as np
+
+from edcache import format
+from edcache.base import LengthError, OptionError
 from edcache.dataset import Path, expand_paths
+from edcache.format import (
+    MAX_SCHEMAS,
+    Contents,
+    Head,
+    Revision,
+    labelled_columns,
+    labelled_rows,
+    stacked,
+    take_rows,
+)
 from edcache.reader import OnProgress
-from edcache.storage import local_path
-from edcache.tools.rewrite import Progress, check_free
-from edcache.tools.shares import Share, check_dictionaries, join, opened
+from edcache.storage import ByteSource, local_path, located
+from edcache.tools.rewrite import Ints, Progress, Selection, check_free, intact_dictionaries, rewriting
+from edcache.tools.verify import sound_survey
+
+_NO_COLUMN: Final = object()
 
 
 @dataclass(frozen=True)
@@ -28,6 +47,20 @@ class MergeReport:
     nbytes: int
 
 
+@dataclass(frozen=True)
+class Piece:
+    """An archive that `split` made.
+
+    path: of it. samples, length, nbytes: as of `MergeReport`. value: of the label that it was split by.
+    """
+
+    path: str
+    samples: int
+    length: int
+    nbytes: int
+    value: Any = None
+
+
 def merge(
     paths: Path | Iterable[Path],
     target: str | os.PathLike[str],
@@ -40,7 +73,7 @@ def merge(
     It has the samples and labels of `edcache.concat`: samples that are missing stay missing, failures and
     labels that were added stay. Records are copied as they are stored, each checked by its crc32; those of
     archives that do not compress are compressed where another one does. Label columns that one lacks are
-    null there.
+    null there. It has a uuid of its own and no fingerprint: `CachedDataset(source, path)` compares none.
 
     Args:
         paths: a list, a glob or a folder, as `CachedDataset.from_cache` takes them; URLs too.
@@ -60,7 +93,6 @@ def merge(
     Safety: of an archive that others append to it takes what was there at the start. Killed, it leaves
         nothing at the path; a leftover `.edcache.new` is begun anew by the next run.
 
-    The new archive has a uuid of its own and no fingerprint: `CachedDataset(source, path)` compares none.
     >>> edcache.merge("cache/part-*.zip", "cache/train.zip")
     """
     named = expand_paths(paths)
@@ -70,8 +102,168 @@ def merge(
     destination = local_path(target)
     check_free(destination)
     with opened(named, allow_partial) as sources:
-        check_dictionaries(sources, "merge()")
+        _check_dictionaries(sources)
         shares = [Share(source, range(source.length)) for source in sources]
         progress = Progress(on_progress, sum(share.nbytes for share in shares))
         piece = join(destination, shares, progress, "merge()")
     return MergeReport(piece.path, len(named), piece.samples, piece.length, piece.nbytes)
+
+
+class Source:
+    """One archive as it was when it was surveyed; what others append meanwhile is left out.
+
+    table: the index, of its records and what goes with them. index: the sample of each record. labels: its
+    label table, revisions included. absent: the samples without a record that have labels.
+    """
+
+    def __init__(self, file: ByteSource, allow_partial: bool) -> None:
+        survey = sound_survey(file, allow_partial)
+        self.file, self.head = file, survey.head
+        self.table, self.labels = survey.contents.index, survey.revised.table
+        self.length = self.table.length
+        index = self.table.records.index
+        self.index: Ints = np.arange(len(self.table.records.offset)) if index is None else np.asarray(index)
+        # Where samples without a record were labelled the label table has a row for every sample.
+        self.has_row_per_sample = self.labels.num_rows != len(self.index)
+        absent = labelled_rows(self.labels) if self.has_row_per_sample else np.empty(0, np.int64)
+        self.absent = absent[~np.isin(absent, self.index)]
+        self._revised = {name for name, is_revised in survey.revised.columns or () if is_revised}
+
+    def field_of(self, name: str) -> Any:
+        """The field that a label column holds; None where its values may be others."""
+        return None if name in self._revised else dict(self.head.labels).get(name, _NO_COLUMN)
+
+
+@contextmanager
+def opened(paths: Sequence[str], allow_partial: bool) -> Iterator[list[Source]]:
+    """Survey archives, wherever they are, and keep them open; raises as `sound_survey`."""
+    with ExitStack() as stack:
+        files = (stack.enter_context(closing(located(path).open())) for path in paths)
+        yield [Source(file, allow_partial) for file in files]
+
+
+class Share:
+    """Samples of one archive, which rise, one after the other in a new one.
+
+    rows: of the records of those that have one; places: which of the share's samples these are. absent,
+    absent_places: the same of samples without a record that have labels, as rows of the label table.
+    """
+
+    def __init__(self, source: Source, samples: range | Ints) -> None:
+        self.source, self.length = source, len(samples)
+        self.rows, self.places = _within(source.index, samples)
+        at, self.absent_places = _within(source.absent, samples)
+        self.absent = source.absent[at]
+        failures = source.table.failures
+        at, places = _within(np.array([failure.index for failure in failures], np.int64), samples)
+        pairs = zip(at.tolist(), places.tolist(), strict=True)
+        self.failures = [replace(failures[row], index=place) for row, place in pairs]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its records."""
+        return int(self.source.table.records.nbytes[self.rows].sum())
+
+    def labels(self) -> Any:
+        """The label table of its records: a row each."""
+        rows = self.source.index[self.rows] if self.source.has_row_per_sample else self.rows
+        return take_rows(self.source.labels, rows)
+
+    def selection(self, first: int, labels: Any) -> Selection:
+        """Its records, for an archive in which its samples begin at `first`."""
+        table = self.source.table
+        records = replace(table.records.take(self.rows), index=self.places + first)
+        contents = Contents(table._replace(records=records), labels)
+        return Selection(self.source.file, contents, self.source.index[self.rows])
+
+
+def _within(rising: Ints, samples: range | Ints) -> tuple[Ints, Ints]:
+    """Which of some rising indices are among samples, and the places that they have there."""
+    if isinstance(samples, range):
+        low, high = np.searchsorted(rising, [samples.start, samples.stop]).tolist()
+        return np.arange(low, high), rising[low:high] - samples.start
+    _, rows, places = np.intersect1d(rising, samples, assume_unique=True, return_indices=True)
+    return rows, places
+
+
+def join(target: str, shares: Sequence[Share], progress: Progress, asked_by: str) -> Piece:
+    """Write a sealed archive of the samples of some shares, one after the other, where nothing is."""
+    firsts = np.cumsum([0, *(share.length for share in shares)]).tolist()
+    length = firsts.pop()
+    labels, revision = _joined_labels(shares, firsts, asked_by)
+    sources = list(dict.fromkeys(share.source for share in shares))
+    head = joined_head(sources, labels[0].column_names, length, asked_by)
+    failures = [
+        replace(failure, index=failure.index + first)
+        for share, first in zip(shares, firsts, strict=True)
+        for failure in share.failures
+    ]
+    with rewriting(target, head, sources[0].file, progress) as new:
+        for share, first, rows in zip(shares, firsts, labels, strict=True):
+            new.copy(share.selection(first, rows))
+        new.publish(failures=failures, revision=revision)
+    return Piece(target, sum(len(share.rows) for share in shares), length, new.nbytes)
+
+
+def _joined_labels(
+    shares: Sequence[Share], firsts: Sequence[int], asked_by: str
+) -> tuple[list[Any], Revision | None]:
+    """The label tables of some shares as one: of the records of each, and of all samples without one."""
+    counts = [len(share.rows) for share in shares] + [len(share.absent) for share in shares]
+    tables = [share.labels() for share in shares]
+    tables += [take_rows(share.source.labels, share.absent) for share in shares]
+    table = stacked(tables, counts, asked_by)
+    starts = np.cumsum([0, *counts]).tolist()
+    labels = [table.slice(starts[k], counts[k]) for k in range(len(shares))]
+    absent = labelled_columns(table.slice(starts[len(shares)]))
+    places = [share.absent_places + first for share, first in zip(shares, firsts, strict=True)]
+    return labels, Revision(absent, (), np.concatenate(places)) if absent.num_columns else None
+
+
+def joined_head(sources: Sequence[Source], names: Sequence[str], length: int, asked_by: str) -> Head:
+    """The head of an archive of samples of these, which no call makes, so that it has no fingerprint.
+
+    It compresses as the first that does; of a label column it knows the field if all have the same.
+    """
+    first = sources[0]
+    for other in sources:
+        if other.head.codec != first.head.codec:
+            raise OptionError(
+                f'{asked_by}: {first.file.path} is of codec="{first.head.codec}", {other.file.path} of '
+                f'codec="{other.head.codec}"; what reads one would refuse the other, so keep them apart, or '
+                "open them together: CachedDataset.from_cache([...])"
+            )
+    schemas = {text for source in sources for text in source.table.schemas}
+    if len(schemas) > MAX_SCHEMAS:
+        raise OptionError(
+            f"{asked_by}: {len(schemas):,} structures of samples together, an archive holds {MAX_SCHEMAS:,}"
+        )
+    if length > format.MAX_LENGTH:
+        raise LengthError(f"{asked_by}: {length:,} samples together, an archive holds {format.MAX_LENGTH:,}")
+    return Head(
+        uuid=uuid.uuid4().bytes,
+        length=length,
+        codec=first.head.codec,
+        compression=next(filter(None, (source.head.compression for source in sources)), None),
+        labels=tuple((name, _common_field(sources, name)) for name in names),
+        claim_size=first.head.claim_size,
+    )
+
+
+def _common_field(sources: Sequence[Source], name: str) -> Any:
+    first, *others = (source.field_of(name) for source in sources)
+    return None if first is _NO_COLUMN or any(other != first for other in others) else first
+
+
+def _check_dictionaries(sources: Sequence[Source]) -> None:
+    """Refuse different compression dictionaries of one id: a record says by its id which it needs."""
+    known: dict[bytes, tuple[bytes, str]] = {}
+    for source in sources:
+        for data in intact_dictionaries(source.file, source.table.dictionaries):
+            other, path = known.setdefault(data[:8], (data, source.file.path))
+            if other != data:
+                number = int.from_bytes(data[4:8], "little")
+                raise OptionError(
+                    f"merge(): {path} and {source.file.path} have different compression dictionaries of "
+                    f"one id, {number}; write one of them anew from its samples"
+                )

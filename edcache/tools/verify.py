@@ -1,16 +1,59 @@
-"""Prove an archive: every byte of it is checked against another."""
+"""Prove an archive: its chain, seals and tables, and every byte of its samples, against one another."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
+
+from edcache import format
+from edcache.base import CorruptArchiveError, LabelError, PartialArchiveError
+from edcache.format import (
+    END_SIGNATURE,
+    PAGE,
+    Chain,
+    ChunkTable,
+    Contents,
+    Header,
+    IndexTable,
+    Revised,
+    Revision,
+    find_headers,
+    merge,
+    padding_of,
+    parse_index,
+    parse_labels,
+    partial_text,
+    payload_crc,
+    read_revision,
+    read_table,
+    same_tables,
+)
 from edcache.reader import OnProgress, check_digest, no_digest, parse_digest
-from edcache.storage import located
-from edcache.tools.survey import Dead, Survey
+from edcache.storage import ByteSource, File, located, written_since_boot
+from edcache.tools.proof import check_chunk, check_layout
+
+# What the directory has of an entry, at least.
+_LISTED_NBYTES: Final = 46
+
+
+@dataclass
+class Dead:
+    """Bytes of a file that no reader of its newest state needs, by what they are."""
+
+    old_seals: int = 0
+    superseded: int = 0
+    lost: int = 0
+    torn: int = 0
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.old_seals + self.superseded + self.lost + self.torn
 
 
 @dataclass
@@ -68,9 +111,9 @@ def verify(
     Raises:
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError (the head).
         DigestError: the file is not the one that was published. OptionError: that is no digest.
-    Cost: reads the whole file once, a second time before that for the digest; with `quick` only headers,
+    Cost: reads the whole file once, before that a second time for the digest; with `quick` only headers,
         tables and the seal. Some 70 bytes of memory a sample, and its labels twice.
-    Safety: writes and locks nothing; others may append meanwhile, what they add is not looked at.
+    Safety: writes and locks nothing; what others append meanwhile is not looked at.
     """
     expected = None if expected_digest is None else parse_digest(expected_digest)
     with closing(located(path, storage_options).open()) as file:
@@ -82,8 +125,12 @@ def verify(
         if expected is not None and survey.seal is None:
             raise no_digest(file.path)
     advance(survey.size, survey.size)
-    report = Report(
+    index = survey.contents.index
+    return Report(
+        samples=index.length,
+        missing=index.length - len(index.records.offset),
         chunks=len(survey.chain.chunks),
+        failures=len(index.failures),
         nbytes=survey.size,
         sealed=survey.seal is not None,
         has_writer=survey.has_writer,
@@ -92,8 +139,273 @@ def verify(
         quick=quick,
         problems=survey.problems,
     )
-    if survey.contents is not None:
-        index = survey.contents.index
-        report.samples, report.failures = index.length, len(index.failures)
-        report.missing = index.length - len(index.records.offset)
-    return report
+
+
+class Survey:
+    """The structure of an archive as it was when its size was taken; it may grow meanwhile.
+
+    Attributes:
+        head, chain, seal: as far as they read; seal is that of a sealed archive, else None.
+        contents: the newest record of every sample. revised: the label table, revisions included. Where the
+            tables cannot be joined, which is a problem, there is nothing in them.
+        has_writer: whether a process writes the archive now; False where that cannot be asked.
+        superseded: records that a newer one of the same sample has outdated.
+        problems: one line each, with path and offset.
+    """
+
+    def __init__(
+        self,
+        file: ByteSource,
+        reads_records: bool,
+        forgives_power_cut: bool = False,
+        on_position: Callable[[int], object] = lambda offset: None,
+    ) -> None:
+        # The size first: what others append from now on lies behind it.
+        self.size = file.size()
+        self.path = file.path
+        self.problems: list[str] = []
+        self.dead = Dead()
+        self._file, self._pread = file, file.pread
+        self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
+        self._reads_records, self._on_position = reads_records, on_position
+        self.head, cursor = format.read_head(self._pread, self.path)
+        self.chain = Chain(self.head, cursor, self.path)
+        headers: list[Header] = []
+        self._damaged_seals: list[Header] = []
+        for header in format.walk(self._pread, self.size, self.head.uuid, cursor):
+            self._check_old_seal(header)
+            self.chain.note(self._pread, header)
+            self._check_reach(header)
+            headers.append(header)
+        for labels in self._damaged_seals:
+            if labels.seq not in self.chain.lost:  # to a power cut, with what belongs to it
+                self._problem(labels.payload_end, "the dead directory of an earlier seal is damaged")
+        self.seal = format.read_seal(self._pread, self.size, self.head.uuid)
+        # What is behind a URL was uploaded whole.
+        is_old = isinstance(file, File) and not written_since_boot(file)
+        if forgives_power_cut and self.chain.seal is None and is_old:
+            self.chain.lost |= self.chain.find_lost(self._pread)
+        self._is_joined = True
+        self.contents = self._merged()
+        self.revised = self._revised()
+        for header in self._kept(headers):
+            if header.kind != format.KIND_CHUNK:
+                self._check_crc(header, payload_crc(self._pread, header))
+                self._check_padding(header)
+        if self.seal is not None:
+            self._check_seal(self.seal)
+        elif self.chain.seal is not None:
+            self._check_last_seal(self.chain.seal)
+        else:
+            self._check_tail()
+        self._count_dead(headers)
+
+    def _problem(self, offset: int, what: str, remedy: str | None = None) -> None:
+        remedy = remedy or f'run "edcache repair {self.path} -o NEW"'
+        self.problems.append(f"{self.path}: at offset {offset:,}: {what}; {remedy}")
+
+    def _kept(self, entries: list[Header]) -> list[Header]:
+        return [entry for entry in entries if entry.seq not in self.chain.lost]
+
+    # --- tables ---
+
+    def _merged(self) -> Contents:
+        chain, chunks = self.chain, self._kept(self.chain.chunks)
+        names = [name for name, _ in self.head.labels]
+        failures = [failure for _, failure in chain.failures.values()]
+        dictionaries = self._kept(chain.dictionaries)
+        self.superseded = self._rows_nbytes = 0
+        try:
+            contents = merge(chunks, self._table, dictionaries, chain.length, names, self.path, failures)
+        except (CorruptArchiveError, LabelError) as error:
+            self._problem(0, f"its chunks do not go together: {error}")
+            self._is_joined, self.superseded = False, 0
+            return merge([], self._table, [], None, names, self.path)
+        self.superseded -= len(contents.index.records.offset)
+        self.dead.superseded = self._rows_nbytes - int(contents.index.records.nbytes.sum())
+        return contents
+
+    def _table(self, header: Header) -> ChunkTable | None:
+        table_bytes = self._pread(header.payload_offset, header.table_nbytes)
+        try:
+            table = read_table(lambda offset, nbytes: table_bytes, header, self.path)
+        except CorruptArchiveError as error:
+            self._unread(header, f"chunk {header.seq}", error)
+            if self._reads_records:
+                self._check_crc(header, payload_crc(self._pread, header))
+            self._on_position(min(header.next, self.size))
+            return None
+        self.superseded += len(table.records.offset)
+        self._rows_nbytes += int(table.records.nbytes.sum())
+        self._check_padding(header)
+        if self._reads_records:
+            self._check_crc(header, check_chunk(self._pread, header, table, table_bytes, self._problem))
+        else:
+            check_layout(header, table, self._problem)
+        self._on_position(min(header.next, self.size))
+        return table
+
+    def _check_reach(self, header: Header) -> None:
+        """A revision has no rows of samples that the dataset had not when it was written."""
+        length = max(self.chain.end_index, self.chain.length or 0)
+        if header.kind == format.KIND_REVISION and header.end_index > length:
+            rows = f"{header.name} has rows up to sample {header.end_index:,}"
+            self._problem(header.offset, f"{rows}, the dataset had {length:,}")
+
+    def _revised(self) -> Revised:
+        try:
+            if self._is_joined:
+                return self.chain.revised(self.contents, self._revision)
+        except LabelError as error:
+            self._problem(0, f"its revisions do not go together: {error}")
+            self._is_joined = False
+        return Revised(self.contents.labels, None)
+
+    def _revision(self, header: Header) -> Revision | None:
+        if header.seq in self.chain.lost:
+            return None
+        try:
+            return read_revision(self._pread, header, self.path)
+        except CorruptArchiveError as error:
+            self._unread(header, header.name, error)
+            return None
+
+    def _unread(self, header: Header, name: str, error: Exception) -> None:
+        """Note an entry that does not read, where the error says only what is wrong with it."""
+        why = str(error).removeprefix(f"{self.path}: {name} at offset {header.offset:,}: ")
+        self._problem(header.offset, f"{header.name}: {why.partition('; run')[0]}")
+
+    def _check_padding(self, header: Header) -> None:
+        if any(padding_of(self._pread, header)):
+            self._problem(header.offset, f"{header.name}: bytes behind its content are not zero")
+
+    def _check_crc(self, header: Header, crc: int) -> None:
+        """Compare the crc32 of a payload with its header's."""
+        if crc != header.payload_crc:
+            expected = f"its header says {header.payload_crc:#010x}"
+            self._problem(header.offset, f"{header.name} has crc32 {crc:#010x}, {expected}")
+
+    # --- seals ---
+
+    def _check_old_seal(self, following: Header) -> None:
+        """Between an earlier seal and the entry behind it lie its directory and zeros."""
+        seal = self.chain.seal
+        if seal is None:
+            return
+        start, end = seal[1].payload_end, following.offset
+        # A directory takes work as its entries are many; one for which there is no room takes none.
+        room = end - start - format.END_NBYTES
+        has_room = room >= _LISTED_NBYTES * len(self.chain.entries)
+        directory = self.chain.directory(self._pread, seal) if has_room else b""
+        is_there = directory and end == format.align(start + len(directory), PAGE)
+        if not is_there or self._pread(start, end - start) != directory.ljust(end - start, b"\0"):
+            self._damaged_seals.append(seal[1])
+        self.dead.old_seals += end - seal[0].offset
+
+    def _check_seal(self, seal: tuple[Header, Header]) -> None:
+        index, labels = seal
+        if self.chain.seal != seal:
+            before = f"so the chain ends before its seal at offset {index.offset:,}"
+            self._problem(self.chain.cursor.offset, f"no entry fits here, {before}")
+            return
+        if self._is_joined:
+            self._check_sealed_tables(index, labels)
+        if not self.chain.ends_with_directory(self._pread, self.size, seal):
+            self._problem(labels.payload_end, "the zip directory does not list what the chain holds")
+
+    def _check_sealed_tables(self, index_header: Header, labels_header: Header) -> None:
+        index = self._pread(index_header.payload_offset, index_header.payload_nbytes)
+        labels = self._pread(labels_header.payload_offset, labels_header.payload_nbytes)
+        columns = self.revised.columns
+        try:
+            sealed = parse_index(index, index_header.samples)
+            same_index = _same_index(sealed, self.contents.index._replace(labels=columns))
+            names = [name for name, _ in (self.head.labels if sealed.labels is None else sealed.labels)]
+            same_labels = same_tables(parse_labels(labels, labels_header.samples, names), self.revised.table)
+        except CorruptArchiveError as error:
+            self._problem(index_header.offset, str(error))
+            return
+        if not same_index:
+            self._problem(index_header.offset, "index.arrow does not say what the chunks say")
+        if not same_labels:
+            what = "the chunks" if columns is None else "the chunks and revisions"
+            self._problem(labels_header.offset, f"labels.arrow does not say what {what} say")
+
+    def _check_last_seal(self, seal: tuple[Header, Header]) -> None:
+        """The chain ends with a seal, the file not with its directory: torn growth, or damage."""
+        start, directory = seal[1].payload_end, self.chain.directory(self._pread, seal)
+        if self._pread(start, len(directory)) != directory:
+            what = "the zip directory does not list what the chain holds"
+            self._problem(start, what, "seal the archive again")
+        self._check_tail()
+
+    def _check_tail(self) -> None:
+        """What an unsealed archive may end with: its last entry, and behind it a torn tail."""
+        at = self.chain.cursor.offset
+        if self.size <= at:
+            return
+        later = next(find_headers(self._file, at + 1, self.size, self.head.uuid), None)
+        if later is not None:
+            follows = f"{later.name} follows at offset {later.offset:,}"
+            self._problem(at, f"the chain is broken: no entry fits here, but {follows}")
+        elif self._has_broken_seal():
+            self._problem(at, "a seal begins here that is damaged", "seal the archive again")
+
+    def _has_broken_seal(self) -> bool:
+        """The header of index.arrow goes last: where it stands, or nearly, the whole seal stood."""
+        cursor = self.chain.cursor
+        data = self._pread(cursor.offset, format.HEADER_NBYTES)
+        if format.parse_header(data) is not None:
+            # Unless another process has written it since the walk.
+            return next(format.walk(self._pread, 1 << 62, self.head.uuid, cursor), None) is None
+        # A kill within the header leaves no crc32; with one, it was whole once.
+        had_crc, is_named = any(data[137:141]), data[30:41] == b"index.arrow"
+        return had_crc and (is_named or END_SIGNATURE in self._pread(max(0, self.size - 1024), 1024))
+
+    def _count_dead(self, headers: list[Header]) -> None:
+        self.dead.lost = sum(h.next - h.offset for h in headers if h.seq in self.chain.lost)
+        if self.seal is None:
+            seal, end = self.chain.seal, self.chain.cursor.offset
+            if seal is not None:
+                end = seal[1].payload_end + len(self.chain.directory(self._pread, seal))
+            self.dead.torn = max(0, self.size - end)
+
+
+def sound_survey(file: ByteSource, allow_partial: bool) -> Survey:
+    """Survey an archive whose records will be copied, without reading them.
+
+    Raises:
+        CorruptArchiveError: the first problem. PartialArchiveError: what was made of it would pass for whole.
+    """
+    survey = Survey(file, False, forgives_power_cut=True)
+    while (
+        isinstance(file, File)
+        and survey.seal is None
+        and not (allow_partial or survey.has_writer)
+        # Somebody publishes just now, or has since the survey: perhaps the seal.
+        and (file.is_locked(format.LOCK_APPEND, 1) or file.size() != survey.size)
+    ):
+        file.share(format.LOCK_APPEND)
+        file.unlock(format.LOCK_APPEND)
+        survey = Survey(file, False, forgives_power_cut=True)
+    if survey.problems:
+        raise CorruptArchiveError(survey.problems[0])
+    if survey.seal is None and not allow_partial:
+        present = len(survey.contents.index.records.offset)
+        raise PartialArchiveError(partial_text(survey.path, present, survey.chain.length))
+    return survey
+
+
+def _same_index(sealed: IndexTable, expected: IndexTable) -> bool:
+    columns, others = sealed.records.columns(), expected.records.columns()
+    return (
+        sealed.length == expected.length
+        and sealed.schemas == expected.schemas
+        and sealed.dictionaries == expected.dictionaries
+        and np.array_equal(sealed.blocks, expected.blocks)
+        and list(sealed.failures) == list(expected.failures)
+        and list(sealed.labels or ()) == list(expected.labels or ())
+        and (sealed.labels is None) == (expected.labels is None)
+        and columns.keys() == others.keys()
+        and all(np.array_equal(columns[name], others[name]) for name in columns)
+    )

@@ -1,50 +1,198 @@
-"""What tells a source from another of its class: a short text for each of its attributes.
+"""Fingerprints: of a call of a dataset factory, and of a source of which only the object is known.
 
-An attribute is described by its value, an object that it holds (a wrapped dataset, a transform) by its own
-attributes: "dataset.split", "transform.transforms[1].size". A file below a path that is an attribute too is
-known by its place below that path.
+A fingerprint is JSON in the archive's head. That of a call: the factory's qualified name, its arguments
+with defaults applied, the user's `version`, and a digest of the factory's source. That of an object: its
+class, its attributes ("dataset.split", "transform.transforms[1].size"), and a digest of its classes' source.
+Nothing in it depends on where a file of code lies, when it was changed, on line numbers, on the number of
+workers or on the order in which samples were computed. An argument that cannot be described the same way in
+every process is an error, never a random key; an attribute counts as None then.
 """
 
 from __future__ import annotations
 
 import enum
-import itertools
 import json
 import os
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from edcache.writer.fingerprint_access import Access
-from edcache.writer.fingerprint_code import digest_of, qualified_name, source_digest
-from edcache.writer.fingerprint_fields import NO_ACCESS, fields_of
-from edcache.writer.fingerprint_values import NO_VALUE, Texts, is_array, shortened
+from edcache.base import FingerprintError
+from edcache.writer.fingerprint_code import NO_ACCESS, Access, digest_of, qualified_name, source_digest
+from edcache.writer.fingerprint_values import (
+    EXPANDED,
+    LONG,
+    NO_VALUE,
+    OWN,
+    NoDescription,
+    Texts,
+    describe,
+    fields_of,
+    shortened,
+)
 
 _NBYTES: Final = 2_400
 """Of all attributes in the head of an archive, which is one page."""
 _DETAILS: Final = ((4, 300), (3, 120), (2, 80), (1, 80), (1, 32))
 """How deep each attribute of an object has a text, and the longest text; the first that fits is taken."""
 _MOST_NAMES: Final = 2_000
-_EXPANDED: Final = 16
 
 
-def attributes_of(
+def call_fingerprint(
+    factory: Callable[..., Any], arguments: Mapping[str, Any], version: object = None
+) -> dict[str, Any]:
+    """Describe a call of a dataset factory, given every parameter by name.
+
+    Raises:
+        FingerprintError: 'argument "transform" of data:train: <Resize at 0x...> has no description that ...'.
+    """
+    name = qualified_name(factory)
+    return {
+        "factory": name,
+        "arguments": {key: _argument(name, key, value) for key, value in arguments.items()},
+        "version": None if version is None else _argument(name, "version", version),
+        "source": source_digest(factory),
+    }
+
+
+def _argument(factory: str, key: str, value: object) -> Any:
+    try:
+        return describe(value)
+    except NoDescription as error:
+        raise FingerprintError(
+            f'argument "{key}" of {factory}: {error} has no description that is the same in every process; '
+            "give its class a __repr__ without an address or a method __edcache_fingerprint__() that "
+            "returns a plain value, or build it inside the factory and name its state with version="
+        ) from None
+
+
+def source_fingerprint(source: object) -> dict[str, Any]:
+    """Describe a source dataset of which only the object is known: by its class and its attributes.
+
+    What a method `__edcache_fingerprint__` of its class returns is described instead of the attributes; the
+    items of a dict as arguments, each with its own line in a StaleCacheError.
+    """
+    cls = type(source)
+    name = qualified_name(cls)
+    if not hasattr(cls, "__edcache_fingerprint__"):
+        return {"type": name, **_attributes_of(source)}
+    answer = cls.__edcache_fingerprint__(source)
+    items = answer if isinstance(answer, dict) else {OWN: answer}
+    arguments = {str(key): _argument(name, str(key), value) for key, value in items.items()}
+    return {"type": name, "arguments": arguments, "source": _Description(source, None).source_digest()}
+
+
+def comparable(
+    expected: dict[str, Any], found: Mapping[str, Any] | None, source: object, lengths: tuple[int, int] | None
+) -> dict[str, Any]:
+    """The fingerprint of a source, its attributes in the form that they have in the archive's fingerprint.
+
+    lengths: samples that the source has now, and that the archive was begun for, where both are known.
+    """
+    detail = (found or {}).get("detail")
+    grown = lengths is not None and lengths[0] != lengths[1]
+    if "attributes" not in expected or not (grown or detail != expected["detail"]):
+        return expected
+    return expected | _attributes_of(source, lengths if grown else None, detail)
+
+
+def differences(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> list[str]:
+    """What makes two fingerprints those of different data, one line each; the source digest is not in it."""
+    if found is None:
+        return ["the archive says nothing about where its samples come from"]
+    if ("type" in found) != ("type" in expected):
+        return [] if "type" in expected else [f"made from an object of type {found['type']}"]
+    lines = [
+        f"{key}: {_shown(found.get(key))} in the archive, {_shown(expected.get(key))} now"
+        for key in ("type", "factory", "version")
+        if _text(found.get(key)) != _text(expected.get(key))
+    ]
+    lines += _changes("argument", found, expected)
+    if "attributes" in found and "attributes" in expected:
+        lines += _changes("attribute", found, expected)
+    return lines
+
+
+def _changes(word: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+    old, new = _named(found, f"{word}s"), _named(expected, f"{word}s")
+    lines = []
+    for key in {**old, **new}:
+        is_in_both = key in old and key in new
+        if is_in_both and (_text(old[key]) == _text(new[key]) or _is_moved(old[key], new[key])):
+            continue
+        before, now = (_shown(side[key]) if key in side else "absent" for side in (old, new))
+        lines.append(f"{word} {key}: {before} in the archive, {now} now")
+    return lines
+
+
+def moved_paths(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> list[str]:
+    """The attributes that name a folder or a file that is elsewhere than it was for the archive."""
+    old, new = _named(found or {}, "attributes"), _named(expected, "attributes")
+    return [
+        f"attribute {key}: {old[key]!r} in the archive, {new[key]!r} now"
+        for key in old
+        if key in new
+        and old[key] != new[key]
+        and _is_moved(old[key], new[key])
+        and not _is_same_file(old[key], new[key])
+    ]
+
+
+def _is_moved(old: Any, new: Any) -> bool:
+    """Whether two paths lead to the same thing: to one file; or the old one leads nowhere, and ends alike."""
+    if type(old) is not str or type(new) is not str or not (os.path.isabs(old) or os.path.isabs(new)):
+        return False
+    names = {os.path.basename(os.path.normpath(path)) for path in (old, new)}
+    is_elsewhere = os.path.isabs(old) and os.path.isabs(new) and len(names) == 1 and not os.path.exists(old)
+    return is_elsewhere or _is_same_file(old, new)
+
+
+def _is_same_file(old: str, new: str) -> bool:
+    try:
+        return os.path.samefile(old, new)
+    except (OSError, ValueError):
+        return False
+
+
+def source_changed(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> bool:
+    """Whether both fingerprints know the source code that they are of, and it differs."""
+    if found is None or ("type" in found) != ("type" in expected):
+        return False
+    digests = found.get("source"), expected.get("source")
+    return None not in digests and digests[0] != digests[1]
+
+
+def stale_message(path: str, expected: Mapping[str, Any], changed: Sequence[str], remedy: str) -> str:
+    """The text of a StaleCacheError: what made the archive, what differs, line by line, and what to do."""
+    other = "call" if "factory" in expected else "source"
+    lines = "".join(f"\n  {line}" for line in changed)
+    return f"{path}: made by another {other}:{lines}\n{remedy}"
+
+
+def _named(fingerprint: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    items = fingerprint.get(key)
+    return items if isinstance(items, dict) else {}  # a head that others wrote may say anything
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value)  # Python holds True and 1 for equal
+
+
+def _shown(value: Any) -> str:
+    text = value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
+    return text if len(text) <= LONG else text[:80] + "..."
+
+
+def _attributes_of(
     source: Any, lengths: tuple[int, int] | None = None, detail: int | None = None
 ) -> dict[str, Any]:
-    """The attributes of a source, as they stand in a fingerprint.
+    """The "attributes" of a source as in a fingerprint, how much "detail" they have, and its "source".
 
-    Args:
-        lengths: samples of the source, and those that it is to be described with: what is as long as the
-            source is cut, so that one that has grown is as the one that it was.
-        detail: how much is said, as another fingerprint has it; as much as fits by default.
-    Returns:
-        "attributes", a JSON value by name; "detail"; "source", a digest of the code of its classes and
-        functions that are no installed library's, None where there is none to read.
+    lengths: as of `Texts`. detail: as another fingerprint has it; as much as fits by default.
     """
     description = _Description(source, lengths)
     choices = range(len(_DETAILS))
     for level in choices if detail is None else [detail if detail in choices else 0]:
-        attributes = {
-            shortened(n, 80): value for n, value in description.attributes(*_DETAILS[level]).items()
-        }
+        attributes = description.attributes(*_DETAILS[level])
         if _nbytes(attributes) <= _NBYTES:
             break
     others: dict[str, Any] = {}
@@ -54,11 +202,6 @@ def attributes_of(
     if others:
         attributes[f"{len(others):,} others"] = [f"sha256:{digest_of(json.dumps(others))}"]
     return {"attributes": attributes, "detail": level, "source": description.source_digest()}
-
-
-def code_of(source: Any) -> str | None:
-    """What `attributes_of` has as "source"."""
-    return _Description(source, None).source_digest()
 
 
 def _nbytes(attributes: dict[str, Any]) -> int:
@@ -73,18 +216,17 @@ class _Description(Texts):
     """A source on its way to texts."""
 
     def __init__(self, source: Any, lengths: tuple[int, int] | None) -> None:
-        super().__init__()
+        super().__init__(lengths=lengths)
         self._source = source
-        self._lengths = lengths
         self._texts: dict[int, tuple[Any, str]] = {}  # by id(), with the value, so that it stays the only one
-        self._roots: dict[str, str] = {}
         for name, value in self._leaves(_DETAILS[0][0]).items():
             if isinstance(value, (str, os.PathLike)) and os.path.isabs(path := os.fspath(value)):
-                self._roots.setdefault(os.path.join(path, ""), name)
+                self.roots.setdefault(os.path.join(path, ""), name)
 
     def attributes(self, depth: int, most: int) -> dict[str, Any]:
         """A JSON value by name: the first `depth` levels of objects have names of their own."""
-        return {name: self._value(value, most) for name, value in self._leaves(depth).items()}
+        leaves = self._leaves(depth)
+        return {shortened(name, 80): self._value(value, most) for name, value in leaves.items()}
 
     def source_digest(self) -> str | None:
         """A digest of the code that the source is of."""
@@ -117,7 +259,7 @@ class _Description(Texts):
             parts = [
                 (f"{name}.{key}", part, fields.access.within(key)) for key, part in fields.values.items()
             ]
-        elif isinstance(value, (dict, list, tuple)) and len(value) <= _EXPANDED:
+        elif isinstance(value, (dict, list, tuple)) and len(value) <= EXPANDED:
             pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
             if any(fields_of(part) is not None for _, part in pairs):
                 leaves[name] = _Kind(f"{type(value).__name__} of {len(value)}")
@@ -128,7 +270,7 @@ class _Description(Texts):
         self._open.discard(id(value))
 
     def _value(self, value: Any, most: int) -> Any:
-        value = self._cut(value)
+        value = self.cut(value)
         if value is None or type(value) is bool or (type(value) is int and value.bit_length() < 256):
             return value
         if isinstance(value, _Kind):
@@ -139,22 +281,3 @@ class _Description(Texts):
             self._texts[id(value)] = value, self.text(value)
         text = self._texts[id(value)][1]
         return None if text == NO_VALUE else [shortened(text, most)]
-
-    def _cut(self, value: Any) -> Any:
-        """The value as it would be where the source were as long as it is to be described."""
-        if self._lengths is None:
-            return value
-        now, then = self._lengths
-        if type(value) is int and value == now:
-            return then
-        if not isinstance(value, (dict, list, tuple, range)) and not is_array(value):
-            return value
-        if (is_array(value) and not value.ndim) or len(value) != now:
-            return value
-        return dict(itertools.islice(value.items(), then)) if isinstance(value, dict) else value[:then]
-
-    def _place(self, text: str) -> str:
-        for root, name in self._roots.items():
-            if text.startswith(root) and len(text) > len(root):
-                return f"{{{name}}}/{text[len(root) :]}"
-        return text

@@ -1,9 +1,14 @@
-"""Names and digests of code: of functions and of classes."""
+"""What source code says: names and digests of functions and classes, and what they do with attributes.
+
+Which attributes of an object reading changes is its state, which does not tell it from another. That is known
+from the code of its class alone, so that every process agrees, whoever has read how much.
+"""
 
 from __future__ import annotations
 
 import ast
 import datetime
+import functools
 import hashlib
 import inspect
 import os
@@ -12,7 +17,8 @@ import sysconfig
 import textwrap
 import types
 import uuid
-from typing import Any, Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
 
 from edcache.base import MAIN_NAMES, ForkLock, module_name
 
@@ -21,6 +27,15 @@ REPR_IS_VALUE: Final = (
     *(datetime.date, datetime.datetime, datetime.time, datetime.timedelta),
 )
 _INSTALLED: Final = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
+# The methods by which samples are read, and by which what a dataset holds is used.
+_READING: Final = frozenset(
+    {"__call__", "__getitem__", "__getitems__", "__iter__", "__len__", "__next__", "forward"}
+)
+_MUTATORS: Final = frozenset(
+    {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "move_to_end", "pop", "popitem"}
+    | {"popleft", "remove", "reverse", "setdefault", "sort", "update", "__setitem__", "__delitem__"}
+)
+_BY_NAME: Final = frozenset({"setattr", "delattr", "__setattr__", "__delattr__", "__dict__", "vars"})
 # Up to Python 3.12 the depth of a syntax tree is counted in one place for all threads: two that parse at a
 # time end in SystemError.
 _parsing: Final = ForkLock()
@@ -52,7 +67,7 @@ def _source_of(code: Any) -> str | None:
         return None
 
 
-def syntax_tree(code: Any) -> ast.Module | None:
+def _syntax_tree(code: Any) -> ast.Module | None:
     """What a function or a class says; None where there is no source to read, or it does not stand alone."""
     with _parsing.held():
         source = _source_of(code)
@@ -70,7 +85,7 @@ def source_digest(code: Any) -> str | None:
     with _parsing.held():
         if getattr(code, "__name__", "") == "<lambda>":
             return _lambda_digest(code)
-        tree = syntax_tree(code)
+        tree = _syntax_tree(code)
         if tree is None:
             return _members_digest(code) if isinstance(code, type) else None
         for node in ast.walk(tree):
@@ -109,16 +124,16 @@ def _members_digest(cls: type) -> str | None:
     return digest_of("\n".join(functions + values)) if functions else None
 
 
-def code_digest(function: types.FunctionType) -> str:
-    """A digest of a function's source; where it has none of its own, of its code for this Python."""
-    digest = source_digest(function) if has_source(function) else None
-    return digest or digest_of(_code_text(function.__code__))
-
-
 def has_source(function: Any) -> bool:
     """Whether the source that inspect finds is of this function only: a line may hold two lambdas."""
     source = _source_of(function)
     return source is not None and ("<lambda>" not in function.__qualname__ or source.count("lambda") == 1)
+
+
+def code_digest(function: types.FunctionType) -> str:
+    """A digest of a function's source; where it has none of its own, of its code for this Python."""
+    digest = source_digest(function) if has_source(function) else None
+    return digest or digest_of(_code_text(function.__code__))
 
 
 def _code_text(code: types.CodeType) -> str:
@@ -129,3 +144,94 @@ def _code_text(code: types.CodeType) -> str:
         for part in code.co_consts
     ]
     return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
+
+
+_Path = tuple[str, ...]
+"""A chain of attributes: ("stats", "n") is `self.stats.n`."""
+
+
+class Access(NamedTuple):
+    """What code does with the attributes of its object."""
+
+    changed: frozenset[_Path] = frozenset()
+    used: frozenset[_Path] = frozenset()
+
+    def within(self, name: str) -> Access:
+        """What it does with the object that the attribute `name` holds."""
+        return Access(*(frozenset(path[1:] for path in paths if path[:1] == (name,)) for paths in self))
+
+    def __or__(self, other: tuple[Any, ...]) -> Access:
+        return Access(self.changed | other[0], self.used | other[1])
+
+
+NO_ACCESS: Final = Access()
+
+
+def access_by_reading(cls: type, holder: Access) -> Access:
+    """What reading does with an object's attributes, and its holder, which may call other methods."""
+    used = {path[0] for path in holder.used if path and hasattr(cls, path[0])}
+    return _access(cls, _READING | used) | holder
+
+
+@functools.lru_cache(maxsize=256)
+def _access(cls: type, entries: frozenset[str]) -> Access:
+    access = NO_ACCESS
+    waiting, seen = set(entries), set()
+    while waiting:
+        name = waiting.pop()
+        seen.add(name)
+        for kin in cls.__mro__:
+            member = vars(kin).get(name)
+            if isinstance(member, functools.cached_property):
+                access |= Access(frozenset({(name,)}))
+            for function in _functions(member):
+                access |= _access_of(function)
+        waiting |= {path[0] for path in access.used} - seen
+    return access
+
+
+def _functions(member: Any) -> Iterator[Callable[..., Any]]:
+    """The functions that a method or a property is made of."""
+    for kind in ("__func__", "func", "fget", "__wrapped__"):
+        if hasattr(member, kind):
+            yield from _functions(getattr(member, kind))
+    if inspect.isfunction(member):
+        yield member
+
+
+def _access_of(function: Callable[..., Any]) -> Access:
+    """What a function does with the attributes of its first argument."""
+    tree, code = _syntax_tree(function), function.__code__
+    if tree is None or not code.co_argcount:
+        return NO_ACCESS
+    changed: set[_Path] = set()
+    used: set[_Path] = set()
+    # A local name for an attribute stands for it wherever it is used.
+    names: dict[str, _Path] = {code.co_varnames[0]: ()}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Attribute):
+            path = _path(node.value, names)
+            names |= {target.id: path for target in node.targets if path and isinstance(target, ast.Name)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and (path := _path(node, names)):
+            used.add(path)
+            if not isinstance(node.ctx, ast.Load):
+                changed.add(path)
+            elif node.attr in _MUTATORS:
+                changed.add(path[:-1])
+        elif isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            changed.add(_path(node.value, names) or ())
+    if _BY_NAME & {*code.co_names}:
+        changed |= {(text,) for text in code.co_consts if type(text) is str and text.isidentifier()}
+    return Access(frozenset(changed - {()}), frozenset(used))
+
+
+def _path(node: ast.AST, names: Mapping[str, _Path]) -> _Path | None:
+    """The attributes that lead to the value of a node; what is in a container belongs to it."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Subscript):
+        return _path(node.value, names)
+    if not isinstance(node, ast.Attribute) or (owner := _path(node.value, names)) is None:
+        return None
+    return owner if isinstance(node.value, ast.Subscript) else (*owner, node.attr)

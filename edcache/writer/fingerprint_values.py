@@ -5,18 +5,27 @@ nan is equal to nan. -0.0 is not 0.0, True is not 1, and a numpy scalar is not t
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import enum
+import functools
 import inspect
 import itertools
 import math
 import os
 import sys
-from typing import Any, Final
+import types
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from edcache.writer.fingerprint_access import Access
 from edcache.writer.fingerprint_code import (
+    NO_ACCESS,
+    REPR_IS_VALUE,
+    Access,
+    access_by_reading,
     code_digest,
     digest_of,
     has_source,
@@ -24,17 +33,21 @@ from edcache.writer.fingerprint_code import (
     qualified_name,
     source_digest,
 )
-from edcache.writer.fingerprint_fields import NO_ACCESS, OWN, Fields, exact_fields, fields_of
 
 LONG: Final = 300
+NO_VALUE: Final = "None"
+OWN: Final = "__edcache_fingerprint__()"
 _SHOWN: Final = 80
 _MOST_DEPTH: Final = 20
-_ALL: Final = sys.maxsize
 _PLAIN: Final = {bool, bytes, complex, float, int, str, type(None)}
-PICKS: Final = 1_024
+_PICKS: Final = 1_024
 _WHOLE_NBYTES: Final = 1 << 16
-_EXPANDED: Final = 16
-NO_VALUE: Final = "None"
+EXPANDED: Final = 16
+_NO_OBJECT: Final = (
+    *(*REPR_IS_VALUE, type, types.ModuleType, enum.Enum, os.PathLike, np.ndarray, np.generic),
+    *(list, dict, set, frozenset, types.MethodType),
+)
+_NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace, functools.partial)
 
 
 class NoDescription(Exception):
@@ -42,13 +55,10 @@ class NoDescription(Exception):
 
 
 def describe(value: Any) -> Any:
-    """A JSON value that stands for `value` in every process; different values have different ones.
+    """A JSON value that stands for `value` in every process; NoDescription where there is none.
 
     None, bool, int and str stand for themselves. Everything else is a list of one text, so that 0.5 and
     "0.5" differ; long texts end in a digest.
-
-    Raises:
-        NoDescription: there is none.
     """
     if value is None or type(value) in (bool, int):
         return value
@@ -64,34 +74,107 @@ def shortened(text: str, most: int = LONG) -> str:
     return f"{text[: min(most // 4, _SHOWN)]}... sha256:{digest_of(text)}"
 
 
+class Fields(NamedTuple):
+    """The attributes of an object by name, and what reading does with them."""
+
+    values: dict[str, Any]
+    access: Access = NO_ACCESS
+
+
+def fields_of(value: Any, access: Access = NO_ACCESS, *, exact: bool = False) -> Fields | None:
+    """The attributes of an object that tell it from another, by name; None for what is no such object.
+
+    An object is what is read or called: a dataset, a transform, a dataclass, anything whose class is not
+    of an installed library. Attributes that reading changes are not among them.
+
+    access: what reading of whoever holds the object does with it.
+    exact: only of what says all that it is: a dataclass, a named tuple, an object with a description.
+    """
+    cls = type(value)
+    if hasattr(cls, "__edcache_fingerprint__"):
+        answer = cls.__edcache_fingerprint__(value)
+        return Fields(dict(answer) if isinstance(answer, Mapping) and not exact else {OWN: answer})
+    if exact:
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            return Fields({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+        return Fields(value._asdict()) if isinstance(value, tuple) and hasattr(value, "_asdict") else None
+    if isinstance(value, _NO_OBJECT) or inspect.isroutine(value) or _inherits(value, "torch.Tensor"):
+        return None
+    if isinstance(value, tuple):
+        names = getattr(cls, "_fields", None)
+        return Fields(dict(zip(names, value, strict=False))) if names else None
+    if cls.__module__.partition(".")[0] == "pandas" and hasattr(value, "iloc"):
+        rows = value.iloc[:: max(1, len(value) // 256)].to_numpy()
+        return Fields({"columns": list(getattr(value, "columns", ())), "rows": rows})
+    if isinstance(value, functools.partial):
+        return Fields({"func": value.func, "args": value.args, "keywords": value.keywords})
+    if is_installed(cls) and not isinstance(value, _NAMESPACES):
+        is_iterator = hasattr(cls, "__next__")  # such as an open file
+        if is_iterator or not (callable(value) or hasattr(cls, "__getitem__") or hasattr(cls, "__iter__")):
+            return None
+    fields = _variables(value)
+    if fields is None:
+        return None
+    if "_fingerprint" in fields and any(kin.__module__.startswith("datasets.") for kin in cls.__mro__):
+        # Of a dataset of Hugging Face: it changes with every operation, and its attributes say less.
+        return Fields({"_fingerprint": fields["_fingerprint"]})
+    access = access_by_reading(cls, access)
+    return Fields({name: held for name, held in fields.items() if (name,) not in access.changed}, access)
+
+
+def _variables(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object, in slots too; None for one of C, which has none."""
+    try:
+        fields = dict(vars(value))
+    except Exception:  # noqa: BLE001 - a property of the user's class, or none
+        fields = None
+    for kin in type(value).__mro__:
+        for name, slot in vars(kin).items():
+            if isinstance(slot, types.MemberDescriptorType) and "__slots__" in vars(kin):
+                fields = fields or {}
+                with suppress(AttributeError):  # nothing was assigned yet
+                    fields[name] = slot.__get__(value)
+    if fields is None or not _inherits(value, "torch.nn.modules.module.Module"):
+        return fields
+    blank = vars(sys.modules["torch"].nn.Module())
+    contents = [fields.pop(name, {}) for name in ("_parameters", "_buffers", "_modules")]
+    own = {name: held for name, held in fields.items() if name not in blank or name == "training"}
+    return functools.reduce(lambda known, more: {**known, **more}, contents, own)
+
+
+def _inherits(value: Any, name: str) -> bool:
+    """The same as isinstance(), for a class of a library that may not be imported."""
+    return any(f"{kin.__module__}.{kin.__qualname__}" == name for kin in type(value).__mro__)
+
+
 class Texts:
     """Texts of values.
 
     With `exact` every part counts, and a value without a text is an error. Without, what has no value that
     another process would have too counts as None: an open file, a lock, a random generator; a path is equal
     to its text; and what is large is known by its size and by elements that lie evenly spread in it: 4,096
-    of a list of numbers or texts, 1,024 of other containers and arrays.
+    of a list of numbers or texts, 1,024 of other containers and arrays. Where `lengths` are given, what has
+    the first length is cut to the second, so that a source that has grown is as the one that it was.
 
     Attributes:
         code: the classes and functions that were met and are no installed library's, by name.
+        roots: names of folders; what lies below one is known by its place there.
     """
 
-    def __init__(self, *, exact: bool = False) -> None:
+    def __init__(self, *, exact: bool = False, lengths: tuple[int, int] | None = None) -> None:
         self.code: dict[str, Any] = {}
+        self.roots: dict[str, str] = {}
         self._exact = exact
+        self._lengths = lengths
         self._open: set[int] = set()  # objects that hold what is being described
 
-    def text(self, value: Any, limit: int = PICKS, access: Access = NO_ACCESS) -> str:
-        """A text for a value.
+    def text(self, value: Any, limit: int = _PICKS, access: Access = NO_ACCESS) -> str:
+        """A text for a value with about `limit` of the values in it; 0 leaves a container its size.
 
-        Args:
-            limit: about as many of the values in it, unless exact; with 0 a container is known by its size.
-            access: what reading of the object that holds it does with it.
-        Raises:
-            NoDescription: there is none; only where exact.
+        access: what reading of the object that holds it does with it.
         """
         if self._exact:
-            limit = _ALL
+            limit = sys.maxsize
         if type(value) in _PLAIN:
             return self._plain(value)
         if isinstance(value, os.PathLike):
@@ -99,7 +182,7 @@ class Texts:
             return f"Path({path!r})" if self._exact else self._plain(path)
         if isinstance(value, np.generic) and not value.dtype.hasobject:
             return f"{value.dtype}({value.item()!r})"
-        if is_array(value):
+        if _is_array(value):
             return self._array(value, limit)
         if self._exact and (id(value) in self._open or len(self._open) > _MOST_DEPTH):
             raise NoDescription(f"a structure nested more than {_MOST_DEPTH} deep")
@@ -109,7 +192,7 @@ class Texts:
         try:
             if inspect.isroutine(value) or (callable(value) and hasattr(value, "__wrapped__")):
                 return self._function(value, limit)
-            fields = exact_fields(value) if self._exact else fields_of(value, access)
+            fields = fields_of(value, access, exact=self._exact)
             if fields is not None:
                 return self._object(type(value), fields, limit)
             if isinstance(value, (dict, list, tuple, set, frozenset)):
@@ -124,12 +207,24 @@ class Texts:
             if not is_installed(part):
                 self.code[qualified_name(part)] = part
 
-    def _cut(self, value: Any) -> Any:
-        """The part of an attribute that counts."""
-        return value
+    def cut(self, value: Any) -> Any:
+        """The value as it would be where the source were as long as it is to be described."""
+        if self._lengths is None:
+            return value
+        now, then = self._lengths
+        if type(value) is int and value == now:
+            return then
+        if not isinstance(value, (dict, list, tuple, range)) and not _is_array(value):
+            return value
+        if (_is_array(value) and not value.ndim) or len(value) != now:
+            return value
+        return dict(itertools.islice(value.items(), then)) if isinstance(value, dict) else value[:then]
 
     def _place(self, text: str) -> str:
         """A text that may be a path, as it is compared."""
+        for root, name in self.roots.items():
+            if text.startswith(root) and len(text) > len(root):
+                return f"{{{name}}}/{text[len(root) :]}"
         return text
 
     def _plain(self, value: Any) -> str:
@@ -145,9 +240,9 @@ class Texts:
         self.note(cls)
         name = cls.__qualname__ if self._exact else qualified_name(cls)
         share = limit // (len(fields.values) or 1)
-        picked = itertools.islice(fields.values.items(), max(limit, _EXPANDED) if limit else 0)
+        picked = itertools.islice(fields.values.items(), max(limit, EXPANDED) if limit else 0)
         texts = (
-            ("" if key == OWN else f"{key}=") + self.text(self._cut(part), share, fields.access.within(key))
+            ("" if key == OWN else f"{key}=") + self.text(self.cut(part), share, fields.access.within(key))
             for key, part in picked
         )
         return f"{name}({', '.join(texts)})"
@@ -155,7 +250,7 @@ class Texts:
     def _container(self, value: Any, limit: int) -> str:
         count, kind = len(value), type(value).__name__
         is_set = isinstance(value, (set, frozenset))
-        if not limit or (is_set and count > max(limit, 4 * PICKS)):
+        if not limit or (is_set and count > max(limit, 4 * _PICKS)):
             return f"{kind} of {count}"
         if is_set:
             return f"{kind}({', '.join(sorted(self.text(part, 0) for part in value))})"
@@ -181,7 +276,7 @@ class Texts:
         if not self._exact:
             if isinstance(value, np.memmap) or not limit or not size or not _is_in_memory(value):
                 return f"{header})"
-            if size * value.itemsize > (_WHOLE_NBYTES if limit == PICKS else 64 * limit):
+            if size * value.itemsize > (_WHOLE_NBYTES if limit == _PICKS else 64 * limit):
                 ratio = (size / (4 * limit)) ** (1 / sum(count > 1 for count in shape))
                 value = value[tuple(slice(None, None, min(count, math.ceil(ratio)) or 1) for count in shape)]
         if not isinstance(value, np.ndarray):
@@ -227,7 +322,7 @@ class Texts:
         return NO_VALUE if not self._exact and (is_address or text.startswith("<")) else text
 
 
-def is_array(value: Any) -> bool:
+def _is_array(value: Any) -> bool:
     """Whether this is an array of numpy or a tensor."""
     torch = sys.modules.get("torch")
     return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))

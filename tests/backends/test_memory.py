@@ -303,7 +303,7 @@ def test_building_anew_computes_each_sample_once(name, log):
 def test_what_takes_the_name_and_goes_while_a_cache_is_opened_is_not_missed(name):
     class Slow(Source):
         def __getattribute__(self, attribute):
-            if attribute == "__getitem__" and storage.keeping._keepers and not built:
+            if attribute == "__getitem__" and storage.paths._keepers and not built:
                 built.append(name)
                 with children(lambda _: CachedDataset(Source(), name, keep_existing=False, **same)) as [
                     other
@@ -452,6 +452,7 @@ def test_a_forked_child_holds_when_its_parent_is_killed(name):
         check(cache)
 
 
+@pytest.mark.full
 def test_random_kills_leave_nothing_wrong_and_nothing_behind(name, log, tally):
     random, length = seeded("memory kills"), 12
 
@@ -508,6 +509,7 @@ def _free_of_torch(worker):
     assert os.getpid() in processes_with(dataset.path)
 
 
+@pytest.mark.full
 def test_spawned_workers_fill_it(name, log):
     cache = CachedDataset(Source(log=log), name, num_workers=1, multiprocessing_context="spawn")
     assert computed(log) == list(range(40))
@@ -1005,6 +1007,7 @@ def test_compact_keeps_in_a_file_what_is_in_memory(name, tmp_path):
     check(CachedDataset.from_cache(tmp_path / "kept.zip"))
 
 
+@pytest.mark.full
 def test_the_command_builds_nothing_that_would_be_gone(name, tmp_path):
     (tmp_path / "counting.py").write_text("def make(): return [1, 2]\n")
     command = [sys.executable, "-m", "edcache", "build", "counting:make", "-o", name]

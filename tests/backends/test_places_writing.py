@@ -15,7 +15,7 @@ from likeness import same
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.backends.spool import Spool
+from edcache.backends.objects import Spool
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveNotFoundError,
@@ -23,7 +23,7 @@ from edcache.errors import (
     SourceError,
     StaleCacheError,
 )
-from edcache.writer.registry import store_at
+from edcache.writer.store import store_at
 
 UUID = bytes(range(16))
 COUNT = 120
@@ -224,12 +224,13 @@ def test_a_fill_goes_to_s3_whole(s3, log, spool):
 
 SENDING = """
 import sys
-from edcache.stores import store_at
-from edcache.stores.spool import Spool
+from edcache.writer import store_at
+from edcache.backends.objects import Spool
 Spool(store_at(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": "s"})).publish(None)
 """
 
 
+@pytest.mark.full
 def test_an_upload_that_is_killed_goes_on_with_the_parts_that_are_missing(s3, spool, monkeypatch):
     system, options, log = s3
     url = "s3://bucket/large.zip"

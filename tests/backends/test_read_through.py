@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 
 from edcache import CachedDataset, CacheWriter, Reader, copy_to_local, storage, verify
 from edcache.backends.mirror.copy import copy_local
-from edcache.backends.mirror.side import SIDE
-from edcache.backends.mirror.through import BLOCK_NBYTES, ReadThrough, _open_by
+from edcache.backends.mirror.read_through import BLOCK_NBYTES, ReadThrough, _open_by
+from edcache.backends.mirror.sidecar import SIDE
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptRecordError,
@@ -30,7 +30,7 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.reader.file import FileSession
+from edcache.reader.session import FileSession
 from edcache.storage import calls
 
 pytestmark = [
@@ -262,7 +262,7 @@ def test_it_is_read_from_whatever_gives_bytes_at_offsets(far, ssd):
     assert f"got 99 of 262,144 bytes at offset {missing * BLOCK_NBYTES:,}; read again" in str(caught.value)
     assert file.size() == size
     file.close()
-    assert file.closed
+    assert file.data.closed
     assert origin.closed
 
 
@@ -457,6 +457,7 @@ def test_damage_that_cannot_be_mended_is_an_error_that_names_the_copy(far, ssd):
 # ------------------------------------------------------------------------------------------- killed
 
 
+@pytest.mark.full
 def test_readers_that_are_killed_at_any_operation_harm_nobody(far, ssd, tally):
     data = far.read_bytes()
     at, code = 0, -9
@@ -500,6 +501,7 @@ def test_who_is_killed_while_it_makes_a_copy_whole_harms_nobody(far, ssd, tally)
     assert at > 4
 
 
+@pytest.mark.full
 def test_readers_killed_at_random_harm_nobody(far, ssd, tally):
     data, rng = far.read_bytes(), seeded("killed readers")
     kills = 0
@@ -578,6 +580,7 @@ print("read", flush=True)
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_a_copy_that_somebody_has_open_never_goes(far, ssd, tmp_path, is_whole):
     copy = whole(far, ssd) if is_whole else None
@@ -632,6 +635,7 @@ def test_a_worker_keeps_a_copy_open_for_itself(far, ssd, tmp_path):
         os.close(end)
 
 
+@pytest.mark.full
 def test_an_open_copy_says_nothing_when_the_process_ends(far, ssd):
     code = (
         "import sys, edcache; ds = edcache.CachedDataset.from_cache(sys.argv[1], local=sys.argv[2]); ds[3];"

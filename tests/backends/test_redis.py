@@ -35,6 +35,7 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.samplers import ChunkShuffle
+from edcache.writer.store import store_at
 
 PASSWORD = "s3cret-word"
 COUNT = 60
@@ -384,7 +385,7 @@ def test_those_who_create_at_once_end_up_with_one_cache(server, log):
 def test_of_two_sources_that_create_at_once_one_is_refused(server):
     from edcache.labels.spec import LabelSpec
     from edcache.writer.cache import new_head
-    from edcache.writer.fingerprint_origin import source_fingerprint
+    from edcache.writer.fingerprint import source_fingerprint
     from edcache.writer.job import Job
 
     def job(source):
@@ -417,7 +418,7 @@ def test_built_anew_the_old_samples_go_and_their_readers_say_so(server, log):
 
 
 def test_of_those_who_build_anew_at_once_one_does_and_the_others_join_it(server):
-    from edcache.backends.redis.appender import RedisAppender, replace_head
+    from edcache.backends.redis.appender import RedisAppender
 
     url = server.url("digits")
     first = CachedDataset(Source(), url).head.uuid
@@ -425,10 +426,10 @@ def test_of_those_who_build_anew_at_once_one_does_and_the_others_join_it(server)
     assert head.uuid != first
     filling = RedisAppender.open(url, head)
     filling.join_fillers()
-    replace_head(url, type(head)(**{**head.__dict__, "uuid": bytes(range(16))}))
+    store_at(url).begin_anew(type(head)(**{**head.__dict__, "uuid": bytes(range(16))}))
     assert CachedDataset.from_cache(url).head.uuid == head.uuid
     filling.close()
-    replace_head(url, type(head)(**{**head.__dict__, "uuid": bytes(range(16))}))
+    store_at(url).begin_anew(type(head)(**{**head.__dict__, "uuid": bytes(range(16))}))
     assert CachedDataset.from_cache(url).head.uuid == bytes(range(16))
     assert server.all_keys() == ["digits:head"]
 
@@ -453,7 +454,7 @@ def test_another_prefix_that_begins_alike_is_another_cache(server):
     for k, prefix in enumerate(prefixes):
         assert is_whole(CachedDataset.from_cache(server.url(prefix)), 10 + k)
     for k, prefix in enumerate(prefixes):
-        assert edcache.backends.redis.remove(server.url(prefix)) == (12 + k, 10 + k)
+        assert store_at(server.url(prefix)).delete() == {"key": 12 + k, "record": 10 + k}
         for other, left in enumerate(prefixes[k + 1 :], k + 1):
             assert is_whole(CachedDataset.from_cache(server.url(left)), 10 + other)
     left = set(server.raw.scan_iter())
@@ -509,6 +510,7 @@ def test_a_password_is_in_nothing_that_is_shown_or_pickled(server, monkeypatch):
     server.raw.acl_deluser("someone")
 
 
+@pytest.mark.full
 def test_a_wrong_password_is_one_clear_error(server, monkeypatch):
     monkeypatch.delenv("EDCACHE_REDIS_PASSWORD")
     for credentials in ("", ":wr0ng@"):
@@ -550,6 +552,7 @@ def test_a_url_whose_password_is_not_encoded_is_refused_and_not_shown(bad):
     assert "cr3t" not in str(caught.value)
 
 
+@pytest.mark.full
 def test_tls_is_spoken_where_the_url_says_so(tmp_path):
     import socket
 
@@ -665,6 +668,7 @@ def test_a_closed_dataset_and_an_empty_prefix_say_so(server):
         ds[0]
 
 
+@pytest.mark.full
 def test_without_the_library_the_extra_is_named():
     code = (
         "import sys; sys.modules['redis'] = None\n"

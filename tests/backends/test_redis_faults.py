@@ -99,6 +99,7 @@ class Doomed(Slow):
         return found
 
 
+@pytest.mark.full
 def test_of_eight_processes_that_fill_one_is_killed_and_the_others_do_its_work(server, log, tally):
     # Long enough that who waits for a processor loses no claim.
     url = server.url("digits", claim_seconds=4)
@@ -475,6 +476,7 @@ def test_a_log_of_the_same_length_with_other_entries_is_noticed(server):
     assert server.raw.llen(server.log("digits")) == 5
 
 
+@pytest.mark.full
 def test_a_server_that_is_gone_is_one_clear_error(own_server):
     url = own_server.url("digits")
     ds = CachedDataset(Source(), url)

@@ -14,16 +14,16 @@ from edcache import CachedDataset, CacheWriter
 from edcache.backends.objects import ObjectStore
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, OptionError, SourceError
 from edcache.storage.registry import located
-from edcache.writer.registry import store_at
+from edcache.writer.store import store_at
 
 COUNT = 60
 
 # Rows of 4 kB in a database; an update of all rows of a name is one transaction.
 BACKEND = '''
 import sqlite3
-from edcache.durable import ByteSource
+from edcache.storage import ByteSource
 from edcache.errors import ArchiveNotFoundError, StorageError
-from edcache.stores import ObjectStore
+from edcache.backends import ObjectStore
 
 PIECE = 4096
 

@@ -89,6 +89,7 @@ if __name__ == "__main__":
 '''
 
 
+@pytest.mark.full
 def test_a_program_reads_what_its_processes_and_its_importers_wrote(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,7 +185,7 @@ def test_an_exception_leaves_the_bar_closed(capsys):
 
 KILLED = """
 import os, signal, sys
-import edcache.progress
+import edcache.base.progress
 from tqdm.auto import tqdm
 
 tqdm(disable=True)
@@ -209,7 +209,7 @@ def test_a_child_killed_amid_drawing_a_bar_stops_no_fill(whose):
 
 FORKED = """
 import os, threading
-from edcache.progress import Progress, _bar_class
+from edcache.base.progress import Progress, _bar_class
 
 held, done = threading.Event(), threading.Event()
 def draw():
@@ -272,6 +272,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.full
 def test_what_fills_write_into_a_pipe(tmp_path):
     (tmp_path / "fills.py").write_text(FILLS)
     command = [sys.executable, "fills.py"]
@@ -296,6 +297,7 @@ def test_what_fills_write_into_a_pipe(tmp_path):
         assert "cached in" not in text
 
 
+@pytest.mark.full
 @pytest.mark.spread
 @pytest.mark.parametrize("has_widgets", [True, False])
 def test_a_notebook_shows_a_bar(tmp_path, has_widgets):

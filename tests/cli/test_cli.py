@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 from edcache import CachedDataset, CacheWriter, Reader
 from edcache.base.selection import index_ranges
-from edcache.base.sizes import human_bytes
+from edcache.base.wording import human_bytes
 from edcache.cli import main
 from edcache.format.spec import Head
 from edcache.writer.appender import Appender
@@ -276,6 +276,7 @@ def test_an_interrupt_says_how_to_resume(here, monkeypatch):
     assert CachedDataset.from_cache("out.zip").complete
 
 
+@pytest.mark.full
 def test_a_killed_build_resumes_where_it_stopped(here):
     build = ["build", "digits:make", "-o", "out.zip", "--arg", "split=a", "--arg", "n=60"]
     process = start(*build, "--chunk-size", 2, cwd=here, env={"SLOW": "0.05"})
@@ -888,6 +889,7 @@ def test_as_a_module_errors_are_one_line(tmp_path):
     assert err == f"edcache: {tmp_path}/none.zip: no such file; check the path, or build the cache first\n"
 
 
+@pytest.mark.full
 def test_a_reader_that_stops_reading_ends_it_quietly(tmp_path):
     path = tmp_path / "many.zip"
     with CacheWriter(path, in_memory_keys={"name": lambda i: f"sample {i}"}) as writer:

@@ -12,9 +12,10 @@ from click.testing import CliRunner
 from test_merge import expect_as_concat, sample, write
 from test_split import expect_as_original
 
-from edcache import CachedDataset, CacheWriter, interop
-from edcache.base.sizes import human_bytes
+from edcache import CachedDataset, CacheWriter
+from edcache.base.wording import human_bytes
 from edcache.cli import exchange, main
+from edcache.interop.export import FORMATS
 
 try:
     RUNNER = CliRunner(mix_stderr=False)
@@ -125,7 +126,7 @@ def test_an_export_that_cannot_be_is_one_line(parts, tmp_path):
 
 
 def test_the_formats_of_the_command_are_those_of_the_function():
-    assert exchange.FORMATS == interop.FORMATS
+    assert exchange.FORMATS == FORMATS
 
 
 def test_commands_for_one_archive_take_no_folder(parts):

@@ -14,7 +14,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from codec_samples import encode, round_trip, run_script, same
+from codec_samples import encode, encoded_bytes, round_trip, run_script, same
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_collate
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, default_collate
 from edcache import CachedDataset, collate
 from edcache.codec import packages
 from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoder, encoded_bytes
+from edcache.codec.encode import Encoder
 from edcache.codec.registry import register
 from edcache.errors import (
     CorruptRecordError,
@@ -269,6 +269,7 @@ def test_enum_keys_are_batched_as_default_collate_would(tmp_path):
     assert ds.select("image")[3]["image"].tolist() == [3, 3, 3]
 
 
+@pytest.mark.full
 def test_enum_keys_take_their_class_only_to_be_decoded():
     text, record = encode({"a": {Key.IMAGE: 1}})
     script = (

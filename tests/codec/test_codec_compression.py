@@ -149,6 +149,7 @@ def test_a_frame_that_ends_before_the_size_it_says_is_corrupt():
         decompress(frame[:-4], 400 << 17)
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="limits the memory of a process")
 def test_a_record_that_the_memory_does_not_hold_is_said_to_be_too_long():
     script = (

@@ -129,6 +129,7 @@ def test_an_image_without_pixels_allocates_nothing():
         Decoder(text).decode(memoryview(lie))
 
 
+@pytest.mark.full
 def test_pillow_is_imported_only_for_images():
     text, record = encode(noise("L", (2, 2)))
     script = (

@@ -290,6 +290,7 @@ def test_paths_of_another_system_come_back_pure():
     assert type(Decoder(text).decode(memoryview(record))).__name__ == "Pure" + other
 
 
+@pytest.mark.full
 def test_registration_is_needed_to_decode():
     module = "import enum, dataclasses\nfrom edcache.codec import *\n"
     for what in (Color.RED, Box(1)):

@@ -15,6 +15,7 @@ import numpy as np
 import pictures
 import pytest
 import torch
+from codec_samples import encoded_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import FILES, as_pillow
@@ -24,9 +25,9 @@ from torch.utils.data import DataLoader, default_collate
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Decoding, ImageFile
-from edcache.codec import imaging
+from edcache.codec import images
 from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoder, encoded_bytes
+from edcache.codec.encode import Encoder
 from edcache.errors import ImageError, MissingDependencyError, OptionError
 
 FORMS = ("pil", "numpy", "tensor", None)
@@ -219,6 +220,7 @@ def test_simplejpeg_decodes_what_it_decodes_as_pillow_does_and_nothing_else(monk
     assert asked == []
 
 
+@pytest.mark.full
 def test_without_pillow_or_simplejpeg_the_error_names_what_to_install(tmp_path):
     file = tmp_path / "a.jpg"
     file.write_bytes(pictures.jpeg())
@@ -347,7 +349,7 @@ def test_lack_of_memory_is_a_typed_error(monkeypatch):
         )
 
     with pytest.raises(ImageError) as caught:
-        imaging.decoded_together([pictures.jpeg()] * 2, Decoding("tensor"), fails)
+        images.decoded_together([pictures.jpeg()] * 2, Decoding("tensor"), fails)
     assert str(caught.value) == "2 pictures of 1,173 bytes do not fit into the memory of this process"
 
 
@@ -466,7 +468,7 @@ def test_threads_of_a_loader_decode_at_once(path, monkeypatch):
     """Two decoders meet, which they could not if one waited for the other's batch."""
     written(path, [{"image": ImageFile(pictures.jpeg(), "tensor")}] * 64)
     ds, meeting, met = opened(path), threading.Barrier(2, timeout=60), set()
-    decode = imaging._pixels
+    decode = images._pixels
 
     def meets(data, decoding):
         thread = threading.get_ident()
@@ -475,7 +477,7 @@ def test_threads_of_a_loader_decode_at_once(path, monkeypatch):
             meeting.wait()
         return decode(data, decoding)
 
-    monkeypatch.setattr(imaging, "_pixels", meets)
+    monkeypatch.setattr(images, "_pixels", meets)
     assert sum(len(b["image"]) for b in ds.loader(16, num_threads=2)) == 64
     assert len(met) == 2
 
@@ -577,6 +579,7 @@ def test_bytes_on_disk_are_those_of_the_files_and_two_percent(path):
     assert path.stat().st_size < 1.02 * sum(map(len, files))
 
 
+@pytest.mark.full
 def test_image_files_read_without_pillow_never_import_it(path):
     written(path, [ImageFile(pictures.jpeg())])
     code = (

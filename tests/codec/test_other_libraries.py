@@ -129,6 +129,7 @@ def test_what_a_metatensor_carries_is_refused_where_it_cannot_be_stored(tmp_path
         stored(tmp_path, [{"image": bad}]).warmup()
 
 
+@pytest.mark.full
 def test_a_reader_imports_a_library_when_it_decodes_such_a_sample(tmp_path):
     tensordict = pytest.importorskip("tensordict").TensorDict
     stored(tmp_path, [{"y": 1, "td": tensordict({"a": torch.ones(2)})}]).warmup()

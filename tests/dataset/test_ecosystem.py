@@ -238,6 +238,7 @@ def expected_of(ds, options):
     return [list(sampler) for _ in range(3)][1:]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", OURS.values(), ids=OURS)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_data_loader_resumes_our_samplers_exactly(archive, make, workers, tally):
@@ -271,6 +272,7 @@ def test_a_stateful_data_loader_that_finished_an_epoch_goes_on_with_the_next(arc
     assert indices(other) == following
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_stateful_data_loader_resumes_its_own_shuffle_on_a_cache(pair, workers):
     found = []

@@ -634,6 +634,7 @@ print("bye")
 """
 
 
+@pytest.mark.full
 def test_a_process_that_holds_an_iteration_exits(archive):
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", EXITING, archive], capture_output=True, text=True, timeout=60
@@ -661,6 +662,7 @@ print("left")
 """
 
 
+@pytest.mark.full
 def test_torchs_number_of_threads_is_left_as_it_is(archive):
     done = subprocess.run(
         [sys.executable, "-c", COUNTING, archive], capture_output=True, text=True, timeout=60

@@ -12,5 +12,6 @@ class Compressed(Archive):
     compressions = ("zstd", "zstd+dict")
 
 
+@pytest.mark.full
 def test_a_compressed_archive_is_a_dictionary_whatever_is_done_to_it(tally):
     play(Compressed, 900, tally)

@@ -135,6 +135,7 @@ def test_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, n, tal
         tally("splits of real labels")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", [None, *SEEDS])
 def test_stratified_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, seed, tally):
     labels, writers = real.labels["label"], real.labels["writer"]

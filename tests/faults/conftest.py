@@ -2,13 +2,15 @@
 
 import gc
 from functools import lru_cache
+from importlib import import_module
 
 import pytest
 
 from edcache.format import chain
 from edcache.format import spec as format
 from edcache.reader import tables
-from edcache.tools import survey
+
+verify = import_module("edcache.tools.verify")
 
 
 def remembering(function):
@@ -98,9 +100,9 @@ def remembered():
             patch.setattr(chain, parse, remembering(getattr(chain, parse)))
         patch.setattr(chain, "_within", remembering_fit(chain._within))
         patch.setattr(chain, "revised", remembering_revised(chain.revised))
-        patch.setattr(survey, "check_chunk", remembering_chunks(survey.check_chunk))
-        patch.setattr(survey, "merge", remembering_merge(survey.merge))
-        for module in (tables, survey):
+        patch.setattr(verify, "check_chunk", remembering_chunks(verify.check_chunk))
+        patch.setattr(verify, "merge", remembering_merge(verify.merge))
+        for module in (tables, verify):
             patch.setattr(module, "parse_index", remembering(module.parse_index))
             patch.setattr(module, "parse_labels", remembering(module.parse_labels))
         yield

@@ -34,7 +34,7 @@ from scenarios import (
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
-from edcache.backends.mirror.side import SIDE
+from edcache.backends.mirror.sidecar import SIDE
 from edcache.errors import NotAnArchiveError
 from edcache.format import chain
 from edcache.format import spec as format
@@ -320,6 +320,7 @@ def recording(request: pytest.FixtureRequest) -> Recording:
     return record(request.param)
 
 
+@pytest.mark.full
 def test_a_process_that_is_killed_anywhere_loses_nothing_published(recording: Recording, tally: Any) -> None:
     laboratory = Laboratory(recording)
     count = laboratory.try_all(killed(recording.base, recording.disk.journal), is_killed=True)

@@ -44,7 +44,7 @@ def test_there_are_many_planted_bugs_and_each_has_a_name() -> None:
 )
 def test_a_bug_that_does_not_fit_is_refused(old: str, new: str, said: str) -> None:
     with pytest.raises(ValueError, match=f"some bug: .*{said}"):
-        planted(Bug("some bug", "format.py", old, new, ()), PACKAGE)
+        planted(Bug("some bug", "format/spec.py", old, new, ()), PACKAGE)
 
 
 @pytest.mark.full

@@ -355,6 +355,7 @@ def test_an_index_without_its_labels_ends_the_walk_before_it():
         assert len(walked(data[:at] + forged.ljust(labels.nbytes, b"\0") + data[at + labels.nbytes :])) == 2
 
 
+@pytest.mark.full
 def test_without_isal_the_same_bytes_are_written_and_read(tmp_path):
     script = (
         "import sys, zlib\n"

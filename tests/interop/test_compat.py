@@ -32,7 +32,8 @@ from edcache.errors import (
     StaleCacheError,
     UnsupportedTypeError,
 )
-from edcache.interop import edflow, torch_xla
+from edcache.interop import compat_edflow as edflow
+from edcache.interop import compat_torch_xla as torch_xla
 
 EDFLOW_SCRIPT = """
     import os
@@ -118,6 +119,7 @@ def run(tmp_path, script, *arguments, code=0):
     return done
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("script", "module"),
     [(EDFLOW_SCRIPT, "edcache.compat.edflow"), (XLA_SCRIPT, "edcache.compat.torch_xla")],
@@ -127,6 +129,7 @@ def test_an_old_script_runs_with_one_import_changed(tmp_path, script, module):
     assert run(tmp_path, script.format(module=module)).stdout.endswith("done\n")
 
 
+@pytest.mark.full
 def test_edflows_command_fills_the_cache_without_a_server(tmp_path):
     script = EDFLOW_SCRIPT.format(module="edcache.compat.edflow")
     served = run(tmp_path, script, "-m", "edcache", "-d", "script.make", "-s")

@@ -636,6 +636,7 @@ def test_edcache_import_fills_an_archive_and_resumes(old, path):
     assert (code, f"{path}: 11 samples (0 computed now, 11 kept), " in text) == (0, True)
 
 
+@pytest.mark.full
 def test_edcache_import_names_what_is_missing_and_exits_with_1(old, path):
     edflow_zip(old, edflow_samples(), KEYS, labels=2, skip=(3, 4, 8))
     command = [sys.executable, "-m", "edcache", "import", str(old), "-o", str(path), "--from", "edflow"]

@@ -22,7 +22,7 @@ from scale import scaled, seeded
 
 import edcache
 from edcache import CachedDataset, CacheWriter, storage
-from edcache.cli.reports import repair_lines
+from edcache.cli.maintenance import repair_lines
 from edcache.errors import CorruptArchiveError, LabelError, LabelTypeError, OptionError, UnknownLabelError
 from edcache.storage import calls
 
@@ -292,6 +292,7 @@ def test_what_cannot_be_joined_is_refused(path):
         ds.add_labels({"y": [1]}, on="y")
 
 
+@pytest.mark.full
 def test_more_columns_than_a_revision_takes_are_refused(tmp_path):
     path = make(tmp_path / "a.zip", 1)
     wide = pa.table([[1]] * 65_537, names=list(map(str, range(65_537))))

@@ -43,6 +43,7 @@ def test_opening_an_archive_and_reading_a_sample_imports_nothing_heavy(path):
     assert imported(path, "assert dataset[1]['x'] == [1] * 4") == []
 
 
+@pytest.mark.full
 def test_naming_the_classes_does_not_load_pyarrow():
     code = (
         "import sys, torch; before = set(sys.modules); import edcache\n"
@@ -53,14 +54,17 @@ def test_naming_the_classes_does_not_load_pyarrow():
     assert answer.stdout == "False\n"
 
 
+@pytest.mark.full
 def test_a_label_column_of_numbers_imports_nothing_heavy(path):
     assert imported(path, "assert dataset.labels['label'][5] == 5; dataset.labels['score']") == []
 
 
+@pytest.mark.full
 def test_filtering_by_a_number_imports_nothing_heavy(path):
     assert imported(path, "assert len(dataset.filter(label=3)) == 1") == []
 
 
+@pytest.mark.full
 def test_other_conditions_are_what_imports_them(path):
     """Else the tests above would find nothing whatever is imported."""
     found = imported(path, "assert len(dataset.filter('label == 3')) == 1")
@@ -75,6 +79,7 @@ with edcache.CacheWriter(sys.argv[1] + ".new", in_memory_keys=list(labels)) as w
 """
 
 
+@pytest.mark.full
 def test_writing_an_archive_with_labels_imports_nothing_heavy(path):
     assert imported(path, "import datetime\n" + BUILD) == []
 

@@ -5,9 +5,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 GUIDE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.full
 def test_the_new_code_runs_as_written(tmp_path):
     snippets = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
     assert len(snippets) >= 7

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 
@@ -12,6 +14,7 @@ BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 SERVER = "redis://localhost:6379/0"
 
 
+@pytest.mark.full
 def test_what_is_said_of_a_server_runs_as_written_but_for_its_address(tmp_path):
     from redis_server import Server
 
@@ -49,6 +52,7 @@ def test_the_python_snippets_run_as_written(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.full
 def test_the_shell_lines_run_as_written(tmp_path):
     (tmp_path / "mymodule.py").write_text(
         "class Source:\n"

@@ -54,6 +54,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("jobs", [[], ["-n", "2", "--dist", "loadgroup"]], ids=["one", "two"])
 def test_what_is_left_out_is_said(run, jobs):
     said = run(*jobs)

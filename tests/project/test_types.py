@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 EXAMPLE = str(HERE / "typed_example.py")
 
@@ -15,6 +17,7 @@ def run(*command):
     )
 
 
+@pytest.mark.full
 def test_mypy_finds_what_the_example_says():
     """A comment that ignores an error is an error where there is none."""
     options = ("--strict", "--config-file=", "--python-version=3.10", "--follow-imports=silent")
@@ -22,6 +25,7 @@ def test_mypy_finds_what_the_example_says():
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.full
 def test_pyright_finds_what_the_example_says(tmp_path):
     config = tmp_path / "pyrightconfig.json"
     rules = {"typeCheckingMode": "standard", "reportUnnecessaryTypeIgnoreComment": True}

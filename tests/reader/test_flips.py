@@ -192,6 +192,7 @@ def test_verify_reports_every_flipped_bit(damaged: Damaged) -> None:
     _check(damaged, _bits(damaged.original, "verify", FLIPS // 2), reads=False)
 
 
+@pytest.mark.full
 def test_verify_reports_every_flipped_byte_of_the_directory(damaged: Damaged) -> None:
     start = damaged.original.index(b"PK\x01\x02", _entries(damaged.original)[-1])
     _check(damaged, [8 * offset + offset % 8 for offset in range(start, len(damaged.original))])
@@ -203,6 +204,7 @@ def test_verify_reports_every_flipped_byte_of_the_headers(damaged: Damaged) -> N
     _check(damaged, [8 * (at + k) + (at + k) % 8 for at in heads for k in range(0, 192, step)])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seal", [True, False], ids=["sealed", "unsealed"])
 def test_flips_in_an_unsealed_archive_are_never_read_as_another_value(tmp_path: Path, seal: bool) -> None:
     path = tmp_path / "unsealed.zip"

@@ -182,6 +182,7 @@ class Busy:
         w.close()
 
 
+@pytest.mark.full
 def test_a_thousand_forks_of_a_busy_process_read_open_and_end(folder: Path, sealed: Path, tally: Any) -> None:
     """Neither a lock that another thread holds nor a half-changed object comes along with a fork."""
     busy, rng = Busy(sealed, folder / "growing.zip"), seeded("forks")
@@ -345,6 +346,7 @@ def test_an_interpreter_ends_quietly_with_everything_open(folder: Path, sealed: 
     assert edcache.verify(folder / "grown.zip").problems == []
 
 
+@pytest.mark.full
 def test_an_interpreter_ends_quietly_where_a_profiler_keeps_a_dataset_longer_than_modules(
     sealed: Path,
 ) -> None:
@@ -403,6 +405,7 @@ def watch(path: Path, until: int) -> None:
     watched.reader.close()
 
 
+@pytest.mark.full
 def test_fifty_thousand_chunks_of_eight_writers_are_all_there_once_under_four_readers(
     folder: Path, tally: Any
 ) -> None:
@@ -485,6 +488,7 @@ def _round(sealed: Path, path: Path, k: int) -> None:
     path.unlink()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="counts through Linux's /proc")
 def test_rounds_of_everything_leave_no_descriptor_memory_process_or_shared_memory(
     folder: Path, sealed: Path, tally: Any

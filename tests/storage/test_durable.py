@@ -17,7 +17,7 @@ from edcache.storage.file import File
 
 HOLDER = """
 import sys, time
-from edcache.durable import File
+from edcache.storage import File
 file = File.open(sys.argv[1], "a")
 file.lock(int(sys.argv[2]))
 print("held", flush=True)
@@ -115,7 +115,7 @@ def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
 
     setattr(Refusing, call, refuse)
     file = File.open(path, "x")
-    calls = {
+    tried = {
         "pwrite": lambda: file.pwrite(8192, b"data"),
         "truncate": lambda: file.truncate(8192),
         "sync": file.sync,
@@ -133,7 +133,7 @@ def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
         "copy_permissions": lambda: storage.copy_permissions("a.zip", path),
     }
     with calls.replace_system(Refusing()), pytest.raises(StorageError, match=message) as caught:
-        calls[call]()
+        tried[call]()
     assert caught.value.errno == errno.ENOSPC
     assert str(caught.value).startswith(path)
     file.close()
@@ -214,7 +214,7 @@ def test_what_would_have_to_be_waited_for_is_not_cached(path, monkeypatch):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(os, "preadv", preadv)
-    assert not file.is_cached(3)
+    assert not file.are_cached([3])
     assert asked == [(1, 3, os.RWF_NOWAIT)]
     file.close()
 
@@ -349,7 +349,7 @@ def test_the_system_is_put_back_after_an_error():
         assert calls.system is other
         raise ValueError("stop")
     assert calls.system is before
-    with pytest.raises(AttributeError, match="module 'edcache.storage' has no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match="No edcache.storage attribute nonsense"):
         storage.nonsense  # noqa: B018
 
 

@@ -56,6 +56,7 @@ def _can_mount(folder: Path) -> bool:
     return done.returncode == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_read_only_mount_is_enough(tmp_path, kind):
     """Where this process may not mount, a folder and file without write permission stand in for it."""

@@ -93,6 +93,7 @@ def whole(top):
     return {file for file in named if file.startswith("new")}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_whatever_is_left_is_listed_and_pruned(tmp_path, name, tally):
     counting = tmp_path / "counting"
@@ -125,6 +126,7 @@ def test_whatever_is_left_is_listed_and_pruned(tmp_path, name, tally):
     tally("kills of what writes beside a path", len(some))
 
 
+@pytest.mark.full
 def test_what_is_killed_at_random_is_listed_and_pruned(tmp_path, tally):
     chance = random.Random(5)
     for number, name in enumerate(OPERATIONS):

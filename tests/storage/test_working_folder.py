@@ -75,6 +75,7 @@ WAYS = [
 ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("options", WAYS, ids=lambda options: "-".join(options) or "none")
 def test_a_source_that_changes_the_folder_fills_the_archive_that_was_named(home, options):
     ds = CachedDataset(Wandering(home.parent), "a.zip", **options)
@@ -199,6 +200,7 @@ def without_folder(tmp_path, body):
     return ended.stdout.splitlines()
 
 
+@pytest.mark.full
 def test_full_paths_work_where_the_folder_is_gone(tmp_path):
     told = without_folder(
         tmp_path,
@@ -228,6 +230,7 @@ def test_full_paths_work_where_the_folder_is_gone(tmp_path):
     assert told == []
 
 
+@pytest.mark.full
 def test_relative_ones_are_refused_where_the_folder_is_gone(tmp_path):
     told = without_folder(
         tmp_path,
@@ -256,6 +259,7 @@ def test_relative_ones_are_refused_where_the_folder_is_gone(tmp_path):
     assert told == [refused] * 13
 
 
+@pytest.mark.full
 def test_the_command_line_too(tmp_path):
     with CacheWriter(tmp_path / "full.zip") as writer:
         writer.append({"x": 1})
@@ -276,6 +280,7 @@ def test_the_command_line_too(tmp_path):
     assert told[4:] == [f"1 {refused}No such file or directory"] * 4
 
 
+@pytest.mark.full
 def test_workers_that_cannot_start_there_say_so(tmp_path):
     told = without_folder(
         tmp_path,

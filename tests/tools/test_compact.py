@@ -372,6 +372,7 @@ def killed_after(path: Path, operations: int) -> bool:
     return os.WIFSIGNALED(status)
 
 
+@pytest.mark.full
 def test_killed_at_any_operation_the_path_leads_to_all_samples_and_a_second_run_works(path, tally):
     write(path)
     original = path.read_bytes()

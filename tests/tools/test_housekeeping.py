@@ -432,6 +432,7 @@ def test_rm_deletes_none_where_one_is_no_archive(tmp_path: Path) -> None:
         assert path.exists()
 
 
+@pytest.mark.full
 def test_what_another_process_fills_is_deleted_by_force_only(cache: Path, filled_by_another: Path) -> None:
     path, other = filled_by_another, archive(filled_by_another.parent / "other.zip")
     reason = f"{path}: another process is filling it or appending to it"
@@ -660,7 +661,7 @@ def test_prune_without_a_condition_takes_what_was_left_alone(cache: Path) -> Non
 def test_sizes(text: str, nbytes: int, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(
-        "edcache.tools.housekeeping.plan_pruning",
+        "edcache.tools.plan_pruning",
         lambda archives, **limits: asked.append(limits) or plan_pruning(archives, **limits),
     )
     run("prune", "--max-size", text, "--older-than", "1.5d")

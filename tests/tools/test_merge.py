@@ -33,7 +33,7 @@ from edcache.errors import (
 )
 from edcache.format.spec import Head
 from edcache.format.tables import Failure, Records
-from edcache.format.unify import no_labels
+from edcache.format.types import no_labels
 from edcache.storage import calls
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
@@ -349,6 +349,7 @@ def killed_at(count: int, work: Callable[[], object]) -> bool:
     return code != 0
 
 
+@pytest.mark.full
 def test_a_merge_that_is_killed_leaves_nothing_at_the_path_or_the_whole(tmp_path, tally):
     paths = [write(tmp_path / f"{k}.zip", compression="zstd+dict" if k else None) for k in range(2)]
     new, count = tmp_path / "new.zip", 1

@@ -27,7 +27,7 @@ from edcache.errors import (
     OptionError,
     UnknownLabelError,
 )
-from edcache.tools.shares import Piece
+from edcache.tools import Piece
 
 
 def expect_as_original(folder: Path, path: Path, order: list[int] | None = None) -> None:
@@ -91,6 +91,7 @@ def split_by_size(path: Path, folder: Path, most: int) -> list[Piece] | None:
     return None
 
 
+@pytest.mark.full
 def test_large_archives_are_cut_near_their_size_and_never_over_it(tmp_path):
     rng = np.random.default_rng(3)
     for kind in (None, "zstd+dict"):

@@ -114,6 +114,7 @@ def test_a_pool_fills_as_this_process_would(pool, path, log, tmp_path, shared):
     check(path, tmp_path)
 
 
+@pytest.mark.full
 @SHARED
 @COMPRESSION
 def test_records_are_compressed_there_too(path, log, tmp_path, shared, compression):
@@ -122,6 +123,7 @@ def test_records_are_compressed_there_too(path, log, tmp_path, shared, compressi
     check(path, tmp_path)
 
 
+@pytest.mark.full
 @SHARED
 def test_what_a_source_raises_in_a_task_is_raised_here(pool, path, log, tmp_path, shared):
     with pytest.raises(SourceError, match="the source raised at index 77: ValueError: bad 77"):
@@ -130,6 +132,7 @@ def test_what_a_source_raises_in_a_task_is_raised_here(pool, path, log, tmp_path
     check(path, tmp_path)
 
 
+@pytest.mark.full
 @SHARED
 def test_failures_are_recorded(pool, path, log, tmp_path, shared):
     ds = fill(
@@ -152,6 +155,7 @@ class Twice(ThreadPoolExecutor):
         return fn(*args, **kwargs)
 
 
+@pytest.mark.full
 @SHARED
 def test_a_task_that_runs_twice_leaves_one_record_a_sample(path, log, tmp_path, shared):
     with Twice(2) as executor:
@@ -173,6 +177,7 @@ def chunks_of(path):
     return found
 
 
+@pytest.mark.full
 @SHARED
 def test_a_local_fill_and_an_engine_share_the_work(path, log, tmp_path, shared):
     source = Source(log, seconds=0.01)
@@ -207,6 +212,7 @@ class Counted(ThreadPoolExecutor):
         return future
 
 
+@pytest.mark.full
 def test_a_bounded_number_of_results_comes_back_at_a_time(path, log):
     with Counted(2) as executor:
         fill(Source(log, count=20_000, seconds=0), path, executor, shared_filesystem=False)

@@ -313,6 +313,7 @@ def left_open(path: Path) -> list[int]:
     return found
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors through Linux's /proc")
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, None], ids=["ENOSPC", "EIO", "short"])
 def test_any_one_failing_operation_is_one_error_and_loses_nothing(
@@ -438,6 +439,7 @@ def test_ctrl_c_while_publishing_keeps_what_was_computed(tmp_path: Path) -> None
     assert cache.missing.tolist() == list(range(20, 30))
 
 
+@pytest.mark.full
 def test_an_archive_that_is_being_replaced_is_unlocked_after_a_failure(tmp_path: Path) -> None:
     path = tmp_path / "replaced.zip"
     create(path, lambda count: None)

@@ -181,6 +181,7 @@ def test_a_function_is_told_of_the_progress(path, log):
     assert told == sorted(told)
 
 
+@pytest.mark.full
 def test_fill_inside_a_daemonic_process_computes_there(path, log):
     code = f"""
         import multiprocessing, sys
@@ -238,6 +239,7 @@ def test_an_exception_that_cannot_be_sent_is_told_as_text(path, log):
     assert sys.version_info < (3, 11) or "raise local_error()" in caught.value.__notes__[0]
 
 
+@pytest.mark.full
 def test_it_is_told_too_where_exceptions_are_pickled_with_their_causes(path, log):
     code = (
         f"import sys; sys.path[:] = {sys.path!r}\n"
@@ -282,6 +284,7 @@ def test_a_failure_is_recorded_whatever_its_text_is(path, log, count):
     assert ds.complete
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("count", [0, 2])
 def test_skipped_samples_are_recorded_and_tried_again(path, log, count):
     ds = fill(Source(log, at={7: "raise", 90: "raise"}), path, count, on_error="skip")
@@ -378,6 +381,7 @@ def test_retries_try_again_at_once(path, log):
 # --- samples that end or hang their process ---------------------------------------------------------
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("what", "how"), [("exit", "exit code 3"), ("kill", "killed by SIGKILL")])
 def test_a_sample_that_ends_its_process_is_set_aside_and_the_rest_is_filled(path, log, what, how):
     with pytest.raises(SourceError) as caught:
@@ -391,12 +395,14 @@ def test_a_sample_that_ends_its_process_is_set_aside_and_the_rest_is_filled(path
     check_whole(path, but=(50,))
 
 
+@pytest.mark.full
 def test_nobody_begins_a_sample_whose_last_death_was_not_yet_counted(path, log):
     """The parent is busy for half a second at a time while others may take the dead worker's claim."""
     fill(Source(log, at={50: "exit"}), path, 3, on_error="skip", progress=lambda *_: time.sleep(0.5))
     assert computed(log).count(50) == 3
 
 
+@pytest.mark.full
 def test_several_of_them_are_recorded(path, log):
     ds = fill(Source(log, at={3: "kill", 4: "exit", 150: "kill"}), path, on_error="skip_final")
     assert [(e.index, e.error) for e in ds.errors] == [(i, "WorkerError") for i in (3, 4, 150)]
@@ -404,6 +410,7 @@ def test_several_of_them_are_recorded(path, log):
     check_whole(path, but=(3, 4, 150))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_worker_that_somebody_else_ends_is_replaced(path, log, tmp_path, number):
     class Once(Source):
@@ -441,6 +448,7 @@ def test_a_worker_that_is_killed_once_is_replaced(path, log, tmp_path):
     check_whole(path)
 
 
+@pytest.mark.full
 def test_workers_that_cannot_start_end_the_fill(path, log, tmp_path):
     """As of a script without `if __name__ == "__main__"` under spawn: each worker runs it again."""
     script = tmp_path / "script.py"
@@ -460,6 +468,7 @@ def test_workers_that_cannot_start_end_the_fill(path, log, tmp_path):
     assert "ended one after the other (exit code 9) and published nothing" in done.stderr
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("what", ["hang", "deaf"])
 @pytest.mark.parametrize("count", [0, 2])
 def test_a_sample_that_hangs_is_ended_by_its_timeout(path, log, what, count):
@@ -483,6 +492,7 @@ class Threaded(Source):
         return super().__getitem__(i)
 
 
+@pytest.mark.full
 def test_a_hung_thread_of_the_source_does_not_keep_the_fill(path, log):
     ds = fill(Threaded(log), path, 1, timeout=0.4, on_error="skip")
     assert [(e.index, e.error) for e in ds.errors] == [(50, "TimeoutError")]
@@ -490,6 +500,7 @@ def test_a_hung_thread_of_the_source_does_not_keep_the_fill(path, log):
     assert all_gone(processes(log), 5)
 
 
+@pytest.mark.full
 def test_more_retries_than_deaths_are_allowed(path, log):
     ds = fill(Source(log, count=4, at={0: "hang"}), path, 1, timeout=0.2, retries=8, on_error="skip")
     assert [e.index for e in ds.errors] == [0]
@@ -536,6 +547,7 @@ def start(path, log, tmp_path, context, seconds=0.005):
     return process
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_workers_of_a_killed_parent_end_by_themselves(path, log, tmp_path, context):
     process = start(path, log, tmp_path, context)
@@ -552,6 +564,7 @@ def test_workers_of_a_killed_parent_end_by_themselves(path, log, tmp_path, conte
     check_whole(path, 2000)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("group", [False, True], ids=["parent", "terminal"])
 def test_ctrl_c_ends_a_parallel_fill_at_once_and_says_how_to_go_on(path, log, tmp_path, group):
     process = start(path, log, tmp_path, "fork")
@@ -569,6 +582,7 @@ def test_ctrl_c_ends_a_parallel_fill_at_once_and_says_how_to_go_on(path, log, tm
     assert len(computed(log)) - kept <= 2
 
 
+@pytest.mark.full
 def test_a_second_ctrl_c_ends_it_at_once(path, log, tmp_path):
     process = start(path, log, tmp_path, "fork", seconds=0.005)
     pids = processes(log)
@@ -583,6 +597,7 @@ def test_a_second_ctrl_c_ends_it_at_once(path, log, tmp_path):
     assert all_gone(pids, 0.5)
 
 
+@pytest.mark.full
 def test_a_deaf_worker_does_not_keep_an_interrupted_parent(path, log, tmp_path):
     process = start(path, log, tmp_path, "fork", seconds=0.005)
     pids = processes(log)
@@ -597,6 +612,7 @@ def test_a_deaf_worker_does_not_keep_an_interrupted_parent(path, log, tmp_path):
 # --- beside other processes -------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_who_is_not_to_share_is_told_that_another_process_fills(path, log, tmp_path):
     process = start(path, log, tmp_path, "fork")
     with pytest.raises(ArchiveLockedError, match=r"a.zip: another process is filling it; wait for it"):
@@ -608,6 +624,7 @@ def test_who_is_not_to_share_is_told_that_another_process_fills(path, log, tmp_p
     check_whole(path, 2000)
 
 
+@pytest.mark.full
 def test_who_waits_computes_nothing_while_another_process_fills(path, log, tmp_path):
     process = start(path, log, tmp_path, "fork", seconds=0.001)
     ds = fill(Source(tmp_path / "own", count=2000), path, 0, if_filling="wait")
@@ -617,6 +634,7 @@ def test_who_waits_computes_nothing_while_another_process_fills(path, log, tmp_p
     assert computed(log) == list(range(2000))
 
 
+@pytest.mark.full
 def test_who_waits_takes_over_when_the_other_process_dies(path, log, tmp_path):
     process = start(path, log, tmp_path, "fork")
     os.kill(process.pid, signal.SIGKILL)

@@ -40,6 +40,7 @@ def means(name):
     return {"executor": executor, "shared_filesystem": name != "returning"}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("how", ["alone", "crew", "threads", "pool", "returning"])
 @pytest.mark.parametrize("error", EXITS)
 def test_an_exit_of_the_source_is_an_error_that_names_the_sample(path, error, how):
@@ -127,6 +128,7 @@ edcache.CachedDataset(Source(), sys.argv[1], on_error="skip", retries=2)
 """
 
 
+@pytest.mark.full
 def test_an_exit_by_a_signal_is_no_error_of_a_sample(path):
     ended = subprocess.run([sys.executable, "-c", PROGRAM, path], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (7, "")

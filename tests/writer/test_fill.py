@@ -263,6 +263,7 @@ assert ds.complete and [s["i"] for s in ds] == list(range(400)), ds
 """
 
 
+@pytest.mark.full
 def test_processes_that_fill_one_archive_share_the_work(path, tmp_path):
     log = tmp_path / "log"
     command = [sys.executable, "-c", HELPER, str(path), str(log)]
@@ -274,6 +275,7 @@ def test_processes_that_fill_one_archive_share_the_work(path, tmp_path):
     assert edcache.verify(path).sound
 
 
+@pytest.mark.full
 def test_a_fill_takes_over_what_a_killed_one_had_claimed(path, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     helper = subprocess.Popen([sys.executable, "-c", HELPER, str(path), str(first)])
@@ -303,6 +305,7 @@ class Large(Counted):
         return {**super().__getitem__(i), "big": torch.zeros(100_000, dtype=torch.uint8)}
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(("free", "verdict"), [(1, "refused"), (4, "warned"), (1000, "silent")])
 def test_a_disk_that_is_too_small_is_noticed_after_the_first_samples(

@@ -20,19 +20,19 @@ import pytest
 import torch
 
 from edcache.errors import FingerprintError
-from edcache.writer.fingerprint_code import source_digest
-from edcache.writer.fingerprint_origin import (
+from edcache.writer.fingerprint import (
     call_fingerprint,
     differences,
     source_changed,
     source_fingerprint,
 )
+from edcache.writer.fingerprint_code import source_digest
 from edcache.writer.fingerprint_values import describe
 
 PROGRAM = """
 import dataclasses, enum, json, pathlib
 import numpy as np, torch
-from edcache.fingerprint import call_fingerprint
+from edcache.writer import call_fingerprint
 
 class Colour(enum.Enum):
     RED = "red"
@@ -88,6 +88,7 @@ def outputs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [process.communicate()[0] for process in started]
 
 
+@pytest.mark.full
 def test_a_fingerprint_does_not_depend_on_the_hash_seed_or_the_folder(outputs: list[str]) -> None:
     assert outputs[0]
     assert json.loads(outputs[0]) == json.loads(outputs[1])
@@ -98,6 +99,7 @@ def test_a_script_and_a_module_of_one_file_give_the_same_fingerprint(outputs: li
     assert json.loads(outputs[0]) == json.loads(outputs[2])
 
 
+@pytest.mark.full
 def test_a_fingerprint_is_small(outputs: list[str]) -> None:
     assert len(outputs[0]) < 2000
 

@@ -151,6 +151,7 @@ def published(path: Path) -> set[int]:
     return set(present)
 
 
+@pytest.mark.full
 def test_a_kill_costs_little_of_what_was_computed(program: subprocess.Popen[str], tmp_path: Path) -> None:
     archive, log = tmp_path / "killed.zip", tmp_path / "log"
     child = Fill(program, "class", archive, log)

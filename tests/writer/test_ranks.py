@@ -145,7 +145,7 @@ if __name__ == "__main__":
 READER = """
 import os, random, sys, time
 import torch, edcache
-from edcache.stores import store_at
+from edcache.writer import store_at
 path, until = sys.argv[1], float(sys.argv[2])
 while store_at(path).found() is None:
     time.sleep(0.01)

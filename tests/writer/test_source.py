@@ -30,11 +30,11 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, cachable
-from edcache.backends.redis.keys import prefix_for
-from edcache.cli.reports import fingerprint_lines
+from edcache.backends.redis.url import prefix_for
+from edcache.cli.housekeeping import fingerprint_lines
 from edcache.errors import OptionError, StaleCacheError
+from edcache.writer.fingerprint import source_fingerprint
 from edcache.writer.fingerprint_code import source_digest
-from edcache.writer.fingerprint_origin import source_fingerprint
 
 COUNT = 4
 
@@ -459,6 +459,7 @@ CachedDataset(Counting("val"), sys.argv[1])
 """
 
 
+@pytest.mark.full
 def test_a_source_that_counts_is_the_same_in_another_process(tmp_path: Path) -> None:
     path, source = str(tmp_path / "a.zip"), Counting()
     source[1]

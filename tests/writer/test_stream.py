@@ -17,7 +17,7 @@ from edcache.errors import LabelError, OptionError, SourceError, StaleCacheError
 from edcache.format.spec import Head
 from edcache.writer.appender import Appender
 from edcache.writer.publisher import Publisher
-from edcache.writer.registry import store_at
+from edcache.writer.store import store_at
 
 
 def sample(i):
@@ -102,6 +102,7 @@ def test_workers_each_store_their_share_in_the_order_of_a_data_loader(path):
     assert order(path) == list(range(50))
 
 
+@pytest.mark.full
 def test_another_number_of_workers_makes_another_order_so_it_is_noticed(path):
     with pytest.raises(SourceError):
         store(Stream(fails_at=31), path, num_workers=2)
@@ -119,6 +120,7 @@ def test_a_sample_that_cannot_be_stored_ends_it_or_is_recorded(path):
     assert [s["y"] for s in ds.available()] == [i % 3 for i in range(49) if i != 7]
 
 
+@pytest.mark.full
 def test_what_needs_an_index_is_refused(path):
     for options in ({"lazy": True}, {"executor": object()}):
         with pytest.raises(OptionError, match="the source can only be iterated; lazy=True and"):
@@ -132,6 +134,7 @@ def test_building_anew_begins_with_nothing(path):
     assert len(store(Stream(20), path, keep_existing=False)) == 20
 
 
+@pytest.mark.full
 def test_a_killed_one_goes_on_and_two_at_once_store_it_once(path, tmp_path):
     script = tmp_path / "stream.py"
     script.write_text(

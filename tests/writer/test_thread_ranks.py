@@ -18,8 +18,8 @@ from scale import scaled
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.backends.spool import Spool
-from edcache.writer.registry import store_at
+from edcache.backends.objects import Spool
+from edcache.writer.store import store_at
 
 COUNT, RANKS = 150, 4
 
@@ -208,7 +208,7 @@ def test_what_a_killed_process_left_of_a_copy_is_not_in_the_next(spool):
 SLOW_CHILD = """
     import os, time
     os.register_at_fork(after_in_child=lambda: time.sleep(2))     # before the package comes to let go
-    from edcache.durable import File
+    from edcache.storage import File
 
     first = File.open("shm://slow-child", "a")
     first.pwrite(0, b"kept")
@@ -228,6 +228,7 @@ SLOW_CHILD = """
 """
 
 
+@pytest.mark.full
 def test_a_child_that_another_thread_forked_keeps_nobody_from_memory():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SLOW_CHILD)], capture_output=True, text=True, timeout=60

@@ -1,4 +1,4 @@
-"""RedisAppender: a cache in Redis open for appending, claims included; and building it anew."""
+"""RedisAppender: a cache in Redis open for appending, claims included."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import hashlib
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -15,17 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.backends.redis import frames
 from edcache.backends.redis.claims import Claims
-from edcache.backends.redis.client import PIECE_KEYS, PIECE_NBYTES, Client
-from edcache.backends.redis.fetching import held
-from edcache.backends.redis.keys import Keys, head_key
+from edcache.backends.redis.client import PIECE_KEYS, Client
 from edcache.backends.redis.log import Log, read_head, stale
-from edcache.backends.redis.removing import remove_of
+from edcache.backends.redis.records import FRAME_NBYTES, held, packed, pieces_of, schema_number
 from edcache.backends.redis.url import Server
 from edcache.base import LabelError, OptionError, StorageError
 from edcache.format import PAGE, Chain, ChunkTable, Head, Header, pack_chunk_table
-from edcache.writer import AnyAppender, Chunk, differences
+from edcache.writer import AnyAppender, Chunk
 
 _MOST_NBYTES: Final = 512 << 20
 _SET_NBYTES: Final = 1 << 17
@@ -54,12 +51,6 @@ for i, key in ipairs(KEYS) do
 end
 return 1
 """
-# Keys: head. Arguments: the head that was seen, the one that takes its place.
-_REPLACE: Final = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[2])
-return 1
-"""
 
 
 class RedisAppender(AnyAppender):
@@ -70,22 +61,19 @@ class RedisAppender(AnyAppender):
     _claims: Claims
 
     def __init__(self, log: Log) -> None:
-        self._client = log.client
-        self._keys = Keys(log.server, log.head.uuid)
-        super().__init__(log, Claims(log.client, self._keys))
-        self.path = log.server
-        self.head = log.head
+        super().__init__(log, Claims(log.client, log.keys))
+        self._client, self._keys = log.client, log.keys
+        self.path, self.head = log.server, log.head
         self._closed = False
         self._logged = _Logged()
         self._opened_at = log.chain.cursor.seq
 
     @classmethod
     def open(cls, path: str, head: Head) -> RedisAppender:
-        """Open a cache, or make one with `head` where there is none yet.
+        """Open a cache, or make one with `head` where there is none; two that make one share a head.
 
         Raises:
             OptionError: the URL names no prefix; compression="zstd+dict". StorageError, CorruptArchiveError.
-        Safety: two processes that make one at once end up with one head.
         """
         if head.compression is not None and "+dict" in head.compression:
             raise OptionError(
@@ -95,23 +83,18 @@ class RedisAppender(AnyAppender):
         client = Client(Server.of(path))
         known = read_head(client)
         if known is None:
-            packed = format.pack_head(replace(head, uuid=_uuid_of(head)))
-            ttl = client.server.ttl
-            client.ask("set", head_key(client.server), packed, nx=True, px=None if ttl is None else _ms(ttl))
+            packed_head = format.pack_head(replace(head, uuid=uuid_of(head)))
+            ttl, key = client.server.ttl, client.server.head_key
+            client.ask("set", key, packed_head, nx=True, px=None if ttl is None else _ms(ttl))
             known = read_head(client)
             if known is None:
                 raise StorageError(
                     f"{client.server}: the server lost the head at once; give it more memory, or a longer ttl"
                 )
-        log = Log(client, *known)
-        log.catch_up()
-        return cls(log)
+        return cls(Log(client, *known))
 
     def indices_of(self, chunks: Iterable[Header]) -> npt.NDArray[np.int64]:
-        """The sample indices in these chunks: int64 [n], a copy.
-
-        Of what was published before this was opened, those alone that the server still has.
-        """
+        """See the base class: of what was published before this was opened, those that are still there."""
         headers = list(chunks)
         before = super().indices_of(header for header in headers if header.seq < self._opened_at)
         since = super().indices_of(header for header in headers if header.seq >= self._opened_at)
@@ -124,11 +107,7 @@ class RedisAppender(AnyAppender):
         return set(itertools.compress(indices, is_there.tolist()))
 
     def append(self, chunk: Chunk, *, restores: bool = False) -> None:
-        """See the base class.
-
-        With `restores`, a server that evicts and gets the same records again and again has a log that does
-        not grow.
-        """
+        """See the base class; with `restores` the log of a server that evicts does not grow."""
         self.check_usable()
         self._store(chunk)
         try:
@@ -147,12 +126,12 @@ class RedisAppender(AnyAppender):
                 return
             types = self._joined_types(new.labels)
             table = ChunkTable(new.records, new.labels, new.schemas, types, len(new.data))
-            packed = b"".join([pack_chunk_table(table), new.block_crcs])
+            entry_table = b"".join([pack_chunk_table(table), new.block_crcs])
             index = new.records.index
             assert index is not None
-            records_nbytes = format.align(len(packed), 64) - len(packed) + len(new.data)
+            records_nbytes = format.align(len(entry_table), 64) - len(entry_table) + len(new.data)
             fields = {"samples": new.count, "end_index": int(index.max()) + 1}
-            if self._push(self._entry(format.KIND_CHUNK, packed, records_nbytes, **fields)):
+            if self._push(self._entry(format.KIND_CHUNK, entry_table, records_nbytes, **fields)):
                 return
 
     def _publish_amendment(self, text: bytes) -> None:
@@ -186,52 +165,40 @@ class RedisAppender(AnyAppender):
 
     def _store(self, chunk: Chunk) -> None:
         """Set the records of a chunk: none of them counts before the log tells of it."""
-        commands: list[tuple[Any, ...]] = []
-        nbytes = 0
+        ttl = self.path.ttl
         try:
-            for values in self._batches(chunk):
-                commands += self._setting(values)
-                nbytes += sum(map(len, values.values()))
-                if nbytes >= PIECE_NBYTES:
-                    self._client.ask_all(commands)
-                    commands, nbytes = [], 0
-            self._client.ask_all(commands)
+            for piece in pieces_of(chunk.records.nbytes):
+                values = self._values(chunk, piece)
+                if ttl is None:
+                    # A few at a time: a server evicts between commands.
+                    keys, parts = list(values), pieces_of(chunk.records.nbytes[piece], _SET_NBYTES)
+                    sets: list[tuple[Any, ...]] = [
+                        ("mset", {key: values[key] for key in keys[part]}) for part in parts
+                    ]
+                else:
+                    sets = [("set", key, value, None, _ms(ttl)) for key, value in values.items()]
+                self._client.ask_all(sets)
         except StorageError as error:
             if error.errno == errno.ENOSPC:
                 self._take_back(chunk)
             raise
 
-    def _batches(self, chunk: Chunk) -> Iterator[dict[str, bytes]]:
-        """The values of records by their keys, a few at a time: a server evicts between commands."""
-        values: dict[str, bytes] = {}
-        nbytes = 0
-        for index, value in self._values(chunk):
-            values[self._keys.record(index)] = value
-            nbytes += len(value)
-            if nbytes >= _SET_NBYTES:
-                yield values
-                values, nbytes = {}, 0
-        if values:
-            yield values
-
-    def _setting(self, values: dict[str, bytes]) -> list[tuple[Any, ...]]:
-        ttl = self.path.ttl
-        if ttl is None:
-            return [("mset", values)]
-        return [("set", key, value, None, _ms(ttl)) for key, value in values.items()]
-
-    def _values(self, chunk: Chunk) -> Iterable[tuple[int, bytes]]:
-        records, numbers = chunk.records, [frames.schema_number(text) for text in chunk.schemas]
+    def _values(self, chunk: Chunk, piece: slice) -> dict[str, bytes]:
+        """The values of some records by their keys."""
+        records, numbers = chunk.records, [schema_number(text) for text in chunk.schemas]
         assert records.index is not None
         raw_nbytes = records.nbytes if records.raw_nbytes is None else records.raw_nbytes
         columns = (records.index, records.offset, records.nbytes, raw_nbytes, records.schema)
-        for index, offset, nbytes, raw, schema in zip(*(c.tolist() for c in columns), strict=True):
-            if nbytes + 2 * frames.NBYTES > _MOST_NBYTES:
+        values: dict[str, bytes] = {}
+        for index, offset, nbytes, raw, schema in zip(*(c[piece].tolist() for c in columns), strict=True):
+            if nbytes + 2 * FRAME_NBYTES > _MOST_NBYTES:
                 raise StorageError(
                     f"{self.path}: sample {index} takes {nbytes:,} bytes, Redis keeps {_MOST_NBYTES:,} under "
                     "one key; keep this cache in a file"
                 )
-            yield index, frames.packed(index, numbers[schema], chunk.data[offset : offset + nbytes], raw)
+            data = chunk.data[offset : offset + nbytes]
+            values[self._keys.record(index)] = packed(index, numbers[schema], data, raw)
+        return values
 
     def _take_back(self, chunk: Chunk) -> None:
         """Delete records that nobody will be told of."""
@@ -289,39 +256,8 @@ class _Logged:
         )
 
 
-def replace_head(path: str, head: Head) -> None:
-    """Begin a cache anew: another head takes the old one's place, and the old one's keys are deleted.
-
-    Where another process does the same already, this one joins it.
-
-    Raises:
-        StorageError: the server does not answer.
-    """
-    client = Client(Server.of(path))
-    try:
-        known = read_head(client)
-        if known is None:
-            return
-        packed, before, _ = known
-        is_rebuild = before.uuid != _uuid_of(before)
-        if (
-            is_rebuild
-            and (head.fingerprint is None or not differences(before.fingerprint, head.fingerprint))
-            and Claims(client, Keys(client.server, before.uuid)).has_fillers
-        ):
-            return
-        new = format.pack_head(head)
-        if client.run(_REPLACE, [head_key(client.server)], [packed, new]):
-            remove_of(client, Keys(client.server, before.uuid))
-    finally:
-        client.close()
-
-
-def _uuid_of(head: Head) -> bytes:
-    """The uuid of a cache that nobody asked to build anew: of equal heads the same.
-
-    So whoever makes a head again that the server has lost makes the same one.
-    """
+def uuid_of(head: Head) -> bytes:
+    """The uuid of a cache that nobody asked to build anew: the same for whoever makes a lost head again."""
     return hashlib.sha256(format.pack_head(replace(head, uuid=bytes(16)))).digest()[:16]
 
 

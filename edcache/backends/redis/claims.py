@@ -10,36 +10,31 @@ from contextlib import suppress
 from typing import Any, Final
 
 from edcache.backends.redis.client import Client, library
-from edcache.backends.redis.keys import Keys
+from edcache.backends.redis.url import Keys
 from edcache.base import StorageError
 
 _RENEWALS: Final = 4
 _WAIT_SECONDS: Final = 0.1
 
 # The server's clock: those of hosts differ.
-_OTHERS: Final = """
+_COUNT: Final = """
 local now = redis.call('TIME')
 local at = now[1] * 1000 + math.floor(now[2] / 1000)
 local mine = redis.call('ZSCORE', KEYS[1], ARGV[1])
 local others = redis.call('ZCOUNT', KEYS[1], at, '+inf')
 if mine and tonumber(mine) >= at then others = others - 1 end
-"""
-_COUNT: Final = _OTHERS + "return others"
-_JOIN: Final = (
-    _OTHERS
-    + """
-redis.call('ZADD', KEYS[1], at + ARGV[2], ARGV[1])
-redis.call('PEXPIRE', KEYS[1], 2 * ARGV[2])
+if ARGV[2] then
+  redis.call('ZADD', KEYS[1], at + ARGV[2], ARGV[1])
+  redis.call('PEXPIRE', KEYS[1], 2 * ARGV[2])
+end
 return others
 """
-)
 
 
 class Claims:
     """The claims of one process, renewed by a thread while any is held.
 
-    A process that dies, or whose thread gets no turn for `claim_seconds`, loses them: then what it computes
-    may be computed twice, and is stored under the same key.
+    Whoever dies, or gets no turn for `claim_seconds`, loses them: then samples may be computed twice.
     """
 
     can_lock = True
@@ -70,7 +65,9 @@ class Claims:
             )
             if not lock.acquire():
                 return False
-        self._renew_from_now(number, lock)
+        with self._turn:
+            self._held[number] = lock
+        self._renew_from_now()
         return True
 
     def wait(self, number: int) -> None:
@@ -89,15 +86,19 @@ class Claims:
 
     def join_fillers(self) -> bool:
         """Let others see, until `close`, that this process fills; says whether no other did."""
-        others = self._client.run(_JOIN, [self._keys.fillers], [self._token, int(self._seconds * 1000)])
-        self._renew_from_now()
+        others = self._others(int(self._seconds * 1000))
         self._is_filler = True
+        self._renew_from_now()
         return not others
 
     @property
     def has_fillers(self) -> bool:
         """Whether another process fills."""
-        return bool(self._client.run(_COUNT, [self._keys.fillers], [self._token]))
+        return self._others() > 0
+
+    def _others(self, *milliseconds: int) -> int:
+        """How many others fill; given how long it holds, this process is one too from now on."""
+        return int(self._client.run(_COUNT, [self._keys.fillers], [self._token, *milliseconds]))
 
     def close(self) -> None:
         """Let go of everything; nothing in a process that inherited it."""
@@ -115,10 +116,8 @@ class Claims:
             if self._is_filler:
                 self._client.ask("zrem", self._keys.fillers, self._token)
 
-    def _renew_from_now(self, number: int | None = None, lock: Any = None) -> None:
+    def _renew_from_now(self) -> None:
         with self._turn:
-            if number is not None:
-                self._held[number] = lock
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="edcache-claims", daemon=True)
                 self._thread.start()
@@ -147,4 +146,4 @@ class Claims:
                     if self._held.get(number) is lock:
                         del self._held[number]
         if self._is_filler:
-            self._client.run(_JOIN, [self._keys.fillers], [self._token, int(self._seconds * 1000)])
+            self._others(int(self._seconds * 1000))

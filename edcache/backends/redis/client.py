@@ -8,8 +8,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
+from edcache.backends import scrubbed
 from edcache.backends.redis.url import Server
-from edcache.base import CorruptArchiveError, MissingDependencyError, OptionError, StorageError
+from edcache.base import (
+    CorruptArchiveError,
+    EdcacheError,
+    MissingDependencyError,
+    OptionError,
+    PerProcess,
+    StorageError,
+)
 
 _CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 30.0
 _TRIES, _FIRST_PAUSE, _LONGEST_PAUSE = 4, 0.1, 1.0
@@ -20,36 +28,24 @@ PIECE_KEYS: Final = 1000
 
 
 class Client:
-    """A server, asked by any process that has this: it connects at the first question.
-
-    Safety: threads, fork, spawn; connections stay in the process that made them.
-    """
+    """A server, asked by any thread or process that has this: each process connects at its first question."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
-        self._found: tuple[int, Any] | None = None
-        self._scripts: dict[str, Any] = {}
+        self._connections: PerProcess[Any] = PerProcess()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"server": self.server, "_found": None, "_scripts": {}}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Client, (self.server,)
 
     def ask(self, command: str, *arguments: Any, **options: Any) -> Any:
-        """The answer to one command, a method of redis-py's client.
-
-        Raises:
-            StorageError: as "redis://...: the server does not answer: ...".
-        """
+        """The answer to one command, a method of redis-py's client; StorageError where there is none."""
         with self.translated():
             return getattr(self.connected, command)(*arguments, **options)
 
     def run(self, script: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """The answer of a script in Lua, sent once; raises as `ask`."""
+        """The answer of a script in Lua, whose text is sent once; raises as `ask`."""
         with self.translated():
-            client = self.connected
-            known = self._scripts.get(script)
-            if known is None:
-                known = self._scripts[script] = client.register_script(script)
-            return known(keys=keys, args=arguments, client=client)
+            return self.connected.register_script(script)(keys=keys, args=arguments)
 
     def ask_all(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """The answers to many commands, sent together; raises as `ask`, for the first that failed."""
@@ -66,18 +62,33 @@ class Client:
 
     def close(self) -> None:
         """Let go of this process's connections; asked again, it connects again."""
-        found, self._found = self._found, None
-        if found is not None and found[0] == os.getpid():
-            found[1].close()
+        connected = self._connections.pop()
+        if connected is not None:
+            connected.close()
 
     @property
     def connected(self) -> Any:
         """redis-py's client, for what has no translation of its own."""
-        found = self._found
-        if found is None or found[0] != os.getpid():
-            found = self._found = os.getpid(), _connected(self.server)
-            self._scripts = {}
-        return found[1]
+        return self._connections.get(self._connect)
+
+    def _connect(self) -> Any:
+        redis = library(self.server)
+        from redis.backoff import ExponentialBackoff
+        from redis.retry import Retry
+
+        secrets = {"username": os.environ.get(_USERNAME), "password": os.environ.get(_PASSWORD)}
+        options = {name: value for name, value in secrets.items() if value} | dict(self.server.secrets)
+        try:
+            return redis.Redis.from_url(
+                self.server.client_url,
+                socket_connect_timeout=_CONNECT_SECONDS,
+                socket_timeout=_ANSWER_SECONDS,
+                retry=Retry(ExponentialBackoff(_LONGEST_PAUSE, _FIRST_PAUSE), _TRIES - 1),
+                retry_on_error=[redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
+                **options,
+            )
+        except (ValueError, TypeError) as error:
+            raise OptionError(f"{self.server}: redis-py does not take this URL: {error}") from None
 
     @contextmanager
     def translated(self) -> Iterator[None]:
@@ -87,41 +98,43 @@ class Client:
             yield
         except errors.LockError:
             raise
-        except (errors.AuthenticationError, errors.AuthorizationError, errors.NoPermissionError) as error:
-            self._found = None  # the next question looks for a password again
-            raise StorageError(
-                f"{self.server}: the server refuses this user: {error}; give its password in {_PASSWORD}, or "
+        except errors.RedisError as error:
+            raise self._translation(errors, error) from None
+
+    def _translation(self, errors: Any, error: Exception) -> EdcacheError:
+        server, text = self.server, scrubbed(str(error), (value for _, value in self.server.secrets))
+        if isinstance(
+            error, (errors.AuthenticationError, errors.AuthorizationError, errors.NoPermissionError)
+        ):
+            self._connections.pop()  # the next question looks for a password again
+            return StorageError(
+                f"{server}: the server refuses this user: {text}; give its password in {_PASSWORD}, or "
                 "in the URL; pickles do not carry it to other programs"
-            ) from None
-        except (errors.ConnectionError, errors.TimeoutError) as error:
+            )
+        if isinstance(error, (errors.ConnectionError, errors.TimeoutError)):
             lost = StorageError(
-                f"{self.server}: the server does not answer: {error}; it was asked {_TRIES} times; what was "
+                f"{server}: the server does not answer: {text}; it was asked {_TRIES} times; what was "
                 "published is kept if it kept it"
             )
             lost.errno = errno.ETIMEDOUT if isinstance(error, errors.TimeoutError) else errno.ECONNREFUSED
-            raise lost from None
-        except errors.OutOfMemoryError:
+            return lost
+        if isinstance(error, errors.OutOfMemoryError):
             full = StorageError(
-                f"{self.server}: the server's memory is full (maxmemory); give it more, or let it evict "
+                f"{server}: the server's memory is full (maxmemory); give it more, or let it evict "
                 "(maxmemory-policy allkeys-lru) and read with lazy=True"
             )
             full.errno = errno.ENOSPC
-            raise full from None
-        except errors.ResponseError as error:
-            if str(error).startswith("WRONGTYPE"):
-                raise CorruptArchiveError(
-                    f"{self.server}: another program keeps something else under one of its keys; choose "
-                    f"another prefix, or delete it: edcache rm '{self.server}'"
-                ) from None
-            raise StorageError(f"{self.server}: the server refused: {error}") from None
+            return full
+        if text.startswith("WRONGTYPE"):
+            return CorruptArchiveError(
+                f"{server}: another program keeps something else under one of its keys; choose "
+                f"another prefix, or delete it: edcache rm '{server}'"
+            )
+        return StorageError(f"{server}: the server refused: {text}")
 
 
 def library(server: Server) -> Any:
-    """redis-py.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """redis-py; MissingDependencyError where it is not installed."""
     try:
         import redis
     except ImportError:
@@ -129,23 +142,3 @@ def library(server: Server) -> Any:
             f"{server}: a cache in Redis needs redis-py; install it with: pip install edcache[redis]"
         ) from None
     return redis
-
-
-def _connected(server: Server) -> Any:
-    redis = library(server)
-    from redis.backoff import ExponentialBackoff
-    from redis.retry import Retry
-
-    secrets = {"username": os.environ.get(_USERNAME), "password": os.environ.get(_PASSWORD)}
-    options = {name: value for name, value in secrets.items() if value} | dict(server.secrets)
-    try:
-        return redis.Redis.from_url(
-            server.client_url,
-            socket_connect_timeout=_CONNECT_SECONDS,
-            socket_timeout=_ANSWER_SECONDS,
-            retry=Retry(ExponentialBackoff(_LONGEST_PAUSE, _FIRST_PAUSE), _TRIES - 1),
-            retry_on_error=[redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
-            **options,
-        )
-    except (ValueError, TypeError) as error:
-        raise OptionError(f"{server}: redis-py does not take this URL: {error}") from None

@@ -7,8 +7,7 @@ from typing import Final
 
 from edcache import format
 from edcache.backends.redis.client import Client
-from edcache.backends.redis.keys import Keys, head_key
-from edcache.backends.redis.url import Server
+from edcache.backends.redis.url import Keys, Server
 from edcache.base import ArchiveNotFoundError, CorruptArchiveError, StaleArchiveError
 from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, read_table
 
@@ -18,12 +17,8 @@ _KINDS: Final = (format.KIND_CHUNK, format.KIND_AMENDMENT)
 
 
 def read_head(client: Client) -> tuple[bytes, Head, Cursor] | None:
-    """What a cache says about itself, packed and parsed, and where its log begins; None where there is none.
-
-    Raises:
-        CorruptArchiveError, NotAnArchiveError, FormatVersionError.
-    """
-    packed = client.ask("get", head_key(client.server))
+    """The head of a cache, packed and parsed, and where its log begins; None where there is none."""
+    packed = client.ask("get", client.server.head_key)
     if packed is None:
         return None
     head, cursor = format.read_head(lambda at, nbytes: packed[at : at + nbytes], client.server)
@@ -41,35 +36,32 @@ def no_cache(server: Server) -> ArchiveNotFoundError:
 class Log:
     """The entries of a cache's log in their order, as far as seen, and what they amount to.
 
-    Attributes:
-        head: of the cache. packed_head: as the server has it.
-        chain: of the entries, whose offsets are those of an archive that had the records too.
-        nbytes: of the entries. losses: how often the server lost the log.
+    Offsets of the chain are those of an archive that had the records too. nbytes: of the entries.
     """
 
     def __init__(self, client: Client, packed_head: bytes, head: Head, start: Cursor) -> None:
-        self.client = client
-        self.server = client.server
-        self.head = head
-        self.packed_head = packed_head
+        self.client, self.server = client, client.server
+        self.head, self.packed_head = head, packed_head
         self.keys = Keys(client.server, head.uuid)
-        self.nbytes = 0
-        self.losses = 0
+        self.losses = -1
         self._start = start
+        self.begin_again()
+        self.catch_up()
+
+    def begin_again(self) -> None:
+        """Begin with none of the entries: at first, and where the server has lost them."""
+        self.losses += 1
+        self.chain = Chain(self.head, self._start, self.server)
+        # As of entries that a power cut took: whoever counts by the chain counts again (writer/presence.py).
+        self.chain.lost = {-1 - loss for loss in range(self.losses)}
+        self.nbytes, self.last_header = 0, b""
         self._at: dict[int, bytes] = {}  # headers and tables, by offset
-        self._last = b""
         self._tables: dict[int, ChunkTable] = {}  # by sequence number
-        self.chain = Chain(head, start, client.server)
 
     @property
     def seen(self) -> int:
         """How many entries were taken in."""
         return self.chain.cursor.seq - self._start.seq
-
-    @property
-    def last_header(self) -> bytes:
-        """The bytes of the last entry's header; none before the first entry."""
-        return self._last if self.seen else b""
 
     def copy(self) -> Log:
         """The same as far as seen; one may go on without the other."""
@@ -78,11 +70,7 @@ class Log:
         return other
 
     def catch_up(self) -> bool:
-        """Take in what was published since; says whether anything changed.
-
-        Raises:
-            CorruptArchiveError: the list has what no release of edcache wrote.
-        """
+        """Take in what was published since; says whether anything changed."""
         changed, begun = False, self.seen == 0
         count = self.client.ask("llen", self.keys.log)
         if count < self.seen:
@@ -116,11 +104,12 @@ class Log:
                 break
             if header.offset != self.chain.cursor.offset:
                 break
-            self._at[header.offset] = self._last = entry[: header.nbytes]
+            self._at[header.offset] = entry[: header.nbytes]
             self._at[header.payload_offset] = entry[header.nbytes :]
             self.chain.extend(self._pread, _ENDLESS)
             if self.chain.cursor.offset != header.next:
                 break
+            self.last_header = entry[: header.nbytes]
             self.nbytes += len(entry)
         return self.seen > before
 
@@ -128,21 +117,8 @@ class Log:
         """What an archive has at a place, where that is a header or what is its table."""
         return self._at.get(offset, b"")[:nbytes]
 
-    def begin_again(self) -> None:
-        """Forget what was seen: the server has lost it."""
-        self.losses += 1
-        chain = Chain(self.head, self._start, self.server)
-        # As of entries that a power cut took: whoever counts by the chain counts again (fill/presence.py).
-        chain.lost = {-1 - loss for loss in range(self.losses)}
-        self.chain, self.nbytes = chain, 0
-        self._at, self._tables, self._last = {}, {}, b""
-
     def table(self, header: Header) -> ChunkTable:
-        """The table of a chunk.
-
-        Raises:
-            CorruptArchiveError: it does not read.
-        """
+        """The table of a chunk; CorruptArchiveError where it does not read."""
         if header.seq not in self._tables:
             try:
                 self._tables[header.seq] = read_table(self._pread, header, self.server)

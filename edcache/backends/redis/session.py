@@ -1,4 +1,4 @@
-"""What one process has of a cache in Redis, as of one look at its log."""
+"""RedisReader: random access to the samples of a cache in Redis; and what one process has of it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,65 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.backends.redis import frames
-from edcache.backends.redis.fetching import Fetched, gathered_from, held, pieces_of
-from edcache.backends.redis.log import Log
+from edcache.backends.redis.client import Client
+from edcache.backends.redis.log import Log, no_cache, read_head
+from edcache.backends.redis.records import (
+    Fetched,
+    Frame,
+    gathered_from,
+    held,
+    pieces_of,
+    schema_number,
+    unpacked,
+)
+from edcache.backends.redis.url import Server
 from edcache.base import CorruptRecordError, EdcacheError, LengthError, MissingSampleError, once
-from edcache.codec import Decoder, Decoding, decompress
+from edcache.codec import STORED, Decode, Decoder, Decoding, decompress
 from edcache.format import Records
 from edcache.labels import checked_indices
-from edcache.reader import Group, Session
+from edcache.reader import AnyReader, Group, Session
 
 Ints = npt.NDArray[np.int64]
 
 
-class RedisSession(Session):
-    """What one process knows of a cache, as of one look at its log.
+class RedisReader(AnyReader):
+    """Random access to the samples of a cache in Redis, complete or still filling; asks at the first use.
 
-    Args:
-        before: an earlier session with the same cache.
-    Attributes:
-        gone: published samples that the server was found to have lost.
+    Every record's crc32 is checked whenever it is read. What is known of the samples is asked once in each
+    process, and again by `refresh`. A batch is one round trip. A pickle has the URL, and no password.
     """
+
+    by_request = True
+    _another = "another cache is under this prefix now"
+
+    def __init__(self, path: str, *, allow_pickle: bool = False, decode: Decode = STORED) -> None:
+        super().__init__(allow_pickle, decode)
+        self.path: Server = Server.of(path)
+
+    def _open(self) -> RedisSession:
+        client = Client(self.path)
+        known = read_head(client)
+        if known is None:
+            raise no_cache(self.path)
+        session = RedisSession(Log(client, *known), self.allow_pickle, self.decoding)
+        self._check_uuid(session)
+        return session
+
+    def refresh(self) -> bool:
+        """Take in what was published since, and forget what was found gone; says whether either was."""
+        session = self.session
+        assert isinstance(session, RedisSession)
+        session.log.check_head()
+        newer = session.look_again()
+        if newer is not None:
+            self._keep(newer)
+            return True
+        forgotten, session.gone = session.gone, set()
+        return bool(forgotten)
+
+
+class RedisSession(Session):
+    """What one process knows of a cache, as of one look at its log; `gone`: samples found to be lost."""
 
     def __init__(
         self, log: Log, allow_pickle: bool, decoding: Decoding | None, before: RedisSession | None = None
@@ -126,12 +165,12 @@ class RedisSession(Session):
                 "lazy=True, or give the server more memory"
             )
         try:
-            frame = frames.unpacked(value, index)
+            frame = unpacked(value, index)
             return self._raw(frame), self._decoder_for(frame.schema)
         except (CorruptRecordError, LengthError) as error:
             raise self.placed(error, index) from error
 
-    def _raw(self, frame: frames.Frame) -> memoryview:
+    def _raw(self, frame: Frame) -> memoryview:
         if self.head.compression is not None:
             return memoryview(decompress(frame.data, frame.raw_nbytes))
         if frame.raw_nbytes != len(frame.data):
@@ -150,9 +189,9 @@ class RedisSession(Session):
 
     @once
     def _numbers(self) -> dict[int, int]:
-        """The number of each schema in the index, by its number in frames."""
+        """The number of each schema in the index, by its number in"""
         texts = self.contents.index.schemas
-        return {frames.schema_number(text): number for number, text in enumerate(texts)}
+        return {schema_number(text): number for number, text in enumerate(texts)}
 
     def placed(self, error: EdcacheError, index: int) -> EdcacheError:
         """See the base class."""
@@ -174,11 +213,7 @@ class RedisSession(Session):
         yield
 
     def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
-        """See the base class; None too where the server has lost one of the records.
-
-        Args:
-            wanted: of no use here: a record comes whole, since its crc32 is of all of it.
-        """
+        """See the base class; None too where one is lost. A record comes whole, as its crc32 is."""
         indices = checked_indices(indices, self.length)
         alike = self.alike(indices)
         if alike is None:

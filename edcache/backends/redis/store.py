@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from typing import Any, Final, NoReturn
 
-from edcache.backends.redis.appender import RedisAppender, replace_head
-from edcache.backends.redis.keys import prefix_for
-from edcache.backends.redis.reader import RedisReader
-from edcache.backends.redis.url import Server
-from edcache.base import Folder, OptionError, ReadOptions, Sync
+from edcache import format
+from edcache.backends.redis.appender import RedisAppender, uuid_of
+from edcache.backends.redis.claims import Claims
+from edcache.backends.redis.client import Client
+from edcache.backends.redis.log import no_cache, read_head
+from edcache.backends.redis.session import RedisReader
+from edcache.backends.redis.url import ID_LENGTH, Keys, Server, prefix_for
+from edcache.base import ArchiveLockedError, Folder, OptionError, ReadOptions, Sync
 from edcache.format import Head
 from edcache.reader import AnyReader
-from edcache.writer import AS_IT_IS, AnyAppender, Store
+from edcache.writer import AS_IT_IS, AnyAppender, Store, differences
+
+_SCANNED: Final = 1000
+_OURS: Final = re.compile(
+    rf"head|([0-9a-f]{{{ID_LENGTH}}}):(log|fillers|(record|claim):(0|[1-9][0-9]{{0,18}}))"
+)
+_GLOB: Final = re.compile(r"([*?\[\]\\])")
+# Keys: head. Arguments: the head that was seen, the one that takes its place.
+_REPLACE: Final = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[1], ARGV[2])
+return 1
+"""
 
 
 class RedisStore(Store):
@@ -95,8 +112,18 @@ class RedisStore(Store):
         return RedisAppender.open(self.path, head)
 
     def begin_anew(self, head: Head) -> bool:
-        """See the base class."""
-        replace_head(self.path, head)
+        """See the base class: the old one's keys are deleted; who does the same at once is joined."""
+        with closing(Client(self.path)) as client:
+            known = read_head(client)
+            if known is None:
+                return True
+            packed, before, _ = known
+            is_rebuild = before.uuid != uuid_of(before)
+            is_same = head.fingerprint is None or not differences(before.fingerprint, head.fingerprint)
+            if is_rebuild and is_same and _has_fillers(client, before):
+                return True
+            if client.run(_REPLACE, [self.path.head_key], [packed, format.pack_head(head)]):
+                _unlink(client, before.uuid.hex()[:ID_LENGTH])
         return True
 
     def check_relabelling(self) -> None:
@@ -104,3 +131,49 @@ class RedisStore(Store):
         raise OptionError(
             f"{self.path}: labels of a cache in Redis stay as they are; give them as in_memory_keys="
         )
+
+    def check_deletable(self, *, force: bool = False) -> None:
+        """See the base class."""
+        with closing(Client(self.path)) as client:
+            if not any(_found(client)):
+                raise no_cache(self.path)
+            known = read_head(client)
+            if not force and known is not None and _has_fillers(client, known[1]):
+                raise ArchiveLockedError(
+                    f"{self.path}: another process is filling it; wait for it to end, or pass --force"
+                )
+
+    def delete(self) -> dict[str, int]:
+        """See the base class: all keys that caches made; the server walks over all of its keys for that."""
+        with closing(Client(self.path)) as client:
+            return _unlink(client)
+
+
+def _has_fillers(client: Client, head: Head) -> bool:
+    return Claims(client, Keys(client.server, head.uuid)).has_fillers
+
+
+def _unlink(client: Client, cache_id: str | None = None) -> dict[str, int]:
+    """Delete our keys, or those with one id; says how many went, and how many of them were records."""
+    keys = records = 0
+    for found in _found(client):
+        doomed = [key for key, matched in found.items() if cache_id in (None, matched[1])]
+        keys += client.ask("unlink", *doomed) if doomed else 0
+        records += sum(found[key][3] == "record" for key in doomed)
+    return {"key": keys, "record": records}
+
+
+def _found(client: Client) -> Iterator[dict[str, re.Match[str]]]:
+    """Our keys: not "prefix:users", nor one of "prefix:a"; those of one step of the walk at a time."""
+    stem, cursor = client.server.stem, 0
+    pattern = _GLOB.sub(r"\\\1", stem) + "*"
+    while True:
+        cursor, names = client.ask("scan", cursor, match=pattern, count=_SCANNED)
+        # Ours are text; what is none is not ours.
+        keys = [name.decode("utf-8", "replace") for name in names]
+        matches = {key: _OURS.fullmatch(key, len(stem)) for key in keys if key.startswith(stem)}
+        ours = {key: matched for key, matched in matches.items() if matched is not None}
+        if ours:
+            yield ours
+        if not cursor:
+            return

@@ -1,3 +1,0 @@
-from .removing import removable as removable
-from .removing import remove as remove
-from .url import is_server as is_server

@@ -1,0 +1,37 @@
+"""docs/architecture.md names what is there, and its picture is of the code as it is."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+
+
+def test_the_picture_is_what_the_script_draws():
+    command = [sys.executable, ROOT / "scripts" / "rooms.py"]
+    drawn = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert drawn == (ROOT / "docs" / "rooms.svg").read_text(encoding="utf-8"), (
+        "scripts/rooms > docs/rooms.svg"
+    )
+
+
+@pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w.]+/[\w./]*)`", TEXT))))
+def test_what_it_names_is_there(path):
+    assert (ROOT / path).exists() or (ROOT / "edcache" / path).exists()
+
+
+@pytest.mark.parametrize(
+    ("path", "name"), sorted(set(re.findall(r"`([\w/]+\.py):([\w.]+)`", TEXT))), ids=lambda x: x
+)
+def test_a_file_defines_what_is_said_to_be_in_it(path, name):
+    node = ast.parse((ROOT / "edcache" / path).read_text(encoding="utf-8"))
+    for part in name.split("."):
+        named = {getattr(each, "name", None): each for each in node.body}
+        targets = [t for each in node.body for t in getattr(each, "targets", [getattr(each, "target", None)])]
+        assert part in named or part in {getattr(target, "id", None) for target in targets}
+        node = named.get(part)
