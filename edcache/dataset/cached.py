@@ -141,8 +141,7 @@ class CachedDataset(StoredSamples[T_co]):
                 sync = self._check_relabelling()
                 from edcache.dataset import relabel
 
-                relabel.add_keys(self, spec.only(absent), sync)
-                self.refresh()
+                relabel.publish(self, relabel.of_keys(self, spec.only(absent)), sync)
         except BaseException:
             self._reader.close()
             raise
@@ -180,9 +179,7 @@ class CachedDataset(StoredSamples[T_co]):
         Raises:
             ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError: each names the
                 archive; a glob that nothing fits, a folder without .zip files.
-            DigestError: the file is not the one that was published. It is hashed before anything in it is
-                parsed, by the process that opens it and through the descriptor that it
-                then reads from. Workers hash nothing: they check uuid and size, see `edcache.Reader`.
+            DigestError: the file is not the one that was published, see `expected_digest`.
 
         An archive that a killed writer left, or that was cut, opens too, with a PartialArchiveWarning unless
         allow_partial=True, and is not `complete`: what was published is there. Of the rest, samples that the
@@ -252,8 +249,7 @@ class CachedDataset(StoredSamples[T_co]):
             fields: the function gets these fields alone, as `select(*fields)` gives them.
             num_workers: processes that call the function, as in a DataLoader; 0 calls it in this one.
         Returns:
-            This dataset, which sees the labels at once. Whoever else has the archive open sees them after
-            refresh().
+            This dataset, which sees the labels at once; others who have it open do after refresh().
         Raises:
             OptionError: 'label "cluster" got 9 values, the dataset has 10 samples; ...', and the like.
             LabelTypeError: 'train.zip: label "y" is int64 in the archive and string in labels that were
@@ -261,8 +257,8 @@ class CachedDataset(StoredSamples[T_co]):
             LabelError: the function raised; a key comes twice in the table.
             StorageError: the archive cannot be written here.
 
-        Samples that are appended later have None in a new column. A column that fills from the samples,
-        one of `in_memory_keys`, goes on filling: of a sample that is written later the label is its own.
+        Samples that are appended later have None in a new column, and their own label in one of
+        `in_memory_keys`.
         Cost: of a sealed archive, writing its index and its labels again: 30 bytes a sample and the labels.
         Safety: any number of processes may add labels and append samples at once.
 
@@ -272,8 +268,7 @@ class CachedDataset(StoredSamples[T_co]):
         sync = self._check_relabelling()
         from edcache.dataset import relabel
 
-        relabel.add_labels(self, what, values, on, fields, num_workers, sync)
-        self.refresh()
+        relabel.publish(self, relabel.given(self, what, values, on, fields, num_workers), sync)
         return self
 
     def drop_labels(self, *names: str) -> CachedDataset[T_co]:
@@ -286,8 +281,7 @@ class CachedDataset(StoredSamples[T_co]):
         sync = self._check_relabelling()
         from edcache.dataset import relabel
 
-        relabel.drop_labels(self, names, sync)
-        self.refresh()
+        relabel.publish(self, relabel.dropped(self, names), sync)
         return self
 
     def _check_relabelling(self) -> Sync:

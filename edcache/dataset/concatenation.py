@@ -26,8 +26,6 @@ _MOST_NAMED = 3
 def concat(datasets: Iterable[Samples]) -> Concat:
     """One dataset of the samples of several caches and views, one after the other; no sample is read.
 
-    Args:
-        datasets: any number, of archives of whatever samples.
     Raises:
         OptionError: none, or something else than a dataset of edcache; different `batch_transform`s.
         LabelTypeError: at the first use of `labels`: 'concat(): label "y" is int64 in one dataset and string
@@ -35,9 +33,8 @@ def concat(datasets: Iterable[Samples]) -> Concat:
 
     `labels` has the columns of all of them, null where a dataset lacks one, and is a copy, made at its first
     use. `cache` and `indices` of its views refer to the whole. Each dataset keeps its transforms, and
-    `select` chooses from what they make; what was appended to an archive after this call is not part of it.
-    A batch from samples of one structure is read in bulk, even if they lie in several archives; other
-    batches are collated from their samples.
+    `select` chooses from what they make; what is appended to an archive later is not part of it. A batch
+    from samples of one structure is read in bulk, even if they lie in several archives.
 
     >>> both = edcache.concat([ds, extra.filter(good=True)])
     """
@@ -126,13 +123,7 @@ class Concat(Combined):
         return int(self._bounds[-1])
 
     def chunk_of(self, indices: Ints) -> Ints:
-        """Which chunk holds the record of each sample: int64 [n], numbered over all archives, -1 for none.
-
-        Args:
-            indices: int64 [n], each in [0, len(self)).
-        Raises:
-            OptionError: the samples of a dataset lie in several archives each.
-        """
+        """Which chunk holds the record of each sample: int64 [n], numbered over all archives, -1 for none."""
         numbers = np.full(len(indices), -1, np.int64)
         first = 0
         for part, places, positions in self._shares(indices):

@@ -241,7 +241,7 @@ class Readable(Dataset[T_co]):
 class Root(Readable[T_co]):
     """A dataset that views are made of: what it must be able to do for them, and for their batches.
 
-    Indices are its own. The samples that these methods give are not transformed.
+    Indices are its own, in [-n, n). The samples that these methods give are not transformed.
     """
 
     _transform: Transform = None
@@ -260,11 +260,11 @@ class Root(Readable[T_co]):
         return self
 
     def _one(self, index: int, fields: Projection | None) -> Any:
-        """A sample, or its fields, by its index in [-n, n)."""
+        """A sample, or its fields."""
         raise NotImplementedError
 
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
-        """What `_one` gives of many samples."""
+        """What `_one` gives of many."""
         raise NotImplementedError
 
     def _collated(

@@ -27,13 +27,7 @@ _warned: set[object] = set()
 
 
 def is_stale(archive: AnyReader, fingerprint: dict[str, Any], in_memory_keys: Any, on_stale: OnStale) -> bool:
-    """Whether the archive of a call is to be built anew.
-
-    Args:
-        fingerprint: of the call.
-    Raises:
-        StaleCacheError: it is of another call, as on_stale="error" has it; or "warn", and it is not complete.
-    """
+    """Whether the archive of a call with a fingerprint is to be built anew; on_stale may refuse or warn."""
     found = archive.head.fingerprint
     changed = differences(found, fingerprint)
     if not archive.complete:
@@ -59,11 +53,7 @@ def is_stale(archive: AnyReader, fingerprint: dict[str, Any], in_memory_keys: An
 
 
 def label_differences(head: Head, in_memory_keys: Any) -> list[str]:
-    """The label columns that a call asks for and its archive lacks, in one line or none.
-
-    Args:
-        in_memory_keys: as @cachable was given them; None asks for none.
-    """
+    """The label columns that @cachable was asked for and its archive lacks, in one line or none."""
     if in_memory_keys is None:
         return []
     names = [name for name, _ in head.labels]
@@ -72,10 +62,8 @@ def label_differences(head: Head, in_memory_keys: Any) -> list[str]:
 
 
 def check_made_of(archive: AnyReader, job: Job, asked: Mapping[str, str | None]) -> None:
-    """Compare an archive with the source of a job and with the options that it is to be filled by.
+    """Compare an archive with the source of a job, and with the options of its head that were asked for.
 
-    Args:
-        asked: options of its head that were asked for, None where not.
     Raises:
         StaleCacheError: it is of another source, or of another length. OptionError: it has other options.
     """
