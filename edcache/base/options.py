@@ -20,7 +20,7 @@ from inspect import Parameter
 from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 from edcache.base.errors import OptionError
-from edcache.base.suggestion import suggestion
+from edcache.base.wording import suggestion
 
 Verify: TypeAlias = Literal["touch", "open", "always", "never"]
 Io: TypeAlias = Literal["auto", "mmap", "pread"]

@@ -5,7 +5,6 @@ from .compression import most_content as most_content
 from .compression import train_dictionary as train_dictionary
 from .decode import Decoder as Decoder
 from .decode import Decoders as Decoders
-from .decode import Field as Field
 from .decode import aliased as aliased
 from .decode import assembler as assembler
 from .decode import decoder_of as decoder_of

@@ -310,7 +310,8 @@ def _fixed_pieces(layout: Layout, base: int) -> tuple[list[_ArrayPiece], list[_R
     runs: list[tuple[int, list[str], list[int]]] = []
     end = -1
     for place in layout.fixed:
-        leaf, start = layout.leaves[place], layout.offsets[place] or 0
+        leaf = layout.leaves[place]
+        start = leaf.offset or 0
         if leaf.code is None:
             if leaf.nbytes:
                 arrays.append(

@@ -6,7 +6,6 @@ batches, which releases the interpreter, into a ring of memory that is used agai
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 import threading
@@ -15,22 +14,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_map
 
-from edcache.base import OptionError
+from edcache.base import Ints, OptionError
 from edcache.dataset import xla
 from edcache.reader import Batch, Memory, fresh
 
-Indices = npt.NDArray[np.int64]
-
 # Batches and where they lie, and what was raised by the one after them.
-_Filled = Iterable[tuple[Any, "_Slot"]]
 _Made = tuple[list[tuple[Any, "_Slot"]], BaseException | None]
 
 # The caller owns a batch until it asks for the next but one.
@@ -39,45 +35,45 @@ _HELD = 2
 _WORTH_A_TASK, _MAX_BURST = 1e-3, 32
 
 
+@dataclass(frozen=True)
+class LoaderOptions:
+    """See `Readable.loader`."""
+
+    batch_size: int | None
+    shuffle: bool
+    sampler: Iterable[Any] | None
+    drop_last: bool
+    seed: int | None
+    num_threads: int
+    prefetch: int
+    pin_memory: bool
+    device: torch.device | str | None
+    reuse: bool
+
+    def __post_init__(self) -> None:
+        makes_batches = self.batch_size is None and self.sampler is not None
+        for name in ("batch_size", "num_threads", "prefetch"):
+            value: Any = getattr(self, name)
+            is_left = name == "batch_size" and makes_batches
+            if not is_left and (not isinstance(value, (int, np.integer)) or value < 1):
+                raise OptionError(f"{name}={value!r}; give 1 or more")
+        if makes_batches and self.drop_last:
+            raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
+        if self.shuffle and self.sampler is not None:
+            raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
+
+
 class Loader:
     """Collated batches, epoch after epoch; `dataset.loader(...)` makes it and tells its options.
 
     Safety: one iteration at a time. Abandoning an iteration ends its threads.
     """
 
-    def __init__(
-        self,
-        read: Callable[[Indices], Batch],
-        length: int,
-        batch_size: int | None,
-        *,
-        shuffle: bool,
-        sampler: Iterable[Any] | None,
-        drop_last: bool,
-        seed: int | None,
-        num_threads: int,
-        prefetch: int,
-        pin_memory: bool,
-        device: torch.device | str | None,
-        reuse: bool,
-    ) -> None:
-        makes_batches = batch_size is None and sampler is not None
-        checked = 1 if makes_batches else batch_size
-        for name, value in (("batch_size", checked), ("num_threads", num_threads), ("prefetch", prefetch)):
-            if not isinstance(value, (int, np.integer)) or value < 1:
-                raise OptionError(f"{name}={value!r}; give 1 or more")
-        if makes_batches and drop_last:
-            raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
-        if shuffle and sampler is not None:
-            raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
-        self.batch_size = batch_size
-        self._read = read
-        self._length = length
-        self._shuffle, self._sampler, self._drop_last = shuffle, sampler, drop_last
-        self._seed = int(torch.randint(1 << 62, ())) if seed is None else seed
-        self._num_threads, self._prefetch = num_threads, prefetch
-        self._reuse, self._pin_memory = reuse, pin_memory
-        self._asked_device = None if device is None else torch.device(device)
+    def __init__(self, read: Callable[[Ints], Batch], length: int, options: LoaderOptions) -> None:
+        self._read, self._length, self._options = read, length, options
+        self.batch_size, self._sampler = options.batch_size, options.sampler
+        self._seed = int(torch.randint(1 << 62, ())) if options.seed is None else options.seed
+        self._asked_device = None if options.device is None else torch.device(options.device)
         self._is_xla = xla.is_xla(self._asked_device)
         self._device: torch.device | None = None
         self._epoch = 0
@@ -91,19 +87,13 @@ class Loader:
         return f"Loader({self._length:,} samples, batch_size={self.batch_size}, epoch {self._epoch})"
 
     def __len__(self) -> int:
-        """Batches of an epoch.
-
-        Raises:
-            TypeError: the sampler has no length.
-        """
+        """Batches of an epoch; TypeError where the sampler has no length."""
         samples = self._length
         if self._sampler is not None:
             if not isinstance(self._sampler, Sized):
                 raise TypeError(f"{type(self._sampler).__name__} has no length, so this loader has none")
             samples = len(self._sampler)
-        if self.batch_size is None:
-            return samples
-        return samples // self.batch_size if self._drop_last else -(-samples // self.batch_size)
+        return samples if self.batch_size is None else len(self._starts(samples, self.batch_size))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration this epoch, from its first batch; the sampler is told too."""
@@ -133,18 +123,21 @@ class Loader:
         if not self._resumed or epoch != self._epoch:
             self._epoch, self._taken = epoch, 0
         self._resumed = False
-        self._device = _of_this_thread(self._asked_device)
+        # With its number: which device "cuda" or "xla" means, each thread says for itself.
+        asked = self._asked_device
+        self._device = None if asked is None else torch.empty(0, device=asked).device
         if xla.is_queue(sys._getframe(1)):
-            ring = _Ring(self._pin_memory, reuse=False)
+            ring = _Ring(self._options.pin_memory, reuse=False)
         else:
-            ring, self._ring = self._ring or _Ring(self._pin_memory, self._reuse), None
+            ring = self._ring or _Ring(self._options.pin_memory, self._options.reuse)
+            self._ring = None
         try:
             for batch in self._made(self._batches(self._taken), ring):
                 self._taken += 1
                 yield batch
         finally:
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
-            if ring.reuse == self._reuse:
+            if ring.reuse == self._options.reuse:
                 self._ring = ring
         self._end_epoch()
 
@@ -158,12 +151,15 @@ class Loader:
         epoch = getattr(self._sampler, "epoch", None)
         return epoch if isinstance(epoch, int) else self._epoch
 
-    def _batches(self, skipped: int) -> Iterator[Indices]:
+    def _starts(self, samples: int, size: int) -> range:
+        return range(0, samples // size * size if self._options.drop_last else samples, size)
+
+    def _batches(self, skipped: int) -> Iterator[Ints]:
         order, size = self._order(), self.batch_size
         if size is None:
             self._steps = len(order)
             return (_positions(order[number]) for number in range(skipped, len(order)))
-        starts = range(0, len(order) // size * size if self._drop_last else len(order), size)
+        starts = self._starts(len(order), size)
         self._steps = len(starts)
         return (order[start : start + size] for start in starts[skipped:])
 
@@ -177,18 +173,17 @@ class Loader:
                 return self._sampler.order(self._epoch)
             drawn = list(self._sampler)
             return drawn if self.batch_size is None else _positions(drawn)
-        if self._shuffle:
+        if self._options.shuffle:
             return np.random.default_rng((self._seed % (1 << 64), self._epoch)).permutation(self._length)
         return np.arange(self._length, dtype=np.int64)
 
-    def _made(self, batches: Iterator[Indices], ring: _Ring) -> Iterator[Any]:
+    def _made(self, batches: Iterator[Ints], ring: _Ring) -> Iterator[Any]:
         """The collated batches in order, made by threads that end with this generator, however it ends."""
         at_work: deque[Future[_Made]] = deque()
         turn = threading.Lock()
         is_ending = sys.is_finalizing
-        pool = ThreadPoolExecutor(
-            self._num_threads, "edcache-loader", _work_alone, (torch.get_num_threads(),)
-        )
+        count = self._options.num_threads
+        pool = ThreadPoolExecutor(count, "edcache-loader", _work_alone, (torch.get_num_threads(),))
         try:
             while True:
                 burst = list(islice(batches, self._burst()))
@@ -196,7 +191,7 @@ class Loader:
                     at_work.append(pool.submit(self._make_all, burst, ring, turn))
                 if not at_work:
                     return
-                if not burst or len(at_work) == self._num_threads + self._prefetch:
+                if not burst or len(at_work) == count + self._options.prefetch:
                     made, error = at_work.popleft().result()
                     for batch, slot in made:
                         ring.hand_out(slot)
@@ -209,27 +204,30 @@ class Loader:
             if not is_ending():
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def _make_all(self, burst: list[Indices], ring: _Ring, turn: threading.Lock) -> _Made:
-        began = time.perf_counter()
-        at_once = self._at_once(burst, ring)
-        if at_once is not None:
-            made, error = self._sent(at_once)
-        else:
-            # Small batches are mostly work under the interpreter's lock, over which threads would quarrel.
-            with turn if len(burst) > 1 else nullcontext():
-                began = time.perf_counter()
-                made, error = self._sent(self._one_by_one(burst, ring))
-        if error is None:
-            seconds = (time.perf_counter() - began) / len(burst)
-            # One that had to wait for the interpreter or the processor says little.
-            self._seconds_a_batch = min(seconds, 1.5 * self._seconds_a_batch)
-        return made, error
-
     def _burst(self) -> int:
         """How many batches make a task: handing small ones over one by one takes longer than making them."""
         return min(_MAX_BURST, max(1, int(_WORTH_A_TASK / max(self._seconds_a_batch, 1e-9))))
 
-    def _at_once(self, burst: list[Indices], ring: _Ring) -> _Filled | None:
+    def _make_all(self, burst: list[Ints], ring: _Ring, turn: threading.Lock) -> _Made:
+        """The batches of a burst on the device, up to the first that raises."""
+        made: list[tuple[Any, _Slot]] = []
+        began = time.perf_counter()
+        filled = self._at_once(burst, ring)
+        # Small batches are mostly work under the interpreter's lock, over which threads would quarrel.
+        with turn if filled is None and len(burst) > 1 else nullcontext():
+            if filled is None:
+                began, filled = time.perf_counter(), self._one_by_one(burst, ring)
+            try:
+                for batch, slot in filled:
+                    made.append((self._on_device(batch), slot))
+            except BaseException as error:  # noqa: BLE001 - raised in the caller, behind what was made
+                return made, error
+        seconds = (time.perf_counter() - began) / len(burst)
+        # One that had to wait for the interpreter or the processor says little.
+        self._seconds_a_batch = min(seconds, 1.5 * self._seconds_a_batch)
+        return made, None
+
+    def _at_once(self, burst: list[Ints], ring: _Ring) -> Iterable[tuple[Any, _Slot]] | None:
         """The batches of a burst as parts of a large one; None where they are to be made one by one."""
         if len(burst) == 1 or not ring.reuse or self.batch_size is None:
             return None
@@ -243,31 +241,26 @@ class Loader:
             return None
         return ((batch, slot) for batch in batches)
 
-    def _one_by_one(self, burst: list[Indices], ring: _Ring) -> _Filled:
+    def _one_by_one(self, burst: list[Ints], ring: _Ring) -> Iterable[tuple[Any, _Slot]]:
         for indices in burst:
             slot = ring.slot()
             yield self._read(indices).collated(memory=slot.begin()), slot
 
-    def _sent(self, batches: _Filled) -> _Made:
-        """The batches on the device, up to the first that raises."""
-        made: list[tuple[Any, _Slot]] = []
-        try:
-            for batch, slot in batches:
-                made.append((self._on_device(batch), slot))
-        except BaseException as error:  # noqa: BLE001 - raised in the caller, behind what was made
-            return made, error
-        return made, None
-
     def _on_device(self, batch: Any) -> Any:
-        if self._device is None:
+        device = self._device
+        if device is None:
             return batch
         if self._is_xla:
-            return _uploaded(batch, self._device)
-        if self._device.type != "cuda":
-            return _moved(batch, self._device)
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            tensors: list[torch.Tensor] = []
+            _map_tensors(tensors.append, batch)
+            there = iter(xla.upload(tensors, device))
+            return _map_tensors(lambda _: next(there), batch)
+        if device.type != "cuda":
+            # Nothing waits for the copy: it is done when this returns, as the memory is used again.
+            return _map_tensors(lambda tensor: tensor.to(device), batch)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
-            moved = _moved(batch, self._device)
+            moved = _map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
         # The slot is written again while the training step runs.
         stream.synchronize()
         return moved
@@ -276,11 +269,11 @@ class Loader:
         if self._device is not None and self._device.type == "cuda":
             # It was allocated on the stream of the thread that copied it.
             stream = torch.cuda.current_stream(self._device)
-            tree_map(lambda leaf: _each(leaf, lambda tensor: tensor.record_stream(stream)), batch)
+            _map_tensors(lambda tensor: tensor.record_stream(stream), batch)
         return batch
 
 
-def _positions(drawn: Any) -> Indices:
+def _positions(drawn: Any) -> Ints:
     array = np.asarray(drawn)
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         raise OptionError(
@@ -303,31 +296,18 @@ def _work_alone(before: int) -> None:
     other.join()
 
 
-def _of_this_thread(device: torch.device | None) -> torch.device | None:
-    """With its number: which device "cuda" or "xla" means, each thread says for itself."""
-    return None if device is None else torch.empty(0, device=device).device
+def _map_tensors(do: Callable[[torch.Tensor], Any], batch: Any) -> Any:
+    def each(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return do(leaf)
+        # A list of views is no plain list, so that tree_map stops at it.
+        return [each(item) for item in leaf] if isinstance(leaf, list) else leaf
+
+    return tree_map(each, batch)
 
 
-def _moved(batch: Any, device: torch.device) -> Any:
-    # Where nothing waits for the copy, it is done when this returns: the memory is used again.
-    is_waited_for = device.type == "cuda"
-    return tree_map(
-        lambda leaf: _each(leaf, lambda tensor: tensor.to(device, non_blocking=is_waited_for)), batch
-    )
-
-
-def _uploaded(batch: Any, device: torch.device) -> Any:
-    tensors: list[torch.Tensor] = []
-    tree_map(lambda leaf: _each(leaf, tensors.append), batch)
-    there = iter(xla.upload(tensors, device))
-    return tree_map(lambda leaf: _each(leaf, lambda tensor: next(there)), batch)
-
-
-def _each(leaf: Any, do: Callable[[torch.Tensor], Any]) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return do(leaf)
-    # A list of views is no plain list, so that tree_map stops at it.
-    return [_each(item, do) for item in leaf] if isinstance(leaf, list) else leaf
+def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
 class _Ring:
@@ -335,7 +315,7 @@ class _Ring:
 
     def __init__(self, pinned: bool, reuse: bool) -> None:
         self.reuse = reuse
-        self._make = functools.partial(_Slot, pinned, reuse)
+        self._allocate: Memory = _pinned if pinned else fresh
         self._free: deque[_Slot] = deque()
         self._held: deque[_Slot] = deque()
 
@@ -344,7 +324,7 @@ class _Ring:
         try:
             return self._free.popleft()
         except IndexError:
-            return self._make()
+            return _Slot(self._allocate, self.reuse)
 
     def give_back(self, slot: _Slot) -> None:
         """Note that nobody uses this one."""
@@ -365,17 +345,15 @@ class _Ring:
 class _Slot:
     """Memory for one batch at a time, or for several that were gathered at once; then used again."""
 
-    def __init__(self, pinned: bool, reuse: bool) -> None:
-        self._pinned, self._reuse = pinned, reuse
+    def __init__(self, allocate: Memory, reuse: bool) -> None:
+        self._allocate, self._reuse = allocate, reuse
         self._buffers: list[torch.Tensor] = []
         self._used = 0
 
     def begin(self) -> Memory:
         """Let go of the batch that is here; gives what allocates for the next one."""
         self._used = 0
-        if self._reuse:
-            return self._reused
-        return self._pinned_anew if self._pinned else fresh
+        return self._reused if self._reuse else self._allocate
 
     def _reused(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         nbytes = math.prod(shape) * dtype.itemsize
@@ -383,9 +361,5 @@ class _Slot:
         if place == len(self._buffers):
             self._buffers.append(torch.empty(0, dtype=torch.uint8))
         if len(self._buffers[place]) < nbytes:
-            make = self._pinned_anew if self._pinned else fresh
-            self._buffers[place] = make((nbytes,), torch.uint8)
+            self._buffers[place] = self._allocate((nbytes,), torch.uint8)
         return self._buffers[place][:nbytes].view(dtype).view(shape)
-
-    def _pinned_anew(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)

@@ -12,11 +12,10 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from edcache.base import LabelError, OptionError, StaleArchiveError, StorageError, Sync, unknown_label
+from edcache.base import Ints, LabelError, OptionError, StaleArchiveError, StorageError, Sync, unknown_label
 from edcache.format import MAX_LABELS, Revision, label_revision
 from edcache.labels import (
     LabelSpec,
@@ -37,8 +36,6 @@ if TYPE_CHECKING:
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _BATCH = 64
-
-Ints = npt.NDArray[np.int64]
 
 
 def add_labels(
@@ -68,21 +65,17 @@ def add_labels(
     if callable(values):
         publish(cache, _computed(cache, LabelSpec({name: values}), fields, num_workers), sync)
         return
-    length = len(cache)
+    index = None
     if isinstance(values, Mapping):
-        index, column = given_rows(name, values, length)
-        publish(cache, label_revision({name: column}, index), sync)
-        return
-    column = given_column(name, values)
-    check_count(name, column, length)
-    publish(cache, label_revision({name: column}), sync)
+        index, column = given_rows(name, values, len(cache))
+    else:
+        column = given_column(name, values)
+        check_count(name, column, len(cache))
+    publish(cache, label_revision({name: column}, index), sync)
 
 
 def add_keys(cache: StoredSamples, spec: LabelSpec, sync: Sync) -> None:
-    """Add the columns of `in_memory_keys` to a complete archive, from its samples.
-
-    Raises: LabelError: 'train.zip: label "lable": sample 0 has no field "lable"; ...'. Else as `publish`.
-    """
+    """Add the columns of `in_memory_keys` to a complete archive, from its samples."""
     try:
         revision = _computed(cache, spec, None, 0)
     except LabelError as error:
@@ -107,12 +100,17 @@ def publish(cache: StoredSamples, revision: Revision, sync: Sync) -> None:
     Raises:
         StorageError: it cannot be written; the text has the remedy. Else as `Appender.revise`.
     """
-    until_it_stays(lambda: _publish(cache, revision, sync))
 
+    def append() -> None:
+        with closing(Appender.open(cache.path, cache.head, create=False, sync=sync)) as appender:
+            if appender.head.uuid != cache.head.uuid:
+                raise StaleArchiveError(
+                    f"{cache.path}: another archive is here now than the one that was opened; open it again"
+                )
+            appender.revise(revision)
 
-def _publish(cache: StoredSamples, revision: Revision, sync: Sync) -> None:
     try:
-        appender = Appender.open(cache.path, cache.head, create=False, sync=sync)
+        until_it_stays(append)
     except StorageError as error:
         if error.errno not in _READ_ONLY:
             raise
@@ -122,12 +120,6 @@ def _publish(cache: StoredSamples, revision: Revision, sync: Sync) -> None:
         )
         refused.errno, refused.filename = error.errno, error.filename
         raise refused from error
-    with closing(appender):
-        if appender.head.uuid != cache.head.uuid:
-            raise StaleArchiveError(
-                f"{cache.path}: another archive is here now than the one that was opened; open it again"
-            )
-        appender.revise(revision)
 
 
 def _of_table(cache: StoredSamples, given: Any, on: str | None) -> Revision:

@@ -318,9 +318,6 @@ def chunk_numbers(chunks: Sequence[Header], offsets: npt.NDArray[np.uint64]) -> 
     return numbers[np.searchsorted(begins, offsets, "right")]
 
 
-_REVISED = {"length", "lost", "behind", "failed"}
-
-
 class _Amendment(NamedTuple):
     length: int | None
     lost: list[range]

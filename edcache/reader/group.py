@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import default_collate
 
 from edcache.base import CorruptRecordError, EdcacheError, LengthError
-from edcache.codec import Decoder, Field, Node, assembler, decoded_together, decompress_into
+from edcache.codec import Decoder, Node, assembler, decoded_together, decompress_into
 from edcache.format import LATTICE
 from edcache.reader.checks import LARGE, Check, Piece
 
@@ -109,7 +109,7 @@ class Group:
     def __len__(self) -> int:
         return len(self._start)
 
-    def gather(self, field: Field, dtype: torch.dtype, memory: Memory) -> torch.Tensor:
+    def gather(self, field: Node, dtype: torch.dtype, memory: Memory) -> torch.Tensor:
         """One field of fixed shape of every record: a tensor [n, *field.shape].
 
         Args:
@@ -149,7 +149,7 @@ class Group:
             self._check(slice(None))
             self._check = None
 
-    def fixed_spans(self, field: Field) -> Spans:
+    def fixed_spans(self, field: Node) -> Spans:
         """Where the data of a field of fixed shape lie."""
         assert field.offset is not None
         assert field.nbytes is not None
@@ -218,8 +218,8 @@ class Group:
                 if isinstance(error, EdcacheError):
                     raise
                 # What else does not decode is named by the way below.
-        decode = self.decoder.decode_field
-        return [decode(path, self.record(row)) for row in range(len(self))]
+        decode = self.decoder.part(self.decoder.fields[path])
+        return [decode(self.record(row)) for row in range(len(self))]
 
     def decoded(self, copy: bool) -> list[Any]:
         """Every sample; see `Decoder.decode`."""
@@ -364,7 +364,7 @@ def _gathered_nbytes(decoder: Decoder, node: Node) -> int:
     return max((field.nbytes or 0 for field in fields if field is not None), default=0)
 
 
-def _leaf(field: Field, column: type) -> Collate:
+def _leaf(field: Node, column: type) -> Collate:
     dtype = bulk_dtype(field)
     if dtype is None:
         return lambda group, memory: default_collate(column(group.values(field.path)))
@@ -393,7 +393,7 @@ def _pictures(node: Node, column: type) -> Collate:
     return stack
 
 
-def bulk_dtype(field: Field) -> torch.dtype | None:
+def bulk_dtype(field: Node) -> torch.dtype | None:
     """The dtype of what default_collate stacks of a field; None where it does something else."""
     if field.kind == "tensor":
         assert isinstance(field.dtype, torch.dtype)

@@ -16,16 +16,14 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast
+from typing import Any, ClassVar, Final, Protocol, cast
 
 from edcache.base import OptionError
 from edcache.storage.source import ByteSource
-
-if TYPE_CHECKING:
-    from edcache.storage.naming import Naming
 
 GROUP: Final = "edcache.backends"
 _FILES: Final = "edcache.backends.file:FileStore"
@@ -48,6 +46,50 @@ _COPIES: Final = {
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:://|::)")
 # Names that pass for paths: os.path and pathlib take away a slash or two.
 _LIKE_PATHS: Final = re.compile(r"(shm):(?:/|\Z)")
+
+
+class Naming:
+    """How the system finds the file of a name: by its path; a backend of other names has a subclass.
+
+    `system` is a `System`, which asks it.
+
+    Attributes:
+        absent: what is said where nothing has the name.
+        is_volatile: whether a file is gone with the last that has it open, so that it is kept while it is
+            made, and memory is taken before it is written.
+    """
+
+    absent: ClassVar[str] = "no such file; check the path, or build the cache first"
+    is_volatile: ClassVar[bool] = False
+
+    def open(self, system: Any, path: str, flags: int, into: list[int]) -> None:
+        """Append descriptors, of which the last is the file's; see `System.open`."""
+        flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        into.extend(map(os.open, (path,), (flags,), (0o666,)))
+
+    def stat(self, system: Any, path: str) -> os.stat_result:
+        """Size, device and inode of what has the name."""
+        return os.stat(path)
+
+    def entry(self, path: str) -> str:
+        """The path in a file system that stands for the name."""
+        return path
+
+    def turn(self, system: Any, path: str, *, creates: bool = False) -> AbstractContextManager[None]:
+        """Let nobody else make, join or take away the name for the block."""
+        return nullcontext()
+
+    def reserve(self, fd: int, offset: int, nbytes: int) -> None:
+        """Take what a range needs that is to be written, or raise OSError."""
+
+    def forget(self, system: Any, descriptors: list[int]) -> None:
+        """Do what is to be done before the descriptors are closed."""
+
+    def inherit(self, system: Any, descriptors: list[int]) -> None:
+        """Do what is to be done in a forked child, which has copies of them."""
+
+
+PATHS: Final = Naming()
 
 
 class Stage(Protocol):
@@ -157,6 +199,20 @@ def _backend(scheme: str) -> type[Location]:
 def _load(home: str) -> Any:
     module, _, name = home.partition(":")
     return getattr(import_module(module), name)
+
+
+def naming_of(path: str) -> Naming:
+    """How the file of a name is found.
+
+    Raises:
+        OptionError: it is a URL, which is no file's.
+    """
+    if not scheme_of(path):
+        return PATHS
+    naming = backend_of(path).naming
+    if naming is None:
+        located(path).local_path()  # which refuses
+    return naming or PATHS
 
 
 def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Location:

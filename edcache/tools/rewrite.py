@@ -37,7 +37,7 @@ class Selection(NamedTuple):
     """Records of one archive, in the order in which they go into a new one.
 
     contents: where they lie, the sample of the new archive that each is, their labels row by row, and the
-    dictionaries that they may need. samples: what each is in its own archive; None where that is the same.
+    dictionaries that they may need. samples: what each is in its own archive, where that is not the same.
     """
 
     file: ByteSource
@@ -68,10 +68,7 @@ def check_free(target: str) -> None:
 def rewriting(target: str, head: Head, like: ByteSource, progress: Progress) -> Iterator[Rewrite]:
     """A new archive for a path; what was written goes, unless the block publishes it.
 
-    Args:
-        like: what it gets its permissions from, where that is a file.
-    Raises:
-        ArchiveLockedError: another process is writing the same file.
+    It has the permissions of `like`, where that is a file.
     """
     storage.check_outlives(target)
     with writer.replacing(target) as session:
@@ -82,11 +79,7 @@ def rewriting(target: str, head: Head, like: ByteSource, progress: Progress) -> 
 
 
 class Rewrite:
-    """A new archive on its way; `rewriting` makes it.
-
-    Attributes:
-        out: what appends to it. nbytes: of the file, once published.
-    """
+    """A new archive on its way, which `out` appends to; nbytes: of the file, once published."""
 
     def __init__(self, target: str, session: File, out: Appender, progress: Progress) -> None:
         self._target, self._session, self._progress = target, session, progress
@@ -96,11 +89,8 @@ class Rewrite:
     def copy(self, selection: Selection, on_damage: OnDamage | None = None) -> None:
         """Append records and their labels, as chunks of about 4 MiB.
 
-        Args:
-            on_damage: takes note of records that are left out: those that fail their crc32, and those that
-                need a dictionary that is damaged. None raises.
-        Raises:
-            CorruptRecordError: "train.zip: record 17 at offset 8,192 fails its crc32; ...".
+        `on_damage` takes note of records that are left out: those that fail their crc32, and those that need
+        a dictionary that is damaged. None raises CorruptRecordError.
         """
         file, contents, _ = selection
         table, records = contents.index, contents.index.records
@@ -150,10 +140,7 @@ class Rewrite:
     ) -> None:
         """Write down what the records do not tell, seal it, bring it to the disk and give it its name.
 
-        Args:
-            length: of the dataset, where neither head nor records say it. failures: of samples without a
-                record. revision: of the labels.
-            replace: what is at the target; else it is an ArchiveExistsError.
+        length: of the dataset, where neither head nor records say it. replace: what is at the target.
         """
         changes: dict[str, object] = {}
         if length not in (None, self.out.length):
@@ -230,11 +217,7 @@ def dictionary_of(frame: memoryview) -> int:
 
 
 def chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
-    """Consecutive rows that make a chunk each: one that reaches `CHUNK_NBYTES` is full.
-
-    Args:
-        nbytes: uint64 [n], of the records.
-    """
+    """Consecutive rows that make a chunk each: one that reaches `CHUNK_NBYTES` is full."""
     # Records of a few bytes take as much in the table.
     ends = np.cumsum(np.maximum(nbytes, 32).astype(np.int64))
     first = 0

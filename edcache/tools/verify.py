@@ -144,10 +144,6 @@ def verify(
 class Survey:
     """The structure of an archive as it was when its size was taken; it may grow meanwhile.
 
-    Args:
-        reads_records: check the samples' bytes too, which are most of the file.
-        forgives_power_cut: leave out what a power cut took from an unsealed archive, as a writer would.
-        on_position: called with the offset up to which the file was looked at, now and then.
     Attributes:
         head, chain, seal: as far as they read; seal is that of a sealed archive, else None.
         contents: the newest record of every sample. revised: the label table, revisions included. Where the
@@ -155,7 +151,6 @@ class Survey:
         has_writer: whether a process writes the archive now; False where that cannot be asked.
         superseded: records that a newer one of the same sample has outdated.
         problems: one line each, with path and offset.
-    Raises: as `format.read_head`.
     """
 
     def __init__(
@@ -379,11 +374,8 @@ class Survey:
 def sound_survey(file: ByteSource, allow_partial: bool) -> Survey:
     """Survey an archive whose records will be copied, without reading them.
 
-    Args:
-        allow_partial: an archive will do that is not sealed.
     Raises:
-        CorruptArchiveError: it is damaged; the text has the first problem.
-        PartialArchiveError: it is not sealed: what was made of it would pass for whole.
+        CorruptArchiveError: the first problem. PartialArchiveError: what was made of it would pass for whole.
     """
     survey = Survey(file, False, forgives_power_cut=True)
     while (

@@ -8,6 +8,7 @@ import os
 import uuid as uuid_module
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from edcache.labels import LabelSpec
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import CHUNK_NBYTES
-from edcache.writer.publisher import PublishClock, Publisher
+from edcache.writer.publisher import Publisher
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -113,16 +114,17 @@ class CacheWriter:
         where = storage.located(path, storage_options)
         self.path = self._local = where.path
         self._replaces = mode == "w"
-        self._has_replaced = False
         spec = LabelSpec.parse(options.in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
         # What is written where the path is that of no file.
         self._stage = where.stage(mode, options.spool)
         if self._stage is not None:
             self._local = self._stage.path
-        self._session = temporary.start(self._local) if self._replaces else None
-        work = self._local if self._session is None else self._session.path
-        try:
+        with ExitStack() as undo:
+            self._session = temporary.start(self._local) if self._replaces else None
+            if self._session is not None:
+                undo.callback(self._session.close)
+            work = self._local if self._session is None else self._session.path
             self._appender = Appender.open(
                 work,
                 head,
@@ -131,11 +133,7 @@ class CacheWriter:
                 joins=True,
                 begins_anew=lambda other: mode == "x" or _contradicts(other, head, codec, compression),
             )
-        except BaseException:
-            if self._session is not None:
-                self._session.close()
-            raise
-        try:
+            undo.callback(self._appender.close)
             self._appender.check_tables()
             spec = adopt_labels(self._appender.head, spec, work)
             check_options(self._appender.head, work, codec=codec, compression=compression)
@@ -143,11 +141,9 @@ class CacheWriter:
             self._publisher = Publisher(
                 *(self._appender, spec, options.chunk_size, chunk_nbytes),
                 path=self.path,
-                clock=PublishClock(seconds, seconds),
+                seconds=(seconds, seconds),
             )
-        except BaseException:
-            self._close_files()
-            raise
+            undo.pop_all()
         self._appending = True
 
     @property
@@ -193,9 +189,9 @@ class CacheWriter:
         if length is not None and self._appender.end_index > length:
             self._appender.amend(length=self._appender.end_index)
         self._appender.seal()
-        if self._replaces and not self._has_replaced:
+        if self._replaces:
             self._appender.move(self._local)
-            self._has_replaced = True
+            self._replaces = False
 
     def close(self) -> None:
         """Seal, let go of the file, and upload it where it goes to a URL; idempotent."""
@@ -215,6 +211,13 @@ class CacheWriter:
         finally:
             self._close_files()
         return is_open
+
+    def _close_files(self) -> None:
+        try:
+            self._appender.close()
+        finally:
+            if self._session is not None:
+                self._session.close()
 
     def __enter__(self) -> CacheWriter:
         return self
@@ -244,13 +247,6 @@ class CacheWriter:
         if self._publisher.full or self._publisher.overdue:
             self.flush()
 
-    def _close_files(self) -> None:
-        try:
-            self._appender.close()
-        finally:
-            if self._session is not None:
-                self._session.close()
-
 
 def _add_note(error: BaseException, text: str) -> None:
     if hasattr(error, "add_note"):
@@ -269,8 +265,7 @@ def _contradicts(other: Head, head: Head, codec: str | None, compression: str | 
 def adopt_labels(head: Head, spec: LabelSpec, where: str) -> LabelSpec:
     """The label columns for continuing an archive: those asked for, or those that it has.
 
-    Raises:
-        OptionError: they differ, or the archive's were made by callables and none were given.
+    OptionError where they differ, or the archive's were made by callables and none were given.
     """
     names = [name for name, _ in head.labels]
     if spec.names:

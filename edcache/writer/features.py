@@ -38,11 +38,7 @@ def declared(source: Any) -> Any:
 
 
 def way_of(feature: Any) -> _Way | None:
-    """How a value of a feature gets its dtype, None where it has it already.
-
-    Args:
-        feature: of the package datasets; or a dict of them, or a list of one.
-    """
+    """How a value of a feature, a dict of these or a list of one gets its dtype; None where it has it."""
     if isinstance(feature, dict):
         ways = {key: way for key, inner in feature.items() if (way := way_of(inner)) is not None}
         return _fields(ways) if ways else None

@@ -35,8 +35,8 @@ from edcache.format import spec as format
 from edcache.labels.spec import LabelSpec
 from edcache.storage import calls
 from edcache.writer.appender import Appender
+from edcache.writer.log import TimedSync
 from edcache.writer.publisher import ChunkEncoder, Publisher
-from edcache.writer.syncing import TimedSync
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from edcache.backends.mirror.sidecar import (
     note_use,
     stamp_of,
 )
-from edcache.base import ArchiveExistsError, ByteProgress, DigestError, NotAnArchiveError, OptionError, Show
+from edcache.base import ArchiveExistsError, DigestError, NotAnArchiveError, OptionError, Show, byte_progress
 from edcache.reader import OnProgress, check_digest, parse_digest
 from edcache.storage import ByteSource, File, Location, local_path, located, shown
 
@@ -86,7 +86,7 @@ def copy_to_local(
     what did not change from the old one, and who reads the old one keeps it.
     Cost: reads the origin once, and writes as much.
     """
-    with ByteProgress(f"copying {os.path.basename(shown(src))}", progress) as tell:
+    with byte_progress(f"copying {os.path.basename(shown(src))}", progress) as tell:
         return copy_local(
             src,
             target,

@@ -1,14 +1,8 @@
 """torch_xla's CachedDataset, which releases 1.6 to 2.0 had in torch_xla.utils.cached_dataset.
 
-    from edcache.compat.torch_xla import CachedDataset
-
-What is as it was: `CachedDataset(data_set, path)` computes a sample when it is first asked for, `warmup()`
-all of them, `CachedDataset(None, path)` opens what is there without the dataset.
-
-What is different: a cache is one file, `<path>.zip`; any number of ranks fill it together. `compress` and
-`max_files_per_folder` are without meaning (torch_xla's `compress=True` compressed nothing); compress with
-compression="zstd". `warmup()` shows a bar and takes num_workers. None is a sample like others. Past the end
-is an IndexError, -1 the last sample. A folder that torch_xla wrote is read once into the archive, and stays.
+`CachedDataset(data_set, path)` computes a sample when it is first asked for, `warmup()` all of them,
+`CachedDataset(None, path)` opens what is there. A cache is one file, `<path>.zip`. docs/migrating.md has
+what is different.
 """
 
 from __future__ import annotations

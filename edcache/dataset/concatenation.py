@@ -209,13 +209,10 @@ class Concat(Combined):
 
 
 class Several(Samples):
-    """The samples of several archives, one archive after the other; `CachedDataset.from_cache` makes it.
+    """The samples of several archives, in order; `CachedDataset.from_cache` makes it.
 
     It can do what `edcache.concat` of them can, and `refresh`. Its views are of what was there when they were
-    made: they stay the same samples when an archive grows. Its transforms are set for all archives.
-
-    Attributes:
-        archives: the datasets, in order.
+    made: they stay the same samples when an archive grows. Its transforms are set for all `archives`.
     """
 
     def __init__(self, archives: Sequence[StoredSamples]) -> None:
@@ -233,7 +230,7 @@ class Several(Samples):
 
     @property
     def transform(self) -> Transform:
-        """That of the archives; set it for all of them, see the base class."""
+        """That of the archives, set for all of them; see the base class."""
         return self.archives[0].transform
 
     @transform.setter
@@ -243,7 +240,7 @@ class Several(Samples):
 
     @property
     def batch_transform(self) -> Transform:
-        """That of the archives; set it for all of them."""
+        """That of the archives, set for all of them."""
         return self._batch_transform
 
     @batch_transform.setter
@@ -263,7 +260,7 @@ class Several(Samples):
 
     @property
     def missing(self) -> Ints:
-        """The indices without a record: int64 [k], sorted, a copy."""
+        """The indices without a record: int64 [k], sorted."""
         return np.concatenate([archive.missing + start for archive, start in self._placed()])
 
     @property
@@ -281,11 +278,10 @@ class Several(Samples):
         return self._view(".available()", selection=Picks(np.concatenate(indices)))
 
     def info(self) -> dict[str, Any]:
-        """The state of the archives, and what reading them takes in this process.
+        """The state of the archives, and what reading them takes in this process, as of one archive.
 
-        Returns:
-            As of one archive: samples, present, nbytes, mapped and private are sums, sealed is whether all
-            are, labels has the columns of any; path is the list of paths, and archives the info of each.
+        Numbers are sums, sealed is whether all are, labels has the columns of any; path is the list of paths,
+        and archives the info of each.
         """
         infos = [archive.info() for archive in self.archives]
         summed = ("present", "nbytes", "mapped", "private")

@@ -41,11 +41,10 @@ class Building:
     ) -> None:
         keys = options.in_memory_keys
         spec = LabelSpec.parse(getattr(source, "in_memory_keys", None) if keys is None else keys)
-        self._is_lazy = options.is_lazy
+        self._is_lazy, self._is_stream = options.is_lazy, is_stream(source)
         if options.max_bytes is not None and not self._is_lazy:
             raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
         self._store = store
-        self._is_stream = is_stream(source)
         filled = store.filled_in(
             is_stream=self._is_stream, is_lazy=self._is_lazy, sync=options.sync, spool=options.spool
         )
@@ -87,20 +86,6 @@ class Building:
         until_it_stays(filler.create, self._is_done)
         return filler, None
 
-    def _done(self) -> AnyReader | None:
-        """The sealed archive with every sample, where it is there; nothing need be writable for that.
-
-        Raises StaleCacheError where the archive was made from something else.
-        """
-        archive = self._store.found(self._reading)
-        if archive is None:
-            return None
-        check_made_of(archive, self.job, self._asked)
-        return archive if archive.complete and len(archive) >= (self.length or 0) else None
-
-    def _is_done(self) -> bool:
-        return self._done() is not None
-
     def fill(self, options: FillOptions, *, rebuild: bool = False) -> None:
         """Compute what is missing now."""
         if self._is_stream and (self._is_lazy or options.executor is not None):
@@ -117,6 +102,20 @@ class Building:
             run()
         else:
             until_it_stays(run, self._is_done)
+
+    def _done(self) -> AnyReader | None:
+        """The sealed archive with every sample, where it is there; nothing need be writable for that.
+
+        Raises StaleCacheError where the archive was made from something else.
+        """
+        archive = self._store.found(self._reading)
+        if archive is None:
+            return None
+        check_made_of(archive, self.job, self._asked)
+        return archive if archive.complete and len(archive) >= (self.length or 0) else None
+
+    def _is_done(self) -> bool:
+        return self._done() is not None
 
 
 def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | None) -> dict[str, Any] | None:

@@ -1,15 +1,8 @@
 """edflow's names: CachedDataset, PathCachedDataset, ExamplesFolder and cachable.
 
-    from edcache.compat.edflow import CachedDataset      # was: from edflow.data.util.cached_dset import ...
-
-What is as it was: samples are dicts with "index_" (numpy.int64) added; the archive of a dataset with `root`
-and `name` is `<root>/cached/<name>.zip`; `labels`, `in_memory_keys`, `from_cache(root, name)`, `get_example`.
-
-What is different: nothing is a server, and no port is opened: every process that makes the same call shares
-the work through the file. Without `force_cache` samples are computed when they are first asked for, where
-edflow raised KeyError. `labels[key]` is a numpy array. A slice is a view, no list of samples; past the end is
-an IndexError. Arguments of `cachable` are compared. An old zip is read once into `<name>.edcache.zip` beside
-it, by a closed list of classes unless `trust_pickle=True`, and stays as it is.
+Samples are dicts with "index_" (numpy.int64) added; the archive of a dataset with `root` and `name` is
+`<root>/cached/<name>.zip`. An old zip is read once into `<name>.edcache.zip` beside it, by a closed list of
+classes unless `trust_pickle=True`, and stays as it is. docs/migrating.md has what is different.
 """
 
 from __future__ import annotations
@@ -29,19 +22,29 @@ from edcache.writer import source_fingerprint
 CHUNK_SIZE = 64
 
 
-class _Base(edcache.dataset.CachedDataset):
-    """What both of edflow's classes have."""
+class PathCachedDataset(edcache.dataset.CachedDataset):
+    """edflow's PathCachedDataset: an archive at a path. An old zip goes to "<path without .zip>.edcache.zip".
+
+    The dataset may be None where the archive is complete. Options are those of CachedDataset; by default what
+    is missing is computed now.
+    """
 
     base_dataset: Any
 
-    def _open(self, dataset: Any, path: str, chunk_size: int, options: dict[str, Any]) -> None:
+    def __init__(
+        self, dataset: Any, path: str | os.PathLike[str], *, trust_pickle: bool = False, **options: Any
+    ) -> None:
+        where = migrated(os.fspath(path), dataset, options, trust_pickle=trust_pickle)
+        self._open(dataset, where, options)
+
+    def _open(self, dataset: Any, path: str, options: dict[str, Any]) -> None:
         self.base_dataset = dataset
-        if dataset is None:
-            super().__init__(None, path, **options)
-            return
-        # As if the dataset itself were cached, which the new names do.
-        defaults: dict[str, Any] = {"chunk_size": chunk_size, "fingerprint": source_fingerprint(dataset)}
-        super().__init__(Indexed(dataset), path, **defaults | options)
+        source = None
+        if dataset is not None:
+            # As if the dataset itself were cached, which the new names do.
+            defaults = {"chunk_size": CHUNK_SIZE, "fingerprint": source_fingerprint(dataset)}
+            source, options = Indexed(dataset), defaults | options
+        super().__init__(source, path, **options)
 
     def get_example(self, i: int) -> Any:
         """The sample at an index, as `self[i]`."""
@@ -62,7 +65,7 @@ class _Base(edcache.dataset.CachedDataset):
         return state | {"base_dataset": None} if self.complete else state
 
 
-class CachedDataset(_Base):
+class CachedDataset(PathCachedDataset):
     """edflow's CachedDataset over an archive at `<root>/cached/<name>.zip`.
 
     Args:
@@ -94,8 +97,9 @@ class CachedDataset(_Base):
                 "cache from; set them, or use PathCachedDataset(dataset, path)"
             )
         path = _migrated(os.fspath(root), str(name), trust_pickle, dataset, options)
-        options |= {"force_cache": force_cache, "keep_existing": keep_existing or not force_cache}
-        self._open(dataset, path, chunk_size, options)
+        keep_existing = keep_existing or not force_cache
+        options |= {"force_cache": force_cache, "keep_existing": keep_existing, "chunk_size": chunk_size}
+        self._open(dataset, path, options)
 
     @classmethod
     def from_cache(  # type: ignore[override]
@@ -103,29 +107,13 @@ class CachedDataset(_Base):
     ) -> CachedDataset:
         """Open `<root>/cached/<name>.zip`, or the old cache there, without the dataset that made it."""
         cache = cls.__new__(cls)
-        cache._open(None, _migrated(os.fspath(root), name, trust_pickle, None, {}), CHUNK_SIZE, options)
+        cache._open(None, _migrated(os.fspath(root), name, trust_pickle, None, {}), options)
         return cache
 
     @property
     def root(self) -> str:
         """The folder above `cached`."""
         return os.path.dirname(self.store_dir)
-
-
-class PathCachedDataset(_Base):
-    """edflow's PathCachedDataset over an archive at a path.
-
-    Args:
-        dataset: None where the archive is complete.
-        path: the archive, or an old zip, whose samples go to "<path without .zip>.edcache.zip".
-        trust_pickle, options: as in CachedDataset. By default what is missing is computed now.
-    """
-
-    def __init__(
-        self, dataset: Any, path: str | os.PathLike[str], *, trust_pickle: bool = False, **options: Any
-    ) -> None:
-        where = migrated(os.fspath(path), dataset, options, trust_pickle=trust_pickle)
-        self._open(dataset, where, options.pop("chunk_size", CHUNK_SIZE), options)
 
 
 class ExamplesFolder:

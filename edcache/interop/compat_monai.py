@@ -1,16 +1,8 @@
 """MONAI's CacheDataset and PersistentDataset, whose caches are archives.
 
-    from edcache.compat.monai import CacheDataset, PersistentDataset
-
-What is as it was: the constructors, `set_data`, the transforms up to the first random one are cached and the
-others run at every access, `hash_func` and `hash_transform` tell one cache from another, slices are Subsets.
-
-What is different: a cache is one archive, `<cache_dir>/<hash of the data and of hash_transform>.zip`, which
-any number of processes read and fill together. The first access gives what the later ones give. Samples are
-the caller's own, so that `copy_cache` is without meaning. CacheDataset has its cache in a file too: in
-`cache_dir`, where later runs find it, else in a temporary folder that goes with the dataset. A sample that
-the codec does not store is an error. `pickle_module`, `pickle_protocol`, `weights_only` and `as_contiguous`
-are without meaning: nothing is pickled, and tensors are contiguous.
+What the transforms up to the first random one make is cached in `<cache_dir>/<hash of the data and of
+hash_transform>.zip`; the others run at every access. CacheDataset has such a file too, without `cache_dir` in
+a temporary folder that goes with the dataset. docs/migrating.md has what is different.
 """
 
 from __future__ import annotations
