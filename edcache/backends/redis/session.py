@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,6 @@ import numpy.typing as npt
 from edcache.backends.redis.client import Client
 from edcache.backends.redis.log import Log, no_cache, read_head
 from edcache.backends.redis.records import (
-    Fetched,
     Frame,
     gathered_from,
     held,
@@ -66,6 +66,13 @@ class RedisReader(AnyReader):
         return bool(forgotten)
 
 
+class _Fetched(threading.local):
+    """Values by index that a thread has fetched, and will read one by one."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Any] = {}
+
+
 class RedisSession(Session):
     """What one process knows of a cache, as of one look at its log; `gone`: samples found to be lost."""
 
@@ -78,7 +85,7 @@ class RedisSession(Session):
         self.gone: set[int] = set()
         self._newer: RedisSession | None = None
         # Of a batch that cannot be gathered: its samples are read one by one next, by the same thread.
-        self._fetched: Fetched = Fetched() if before is None else before._fetched
+        self._fetched: _Fetched = _Fetched() if before is None else before._fetched
 
     # --- what is there ---
 
@@ -155,7 +162,7 @@ class RedisSession(Session):
     def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]:
         """See the base class: all of the record, whatever is wanted."""
         row = self.row(index)
-        value = self._fetched.take(self.head.uuid, index)
+        value = self._fetched.values.pop(index, None)
         if value is None:
             value = self._values(np.array([index]), np.array([row]))[0]
         if value is None:
@@ -189,7 +196,7 @@ class RedisSession(Session):
 
     @once
     def _numbers(self) -> dict[int, int]:
-        """The number of each schema in the index, by its number in"""
+        """The number of each schema in the index, by its number in frames."""
         texts = self.contents.index.schemas
         return {schema_number(text): number for number, text in enumerate(texts)}
 
@@ -208,8 +215,8 @@ class RedisSession(Session):
         indices = checked_indices(indices, self.length)
         rows = self.rows_of(indices)
         found = indices[rows >= 0]
-        if len(found) and not self._fetched.has_all(self.head.uuid, found):
-            self._fetched.keep(self.head.uuid, found, self._values(found, rows[rows >= 0]))
+        if not self._fetched.values.keys() >= set(found.tolist()):
+            self._keep(found, self._values(found, rows[rows >= 0]))
         yield
 
     def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
@@ -222,8 +229,11 @@ class RedisSession(Session):
         is_compressed = self.head.compression is not None
         group = gathered_from(values, indices.tolist(), alike.decoder, is_compressed=is_compressed)
         if group is None:
-            self._fetched.keep(self.head.uuid, indices, values)
+            self._keep(indices, values)
         return group
+
+    def _keep(self, indices: Ints, values: list[Any]) -> None:
+        self._fetched.values = dict(zip(indices.tolist(), values, strict=True))
 
     def _values(self, indices: Ints, rows: Ints) -> list[Any]:
         """What the server has under the keys of records, by one round trip; None where it has nothing."""
