@@ -628,8 +628,8 @@ _MAINTENANCE = [
     Bug(
         "repair copies a damaged record",
         "tools/rewrite.py",
-        "crcs == part.crc32\n",
-        "crcs >= 0\n",
+        "np.uint32) == part.crc32\n",
+        "np.uint32) >= 0\n",
         ("test_repair.py::test_a_damaged_record_alone_is_lost",),
     ),
     Bug(
