@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Generic, TypeVar, overload
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
 
@@ -29,16 +29,12 @@ class once(Generic[Value]):
     def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> once[Value]: ...
-    @overload
-    def __get__(self, instance: object, owner: type) -> Value: ...
-    def __get__(self, instance: object | None, owner: type) -> once[Value] | Value:
+    def __get__(self, instance: object, owner: type) -> Value:
         if instance is None:
-            return self
+            return self  # type: ignore[return-value] # of the class
         # The interpreter comes here only where the object has none yet: its own attributes go first.
-        found: Value = vars(instance).setdefault(self._name, self._compute(instance))
-        return found
+        value: Value = vars(instance).setdefault(self._name, self._compute(instance))
+        return value
 
 
 class PerProcess(Generic[Value]):
@@ -61,26 +57,12 @@ class PerProcess(Generic[Value]):
         return self._made.pop(_process, None)
 
 
-class ForkLock:
-    """A reentrant lock, `with lock.held():`, that is free in a forked child whoever had it. For modules."""
+class ForkLock(PerProcess[AbstractContextManager[bool]]):
+    """A reentrant lock, `with lock.held():`, that is free in a forked child whoever had it."""
 
-    def __init__(self) -> None:
-        self._renew()
-        _after_fork(self._renew)
-
-    def _renew(self) -> None:
-        self._lock = threading.RLock()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Hold it for the block, waiting for it."""
-        with self._lock:
-            yield
-
-
-def _after_fork(call: Callable[[], None]) -> None:
-    if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
-        os.register_at_fork(after_in_child=call)
+    def held(self) -> AbstractContextManager[bool]:
+        """What holds it for a block, waiting for it."""
+        return self.get(threading.RLock)
 
 
 # What stands for this process; its number may be that of an ancestor that has ended.
@@ -92,4 +74,5 @@ def _begin_process() -> None:
     _process = object()
 
 
-_after_fork(_begin_process)
+if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
+    os.register_at_fork(after_in_child=_begin_process)

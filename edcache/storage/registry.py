@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import Any, ClassVar, Final, Protocol, cast
+from typing import Any, ClassVar, Final, Protocol
 
 from edcache.base import OptionError
 from edcache.storage.source import ByteSource
@@ -37,7 +37,6 @@ _BACKENDS: Final = {
     **dict.fromkeys(("redis", "rediss", "unix"), _REDIS),
     **dict.fromkeys(("http", "https", "s3", "s3a", "gs", "gcs", "hf"), _OBJECTS),
 }
-_LISTED: Final = "edcache.backends.mirror.evict"
 # By the words of `local=` and `preload=`: what opens a copy in the place of the archive.
 _COPIES: Final = {
     "local": "edcache.backends.mirror.through:open_copy",
@@ -99,22 +98,6 @@ class Stage(Protocol):
 
     def finish(self) -> None:
         """Bring what was written, and sealed, to where it belongs."""
-
-
-class Copies(Protocol):
-    """The copies of archives that lie among archives on a disk, for who lists and deletes these."""
-
-    def copy_at(self, path: str) -> Any:
-        """The copy that belongs at a path, whole or not: origin, nbytes, here, used; None for any other."""
-
-    def why_stays(self, path: str) -> str | None:
-        """Why a copy should not be deleted now, in a few words; None where nothing speaks against it."""
-
-    def leftovers(self, path: str) -> list[str]:
-        """What lies beside a path because it is a copy: to be deleted with it."""
-
-    def discard_side(self, path: str) -> bool:
-        """Delete a side file that is of no copy, unless somebody makes that; says whether it is gone."""
 
 
 class Location(ABC):
@@ -188,11 +171,10 @@ def backend_of(path: str) -> type[Location]:
 
 @cache
 def _backend(scheme: str) -> type[Location]:
-    home = _BACKENDS.get(scheme)
-    if home is not None:
-        return _load(home)  # type: ignore[no-any-return]
-    others = entry_points(group=GROUP, name=scheme)
-    backend: type[Location] = next((other.load() for other in others), None) or _load(_OBJECTS)
+    others = () if scheme in _BACKENDS else entry_points(group=GROUP, name=scheme)
+    backend: type[Location] = next((other.load() for other in others), None) or _load(
+        _BACKENDS.get(scheme, _OBJECTS)
+    )
     return backend
 
 
@@ -259,9 +241,9 @@ def check_outlives(path: str | os.PathLike[str]) -> None:
         )
 
 
-def copies_on_disk() -> Copies:
-    """What knows copies that lie among archives."""
-    return cast("Copies", import_module(_LISTED))
+def copies_on_disk() -> Any:
+    """The module that knows the copies of archives that lie among archives: copy_at(), why_stays(), ..."""
+    return import_module("edcache.backends.mirror.evict")
 
 
 def open_copy(kind: str, where: Location, token: Any, **options: Any) -> ByteSource:
