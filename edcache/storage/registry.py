@@ -1,8 +1,7 @@
 """The registry of backends: which one has a path or a URL, decided once, by its scheme.
 
 A backend is a subclass of `Location`; nearly always of `edcache.writer.Store`, which adds the samples to
-the bytes. Ours are in a table. Another's comes by a line of its packaging, an entry point of the group
-"edcache.backends" whose name is the scheme:
+the bytes. One that is not ours comes by a line of its packaging, an entry point whose name is the scheme:
 
     [project.entry-points."edcache.backends"]
     tape = "tapes.edcache:TapeStore"
@@ -48,14 +47,10 @@ _LIKE_PATHS: Final = re.compile(r"(shm):(?:/|\Z)")
 
 
 class Naming:
-    """How the system finds the file of a name: by its path; a backend of other names has a subclass.
+    """How a `System` finds the file of a name: by its path; a backend of other names has a subclass.
 
-    `system` is a `System`, which asks it.
-
-    Attributes:
-        absent: what is said where nothing has the name.
-        is_volatile: whether a file is gone with the last that has it open, so that it is kept while it is
-            made, and memory is taken before it is written.
+    absent: what is said where nothing has the name. is_volatile: whether a file is gone with the last that
+    has it open, so that it is kept while it is made, and memory is taken before it is written.
     """
 
     absent: ClassVar[str] = "no such file; check the path, or build the cache first"
@@ -105,12 +100,10 @@ class Location(ABC):
 
     A subclass takes (text, storage_options): the path or URL as it was given, and a mapping or None.
 
-    Attributes:
-        path: as messages name it, without credentials.
-        by_request: whether reading it is asking another machine, which may answer wrongly once.
-        is_volatile: whether it is gone with the last process that has it open.
-        naming: how the system finds the file of a name, where there is one.
-        ending: of the names of archives there.
+    path: as messages name it, without credentials. by_request: whether reading it is asking another machine,
+    which may answer wrongly once. is_volatile: whether it is gone with the last process that has it open.
+    naming: how the system finds the file of a name, where there is one. ending: of names of archives there.
+
     Safety: pickles, without credentials unless multiprocessing is just starting a child.
     """
 

@@ -1,4 +1,4 @@
-"""What is made once: a property of an object, a thing of a process; and a lock that a fork does not freeze.
+"""What is made once, for an object or a process; a lock that a fork does not freeze; names of modules.
 
 Before Python 3.12 `functools.cached_property` holds one lock for all objects while it computes: a fork while
 another thread computes leaves the child with that lock held, for ever. So does any lock; these do not.
@@ -7,12 +7,16 @@ another thread computes leaves the child with that lock held, for ever. So does 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 Value = TypeVar("Value")
+
+# A script is `__main__`, and `__mp_main__` in the processes that it spawns; others import it by its name.
+MAIN_NAMES: Final = ("__main__", "__mp_main__")
 
 
 class once(Generic[Value]):
@@ -76,3 +80,24 @@ def _begin_process() -> None:
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
     os.register_at_fork(after_in_child=_begin_process)
+
+
+def module_name(thing: Any) -> str:
+    """The name by which the module of a class or a function can be imported; "?" where it has none.
+
+    That of a program is the name after `python -m`, or its file's name without ".py"; without a file, as
+    in a notebook, it is "__main__".
+    """
+    name = getattr(thing, "__module__", None)
+    return _imported_name(name) if name in MAIN_NAMES else str(name or "?")
+
+
+def module_aliases(name: str) -> tuple[str, ...]:
+    """The names in `sys.modules` that a module of that `module_name` may have in this process."""
+    return *(main for main in MAIN_NAMES if main in sys.modules and _imported_name(main) == name), name
+
+
+def _imported_name(main: str) -> str:
+    module = sys.modules.get(main) or sys.modules["__main__"]
+    spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
+    return spec.name if spec else os.path.splitext(os.path.basename(file))[0] if file else "__main__"
