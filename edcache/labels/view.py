@@ -231,9 +231,9 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     def comparable(self, name: str) -> pa.ChunkedArray:
         """The column as every comparison sees it (see column.py), made once for all views."""
-        made = self.whole._comparable
+        column, made = self.whole.column(name), self.whole._comparable
         if name not in made:
-            made[name] = comparable(self.whole.column(name))
+            made[name] = comparable(column)
         return self._taken(made[name])
 
     def singles(self, name: str, asked_by: str) -> pa.ChunkedArray:
