@@ -63,9 +63,8 @@ _TYPES = {
 def _arrow_type(column: Column) -> pa.DataType:
     """The Arrow type of a column.
 
-    Arrays of one shape are Arrow's `fixed_shape_tensor`, which is a fixed-size list where that is not known;
-    of over 1024 elements, their bytes in C order (`schema_of`); of no dimension, their number. Other arrays
-    are {"values": list, "shape": list of int32}, in C order, and with one dimension plain lists.
+    Arrays of one shape are `fixed_shape_tensor`; of over 1024 elements, their bytes (`schema_of`); of no
+    dimension, their number. Others are {"values": list, "shape": list of int32}, 1-D ones plain lists.
     """
     if column.kind == "list":
         return pa.list_(_TYPES[column.dtype])
@@ -84,13 +83,9 @@ def _arrow_type(column: Column) -> pa.DataType:
 
 
 def arrow_column(column: Column, values: Sequence[Any], place: str) -> pa.Array:
-    """Leaves as an Arrow array; None where a sample lacks one.
+    """Leaves as an Arrow array; None where a sample lacks one; images as their bytes.
 
-    Args:
-        values: as `leaves_of` gives them, images as their bytes. place: what messages begin with.
-    Raises:
-        ExportError: a value that the column does not hold: an integer beyond 64 bits, text that is no UTF-8,
-            an array of another shape.
+    Raises ExportError, which begins with `place`, for a value that the column does not hold.
     """
     kind = _arrow_type(column)
     try:
@@ -132,10 +127,7 @@ def _structs(values: Sequence[npt.NDArray[Any] | None], kind: pa.DataType) -> pa
 
 
 def schema_of(columns: Iterable[Column], labels: pa.Schema) -> pa.Schema:
-    """The schema of a table of leaves, and behind them labels.
-
-    The metadata of a column of arrays that are bytes says of what: {"dtype": "uint8", "shape": "[3, 4]"}.
-    """
+    """The schema of leaves, then labels; arrays that are bytes have dtype and shape as metadata."""
     fields = []
     for column in columns:
         meta = {"dtype": column.dtype, "shape": json.dumps(column.shape)} if column.is_large else None

@@ -32,14 +32,9 @@ _FORMATS = (".csv", ".parquet", ".npy")
 
 
 def given_column(name: str, values: Any) -> pa.Array:
-    """A user's values as one contiguous array: a numpy or Arrow array, a Series, a tensor, any iterable.
+    """A user's values as one contiguous array; numbers alias the memory of a numpy array.
 
-    Numbers alias the memory of a numpy array.
-
-    Raises:
-        LabelTypeError: 'label "y" is struct<a: int64>, which no label column holds; ...'; values of
-            several types.
-        OptionError: they are no sequence of values.
+    Raises LabelTypeError for types that no label column holds, OptionError for what is no sequence.
     """
     values = detached(values)
     if isinstance(values, np.ndarray):
@@ -62,11 +57,7 @@ def given_column(name: str, values: Any) -> pa.Array:
 
 
 def given_rows(name: str, values: Mapping[Any, Any], length: int) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """The samples that {index: value} is of, rising, and their column; negative indices count from the end.
-
-    Raises:
-        OptionError: 'label "y": index 12 not in [-10, 10)', or no index, or one twice.
-    """
+    """The samples that {index: value} is of, rising, and their column; OptionError for a bad index."""
     for index in values:
         if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
             raise OptionError(
@@ -138,12 +129,7 @@ def _label_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def given_table(table: Any) -> pa.Table:
-    """A pyarrow Table, a pandas or polars DataFrame, or a dict of columns, as a Table of label types.
-
-    Raises:
-        OptionError: something else, columns of different lengths, or two of one name.
-        LabelTypeError: as `given_column`.
-    """
+    """A pyarrow Table, a pandas or polars DataFrame, or a dict of columns, as a Table of label types."""
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     if isinstance(table, pa.Table):
@@ -171,10 +157,7 @@ def given_table(table: Any) -> pa.Table:
 def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
     """For each key the row of `table` whose column `on` has it, without that column; nulls where none has.
 
-    Raises:
-        UnknownLabelError: the table has no column `on`. LabelTypeError: keys of another kind.
-        LabelError: 'the table has "id" = 7 twice; ...'.
-    Cost: of 10 million keys and a table of as many rows, some seconds.
+    Raises OptionError for no column `on`, LabelTypeError for keys of another kind, LabelError for one twice.
     """
     if on not in table.column_names:
         names = ", ".join(map(str, table.column_names))
@@ -223,11 +206,7 @@ def _exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:
-    """The columns of a .csv or .parquet file as a Table, the array of a .npy file.
-
-    Raises:
-        OptionError: another kind of file, or one that does not read. ArchiveNotFoundError: no such file.
-    """
+    """The Table of a .csv or .parquet file, the array of a .npy file; OptionError if it does not read."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in _FORMATS:
         raise OptionError(f"{path}: labels are read from {', '.join(_FORMATS)} files")
@@ -249,11 +228,7 @@ def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:
 
 
 def chosen_column(name: str, columns: pa.Table, on: str | None, where: str) -> pa.Table:
-    """Of a file's columns the one that becomes the label `name`, and `on`.
-
-    Raises:
-        OptionError: "values.csv: which column is cluster is open; it has a, b".
-    """
+    """Of a file's columns the one that becomes the label `name`, and `on`; OptionError where that is open."""
     rest = [other for other in columns.column_names if other != on]
     if name not in rest and len(rest) != 1:
         raise OptionError(f'{where}: which column is "{name}" is open; it has {", ".join(rest) or "none"}')
