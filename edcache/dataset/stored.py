@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from edcache import reader
-from edcache.base import ImageError, Ints, MissingSampleError, Picks, Transform
+from edcache.base import ImageError, Ints, MissingSampleError, Picks, Transform, checked_function
 from edcache.codec import Decoding, Node, read_through
-from edcache.dataset.indexing import Root, T_co, checked_function
+from edcache.dataset.indexing import Root, T_co
 from edcache.dataset.view import Samples, View
 from edcache.format import Failure, Head
 from edcache.labels import Labels, checked_indices
