@@ -34,7 +34,6 @@ class FileStore(Store):
         self.path = absolute(unquote(urlsplit(text).path) if is_url else text)
 
     def local_path(self) -> str:
-        """See the base class."""
         return self.path
 
     def open(self) -> ByteSource:
@@ -64,7 +63,6 @@ class FileStore(Store):
         return None
 
     def appender(self, head: Head, sync: Sync) -> AnyAppender:
-        """See the base class."""
         from edcache.writer import Appender
 
         def differs(found: Head) -> bool:
@@ -75,14 +73,12 @@ class FileStore(Store):
         return Appender.open(self.path, head, create=False, sync=sync, begins_anew=differs)
 
     def free_nbytes(self) -> int | None:
-        """See the base class."""
         try:
             return self._free()
         except OSError:
             return None  # the first write that fails will tell
 
     def part(self, fraction: float) -> int:
-        """See the base class."""
         there = os.path.getsize(self.path) if os.path.exists(self.path) else 0
         return int(fraction * (self._free() + there))
 

@@ -283,7 +283,6 @@ class MemoryNaming(Naming):
             raise
 
     def stat(self, system: System, path: str) -> os.stat_result:
-        """See the base class."""
         descriptors: list[int] = []
         self.open(system, path, os.O_RDONLY, descriptors)
         try:
