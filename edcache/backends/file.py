@@ -65,9 +65,9 @@ class FileStore(Store):
     def appender(self, head: Head, sync: Sync) -> AnyAppender:
         from edcache.writer import Appender
 
-        def differs(found: Head) -> bool:
+        def differs(there: Head) -> bool:
             """Whether the head of an archive says something else than the one that it is to have."""
-            same = replace(found, uuid=head.uuid, claim_size=head.claim_size)
+            same = replace(there, uuid=head.uuid, claim_size=head.claim_size)
             return format.pack_head(same) != format.pack_head(head)
 
         return Appender.open(self.path, head, create=False, sync=sync, begins_anew=differs)

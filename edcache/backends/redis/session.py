@@ -209,9 +209,9 @@ class RedisSession(Session):
         """See the base class: all of the records, but for those that a gather has just fetched."""
         indices = checked_indices(indices, self.length)
         rows = self.rows_of(indices)
-        found = indices[rows >= 0]
-        if not self._fetched.values.keys() >= set(found.tolist()):
-            self._keep(found, self._values(found, rows[rows >= 0]))
+        indices, rows = indices[rows >= 0], rows[rows >= 0]
+        if not self._fetched.values.keys() >= set(indices.tolist()):
+            self._keep(indices, self._values(indices, rows))
         yield
 
     def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:

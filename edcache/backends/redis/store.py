@@ -87,10 +87,10 @@ class RedisStore(Store):
         return RedisReader(self.path, allow_pickle=options.allow_pickle, decode=options.decode)
 
     def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
-        found = super().found(options)
-        if found is not None:
-            found.missing()
-        return found
+        reader = super().found(options)
+        if reader is not None:
+            reader.missing()
+        return reader
 
     def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
         if is_stream:
@@ -128,7 +128,7 @@ class RedisStore(Store):
 
     def check_deletable(self, *, force: bool = False) -> None:
         with closing(Client(self.path)) as client:
-            if not any(_found(client)):
+            if not any(_ours(client)):
                 raise no_cache(self.path)
             known = read_head(client)
             if not force and known is not None and _has_fillers(client, known[1]):
@@ -149,14 +149,14 @@ def _has_fillers(client: Client, head: Head) -> bool:
 def _unlink(client: Client, cache_id: str | None = None) -> dict[str, int]:
     """Delete our keys, or those with one id; says how many went, and how many of them were records."""
     keys = records = 0
-    for found in _found(client):
-        doomed = [key for key, matched in found.items() if cache_id in (None, matched[1])]
+    for ours in _ours(client):
+        doomed = [key for key, matched in ours.items() if cache_id in (None, matched[1])]
         keys += client.ask("unlink", *doomed) if doomed else 0
-        records += sum(found[key][3] == "record" for key in doomed)
+        records += sum(ours[key][3] == "record" for key in doomed)
     return {"key": keys, "record": records}
 
 
-def _found(client: Client) -> Iterator[dict[str, re.Match[str]]]:
+def _ours(client: Client) -> Iterator[dict[str, re.Match[str]]]:
     """Our keys: not "prefix:users", nor one of "prefix:a"; those of one step of the walk at a time."""
     stem, cursor = client.server.stem, 0
     pattern = _GLOB.sub(r"\\\1", stem) + "*"
