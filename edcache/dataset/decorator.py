@@ -29,9 +29,7 @@ P = ParamSpec("P")
 class CachedFactory(Generic[P, T_co]):
     """A dataset factory whose datasets are cached; what `@cachable` returns.
 
-    Calling it returns a CachedDataset. `uncached` is the function itself, `version` and `options` what
-    the decorator was given. `cache_path(*args, **kwargs)` says which archive a call uses, without
-    touching it.
+    `uncached` is the function itself, `version` and `options` what the decorator was given.
     """
 
     def __init__(
@@ -64,7 +62,7 @@ class CachedFactory(Generic[P, T_co]):
         return self if instance is None else functools.partial(self.__call__, instance)  # type: ignore[arg-type]
 
     def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Where the archive of this call is, or would be."""
+        """Where the archive of this call is, or would be; nothing is touched."""
         return self._path_for(self._arguments(args, kwargs))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
@@ -74,13 +72,12 @@ class CachedFactory(Generic[P, T_co]):
             StaleCacheError: the archive at the path was made by a call with other arguments.
             FingerprintError: an argument has no stable description.
         """
-        arguments = self._arguments(args, kwargs)
+        arguments, options = self._arguments(args, kwargs), self.options
         path = self._path_for(arguments)
         fingerprint = call_fingerprint(self.uncached, arguments, self.version)
-        store = store_at(path, self.options.storage_options)
+        store = store_at(path, options.storage_options)
         if not store.by_request:
             path = store.path  # the factory may change the folder that this process works in
-        options = self.options
         archive = store.found(provisional(options))
         rebuild = archive is not None and is_stale(
             archive, fingerprint, options.in_memory_keys, self._on_stale
@@ -103,14 +100,14 @@ class CachedFactory(Generic[P, T_co]):
         return dict(bound.arguments)
 
     def _path_for(self, arguments: Mapping[str, Any]) -> str:
-        path = self._locate(arguments)
+        described = functools.partial(call_fingerprint, self.uncached, arguments)
+        path = _default_path(described(), arguments) if self._path is None else self._formatted(arguments)
         store = store_at(path)
-        completed = store.completed(lambda: call_fingerprint(self.uncached, arguments))
+        completed = store.completed(described)
         return path if completed is store else completed.path
 
-    def _locate(self, arguments: Mapping[str, Any]) -> str:
-        if self._path is None:
-            return _default_path(self.uncached, arguments)
+    def _formatted(self, arguments: Mapping[str, Any]) -> str:
+        assert self._path is not None
         try:
             # That of a server has its credentials along.
             return self._path.format(**{name: _slug(value) for name, value in arguments.items()})
@@ -179,13 +176,12 @@ def default_directory() -> Path:
     return Path(os.environ.get("EDCACHE_DIR") or Path.home() / ".cache" / "edcache")
 
 
-def _default_path(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    described = call_fingerprint(factory, arguments)
+def _default_path(described: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
     text = json.dumps([described["factory"], described["arguments"]])
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()[:8]
-    shown = ",".join(f"{name}={_slug(value)}" for name, value in arguments.items())[:80]
+    call = ",".join(f"{name}={_slug(value)}" for name, value in arguments.items())[:80]
     name = _slug(described["factory"].replace(":", "."))
-    return str(default_directory() / f"{'-'.join(filter(None, (name, shown, digest)))}.zip")
+    return str(default_directory() / f"{'-'.join(filter(None, (name, call, digest)))}.zip")
 
 
 def _slug(value: object) -> str:

@@ -179,6 +179,7 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from edcache import base
@@ -222,22 +223,26 @@ LOCK_FILLER: Final = LOCK_APPEND + (1 << 16)
 FILLERS: Final = 1 << 16
 LOCK_CLAIM: Final = LOCK_APPEND + (1 << 32)
 
-_HEAD_NAME: Final = "edcache.json"
-_INDEX_NAME: Final = "index.arrow"
-_LABELS_NAME: Final = "labels.arrow"
 _NAMES: Final = {
-    KIND_HEAD: _HEAD_NAME,
+    KIND_HEAD: "edcache.json",
     KIND_CHUNK: "chunks/{:08d}",
     KIND_DICTIONARY: "zstd/{:08d}",
     KIND_AMENDMENT: "notes/{:08d}",
-    KIND_INDEX: _INDEX_NAME,
-    KIND_LABELS: _LABELS_NAME,
+    KIND_INDEX: "index.arrow",
+    KIND_LABELS: "labels.arrow",
     KIND_REVISION: "labels/{:08d}",
 }
 
+_MAGIC: Final = b"PK\x03\x04"
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")  # 30 bytes
 _ZIP64_SIZES = struct.Struct("<HHQQ")  # 20 bytes
 _PRIVATE = struct.Struct("<HHI16sQQQQQQQQII")  # 96 bytes
+# What lies in _PRIVATE between the format version and the header's crc32.
+_FIELDS: Final = (
+    *("kind", "nbytes", "uuid", "seq", "offset", "next", "link", "samples", "end_index"),
+    *("table_nbytes", "durable", "table_crc"),
+)
+_fields_of = attrgetter(*_FIELDS)
 
 _EXTRA_ID: Final = 0x6465
 _SHORT_SEQ: Final = 10**8  # names of more digits are longer
@@ -273,7 +278,7 @@ class Header:
     """One entry of the chain, as its header says it (section 2).
 
     offset, next, durable: bytes from the start of the file. payload_nbytes, table_nbytes: bytes.
-    link is the previous entry's `link_after`, not this one's.
+    link: the previous entry's `link_after`.
     """
 
     kind: int
@@ -335,38 +340,11 @@ def _pack_header(header: Header, header_crc: int) -> bytes:
     name = header.name.encode("ascii")
     wide = header._zip64_nbytes > 0
     size = MAX32 if wide else header.payload_nbytes
-    nbytes = header.nbytes
-    extra_nbytes = nbytes - _LOCAL.size - len(name)
-    local = _LOCAL.pack(
-        b"PK\x03\x04",
-        45 if wide else 20,
-        0,
-        0,
-        0,
-        DATE,
-        header.payload_crc,
-        size,
-        size,
-        len(name),
-        extra_nbytes,
-    )
+    extra_nbytes = header.nbytes - _LOCAL.size - len(name)
+    version, sizes = 45 if wide else 20, (size, size, len(name), extra_nbytes)
+    local = _LOCAL.pack(_MAGIC, version, 0, 0, 0, DATE, header.payload_crc, *sizes)
     zip64 = _ZIP64_SIZES.pack(ZIP64_ID, 16, header.payload_nbytes, header.payload_nbytes) if wide else b""
-    private = _PRIVATE.pack(
-        VERSION,
-        header.kind,
-        nbytes,
-        header.uuid,
-        header.seq,
-        header.offset,
-        header.next,
-        header.link,
-        header.samples,
-        header.end_index,
-        header.table_nbytes,
-        header.durable,
-        header.table_crc,
-        header_crc,
-    )
+    private = _PRIVATE.pack(VERSION, *_fields_of(header), header_crc)
     private_nbytes = extra_nbytes - len(zip64) - EXTRA.size
     return local + name + zip64 + EXTRA.pack(_EXTRA_ID, private_nbytes) + private.ljust(private_nbytes, b"\0")
 
@@ -380,32 +358,27 @@ def parse_header(data: bytes) -> Header | None:
         The header, or None where its bytes are not exactly what `pack_header` makes of its own
         fields: absent, torn, damaged and foreign look alike, and all mean "no entry here".
     """
-    found = _private_fields(data)
-    if found is None:
+    if len(data) < HEADER_NBYTES or data[:4] != _MAGIC:
         return None
-    fields, payload_nbytes = found
-    if fields[0] != VERSION or fields[1] not in _NAMES:
+    local = _LOCAL.unpack_from(data)
+    payload_crc, payload_nbytes = local[6:8]
+    position = _LOCAL.size + local[9]
+    if payload_nbytes == MAX32:
+        if position + _ZIP64_SIZES.size > len(data):
+            return None
+        payload_nbytes = _ZIP64_SIZES.unpack_from(data, position)[2]
+        position += _ZIP64_SIZES.size
+    position += EXTRA.size
+    if position + _PRIVATE.size > len(data):
         return None
-    header = Header(
-        kind=fields[1],
-        uuid=fields[3],
-        seq=fields[4],
-        offset=fields[5],
-        next=fields[6],
-        link=fields[7],
-        samples=fields[8],
-        end_index=fields[9],
-        table_nbytes=fields[10],
-        durable=fields[11],
-        table_crc=fields[12],
-        payload_nbytes=payload_nbytes,
-        payload_crc=int.from_bytes(data[14:18], "little"),
-    )
-    nbytes = header.nbytes
-    if nbytes != fields[2] or len(data) < nbytes:
+    version, *values, header_crc = _PRIVATE.unpack_from(data, position)
+    fields = dict(zip(_FIELDS, values, strict=True))
+    nbytes = fields.pop("nbytes")
+    if version != VERSION or fields["kind"] not in _NAMES:
         return None
+    header = Header(**fields, payload_nbytes=payload_nbytes, payload_crc=payload_crc)
     packed = data[:nbytes]
-    if not _is_packed(header, fields[13], packed):
+    if header.nbytes != nbytes or len(packed) < nbytes or not _is_packed(header, header_crc, packed):
         return None
     object.__setattr__(header, "_link_after", link_after(packed))
     return header
@@ -417,24 +390,6 @@ def _is_packed(header: Header, header_crc: int, data: bytes) -> bool:
         return False
     crc_end = _LOCAL.size + len(header.name) + header._zip64_nbytes + EXTRA.size + _PRIVATE.size
     return crc32(data[crc_end:], crc32(bytes(4), crc32(data[: crc_end - 4]))) == header_crc
-
-
-def _private_fields(data: bytes) -> tuple[tuple[Any, ...], int] | None:
-    """(private fields, payload bytes), or None where the lengths do not fit."""
-    if len(data) < HEADER_NBYTES or data[:4] != b"PK\x03\x04":
-        return None
-    local = _LOCAL.unpack_from(data)
-    payload_nbytes = local[7]
-    position = _LOCAL.size + local[9]
-    if payload_nbytes == MAX32:
-        if position + _ZIP64_SIZES.size > len(data):
-            return None
-        payload_nbytes = _ZIP64_SIZES.unpack_from(data, position)[2]
-        position += _ZIP64_SIZES.size
-    position += EXTRA.size
-    if position + _PRIVATE.size > len(data):
-        return None
-    return _PRIVATE.unpack_from(data, position), payload_nbytes
 
 
 def link_after(packed: bytes) -> int:
@@ -468,21 +423,9 @@ class Head:
 
 def pack_head(head: Head) -> bytes:
     """The first pages of an archive: header and JSON, padded with spaces to whole pages."""
-    text = json.dumps(
-        {
-            "format": "edcache",
-            "version": VERSION,
-            "uuid": head.uuid.hex(),
-            "length": head.length,
-            "codec": head.codec,
-            "compression": head.compression,
-            "labels": [list(pair) for pair in head.labels],
-            "claim_size": head.claim_size,
-            "fingerprint": head.fingerprint,
-        },
-        indent=1,
-        ensure_ascii=True,
-    ).encode("ascii")
+    fields = {key: getattr(head, key) for key in _HEAD_KEYS[2:]} | {"uuid": head.uuid.hex()}
+    meta = {"format": "edcache", "version": VERSION, **fields}
+    text = json.dumps(meta, indent=1, ensure_ascii=True).encode("ascii")
     total = align(HEADER_NBYTES + len(text) + 1, PAGE)
     if total > MAX_HEAD_NBYTES:
         raise OptionError(
@@ -490,19 +433,12 @@ def pack_head(head: Head) -> bytes:
             "shorten the fingerprint's arguments or the label names"
         )
     payload = text.ljust(total - HEADER_NBYTES - 1) + b"\n"
-    header = Header(
-        kind=KIND_HEAD,
-        uuid=head.uuid,
-        seq=0,
-        offset=0,
-        link=0,
-        next=total,
-        payload_nbytes=len(payload),
-        payload_crc=crc32(payload),
-        table_nbytes=len(payload),
-        table_crc=crc32(payload),
-    )
+    header = _head_header(head.uuid, len(payload), crc32(payload), total)
     return pack_header(header) + payload
+
+
+def _head_header(uuid: bytes, nbytes: int, crc: int, end: int) -> Header:
+    return Header(KIND_HEAD, uuid, 0, 0, 0, nbytes, crc, end, table_nbytes=nbytes, table_crc=crc)
 
 
 def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
@@ -525,19 +461,18 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
     if len(payload) != header.payload_nbytes or crc32(payload) != header.payload_crc:
         raise CorruptArchiveError(f"{where}: the head's {header.payload_nbytes:,} bytes fail their crc32")
     head = _parse_head(payload, header, where)
-    alone = (header.payload_nbytes, header.payload_crc)
-    expected = Header(KIND_HEAD, head.uuid, 0, 0, 0, *alone, header.next, 0, 0, *alone)
-    if header != expected:
+    if header != _head_header(head.uuid, header.payload_nbytes, header.payload_crc, header.next):
         raise CorruptArchiveError(f"{where}: the header at offset 0 is not one that begins an archive")
     return head, after(header)._replace(seq=0)
 
 
 def _check_magic(data: bytes, where: str) -> None:
     # The version is judged before the checksum: a newer format may compute it otherwise.
-    private = _LOCAL.size + len(_HEAD_NAME)
-    if data[:4] != b"PK\x03\x04" or data[_LOCAL.size : private] != _HEAD_NAME.encode():
+    name = _NAMES[KIND_HEAD]
+    private = _LOCAL.size + len(name)
+    if data[:4] != _MAGIC or data[_LOCAL.size : private] != name.encode():
         raise NotAnArchiveError(
-            f"{where}: not an edcache archive: it does not begin with a zip entry {_HEAD_NAME}"
+            f"{where}: not an edcache archive: it does not begin with a zip entry {name}"
             + ("; it is empty" if not data else "")
         )
     if len(data) >= private + 6 and data[private : private + 2] == _EXTRA_ID.to_bytes(2, "little"):
@@ -555,22 +490,16 @@ _HEAD_KEYS: Final = (
 
 def _parse_head(payload: bytes, header: Header, where: str) -> Head:
     try:
-        said = base.loads(payload)
-        if type(said) is not dict or tuple(said) != _HEAD_KEYS:
+        meta = base.loads(payload)
+        if type(meta) is not dict or tuple(meta) != _HEAD_KEYS:
             raise ValueError("it has other keys than those of this format version")
-        head = Head(
-            uuid=bytes.fromhex(said["uuid"]),
-            length=said["length"],
-            codec=said["codec"],
-            compression=said["compression"],
-            labels=tuple((name, path) for name, path in said["labels"]),
-            fingerprint=said["fingerprint"],
-            claim_size=said["claim_size"],
-        )
+        kind = meta.pop("format"), meta.pop("version")
+        labels = tuple((name, path) for name, path in meta["labels"])
+        head = Head(**meta | {"uuid": bytes.fromhex(meta["uuid"]), "labels": labels})
     except (ValueError, TypeError) as error:
         raise CorruptArchiveError(f"{where}: the head's JSON does not read: {error}") from error
     sound = (
-        (said["format"], said["version"]) == ("edcache", VERSION)
+        kind == ("edcache", VERSION)
         and head.uuid == header.uuid
         and (head.length is None or is_count(head.length))
         and is_count(head.claim_size)
@@ -678,10 +607,7 @@ def _is_consistent(header: Header, end: int) -> bool:
 def pack_directory(headers: list[Header], offset: int) -> bytes:
     """The zip central directory and end records, as they stand at `offset` of a sealed archive.
 
-    Args:
-        headers: every entry that the directory lists, in file order: head, chunks and the like,
-            then index and labels of this seal. Those of an earlier seal are dead bytes, not listed.
-        offset: where the directory starts, in bytes from the start of the file.
+    headers: in file order: head, chunks and the like, this seal's; those of an earlier seal are dead bytes.
     """
     central = b"".join([_pack_central(header) for header in headers])
     return central + pack_end(len(headers), offset, len(central))
@@ -693,13 +619,11 @@ def _pack_central(header: Header) -> bytes:
     return pack_entry(header.name, header.payload_crc, header.payload_nbytes, header.offset, is_long=is_long)
 
 
-_INDEX_CENTRAL: Final = long_nbytes(_INDEX_NAME)
-_LABELS_CENTRAL: Final = long_nbytes(_LABELS_NAME)
+_INDEX_CENTRAL, _LABELS_CENTRAL = (long_nbytes(_NAMES[kind]) for kind in (KIND_INDEX, KIND_LABELS))
 TAIL_NBYTES: Final = _INDEX_CENTRAL + _LABELS_CENTRAL + END_NBYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
+class Tail(NamedTuple):
     """The end of a sealed archive: where the directory, index.arrow and labels.arrow begin."""
 
     directory_offset: int

@@ -29,7 +29,7 @@ from edcache.format.types import LabelTypes, is_label_type
 _META: Final = b"edcache"
 _CHUNKS: Final = b"edcache.chunks"
 _LABEL: Final = "label/"
-_COLUMNS: Final = {
+COLUMNS: Final = {
     "index": "int64",
     "offset": "uint64",
     "nbytes": "uint64",
@@ -66,7 +66,7 @@ class Records:
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
         """The columns that there are, by name, in the order in which they are written."""
-        named = {name: getattr(self, name) for name in _COLUMNS}
+        named = {name: getattr(self, name) for name in COLUMNS}
         return {name: column for name, column in named.items() if column is not None}
 
 
@@ -192,7 +192,7 @@ def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
         CorruptArchiveError: the bytes are no such table; the caller names the chunk.
     """
     with _reported("the chunk's table"):
-        metadata, end = check_stream(data, len(_COLUMNS) + MAX_LABELS)
+        metadata, end = check_stream(data, len(COLUMNS) + MAX_LABELS)
         table = _read(pa.ipc.open_stream, data, rows, _RECORDS)
         meta = _meta(metadata, {_META}, {"schemas", "records_nbytes", "labels"})
         labels = _label_table(table)
@@ -232,7 +232,7 @@ def parse_index(data: Any, rows: int) -> IndexTable:
         CorruptArchiveError: the bytes are no such table.
     """
     with _reported("index.arrow"):
-        metadata = check_file(data, len(_COLUMNS))
+        metadata = check_file(data, len(COLUMNS))
         names = {"length", "schemas", "dictionaries", "failed", "labels"}
         meta = _meta(metadata, {_META, _CHUNKS}, names, {"failed", "labels"})
         records = _records(_read(pa.ipc.open_file, data, rows, _RECORDS, prefix=None))
@@ -333,7 +333,7 @@ def spread(labels: pa.Table, index: npt.NDArray[np.int64] | None, length: int) -
 
 
 def _columns(records: Records) -> dict[str, pa.Array]:
-    return {name: from_numpy(c, pa.type_for_alias(_COLUMNS[name])) for name, c in records.columns().items()}
+    return {name: from_numpy(c, pa.type_for_alias(COLUMNS[name])) for name, c in records.columns().items()}
 
 
 def _label_columns(labels: pa.Table, prefix: str = _LABEL) -> dict[str, pa.Array]:
@@ -374,7 +374,7 @@ def _read(
         if own not in columns:
             raise ValueError(f"it has the columns {str(own)[:200]}")
         for field, label in zip(schema, is_label, strict=True):
-            if not (is_label_type(field.type) if label else str(field.type) == _COLUMNS[field.name]):
+            if not (is_label_type(field.type) if label else str(field.type) == COLUMNS[field.name]):
                 kind = str(field.type)[:80]
                 raise ValueError(f"column {field.name[:80]!r} is {kind}, which no writer makes")
         table = reader.read_all()
@@ -400,7 +400,7 @@ def _meta(
 
 
 def _records(table: pa.Table) -> Records:
-    return Records(**{name: _values(table.column(name)) for name in table.column_names if name in _COLUMNS})
+    return Records(**{name: _values(table.column(name)) for name in table.column_names if name in COLUMNS})
 
 
 def _values(column: pa.ChunkedArray) -> npt.NDArray[Any]:

@@ -37,29 +37,11 @@ def pack_entry(name: str, crc: int, nbytes: int, offset: int, *, is_long: bool) 
     wide_size = is_long or nbytes >= MAX32
     wide_offset = is_long or offset >= MAX32
     values = [nbytes] * 2 * wide_size + [offset] * wide_offset
-    zip64 = (
-        EXTRA.pack(ZIP64_ID, 8 * len(values)) + struct.pack(f"<{len(values)}Q", *values) if values else b""
-    )
-    size = MAX32 if wide_size else nbytes
-    fixed = _CENTRAL.pack(
-        b"PK\x01\x02",
-        _MADE_BY,
-        45 if values else 20,
-        0,
-        0,
-        0,
-        DATE,
-        crc,
-        size,
-        size,
-        len(name),
-        len(zip64),
-        0,
-        0,
-        0,
-        _MODE,
-        MAX32 if wide_offset else offset,
-    )
+    zip64 = struct.pack(f"<HH{len(values)}Q", ZIP64_ID, 8 * len(values), *values) if values else b""
+    version, lengths = 45 if values else 20, (len(name), len(zip64), 0)
+    size, place = MAX32 if wide_size else nbytes, MAX32 if wide_offset else offset
+    sizes = (crc, size, size, *lengths)
+    fixed = _CENTRAL.pack(b"PK\x01\x02", _MADE_BY, version, 0, 0, 0, DATE, *sizes, 0, 0, _MODE, place)
     return fixed + name.encode("ascii") + zip64
 
 

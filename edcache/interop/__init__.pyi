@@ -1,5 +1,4 @@
 from .compat_edflow import open_or_fill as open_or_fill
-from .export import ExportReport as ExportReport
 from .export import export as export
 from .export_columns import children_of as children_of
 from .folders import EXTENSIONS as EXTENSIONS

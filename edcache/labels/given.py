@@ -28,8 +28,8 @@ from edcache.format import (
     pc,
     unify_column,
 )
-from edcache.labels.columns import collected
-from edcache.labels.comparable import comparable
+from edcache.labels.collector import collected
+from edcache.labels.column import comparable
 
 _TYPES = "bool, integers, floats, text, bytes, dates, times, durations, and lists of one of these"
 FORMATS = (".csv", ".parquet", ".npy")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
 from edcache.base import shown
 from edcache.format import pa, pc
-from edcache.labels.comparable import comparable
+from edcache.labels.column import comparable
 
 _HEADER = ("label", "type", "nulls", "distinct", "min", "max", "most frequent", "times")
 
@@ -21,9 +20,11 @@ class ColumnSummary:
 
     Attributes:
         name, type: as the label table has them; the type is Arrow's name for it.
-        nulls: rows without a value. distinct: how many values there are; None for lists.
-        min, max: of the values, nan aside; None where there is none, and for lists.
-        most_frequent: the value that occurs most, of several the first; times: how often. None for lists.
+        nulls: rows without a value. distinct: how many values there are.
+        min, max: of the values, nan aside; None where there is none.
+        most_frequent: the value that occurs most, of several the first; times: how often.
+
+    Of lists all but nulls is None.
     """
 
     name: str
@@ -36,27 +37,18 @@ class ColumnSummary:
     times: int | None
 
 
-class Description(Sequence[ColumnSummary]):
+class Description(tuple[ColumnSummary, ...]):
     """The summary of every label column; printed it is a small table."""
 
-    def __init__(self, columns: Sequence[ColumnSummary]) -> None:
-        self._columns = tuple(columns)
+    __slots__ = ()
 
-    def __len__(self) -> int:
-        return len(self._columns)
-
-    @overload
-    def __getitem__(self, place: int) -> ColumnSummary: ...
-    @overload
-    def __getitem__(self, place: slice) -> Description: ...
-    def __getitem__(self, place: int | slice) -> ColumnSummary | Description:
+    def __getitem__(self, place: Any) -> Any:
         """One column by its position, or some as a Description."""
-        if isinstance(place, slice):
-            return Description(self._columns[place])
-        return self._columns[place]
+        columns = super().__getitem__(place)
+        return Description(columns) if isinstance(place, slice) else columns
 
     def __repr__(self) -> str:
-        rows = [_HEADER, *(_cells(column) for column in self._columns)]
+        rows = [_HEADER, *map(_cells, self)]
         widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
         lines = (map(str.ljust, row, widths) for row in rows)
         return "\n".join("  ".join(line).rstrip() for line in lines)
@@ -92,19 +84,12 @@ def _summary(name: str, column: pa.ChunkedArray) -> ColumnSummary:
     values = comparable(column).drop_null()
     counted = values.value_counts()
     at = int(np.argmax(counted.field("counts").to_numpy(zero_copy_only=False)))
-    found, times = counted.field("values"), counted.field("counts")[at].as_py()
-    least, most = _ends(found)
-    frequent = as_python(found[at])
-    return ColumnSummary(name, str(kind), nulls, len(found), least, most, frequent, times)
-
-
-def _ends(values: pa.Array) -> tuple[Any, Any]:
-    """The least and the greatest value, nan aside."""
-    if pa.types.is_duration(values.type):  # which Arrow does not order
-        ends = _ends(values.view(pa.int64()))
-        return tuple(as_python(value) for value in pa.array(ends, pa.int64()).view(values.type))
-    ends = pc.min_max(values)
-    return as_python(ends["min"]), as_python(ends["max"])
+    distinct, times = counted.field("values"), counted.field("counts")[at].as_py()
+    is_duration = pa.types.is_duration(kind)  # which Arrow does not order
+    ends = pc.min_max(distinct.view(pa.int64()) if is_duration else distinct)
+    least, most = (ends[end].cast(kind) if is_duration else ends[end] for end in ("min", "max"))
+    limits = as_python(least), as_python(most)
+    return ColumnSummary(name, str(kind), nulls, len(distinct), *limits, as_python(distinct[at]), times)
 
 
 def ascending(values: pa.Array) -> pa.Array:

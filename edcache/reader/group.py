@@ -1,18 +1,20 @@
-"""Many records of one schema, read field by field."""
+"""Many records of one schema: read field by field, and collated as `default_collate` would their samples."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.utils.data import default_collate
 
 from edcache.base import CorruptRecordError, EdcacheError, LengthError
-from edcache.codec import Decoder, Field, decompress_into
+from edcache.codec import Decoder, Node, assembler, decoded_together, decompress_into
 from edcache.format import LATTICE
-from edcache.reader.checks import LARGE, Check
+from edcache.reader.checks import LARGE, Check, Piece
 
 Ints = npt.NDArray[np.int64]
 
@@ -23,6 +25,23 @@ Memory = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 _BY_TURNS, _STEP, _LARGE_STEP = 1 << 14, 1 << 22, 1 << 20
 
 _LATTICE_BITS = LATTICE.bit_length() - 1
+
+# What torch.stack makes of a list of such tensors is what a gather gives; of others torch may refuse.
+_BULK_DTYPES: Final = frozenset(
+    {
+        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    }
+)
+_NUMPY_TO_TORCH: Final = {
+    np.dtype(name): getattr(torch, torch_name)
+    for name, torch_name in (
+        *(("?", "bool"), ("u1", "uint8"), ("i1", "int8"), ("<i2", "int16"), ("<i4", "int32")),
+        *(("<i8", "int64"), ("<f2", "float16"), ("<f4", "float32"), ("<f8", "float64")),
+        *(("<c8", "complex64"), ("<c16", "complex128")),
+    )
+}
+_SCALARS: Final = {"int": torch.int64, "float": torch.float64}
 
 
 class Spans(NamedTuple):
@@ -36,13 +55,6 @@ class Spans(NamedTuple):
     dims: Ints
 
 
-class Piece(NamedTuple):
-    """Bytes of one record from `low` on, checked; the rest of it was not asked for."""
-
-    low: int
-    data: memoryview
-
-
 class Records:
     """Memory that holds records of one schema.
 
@@ -54,9 +66,7 @@ class Records:
     def __init__(
         self, decoder: Decoder, view: memoryview, base: torch.Tensor, nbytes: npt.NDArray[Any]
     ) -> None:
-        self.decoder = decoder
-        self.view = view
-        self.nbytes = nbytes
+        self.decoder, self.view, self.nbytes = decoder, view, nbytes
         self._base = base
         self._windows: dict[tuple[int, int], torch.Tensor] = {}
 
@@ -65,17 +75,16 @@ class Records:
 
         8 bytes at a multiple of 8 are given as one int64, more quickly gathered; else uint8 [rows, nbytes].
         """
-        found = self._windows.get((offset, nbytes))
-        if found is None:
-            found = self._windows[offset, nbytes] = self._make_window(offset, nbytes)
-        return found
-
-    def _make_window(self, offset: int, nbytes: int) -> torch.Tensor:
-        if nbytes == LATTICE and not offset % LATTICE:
-            numbers = self._base[: len(self._base) // LATTICE * LATTICE].view(torch.int64)
-            return numbers[offset // LATTICE :]
-        rows = (len(self._base) - offset - nbytes) // LATTICE + 1
-        return self._base.as_strided((rows, nbytes), (LATTICE, 1), offset)
+        window = self._windows.get((offset, nbytes))
+        if window is None:
+            if nbytes == LATTICE and not offset % LATTICE:
+                numbers = self._base[: len(self._base) // LATTICE * LATTICE].view(torch.int64)
+                window = numbers[offset // LATTICE :]
+            else:
+                rows = (len(self._base) - offset - nbytes) // LATTICE + 1
+                window = self._base.as_strided((rows, nbytes), (LATTICE, 1), offset)
+            self._windows[offset, nbytes] = window
+        return window
 
 
 class Group:
@@ -91,27 +100,16 @@ class Group:
     _is_located = False
 
     def __init__(self, records: Records, start: Ints, rows: Ints, check: Check | None = None) -> None:
-        self._records = records
-        self._start = start
-        self._rows = rows
+        self._records, self.decoder, self.view = records, records.decoder, records.view
+        self._start, self._rows = start, rows
         self._check = check
         # Record k begins at place k of the overlapping rows, 8 bytes apart, that the memory is.
         self._places = torch.from_numpy(start >> _LATTICE_BITS)
 
-    @property
-    def decoder(self) -> Decoder:
-        """Of the records' schema."""
-        return self._records.decoder
-
-    @property
-    def view(self) -> memoryview:
-        """The memory in which `spans` count."""
-        return self._records.view
-
     def __len__(self) -> int:
         return len(self._start)
 
-    def gather(self, field: Field, dtype: torch.dtype, memory: Memory) -> torch.Tensor:
+    def gather(self, field: Node, dtype: torch.dtype, memory: Memory) -> torch.Tensor:
         """One field of fixed shape of every record: a tensor [n, *field.shape].
 
         Args:
@@ -151,7 +149,7 @@ class Group:
             self._check(slice(None))
             self._check = None
 
-    def fixed_spans(self, field: Field) -> Spans:
+    def fixed_spans(self, field: Node) -> Spans:
         """Where the data of a field of fixed shape lie."""
         assert field.offset is not None
         assert field.nbytes is not None
@@ -220,8 +218,8 @@ class Group:
                 if isinstance(error, EdcacheError):
                     raise
                 # What else does not decode is named by the way below.
-        decode = self.decoder.decode_field
-        return [decode(path, self.record(row)) for row in range(len(self))]
+        decode = self.decoder.part(self.decoder.fields[path])
+        return [decode(self.record(row)) for row in range(len(self))]
 
     def decoded(self, copy: bool) -> list[Any]:
         """Every sample; see `Decoder.decode`."""
@@ -270,3 +268,136 @@ def joined(
     except (MemoryError, CorruptRecordError, LengthError):
         return None
     return Group(Records(decoder, view, torch.from_numpy(memory), lengths), places, np.arange(len(lengths)))
+
+
+# --- collated ---------------------------------------------------------------------------------------
+
+Collate = Callable[[Group, Memory], Any]
+
+
+class NotInBulk(Exception):
+    """A structure that default_collate should judge itself."""
+
+
+class Special:
+    """Another way to collate some fields; hashable."""
+
+    def way(self, decoder: Decoder, node: Node) -> Collate | None:
+        """How what lies at a node is collated, or None for default_collate's way."""
+        raise NotImplementedError
+
+    def of_samples(self, samples: Sequence[Any]) -> Any:
+        """The batch, made of samples."""
+        raise NotImplementedError
+
+    def finished(self, batch: Any) -> Any:
+        """A batch whose fields are collated, in the form in which it is given out."""
+        return batch
+
+
+@functools.lru_cache(maxsize=256)
+def collation(decoder: Decoder, special: Special | None = None) -> Collate | None:
+    """How a group of records of the decoder's schema is collated; None where default_collate must see them.
+
+    The result of `collation(group.decoder)(group, memory)` equals default_collate of the samples.
+    """
+    if decoder.structure is None:
+        return None
+    try:
+        return collation_of(decoder, decoder.structure, list, special)
+    except NotInBulk:
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def is_gathered(decoder: Decoder) -> bool:
+    """Whether all of a collated batch is gathered, so that a part of it is what the part's samples give."""
+    return collation(decoder) is not None and all(
+        field.offset is not None and bulk_dtype(field) is not None for field in decoder.fields.values()
+    )
+
+
+def collation_of(decoder: Decoder, node: Node, column: type, special: Special | None = None) -> Collate:
+    """How what lies at a node is collated; `column` is what default_collate holds its values in there.
+
+    Raises:
+        NotInBulk: default_collate refuses such values, or treats them in a way of its own.
+    """
+    own = None if special is None else special.way(decoder, node)
+    if own is not None:
+        return own
+    if node.kind in ("dict", "OrderedDict", "tuple", "list", "namedtuple"):
+        return _container(decoder, node, special)
+    if node.is_container or node.kind == "none":
+        raise NotInBulk
+    if node.kind == "imagefile":
+        return _pictures(node, column)
+    return _leaf(decoder.fields[node.path], column)
+
+
+def _container(decoder: Decoder, node: Node, special: Special | None) -> Collate:
+    """All children in their order, made with the largest of fixed size first: that checks the records."""
+    is_mapping = node.kind in ("dict", "OrderedDict")
+    column = list if is_mapping else tuple
+    children = [collation_of(decoder, child, column, special) for child in node.children]
+    # Nothing that may raise goes first: default_collate's errors come in its order.
+    sizes = [_gathered_nbytes(decoder, child) for child in node.children]
+    largest = children[sizes.index(max(sizes))] if children else None
+
+    def collate(group: Group, memory: Memory) -> list[Any]:
+        first = None if largest is None else largest(group, memory)
+        return [first if child is largest else child(group, memory) for child in children]
+
+    if node.kind in ("tuple", "list"):  # a tuple becomes a list there too
+        return collate
+    if node.kind == "dict" and all(type(key) is str for key in node.keys):
+        return lambda group, memory: dict(zip(node.keys, collate(group, memory), strict=True))
+    assemble = assembler(node)
+    return lambda group, memory: assemble(collate(group, memory))
+
+
+def _gathered_nbytes(decoder: Decoder, node: Node) -> int:
+    """The size of the largest leaf under a node; 0 where not all of them are gathered."""
+    fields = [decoder.fields.get(leaf.path) for leaf in node.leaves()]
+    if not all(field is not None and field.offset is not None and bulk_dtype(field) for field in fields):
+        return 0
+    return max((field.nbytes or 0 for field in fields if field is not None), default=0)
+
+
+def _leaf(field: Node, column: type) -> Collate:
+    dtype = bulk_dtype(field)
+    if dtype is None:
+        return lambda group, memory: default_collate(column(group.values(field.path)))
+    if field.offset is not None:
+        return lambda group, memory: group.gather(field, dtype, memory)
+
+    def stack(group: Group, memory: Memory) -> Any:
+        spans = group.spans(field.path)
+        if spans is None or not (spans.dims == spans.dims[0]).all():
+            return default_collate(column(group.values(field.path)))
+        out = memory((len(group), *spans.dims[0].tolist()), dtype)
+        group.copy(spans, out)
+        return out
+
+    return stack
+
+
+def _pictures(node: Node, column: type) -> Collate:
+    """Images are decoded straight into the batch, where they are arrays or tensors of one shape."""
+
+    def stack(group: Group, memory: Memory) -> Any:
+        files = group.pieces(node.path) if node.const.form in ("numpy", "tensor") else None
+        together = None if files is None else decoded_together(files, node.const, memory)
+        return default_collate(column(group.values(node.path))) if together is None else together
+
+    return stack
+
+
+def bulk_dtype(field: Node) -> torch.dtype | None:
+    """The dtype of what default_collate stacks of a field; None where it does something else."""
+    if field.kind == "tensor":
+        assert isinstance(field.dtype, torch.dtype)
+        return field.dtype if field.dtype in _BULK_DTYPES else None
+    if field.kind in ("array", "scalar"):
+        return _NUMPY_TO_TORCH.get(field.dtype)  # type: ignore[arg-type]
+    return _SCALARS.get(field.kind)

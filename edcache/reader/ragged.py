@@ -19,11 +19,9 @@ from torch.utils.data import default_collate
 
 from edcache.base import OptionError
 from edcache.codec import Decoder, Node
-from edcache.reader.collation import Collate, NotInBulk, Special, bulk_dtype
-from edcache.reader.group import Group, Memory, Spans
-from edcache.reader.lazy import Batch
-from edcache.reader.memory import for_this_process
-from edcache.reader.paths import FieldPath, at, replaced, steps
+from edcache.reader.batch import Batch, for_this_process
+from edcache.reader.group import Collate, Group, Memory, NotInBulk, Spans, Special, bulk_dtype
+from edcache.reader.projection import FieldPath, at, replaced, steps
 
 Ints = npt.NDArray[np.int64]
 

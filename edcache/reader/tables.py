@@ -1,4 +1,4 @@
-"""What an archive's file says of its samples, as of one look at it: head, index, labels, dictionaries."""
+"""The bytes of an archive, and what they say of its samples: head, index, labels, dictionaries."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edcache import format
-from edcache.base import CorruptArchiveError, once
+from edcache.base import CorruptArchiveError, StorageError, once
 from edcache.codec import most_content
 from edcache.format import (
     Chain,
@@ -23,7 +24,6 @@ from edcache.format import (
     read_revision,
     read_table,
 )
-from edcache.reader.storage import Storage
 from edcache.storage import ByteSource
 
 # With so many entries and fewer, opening walks the chain: some 10 us each.
@@ -31,6 +31,69 @@ _WALKED = 1 << 10
 # The directory of some fifteen thousand.
 _DIRECTORY_NBYTES = 1 << 20
 _PROBES = 8
+# What lies no further apart is one announcement: the kernel reads ahead that far anyway.
+_GAP = 1 << 16
+
+
+class Storage:
+    """The bytes of one source up to `size`: mapped into memory, or read into memory of ours.
+
+    Mapped bytes are shared by all processes and cost nothing to look at. On a file system of another
+    machine a mapping fetches page by page and a lost connection is a SIGBUS, so there records are read; what
+    is behind a URL cannot be mapped at all.
+
+    Attributes:
+        view: all of them, mapped and read only; None where they are read instead.
+    """
+
+    def __init__(self, file: ByteSource, size: int, io: str) -> None:
+        self.file, self.size = file, size
+        self.view: memoryview | None = None
+        # What a partial copy lacks is fetched where it is read.
+        if not file.is_partial and (io == "mmap" or (io == "auto" and not file.is_remote())):
+            try:
+                self.view = file.map(size)
+            except StorageError as error:
+                raise StorageError(f'{error}; io="pread" reads it without') from error
+
+    def read(self, offset: int, nbytes: int) -> memoryview:
+        """The bytes of an extent; fewer at the end of the file. Read only."""
+        if self.view is not None:
+            return self.view[offset : offset + nbytes]
+        return self.read_many([(offset, nbytes)])[0]
+
+    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The same of many extents (offset, nbytes) of what is not mapped; at a time where by request."""
+        return self.file.read_many([(offset, self._within(offset, nbytes)) for offset, nbytes in extents])
+
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        """A copy of an extent, of what leads to records: what follows may be fetched with it."""
+        if self.view is not None:
+            return bytes(self.view[offset : offset + nbytes])
+        return self.file.pread(offset, self._within(offset, nbytes))
+
+    def _within(self, offset: int, nbytes: int) -> int:
+        return min(nbytes, max(0, self.size - offset))
+
+    def announce(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> None:
+        """Let extents be fetched that will be read: by the source what it lacks, then by the kernel.
+
+        Args:
+            start, end: int64 [n], bytes from the start of the file.
+        """
+        self.file.announce(start, end)
+        order = np.argsort(start)
+        start, end = start[order], np.maximum.accumulate(end[order])
+        breaks = np.flatnonzero(start[1:] > end[:-1] + _GAP) + 1
+        firsts = np.concatenate(([0], breaks))
+        lasts = np.concatenate((breaks, [len(start)])) - 1
+        # In the order in which they will be read: the first is copied while the last is fetched.
+        first_read = np.argsort(np.minimum.reduceat(order, firsts))
+        firsts, lasts = firsts[first_read], lasts[first_read]
+        for low, high in zip(start[firsts].tolist(), end[lasts].tolist(), strict=True):
+            # One run is a pass in file order: what follows will be asked for next.
+            ahead = high - low if len(firsts) == 1 else 0
+            self.file.will_need(low, high - low + ahead)
 
 
 class FileTables:
@@ -47,6 +110,7 @@ class FileTables:
     def __init__(self, file: ByteSource, io: str, verify: str, before: FileTables | None = None) -> None:
         self.path = file.path
         self.size = file.size()
+        is_at_hand = not (file.by_request or file.is_partial)
         self.head, first = format.read_head(file.pread, self.path)
         self.seal = format.read_seal(file.pread, self.size, self.head.uuid)
         self.chain = Chain(self.head, first, self.path)
@@ -63,7 +127,7 @@ class FileTables:
             if self.chain.seal is not None:
                 # Its last header may have been written since it was looked for.
                 self.seal = format.read_seal(file.pread, self.size, self.head.uuid)
-        elif verify == "open" or (verify != "never" and self.seal[0].seq <= _WALKED and file.is_at_hand()):
+        elif verify == "open" or (verify != "never" and self.seal[0].seq <= _WALKED and is_at_hand):
             # Cheap among a file's few entries; then the zip directory and the index can tell of no others.
             self._announce_headers(file, self.seal[1].payload_end)
             self.chain.extend(file.pread, self.size)
@@ -79,7 +143,7 @@ class FileTables:
         """Let the kernel fetch every header at once, rather than each when the one before was read."""
         listed = file.pread(directory, min(self.size - directory, _DIRECTORY_NBYTES))
         offsets = [offset for offset in format.directory_offsets(listed) if offset < self.size]
-        if not all(map(file.is_cached, offsets[:: 1 + len(offsets) // _PROBES])):
+        if not file.are_cached(offsets[:: 1 + len(offsets) // _PROBES]):
             for offset in offsets:
                 file.will_need(offset, format.HEADER_NBYTES)
 
@@ -137,7 +201,7 @@ class FileTables:
     def _checked(self, header: Header, name: str) -> memoryview:
         offset, nbytes = header.payload_offset, header.payload_nbytes
         data = self.storage.read(offset, nbytes)
-        if format.crc32(data) != header.payload_crc and self.storage.mend(offset, nbytes):
+        if format.crc32(data) != header.payload_crc and self.storage.file.mend(offset, nbytes):
             data = self.storage.read(offset, nbytes)
         if format.crc32(data) != header.payload_crc:
             raise CorruptArchiveError(
@@ -167,7 +231,7 @@ class FileTables:
         """None where it fails its crc32: then only the records that need it are unreadable, and say so."""
         offset, nbytes = entry.offset, entry.nbytes
         data = self.storage.pread(offset, nbytes)
-        if format.crc32(data) != entry.crc32 and self.storage.mend(offset, nbytes):
+        if format.crc32(data) != entry.crc32 and self.storage.file.mend(offset, nbytes):
             data = self.storage.pread(offset, nbytes)
         return data if len(data) == nbytes and format.crc32(data) == entry.crc32 else None
 
@@ -186,7 +250,7 @@ class FileTables:
             self.damaged.append(str(error))
             return None
 
-    @once
+    @property
     def label_columns(self) -> Sequence[tuple[str, bool]]:
         """The label columns, and whether values of them were added after the samples were written."""
         columns = self.contents.index.labels if self.seal is not None else self.revised.columns

@@ -10,10 +10,10 @@ import struct
 import numpy as np
 import pytest
 import torch
-from codec_samples import Box, Point, encode, run_script, same
+from codec_samples import Box, Point, encode, encoded_bytes, run_script, same
 
-from edcache.codec.decode import Decoder, _self_described
-from edcache.codec.encode import Encoder, encoded_bytes
+from edcache.codec.decode import Decoder, _shared
+from edcache.codec.encode import Encoder
 from edcache.codec.schema import Layout, parse
 
 
@@ -87,7 +87,7 @@ def test_layout_is_a_function_of_the_text_with_aligned_offsets():
     ]
     text, record = encode(sample)
     layout = Layout(parse(text))
-    spans = sorted((layout.offsets[i], layout.leaves[i]) for i in layout.fixed)
+    spans = sorted((layout.leaves[i].offset, layout.leaves[i]) for i in layout.fixed)
     end = 0
     for offset, leaf in spans:
         assert offset % leaf.align == 0
@@ -198,4 +198,4 @@ def test_self_described_schemas_without_end_take_bounded_memory():
         text = encode({f"{'k' * 20_000}{n}": n})[0]
         record = struct.pack("<Q", len(text)) + text.encode() + bytes(-len(text) % 8) + struct.pack("<q", n)
         assert list(decoder.decode(memoryview(record)).values()) == [n]
-    assert sum(map(len, _self_described)) < 1 << 19
+    assert sum(len(text) for text, *_ in _shared) < 1 << 19

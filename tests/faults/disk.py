@@ -112,7 +112,7 @@ class MemoryDisk(storage.System):
             raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
         return offset
 
-    def pread_cached(self, fd: int, offset: int) -> bool:
+    def pread_cached(self, fd: int, offsets: tuple[int, ...]) -> bool:
         return True
 
     def will_need(self, fd: int, offset: int, nbytes: int) -> None:

@@ -167,7 +167,7 @@ def as_one_call(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(place, *rest)
         owner = getattr(place, "__self__", place)
         file = getattr(owner, "file", owner)
-        found = disk.ask(file._fd, callable(place), function, rest)
+        found = disk.ask(file._descriptors[-1] if file._descriptors else -1, callable(place), function, rest)
         return iter(found) if type(found) is tuple else found
 
     return ask

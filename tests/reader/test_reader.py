@@ -14,7 +14,7 @@ from edcache.errors import (
     SampleIndexError,
 )
 from edcache.format import spec as format
-from edcache.reader.blocks import CheckedBlocks
+from edcache.reader.checks import CheckedBlocks
 from edcache.writer.appender import Appender
 
 

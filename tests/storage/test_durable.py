@@ -214,7 +214,7 @@ def test_what_would_have_to_be_waited_for_is_not_cached(path, monkeypatch):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
     monkeypatch.setattr(os, "preadv", preadv)
-    assert not file.is_cached(3)
+    assert not file.are_cached([3])
     assert asked == [(1, 3, os.RWF_NOWAIT)]
     file.close()
 

@@ -457,7 +457,7 @@ class Kernel(storage.System):
         self.is_cached = is_cached
         self.announced = []
 
-    def pread_cached(self, fd, offset):
+    def pread_cached(self, fd, offsets):
         return self.is_cached
 
     def will_need(self, fd, offset, nbytes):
@@ -536,7 +536,7 @@ def test_what_is_cached_is_not_announced_and_soon_seldom_asked_for(large):
 def test_a_file_system_that_cannot_tell_is_taken_to_have_all(large, monkeypatch):
     ds = CachedDataset.from_cache(large)
 
-    def refuse(self, fd, offset):
+    def refuse(self, fd, offsets):
         raise OSError(95, "Operation not supported")
 
     with calls.replace_system(Kernel(is_cached=False)) as kernel:

@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import default_collate
 
 from edcache.base import Ints, OptionError
-from edcache.dataset.concat import Combined, collated_of, columns_of, keys_of, likeness_of, samples_of
+from edcache.dataset.concatenation import Combined, collated_of, columns_of, keys_of, likeness_of, samples_of
 from edcache.dataset.view import Samples
 from edcache.format import beside
 from edcache.labels import checked_indices

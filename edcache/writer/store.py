@@ -1,22 +1,134 @@
-"""What a fill needs of where it publishes, a file (`Appender`) or a server, and what these share."""
+"""What a backend answers: `Store`, of the samples of a cache, and `AnyAppender`, of filling it."""
 
 from __future__ import annotations
 
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import ArchiveClosedError
+from edcache.base import (
+    ArchiveClosedError,
+    ArchiveNotFoundError,
+    Folder,
+    OptionError,
+    ReadOptions,
+    Show,
+    Sync,
+)
 from edcache.format import Chain, ChunkTable, Head, Header, LabelTypes
-from edcache.writer.chunk import Chunk
+from edcache.storage import Location, located
+
+if TYPE_CHECKING:
+    from edcache.reader import AnyReader
+    from edcache.writer.chunk import Chunk
+
+# Whether all is there, whoever looks finds out.
+AS_IT_IS = ReadOptions(allow_partial=True)
 
 
-class AnyLog(Protocol):
+class Store(Location):
+    """Where one cache is or will be; nothing of it is open. A backend overrides what differs from a file.
+
+    Attributes:
+        called: what messages call a cache that is no file.
+        may_lose: whether samples may be gone again although nobody deleted them.
+        room: what messages call that which holds it.
+        tolerance: how many times what is free a fill may seem to take, judged by its first samples.
+    """
+
+    called: ClassVar[str] = "a URL"
+    may_lose: ClassVar[bool] = False
+    room: ClassVar[str] = "disk"
+    # The first samples may be larger than the others: refuse only what is far too much.
+    tolerance: ClassVar[float] = 1.5
+
+    def completed(self, described: Callable[[], Mapping[str, Any] | None]) -> Store:
+        """The same, where its name says all; else with a name made of the fingerprint of what is cached."""
+        return self
+
+    def reader(self, options: ReadOptions) -> AnyReader:
+        """What reads its samples; errors as of `edcache.Reader`, and OptionError for what only files take."""
+        from edcache.reader import Reader
+
+        return Reader(self, options)
+
+    def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
+        """The archive that is there, open, if one is and its creator lived to write its head."""
+        try:
+            return self._opened(options)
+        except ArchiveNotFoundError:
+            return None
+
+    def _opened(self, options: ReadOptions) -> AnyReader:
+        reader = self.reader(options)
+        reader.head  # noqa: B018 - it is read here
+        return reader
+
+    def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
+        """The store that a fill writes into: this one, or until `published` what stands for it in `spool`."""
+        return self
+
+    def published(
+        self, show: Show, is_done: Callable[[], bool], *, replaces: bool
+    ) -> AbstractContextManager[None]:
+        """Bring what is filled in the block, where `filled_in` said, to where it belongs.
+
+        is_done: whether what is there now, put there by another, is what was to be made.
+        replaces: it takes the place of what is there.
+        """
+        return nullcontext()
+
+    @abstractmethod
+    def appender(self, head: Head, sync: Sync) -> AnyAppender:
+        """Open it for appending, made with `head` where nothing is there yet; as `Appender.open`."""
+
+    def begin_anew(self, head: Head) -> bool:
+        """Let the cache go at once; False where a new one is built beside it and takes its place then."""
+        return False
+
+    def check_relabelling(self) -> None:
+        """Raise OptionError where label columns cannot be added or dropped once samples are written."""
+
+    def free_nbytes(self) -> int | None:
+        """Bytes that may still be written there; None where nobody can tell."""
+        return None
+
+    def part(self, fraction: float) -> int:
+        """So much of what the cache has and may still take, in bytes; OptionError where nobody can tell."""
+        raise OptionError(f"max_bytes={fraction!r} is a part of a disk; for {self.called} give bytes")
+
+    # --- deleting ---
+
+    def check_deletable(self, *, force: bool = False) -> None:
+        """Raise where it cannot be deleted by its name, or is being filled and not `force`.
+
+        What has a `naming` is a file, which is looked at and deleted as one; nothing here is asked of it but
+        what is particular to its backend.
+
+        Raises:
+            OptionError: nothing is deleted there. ArchiveNotFoundError, ArchiveLockedError.
+        """
+        self.local_path()
+
+    def delete(self) -> dict[str, int]:
+        """Delete what is no file; gives how many things went, by what they are called, the most first."""
+        raise OptionError(f"{self.path}: {self.called} is not deleted from here")
+
+
+def store_at(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Store:
+    """Where a cache is, by its path or URL; arguments and errors as of `durable.located`."""
+    store = located(path, storage_options)
+    assert isinstance(store, Store)
+    return store
+
+
+class _Log(Protocol):
     """The entries of an archive or a cache, as far as this process has seen them."""
 
     @property
@@ -25,7 +137,7 @@ class AnyLog(Protocol):
     def table(self, header: Header) -> ChunkTable: ...
 
 
-class AnyClaims(Protocol):
+class _Claims(Protocol):
     """Who computes what; whoever ends, however it ends, lets go of its claims."""
 
     @property
@@ -50,15 +162,13 @@ class AnyAppender(ABC):
 
     path: str
     head: Head
-    _log: AnyLog
+    _log: _Log
 
-    def __init__(self, log: AnyLog, claims: AnyClaims) -> None:
+    def __init__(self, log: _Log, claims: _Claims) -> None:
         self._pid = os.getpid()
         self._log = log
         self._claims = claims
         self._label_types: tuple[Header, LabelTypes] | None = None
-
-    # --- what is there ---
 
     @property
     def chain(self) -> Chain:
@@ -104,11 +214,7 @@ class AnyAppender(ABC):
         return self._label_types[1]
 
     def _joined_types(self, labels: Any) -> LabelTypes:
-        """The types of the columns once these labels are published.
-
-        Raises:
-            LabelTypeError: they do not go with those that are there.
-        """
+        """The types of the columns once these labels are published; LabelTypeError where they do not fit."""
         types, known = LabelTypes.of(labels), self.label_types()
         if known is not None:
             types = known.joined(types, self.path)
@@ -118,19 +224,14 @@ class AnyAppender(ABC):
     def dictionaries(self) -> list[bytes]:
         """The compression dictionaries published so far, oldest first."""
 
-    # --- publication ---
-
     @abstractmethod
     def append(self, chunk: Chunk, *, restores: bool = False) -> None:
         """Publish a chunk: afterwards every reader that looks finds it, whatever becomes of this process.
 
-        Args:
-            restores: of a sample that was published before and evicted by the server, only the record is
-                stored again. From a file nothing is evicted.
-        Raises:
-            LabelTypeError: its label columns do not go with those of the archive.
-            StorageError: nothing of the chunk was published, what was there before still is.
-        After any exception the same chunk may be given again: it is published once.
+        restores: of a sample that was published before and evicted by the server, only the record is
+            stored again. From a file nothing is evicted.
+        LabelTypeError where its label columns do not go with those of the archive. After a StorageError none
+        of it was published. After any exception the same chunk may be given again: it is published once.
         """
 
     def amend(self, **changes: object) -> None:
@@ -147,8 +248,6 @@ class AnyAppender(ABC):
     @abstractmethod
     def seal(self) -> None:
         """Write index, labels and zip directory behind the chain; does nothing where they are there."""
-
-    # --- who computes what ---
 
     @property
     def can_lock(self) -> bool:
@@ -179,8 +278,6 @@ class AnyAppender(ABC):
     def release(self, number: int) -> None:
         """Let go of a claim."""
         self._claims.release(number)
-
-    # --- the end ---
 
     @abstractmethod
     def close(self) -> None:

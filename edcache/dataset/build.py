@@ -28,12 +28,9 @@ from edcache.writer import (
 
 
 class Building:
-    """Makes one cache of its source, as the options say.
+    """Makes one cache of its source, as the options say; a fingerprint of None compares nothing.
 
-    Args:
-        fingerprint: of the source; None where nothing is compared.
-    Attributes:
-        job: what is filled, from which source. length: samples of the source, where it has len().
+    job: what is filled, from which source. length: samples of the source, where it has len().
     """
 
     def __init__(
@@ -41,11 +38,10 @@ class Building:
     ) -> None:
         keys = options.in_memory_keys
         spec = LabelSpec.parse(getattr(source, "in_memory_keys", None) if keys is None else keys)
-        self._is_lazy = options.is_lazy
+        self._is_lazy, self._is_stream = options.is_lazy, is_stream(source)
         if options.max_bytes is not None and not self._is_lazy:
             raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
         self._store = store
-        self._is_stream = is_stream(source)
         filled = store.filled_in(
             is_stream=self._is_stream, is_lazy=self._is_lazy, sync=options.sync, spool=options.spool
         )
@@ -68,11 +64,7 @@ class Building:
         )
 
     def start(self, keep_existing: bool) -> tuple[LazyFiller | None, AnyReader | None]:
-        """Make what is missing; or where that is lazy, what makes it when it is asked for.
-
-        Returns:
-            What makes it, None where nothing is missing any more; and the archive, where all was there.
-        """
+        """Make what is missing; or give what makes it when asked for, and the archive where all was there."""
         path = self._store.path
         if self._is_lazy and not keep_existing:
             raise OptionError(f"{path}: lazy=True fills what is there; to begin anew delete the file")
@@ -86,20 +78,6 @@ class Building:
         filler = LazyFiller(self.job, self._max_bytes, self._on_full)
         until_it_stays(filler.create, self._is_done)
         return filler, None
-
-    def _done(self) -> AnyReader | None:
-        """The sealed archive with every sample, where it is there; nothing need be writable for that.
-
-        Raises StaleCacheError where the archive was made from something else.
-        """
-        archive = self._store.found(self._reading)
-        if archive is None:
-            return None
-        check_made_of(archive, self.job, self._asked)
-        return archive if archive.complete and len(archive) >= (self.length or 0) else None
-
-    def _is_done(self) -> bool:
-        return self._done() is not None
 
     def fill(self, options: FillOptions, *, rebuild: bool = False) -> None:
         """Compute what is missing now."""
@@ -117,6 +95,17 @@ class Building:
             run()
         else:
             until_it_stays(run, self._is_done)
+
+    def _done(self) -> AnyReader | None:
+        """The sealed archive with every sample, where it is there; nothing need be writable for that."""
+        archive = self._store.found(self._reading)
+        if archive is None:
+            return None
+        check_made_of(archive, self.job, self._asked)
+        return archive if archive.complete and len(archive) >= (self.length or 0) else None
+
+    def _is_done(self) -> bool:
+        return self._done() is not None
 
 
 def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | None) -> dict[str, Any] | None:

@@ -13,28 +13,32 @@ import json
 import logging
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache import format, storage
+from edcache import storage
 from edcache.backends.mirror.copy import THREADS, current, whole_copies_of
 from edcache.backends.mirror.evict import limit_of, make_room
-from edcache.backends.mirror.fetch import Plan, fetch, not_sealed
-from edcache.backends.mirror.origin import Identity, Opener, Origin, identity_at, identity_of, open_origin
-from edcache.backends.mirror.side import (
+from edcache.backends.mirror.fetch import Fetch, Plan, read_many, sealed
+from edcache.backends.mirror.sidecar import (
     LOCK_USE,
     MAP_OFFSET,
     PARTIAL,
     SIDE,
+    Identity,
     Note,
     Side,
     Version,
+    identity_at,
+    identity_of,
     locked_side,
     note_of,
     note_use,
+    stamp_of,
 )
 from edcache.base import (
     ArchiveError,
@@ -44,9 +48,12 @@ from edcache.base import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.storage import File, Location, Wrapped
+from edcache.storage import ByteSource, File, Location, Wrapped
 
 logger = logging.getLogger("edcache")
+
+Opener = Callable[[], ByteSource]
+Ints = npt.NDArray[np.int64]
 
 BLOCK_BITS: Final = 18
 BLOCK_NBYTES: Final = 1 << BLOCK_BITS
@@ -58,10 +65,7 @@ _FULL: Final = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBI
 
 
 class Pinned(NamedTuple):
-    """What names a copy to other processes.
-
-    source: of the origin. copy: the path of the copy once it is whole. nbytes: of both.
-    """
+    """What names a copy to other processes: `copy` is its path once it is whole."""
 
     source: str
     identity: Identity
@@ -70,13 +74,7 @@ class Pinned(NamedTuple):
 
 
 class ReadThrough(Wrapped):
-    """An archive of which this machine has a copy, whole or not.
-
-    Args:
-        data: the copy, opened to be read. is_whole: whether it has its name.
-        opener: opens the origin, which happens when a block is missing.
-    Attributes:
-        path: of the origin, for messages.
+    """An archive of which this machine has a copy, `data`, whole or not; messages name the origin.
 
     Safety: threads and forks; a child opens for itself what it writes to, and the origin.
     """
@@ -93,14 +91,9 @@ class ReadThrough(Wrapped):
         self._last = count - 1
         self._side: File | None = None
         self._writers: tuple[File, File] | None = None
-        self._origin: PerProcess[Origin] = PerProcess()
+        self._origin: PerProcess[ByteSource] = PerProcess()
         self._is_full = False
         self._touched: set[int] | None = set()
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self.data.closed
 
     def size(self) -> int:
         """Bytes of the origin when it was pinned."""
@@ -111,78 +104,56 @@ class ReadThrough(Wrapped):
         return _reopened(self.pinned, self._opener)
 
     def pread(self, offset: int, nbytes: int) -> bytes:
-        """Read `nbytes` at `offset`, fetching what was not yet; fewer only at the end of the file.
-
-        Raises:
-            StaleArchiveError: "far/train.zip: it has changed since it was opened; ...".
-            StorageError: neither the origin nor the copy can be read.
-        """
+        """See `ByteSource`: fetches what was not yet; StaleArchiveError where the origin has changed."""
         nbytes = max(0, min(nbytes, self.pinned.nbytes - offset))
-        if nbytes and self._touched is not None:
-            self._touched.update(_blocks(offset, nbytes))
-        if self._ensure(_blocks(offset, nbytes)):
-            return self.data.pread(offset, nbytes)
-        return self._open_origin().pread(offset, nbytes)
+        blocks = _blocks(offset, nbytes)
+        if self._touched is not None:
+            self._touched.update(blocks)
+        if self.is_partial and self._known.find(0, blocks.start, blocks.stop) >= 0:
+            missing = self._missing(blocks)
+            if missing and (self._is_full or not self._fetch(missing)):
+                return self._open_origin().pread(offset, nbytes)
+        return self.data.pread(offset, nbytes)
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Read extents (offset, nbytes), one after the other."""
         return [memoryview(self.pread(offset, nbytes)) for offset, nbytes in extents]
 
-    def is_cached(self, offset: int) -> bool:
-        """Whether a byte can be read without waiting, as far as can be told."""
-        is_here = not self.is_partial or bool(self._known[min(offset >> BLOCK_BITS, self._last)])
-        return is_here and super().is_cached(offset)
-
-    def announce(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> None:
-        """Fetch what is missing of many extents, all at once.
-
-        Args:
-            start, end: int64 [n], bytes from the start of the file.
-        """
+    def announce(self, start: Ints, end: Ints) -> None:
+        """See `ByteSource`: fetches what is missing of them, all at once."""
         if not self.is_partial or self._is_full:
             return
-        wanted = self._wanted(start, end) & (np.frombuffer(self._known, np.uint8) == 0)
-        blocks = self._missing(np.flatnonzero(wanted).tolist())
+        wanted = self._around(start, end)
+        blocks = self._missing(wanted[np.frombuffer(self._known, np.uint8)[wanted] == 0].tolist())
         for first in range(0, len(blocks), _AT_ONCE):
             if not self._fetch(blocks[first : first + _AT_ONCE]):
                 return
 
     def mend(self, offset: int, nbytes: int) -> bool:
-        """Fetch an extent again, because it fails its crc32; whether it can be looked at again.
-
-        Raises:
-            CorruptRecordError: "ssd/train-1f0c.zip: bytes 4,096 to 8,192 fail their crc32, and cannot be
-                fetched again: ...".
-        """
+        """See `ByteSource`; CorruptRecordError where it cannot be fetched again."""
         try:
-            before = self.data.stamp()
-            is_mended = self._fetch(_blocks(offset, nbytes))
-            if is_mended and not self.is_partial:
-                self._note_mended(before)
-            return is_mended
+            return self._fetch_again(_blocks(offset, nbytes))
         except (ArchiveError, OSError) as error:
             raise CorruptRecordError(
                 f"{self.data.path}: bytes {offset:,} to {offset + nbytes:,} fail their crc32, and cannot be "
                 f"fetched again: {error}"
             ) from error
 
-    def _note_mended(self, before: storage.Stamp) -> None:
-        """Let the side file know the copy by its new time; where another process copies anew it need not."""
-        with locked_side(self.pinned.copy, wait=False) as side:
-            note = None if side is None else side.read()
-            if side is not None and note is not None:
-                versions = (
-                    v._replace(stamp=self.data.stamp()) if v.stamp == before else v for v in note.versions
-                )
-                side.write(note._replace(versions=tuple(versions)))
-
     def mend_opening(self) -> bool:
         """Fetch again all that was read so far; whether that can make a difference, which it can once."""
         blocks, self._touched = sorted(self._touched or ()), None
+        return self._fetch_again(blocks)
+
+    def _fetch_again(self, blocks: Sequence[int]) -> bool:
         before = self.data.stamp()
         is_mended = bool(blocks) and self._fetch(blocks)
         if is_mended and not self.is_partial:
-            self._note_mended(before)
+            # The side file knows the copy by its time; where another process copies anew it need not.
+            with locked_side(self.pinned.copy, wait=False) as side:
+                note = None if side is None else side.read()
+                version = None if note is None else note.version_of(before)
+                if side is not None and version is not None:
+                    side.replace(version, version._replace(stamp=self.data.stamp()))
         return is_mended
 
     def accept(self) -> None:
@@ -191,22 +162,19 @@ class ReadThrough(Wrapped):
 
     def close(self) -> None:
         """Let go of the copy, of the lock that says it is open, and of the origin."""
-        for file in (self.data, self._side, *(self._writers or ())):
-            if file is not None:
-                file.close()
-        origin = self._origin.pop()
-        if origin is not None:
-            origin.close()
+        for source in (self.data, self._side, *(self._writers or ()), self._origin.pop()):
+            if source is not None:
+                source.close()
 
-    def finish(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> ReadThrough | None:
+    def finish(self, start: Ints, end: Ints) -> ReadThrough | None:
         """Where nearly all records are here, fetch the rest, prove all of it and give the copy its name.
 
-        Args:
-            start, end: int64 [n], extents that hold all records.
-        Returns:
-            The whole copy, opened; None where it is not whole. Who has this open goes on with it.
+        Gives the whole copy, opened. Who has this open goes on with it.
         """
-        if not self.is_partial or self._missing_part(start, end) > _REST:
+        if not self.is_partial:
+            return None
+        wanted = self._around(start, end).tolist()
+        if len(self._missing(wanted)) > _REST * max(1, len(wanted)):
             return None
         with locked_side(self.pinned.copy, wait=False) as side:
             if side is None:
@@ -224,39 +192,23 @@ class ReadThrough(Wrapped):
         if note is None or storage.exists(copy):
             return  # what has its name is a copy no more: somebody has changed it
         origin = self._open_origin()
-        partial = File.open(copy + PARTIAL, "r+")
-        try:
-            fetch(origin, Plan(origin), partial, threads=THREADS)
+        with closing(File.open(copy + PARTIAL, "r+")) as partial:
+            Fetch(origin, Plan(origin), partial, THREADS).run()
             self._check_identity(origin)
             partial.sync()
             side.write(note._replace(versions=(note.versions[0]._replace(stamp=partial.stamp()),)))
             side.file.pwrite(MAP_OFFSET, b"\1" * (side.file.size() - MAP_OFFSET))
             side.file.sync()
             storage.move(partial, copy)
-        finally:
-            partial.close()
-
-    def _missing_part(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> float:
-        """Which part of the blocks around many extents nobody has fetched yet: 0 to 1."""
-        wanted = np.flatnonzero(self._wanted(start, end)).tolist()
-        return len(self._missing(wanted)) / max(1, len(wanted))
 
     # --- blocks ---
 
-    def _wanted(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """The blocks around extents: bool, one for each block."""
+    def _around(self, start: Ints, end: Ints) -> Ints:
+        """The blocks around extents, rising."""
         edges = np.zeros(self._last + 2, np.int64)
         np.add.at(edges, np.clip(start >> BLOCK_BITS, 0, self._last), 1)
         np.add.at(edges, np.clip(end - 1 >> BLOCK_BITS, 0, self._last) + 1, -1)
-        wanted: npt.NDArray[np.bool_] = np.cumsum(edges[:-1]) > 0
-        return wanted
-
-    def _ensure(self, blocks: range) -> bool:
-        """Have some blocks here; False where they cannot be kept."""
-        if not self.is_partial or self._known.find(0, blocks.start, blocks.stop) < 0:
-            return True
-        missing = self._missing(blocks)
-        return not missing or (not self._is_full and self._fetch(missing))
+        return np.flatnonzero(np.cumsum(edges[:-1]) > 0)
 
     def _missing(self, blocks: Iterable[int]) -> list[int]:
         """Those of rising blocks that nobody has fetched yet."""
@@ -272,12 +224,10 @@ class ReadThrough(Wrapped):
     def _fetch(self, blocks: Iterable[int]) -> bool:
         """Fetch rising blocks, whether they are here or not; False where they cannot be kept."""
         runs = list(_runs(blocks, _RUN))
-        extents = [
-            (low << BLOCK_BITS, min(high << BLOCK_BITS, self.pinned.nbytes) - (low << BLOCK_BITS))
-            for low, high in runs
-        ]
+        starts = [(low << BLOCK_BITS, min(high << BLOCK_BITS, self.pinned.nbytes)) for low, high in runs]
+        extents = [(start, end - start) for start, end in starts]
         origin = self._open_origin()
-        fetched = origin.read_many(extents)
+        fetched = read_many(origin, extents)
         self._check_identity(origin)
         for (offset, nbytes), data in zip(extents, fetched, strict=True):
             if len(data) < nbytes:
@@ -295,17 +245,14 @@ class ReadThrough(Wrapped):
         except StorageError as error:
             if not self.is_partial or error.errno not in _FULL:
                 raise
-            self._warn_full(error)
+            self._is_full = True
+            warnings.warn(
+                f"{error}; what is not here yet is read from {self.path} every time",
+                RuntimeWarning,
+                stacklevel=2,
+            )
             return False
         return True
-
-    def _warn_full(self, error: StorageError) -> None:
-        self._is_full = True
-        warnings.warn(
-            f"{error}; what is not here yet is read from {self.path} every time",
-            RuntimeWarning,
-            stacklevel=2,
-        )
 
     def _open_writers(self) -> tuple[File, File]:
         """The copy and its side file, to be written; closed in a child that was forked meanwhile."""
@@ -321,11 +268,11 @@ class ReadThrough(Wrapped):
             writers = self._writers = out, File.open(self.pinned.copy + SIDE, "r+")
         return writers
 
-    def _open_origin(self) -> Origin:
+    def _open_origin(self) -> ByteSource:
         """The origin, as this process has it open."""
         return self._origin.get(self._opened_origin)
 
-    def _opened_origin(self) -> Origin:
+    def _opened_origin(self) -> ByteSource:
         origin = self._opener()
         try:
             self._check_identity(origin)
@@ -334,7 +281,7 @@ class ReadThrough(Wrapped):
             raise
         return origin
 
-    def _check_identity(self, origin: Origin) -> None:
+    def _check_identity(self, origin: ByteSource) -> None:
         if identity_of(origin) != self.pinned.identity:
             raise StaleArchiveError(
                 f"{self.path}: it has changed since it was opened; open it again, which begins another copy"
@@ -369,17 +316,12 @@ def open_copy(
     Args:
         where: the archive, sealed. token: of a copy that another process has open: the origin is not looked
             at then. folder: made where it is absent. max_bytes: as in `copy_to_local`.
-    Returns:
-        The copy; a whole one that `copy_to_local` made there, where there is one.
     Raises:
         ArchiveNotFoundError, StorageError: the archive is not there, and neither is a whole copy of it.
-        OptionError: it is not sealed. NotAnArchiveError, FormatVersionError, CorruptArchiveError.
-        StaleArchiveError: the copy with this token is not there any more.
+        StaleArchiveError: the copy with this token is gone. OptionError: it is not sealed.
     """
 
-    def opener() -> Origin:
-        return open_origin(where)
-
+    opener: Opener = where.open
     if token is not None:
         return _reopened(token, opener)
     limit, source = limit_of(max_bytes), where.path
@@ -412,17 +354,14 @@ def _open_by(source: str, identity: Identity, folder: str, limit: int | None, op
     copy = os.path.join(folder, f"{stem}-{key}{ending}")
     while True:
         note = note_of(copy)
-        file = None if note is None else _attached(_pinned(note, copy), opener)
-        if file is not None:
-            note_use(copy)
-            return file
+        if note is not None:
+            version = note.versions[0]
+            file = _attached(Pinned(note.origin, version.identity, copy, version.nbytes), opener)
+            if file is not None:
+                note_use(copy)
+                return file
         storage.make_parent(copy)
         _create(source, identity, copy, limit, opener)
-
-
-def _pinned(note: Note, copy: str) -> Pinned:
-    version = note.versions[0]
-    return Pinned(note.origin, version.identity, copy, version.nbytes)
 
 
 def _attached(pinned: Pinned, opener: Opener) -> ReadThrough | None:
@@ -449,50 +388,22 @@ def _create(source: str, identity: Identity, copy: str, limit: int | None, opene
     """Make the side file and the sparse file of a copy, unless another process did meanwhile."""
     with locked_side(copy) as side:
         assert side is not None
-        if _is_begun(side):
+        note = side.read()
+        sizes = [stamp[0] for stamp in map(stamp_of, (copy, copy + PARTIAL)) if stamp is not None]
+        if note is not None and note.versions[0].nbytes in sizes:
             return
-        origin = opener()
-        try:
-            version = _looked_at(origin)
-        finally:
-            origin.close()
-        if version.identity != identity:
-            raise StaleArchiveError(f"{source}: it changed while it was opened; open it again")
-        make_room(os.path.dirname(copy) or os.curdir, limit, version.nbytes, copy, [copy])
-        data = File.open(copy + PARTIAL, "a")
-        try:
+        with closing(opener()) as origin:
+            if identity_of(origin) != identity:
+                raise StaleArchiveError(f"{source}: it changed while it was opened; open it again")
+            nbytes, uuid, _ = sealed(origin)
+        make_room(os.path.dirname(copy) or os.curdir, limit, nbytes, copy, [copy])
+        with closing(File.open(copy + PARTIAL, "a")) as data:
             data.truncate(0)
-            data.truncate(version.nbytes)
-        finally:
-            data.close()
+            data.truncate(nbytes)
         # The note last: without it nothing else of it counts.
         side.file.truncate(0)
-        side.file.truncate(MAP_OFFSET - (-version.nbytes // BLOCK_NBYTES))
-        side.write(Note(source, (version,)))
-
-
-def _is_begun(side: Side) -> bool:
-    note = side.read()
-    if note is None:
-        return False
-    sizes = [_size(side.copy), _size(side.copy + PARTIAL)]
-    return note.versions[0].nbytes in sizes
-
-
-def _size(path: str) -> int | None:
-    try:
-        return storage.stamp(path)[0]
-    except ArchiveNotFoundError:
-        return None
-
-
-def _looked_at(origin: Origin) -> Version:
-    identity = identity_of(origin)
-    nbytes = origin.size()
-    head, _ = format.read_head(origin.pread, origin.path)
-    if format.read_seal(origin.pread, nbytes, head.uuid) is None:
-        raise not_sealed(origin.path)
-    return Version(identity, head.uuid.hex(), nbytes)
+        side.file.truncate(MAP_OFFSET - (-nbytes // BLOCK_NBYTES))
+        side.write(Note(source, (Version(identity, uuid.hex(), nbytes),)))
 
 
 def _without_origin(source: str, folder: str, opener: Opener, error: Exception) -> ReadThrough:

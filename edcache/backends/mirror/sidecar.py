@@ -28,9 +28,8 @@ from contextlib import closing, contextmanager
 from typing import Final, NamedTuple
 
 from edcache import base, format, storage
-from edcache.backends.mirror.origin import Identity
 from edcache.base import ArchiveNotFoundError, StorageError
-from edcache.storage import WHOLE_FILE_LOCK, File, Stamp
+from edcache.storage import WHOLE_FILE_LOCK, ByteSource, File, Location, Stamp
 from edcache.writer import LOCK_USE as LOCK_USE
 from edcache.writer import PARTIAL as PARTIAL
 from edcache.writer import SIDE as SIDE
@@ -43,12 +42,26 @@ _SLOT_NBYTES: Final = 1 << 14
 _HEADER = struct.Struct("<8sQII")
 _MAGIC: Final = b"edcopy1\n"
 
+Identity = tuple[str, ...]
+"""What changes when an origin does: of a file its size, the time of its last change and its inode."""
+
+
+def identity_at(where: Location) -> Identity:
+    """The identity of what is there: of a path by one call of the system, of a URL by one or two requests."""
+    if not where.by_request:
+        return tuple(map(str, storage.stamp(where.local_path())))
+    with closing(where.open()) as origin:
+        return identity_of(origin)
+
+
+def identity_of(origin: ByteSource) -> Identity:
+    """The identity of an open origin, as it is compared and kept."""
+    # Not the device of a file: a mount may have another number tomorrow.
+    return tuple(map(str, origin.stamp() if isinstance(origin, File) else origin.tag()))
+
 
 class Version(NamedTuple):
-    """A state of the origin that was copied.
-
-    nbytes: of it. stamp: of the whole copy; None where it is not whole. digest: the copy's SHA-256, if known.
-    """
+    """A state of the origin that was copied; `stamp` and `digest` are of the whole copy, where known."""
 
     identity: Identity
     uuid: str
@@ -73,14 +86,9 @@ class Note(NamedTuple):
 
 
 class Side:
-    """An open side file.
+    """An open side file."""
 
-    Args:
-        copy: the path of the copy, whole or not.
-    """
-
-    def __init__(self, copy: str, file: File) -> None:
-        self.copy = copy
+    def __init__(self, file: File) -> None:
         self.file = file
 
     def read(self) -> Note | None:
@@ -92,19 +100,20 @@ class Side:
         return [_parsed(self.file.pread(start, _SLOT_NBYTES)) for start in (0, _SLOT_NBYTES)]
 
     def write(self, note: Note) -> None:
-        """Say something else from now on.
-
-        Raises:
-            StorageError: the origin's path is too long to be kept.
-        """
-        versions = [list(version) for version in note.versions]
-        text = json.dumps({"origin": note.origin, "versions": versions}).encode("ascii")
+        """Say something else from now on; StorageError where the origin's path is too long to be kept."""
+        text = json.dumps({"origin": note.origin, "versions": note.versions}).encode("ascii")
         if _HEADER.size + len(text) > _SLOT_NBYTES:
             raise StorageError(f"{self.file.path}: no room for the path of the origin; give a shorter one")
         first, second = (times for times, _ in self._slots())
         times = max(first, second) + 1
         header = _HEADER.pack(_MAGIC, times, _crc(times, text), len(text))
         self.file.pwrite(0 if first <= second else _SLOT_NBYTES, header + text)
+
+    def replace(self, before: Version, after: Version) -> None:
+        """Say something else of one version."""
+        note = self.read()
+        if note is not None:
+            self.write(note._replace(versions=tuple(after if v == before else v for v in note.versions)))
 
 
 def _crc(times: int, text: bytes) -> int:
@@ -136,7 +145,7 @@ def note_of(copy: str) -> Note | None:
     except (ArchiveNotFoundError, StorageError):
         return None
     with closing(file):
-        return Side(copy, file).read()
+        return Side(file).read()
 
 
 def stamp_of(path: str) -> Stamp | None:
@@ -151,10 +160,7 @@ def stamp_of(path: str) -> Stamp | None:
 def locked_side(copy: str, *, wait: bool = True) -> Iterator[Side | None]:
     """Make or delete a copy alone on this machine: the side file, made where there is none, and locked.
 
-    Args:
-        wait: for whoever has it, however long that takes; else gives None then.
-
-    The lock is the kernel's: it ends with the process that has it, however that dies.
+    Without `wait` gives None where another has it. The lock ends with the process, however that dies.
     """
     while True:
         with closing(File.open(copy + SIDE, "a")) as file:
@@ -165,5 +171,5 @@ def locked_side(copy: str, *, wait: bool = True) -> Iterator[Side | None]:
                 return
             # Who deleted the copy has deleted the side file that was waited for.
             if file.is_named():
-                yield Side(copy, file)
+                yield Side(file)
                 return

@@ -1,4 +1,4 @@
-"""Values as text: one line, a table, CSV, JSON lines."""
+"""What a command prints: a value as one line, tables, CSV, JSON; an error as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -6,13 +6,21 @@ import csv
 import io
 import json
 import math
+import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, islice
 from typing import Any, Final
 
+import click
 import numpy as np
 
+from edcache.base import EdcacheError, byte_progress, path_suggestion
+from edcache.storage import shown
+
+BLOCK: Final = 10_000
+FAILED: Final = 1
 _WIDEST: Final = 60
 _LAYOUT_ROWS: Final = 1000
 _NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
@@ -98,8 +106,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, whole: int
 
 
 def paired_lines(items: Iterable[tuple[str, object]]) -> Iterator[str]:
-    """Names and values, one pair a line, the values aligned."""
-    listed = list(items)
+    """Names and values that are not None, one pair a line, the values aligned."""
+    listed = [(name, value) for name, value in items if value is not None]
     width = max((len(name) for name, _ in listed), default=0)
     for name, value in listed:
         yield f"{name.ljust(width)}  {printable(str(value))}".rstrip()
@@ -108,20 +116,73 @@ def paired_lines(items: Iterable[tuple[str, object]]) -> Iterator[str]:
 def csv_lines(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
     """Lines of RFC 4180 with a header; a missing value is an empty field, a list its JSON."""
     for row in chain([header], rows):
+        values = (json.dumps(v) if isinstance(v, (list, dict)) else v for v in map(plain, row))
         buffer = io.StringIO()
-        csv.writer(buffer, lineterminator="").writerow([_csv_value(value) for value in row])
+        csv.writer(buffer, lineterminator="").writerow(values)
         yield buffer.getvalue()
-
-
-def _csv_value(value: object) -> object:
-    value = plain(value)
-    return json.dumps(value) if isinstance(value, (list, dict)) else value
 
 
 def json_lines(objects: Iterable[object]) -> Iterator[str]:
     """One JSON array, an element a line."""
     before = "["
     for item in objects:
-        yield f"{before}{json.dumps(item)}" if before == "[" else f",{json.dumps(item)}"
+        yield before + json.dumps(item)
         before = ","
     yield "]" if before == "," else "[]"
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines as they come, many at a time."""
+    remaining = iter(lines)
+    while block := list(islice(remaining, BLOCK)):
+        # color=True: click would take escape sequences out of labels that go into a file.
+        click.echo("\n".join(block), color=True)
+
+
+def print_report(as_json: bool, document: object, lines: Iterable[str]) -> None:
+    """Print one JSON document, or lines for a person."""
+    print_lines([json.dumps(document, indent=1)] if as_json else lines)
+
+
+def bar(
+    doing: str, path: str, progress: bool | None, unit: str = "B"
+) -> AbstractContextManager[Callable[[int, int], object]]:
+    """A bar on stderr, fed with (done, in all); by default on a terminal."""
+    return byte_progress(f"{doing} {os.path.basename(shown(path))}", progress, unit)
+
+
+@contextmanager
+def errors_in_one_line(code: int) -> Iterator[None]:
+    """Let an error end the command with a line and an exit code."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # click ends quietly when nobody reads on
+    except (EdcacheError, OSError) as error:
+        if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
+            raise
+        click.echo(f"edcache: {error_line(error)}", err=True)
+        click.get_current_context().exit(code)
+
+
+def as_typed(text: str) -> str:
+    """A text with the paths below the working folder as a person types them, from there on."""
+    try:
+        here = os.path.join(os.getcwd(), "")
+    except OSError:  # it was deleted
+        return text
+    return text if here == os.sep else re.sub(rf"(?<![^\s\"'(]){re.escape(here)}", "", text)
+
+
+def error_line(error: Exception) -> str:
+    """What an error says, in one line, with what may help."""
+    text = str(error)
+    if isinstance(error, OSError) and not isinstance(error, EdcacheError) and error.filename:
+        text = f"{error.filename}: {error.strerror}"
+    text = as_typed(text)
+    path, _, reason = text.partition(": ")
+    if "no such" in reason.lower():
+        text += path_suggestion(path)
+    elif "not a regular file" in reason and os.path.isdir(path):
+        text += f"; edcache caches {path} lists the archives in this folder"
+    return one_line(text)

@@ -1,0 +1,378 @@
+"""A batch: not read yet, collated in bulk, merged of several; its memory, and its way to another process.
+
+torch's DataLoader asks a dataset for `__getitems__(indices)` and hands the result to its `collate_fn`.
+Where that is torch's `default_collate` or `edcache.collate`, the result is a list of one `Batch`, which
+stands for all samples and is collated in bulk: `default_collate` chooses by the type of the first
+element, and `Batch` is registered with it. Everybody else gets a list of samples.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+from torch.utils.data import Subset, default_collate, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data._utils.worker import _worker_loop
+
+from edcache.base import CodecError, CorruptRecordError
+from edcache.codec import memory_dtype
+from edcache.labels import Labels
+from edcache.reader.group import Memory, NotInBulk, Special, collation, is_gathered
+from edcache.reader.projection import Projection
+from edcache.reader.reader import AnyReader
+
+Ints = npt.NDArray[np.int64]
+
+# The C library keeps and reuses smaller ones itself.
+_LARGE = 4 << 20
+_KEPT = 4
+# Smaller tensors reach the parent sooner as bytes in its message.
+_SHARED = 1 << 19
+
+
+class Root(Protocol):
+    """What is indexed when a batch is read: an archive, or several of them together."""
+
+    def _collated(
+        self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
+    ) -> Any:
+        """What default_collate makes of its samples, untransformed; NotImplemented where it must see them."""
+
+    def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
+        """The same of every `size` samples in turn; None where they are to be made one by one."""
+
+
+class Samples(Protocol):
+    """The dataset of a batch: a root or a view of one."""
+
+    _fields: Projection | None
+
+    @property
+    def _root(self) -> Root: ...
+
+    @property
+    def _transform(self) -> Callable[[Any], Any] | None: ...
+
+    @property
+    def _batch_transform(self) -> Callable[[Any], Any] | None: ...
+
+    def _read_many(self, indices: Ints) -> list[Any]:
+        """Samples by their indices in [-n, n) of the root, as the dataset's own `[i]` gives them."""
+
+
+class Batch:
+    """The samples at some indices, not read yet.
+
+    Args:
+        dataset: theirs. indices: int64 [n], each in [-n, n) of its root's samples.
+        is_sent: whether the collated batch goes from a DataLoader's worker to its parent as it is.
+    """
+
+    __slots__ = ("_dataset", "_indices", "_is_sent")
+
+    def __init__(self, dataset: Samples, indices: Ints, is_sent: bool = False) -> None:
+        self._dataset = dataset
+        self._indices = indices
+        self._is_sent = is_sent
+
+    def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
+        """What `default_collate` makes of the samples, some fields in a `special` way; or what it raises."""
+        finish = self._dataset._batch_transform
+        batch = self._in_bulk(special, memory or for_this_process())
+        if batch is NotImplemented:
+            samples = self._dataset._read_many(self._indices)
+            batch = default_collate(samples) if special is None else special.of_samples(samples)
+        if special is not None:
+            batch = special.finished(batch)
+        if finish is not None:
+            batch = finish(batch)
+        return Parcel(batch) if self._is_sent else batch
+
+    def collated_by(self, size: int, memory: Memory) -> Iterable[Any] | None:
+        """`collated()` of every `size` samples in turn, by one gather a field for all of them.
+
+        They share memory. None where not every field can be gathered, and for a selection of fields.
+        """
+        dataset = self._dataset
+        if not self._is_bulk() or dataset._fields is not None:
+            return None
+        batches = dataset._root._collated_by(self._indices, size, memory)
+        if batches is None:
+            return None
+        finish = dataset._batch_transform
+        return batches if finish is None else map(finish, batches)
+
+    def _is_bulk(self) -> bool:
+        """Whether what default_collate makes of the samples may be gathered from their records."""
+        return self._dataset._transform is None and len(self._indices) > 0 and not _is_changed()
+
+    def _in_bulk(self, special: Special | None, memory: Memory) -> Any:
+        if not self._is_bulk():
+            return NotImplemented
+        dataset = self._dataset
+        try:
+            return dataset._root._collated(self._indices, dataset._fields, special, memory)
+        except (CodecError, CorruptRecordError):
+            return NotImplemented  # read one by one, the sample at fault is named
+
+
+def _collate_batch(batch: list[Batch], *, collate_fn_map: Any = None) -> Any:
+    return batch[0].collated()
+
+
+default_collate_fn_map[Batch] = _collate_batch
+
+_FETCH_CODE, _SUBSET_CODE = _MapDatasetFetcher.fetch.__code__, Subset.__getitems__.__code__
+
+
+def batch_for(caller: FrameType, dataset: Samples, indices: Ints) -> list[Any]:
+    """What `dataset.__getitems__` returns to its caller: one `Batch` where that collates it, else samples."""
+    while caller.f_code is _SUBSET_CODE and caller.f_back is not None:
+        caller = caller.f_back  # a Subset returns it as it is
+    if caller.f_code is _FETCH_CODE:
+        collate = caller.f_locals["self"].collate_fn
+        if collate is default_collate or isinstance(collate, Special):
+            return [Batch(dataset, indices, is_sent=is_sent(caller))]
+    return dataset._read_many(indices)
+
+
+_KNOWN = dict(default_collate_fn_map)
+# A field that is gathered is one of these, or of a class below one of the second.
+_TENSORS = (torch.Tensor, np.ndarray)
+_WITH_SUBCLASSES = (np.generic, int, float, dict, list, tuple)
+
+
+def _is_changed() -> bool:
+    """Whether somebody taught default_collate another way with what is gathered here.
+
+    A library that teaches it its own subclass of Tensor, as MONAI does, changes nothing for plain ones.
+    """
+    if default_collate_fn_map == _KNOWN:
+        return False
+    changed = [key for key, way in default_collate_fn_map.items() if _KNOWN.get(key) is not way]
+    kinds = [kind for key in changed for kind in (key if isinstance(key, tuple) else (key,))]
+    return len(default_collate_fn_map) < len(_KNOWN) or any(
+        issubclass(kind, _WITH_SUBCLASSES)
+        or any(issubclass(gathered, kind) for gathered in _TENSORS + _WITH_SUBCLASSES)
+        for kind in kinds
+    )
+
+
+# --- in bulk ----------------------------------------------------------------------------------------
+
+
+def collated(
+    reader: AnyReader,
+    labels: Labels,
+    indices: Ints,
+    fields: Projection | None,
+    special: Special | None,
+    memory: Memory,
+) -> Any:
+    """What default_collate makes of samples by indices in [-n, n); NotImplemented where it must see them."""
+    if fields is not None:
+        return fields.collated(reader, labels, indices, memory) if special is None else NotImplemented
+    group = reader.group(indices)
+    collate = None if group is None else collation(group.decoder, special)
+    return NotImplemented if group is None or collate is None else collate(group, memory)
+
+
+def collated_by(reader: AnyReader, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
+    """The same of every `size` samples in turn, by one gather a field for all of them; they share memory.
+
+    None where not every field can be gathered.
+    """
+    group = reader.group(indices)
+    collate = None if group is None or not is_gathered(group.decoder) else collation(group.decoder)
+    if collate is None:
+        return None
+    leaves, structure = tree_flatten(collate(group, memory))  # type: ignore[arg-type]
+    parts = zip(*(leaf.split(size) for leaf in leaves), strict=True)
+    return (tree_unflatten(part, structure) for part in parts)
+
+
+def merged(batches: Sequence[Any], places: Sequence[Ints], memory: Memory) -> Any:
+    """One batch of several, where each was collated of samples of the same schema.
+
+    Args:
+        places: where the samples of each batch stand in the merged one: int64, together 0 to n - 1.
+    Raises:
+        NotInBulk: tensors of different shapes, or something else that only default_collate can judge.
+    """
+    first = batches[0]
+    if type(first) is torch.Tensor:
+        return _merged_tensors(batches, places, memory)
+    if isinstance(first, Mapping):
+        values = {key: merged([batch[key] for batch in batches], places, memory) for key in first}
+        return values if type(first) is dict else type(first)(values)  # type: ignore[call-arg]
+    if not isinstance(first, (list, tuple)):
+        raise NotInBulk
+    if _is_column(first, len(places[0])):
+        return _merged_columns(batches, places)
+    parts = [merged(list(items), places, memory) for items in zip(*batches, strict=True)]
+    if hasattr(first, "_fields"):
+        return type(first)(*parts)
+    return type(first)(parts)
+
+
+def _merged_tensors(batches: Sequence[Any], places: Sequence[Ints], memory: Memory) -> torch.Tensor:
+    kinds = {(batch.dtype, batch.shape[1:]) for batch in batches}
+    if len(kinds) > 1 or any(len(batch) != len(place) for batch, place in zip(batches, places, strict=True)):
+        raise NotInBulk
+    out = memory((sum(map(len, places)), *batches[0].shape[1:]), batches[0].dtype)
+    for batch, place in zip(batches, places, strict=True):
+        out[torch.from_numpy(place)] = batch
+    return out
+
+
+def _is_column(values: Sequence[Any], count: int) -> bool:
+    """Whether a list has one text for each sample, rather than one batch for each item of a sample."""
+    return len(values) == count and all(isinstance(value, (str, bytes)) for value in values)
+
+
+def _merged_columns(batches: Sequence[Any], places: Sequence[Ints]) -> Any:
+    column: list[Any] = [None] * sum(map(len, places))
+    for batch, place in zip(batches, places, strict=True):
+        for value, at in zip(batch, place.tolist(), strict=True):
+            column[at] = value
+    return type(batches[0])(column)
+
+
+# --- memory -----------------------------------------------------------------------------------------
+#
+# A fresh allocation of many megabytes is bound by page faults: 7 GB/s where memory in use takes 18.
+# numpy asks for huge pages, the C library gives back what it frees beyond 32 MiB to the kernel; so
+# large memory is kept here for the next batch, once the tensors over it are gone. A worker of a
+# DataLoader hands its batch over in shared memory: there the batch is gathered straight into that.
+
+
+def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor of its own memory."""
+    stored, is_known = _stored(dtype)
+    nbytes = math.prod(shape) * stored.itemsize
+    if nbytes < _LARGE:
+        array: npt.NDArray[Any] = np.empty(shape, stored)
+    else:
+        array = _reused(nbytes)[:nbytes].view(stored).reshape(shape)
+    tensor = torch.from_numpy(array)
+    return tensor if is_known else tensor.view(dtype)
+
+
+@functools.cache
+def _stored(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
+    """The numpy dtype of a torch dtype's memory, and whether it is the same type."""
+    stored = memory_dtype(dtype)
+    return stored, torch.from_numpy(np.empty(0, stored)).dtype == dtype
+
+
+def shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor in shared memory, which a worker hands over without a copy; a small one in its own."""
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _SHARED:
+        return fresh(shape, dtype)
+    storage = torch.UntypedStorage._new_shared(nbytes)  # type: ignore[no-untyped-call]
+    flat = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (nbytes,), (1,))
+    return flat.view(dtype).view(shape)
+
+
+def for_this_process() -> Any:
+    """`fresh`, or `shared` in a worker."""
+    return fresh if get_worker_info() is None else shared
+
+
+_kept: list[npt.NDArray[np.uint8]] = []
+
+
+class _Lease:
+    """Lends memory to one array, and takes it back when no array or tensor is over it any more."""
+
+    __slots__ = ("__array_interface__", "_memory")
+
+    def __init__(self, memory: npt.NDArray[np.uint8]) -> None:
+        self.__array_interface__ = memory.__array_interface__
+        self._memory = memory
+
+    # Bound here: when the interpreter ends, the module's names may go before the last batch does.
+    def __del__(self, kept: list[npt.NDArray[np.uint8]] = _kept, most: int = _KEPT) -> None:
+        kept.append(self._memory)
+        del kept[:-most]
+
+
+def _reused(nbytes: int) -> npt.NDArray[np.uint8]:
+    """At least `nbytes` bytes, from what was given back if one fits without wasting half of it."""
+    for place in range(len(_kept) - 1, -1, -1):
+        try:
+            memory = _kept.pop(place)
+        except IndexError:
+            continue
+        if nbytes <= len(memory) < 2 * nbytes:
+            return np.asarray(_Lease(memory))
+        _kept.insert(place, memory)
+    return np.asarray(_Lease(np.empty(nbytes, np.uint8)))
+
+
+# --- to the parent of a worker ----------------------------------------------------------------------
+#
+# torch moves every tensor into shared memory of its own and passes a descriptor for each, over a new
+# connection each time: half a millisecond a tensor, whatever its size. Large tensors were gathered
+# into such memory already. Small ones go as bytes with the message instead. That takes an object that
+# pickles in its own way, so it is only made where nobody meets it before it is pickled: where the
+# DataLoader itself called the collate function, known by its code.
+
+_WORKER_CODE = _worker_loop.__code__
+
+
+def is_sent(fetch: FrameType) -> bool:
+    """Whether what a DataLoader's fetcher in this frame returns goes from a worker to its parent as it is."""
+    # Not what a DataLoader of the user's gets that runs within a worker.
+    return fetch.f_back is not None and fetch.f_back.f_code is _WORKER_CODE
+
+
+class Parcel:
+    """A batch on its way; arrives as the batch itself."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpacked, (tree_map(_packed, self._batch),)
+
+
+def _unpacked(batch: Any) -> Any:
+    return batch
+
+
+class _Bytes:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        tensor = self._tensor
+        data = bytearray(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        return _tensor, (data, tensor.dtype, tuple(tensor.shape))
+
+
+def _packed(leaf: Any) -> Any:
+    if type(leaf) is torch.Tensor and _is_small(leaf):
+        return _Bytes(leaf)
+    pack = getattr(leaf, "packed", None)
+    return leaf if pack is None else pack(_packed)
+
+
+def _is_small(tensor: torch.Tensor) -> bool:
+    is_plain = tensor.layout == torch.strided and tensor.device.type == "cpu" and not tensor.requires_grad
+    is_lazy = tensor.is_conj() or tensor.is_neg()
+    return is_plain and not is_lazy and 0 < tensor.numel() * tensor.element_size() < _SHARED
+
+
+def _tensor(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(shape)
