@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
+import numpy as np
 
+from edcache import codec, dataset, format, reader, tools, writer
 from edcache.base import ReadOptions, SampleIndexError, human_bytes
 from edcache.cli.options import PATH, flags
 from edcache.cli.output import (
@@ -24,17 +26,11 @@ from edcache.cli.output import (
 )
 from edcache.cli.samples import describe_fields, describe_sample, field_row, leaf_row
 
-if TYPE_CHECKING:
-    from edcache.dataset import CachedDataset
-    from edcache.reader import AnyReader
-
 _SHOWN_SCHEMAS: Final = 8
 
 
-def _opened(path: str, **options: Any) -> CachedDataset:
-    from edcache.dataset import CachedDataset
-
-    return CachedDataset(None, path, allow_partial=True, **options)
+def _opened(path: str, **options: Any) -> dataset.CachedDataset:
+    return dataset.CachedDataset(None, path, allow_partial=True, **options)
 
 
 @click.command()
@@ -51,34 +47,26 @@ def info(path: str, digest: bool, as_json: bool) -> None:
     Example:
       edcache info train.zip --json
     """
-    from edcache.writer import store_at
-
-    document = _info(store_at(path).reader(ReadOptions(allow_partial=True)))
+    document = _info(writer.store_at(path).reader(ReadOptions(allow_partial=True)))
     if digest:
-        from edcache import tools
-
         document["digest"] = tools.digest(path)
     print_report(as_json, document, _info_lines(document))
 
 
-def _info(reader: AnyReader) -> dict[str, Any]:
+def _info(archive: reader.AnyReader) -> dict[str, Any]:
     """Everything that `info` tells, as JSON has it."""
-    import numpy as np
-
-    from edcache import format
-
-    head, records = reader.head, reader.records
+    head, records = archive.head, archive.records
     nbytes = records.nbytes
     return {
-        "path": reader.path,
+        "path": archive.path,
         "format_version": format.VERSION,
         "uuid": head.uuid.hex(),
-        "sealed": reader.sealed,
-        "samples": len(reader),
-        "missing": len(reader) - len(nbytes),
-        "chunks": reader.chunks,
-        "nbytes": reader.nbytes,
-        "memory": reader.memory(),
+        "sealed": archive.sealed,
+        "samples": len(archive),
+        "missing": len(archive) - len(nbytes),
+        "chunks": archive.chunks,
+        "nbytes": archive.nbytes,
+        "memory": archive.memory(),
         "record_nbytes": {
             "total": int(nbytes.sum()),
             "median": float(np.median(nbytes)) if len(nbytes) else None,
@@ -87,22 +75,18 @@ def _info(reader: AnyReader) -> dict[str, Any]:
         },
         "codec": head.codec,
         "compression": head.compression,
-        "labels": {field.name: str(field.type) for field in reader.labels().schema},
-        "schemas": _schemas(reader),
+        "labels": {field.name: str(field.type) for field in archive.labels().schema},
+        "schemas": _schemas(archive),
         "fingerprint": head.fingerprint,
     }
 
 
-def _schemas(reader: AnyReader) -> list[dict[str, Any]]:
+def _schemas(archive: reader.AnyReader) -> list[dict[str, Any]]:
     """The schemas, most used first: how many samples have each, and its fields."""
-    import numpy as np
-
-    from edcache.codec import Decoder
-
-    used = np.bincount(reader.records.schema, minlength=len(reader.schemas)).tolist()
+    used = np.bincount(archive.records.schema, minlength=len(archive.schemas)).tolist()
     return [
-        {"samples": samples, "fields": describe_fields(Decoder(schema).fields.values())}
-        for samples, schema in sorted(zip(used, reader.schemas, strict=True), key=lambda pair: -pair[0])
+        {"samples": samples, "fields": describe_fields(codec.Decoder(schema).fields.values())}
+        for samples, schema in sorted(zip(used, archive.schemas, strict=True), key=lambda pair: -pair[0])
     ]
 
 
@@ -214,15 +198,15 @@ def ls(path: str, limit: int, offset: int, as_json: bool) -> None:
         click.echo(f"{len(rows):,} of {total:,} records; --limit and --offset choose others", err=True)
 
 
-def _indices(cache: CachedDataset) -> Any:
+def _indices(cache: dataset.CachedDataset) -> Any:
     """The indices that have a record: int64, sorted."""
-    import numpy as np
-
     index = cache.reader.records.index
     return np.arange(len(cache)) if index is None else np.asarray(index)
 
 
-def _rows(cache: CachedDataset, columns: Mapping[str, Any], names: Sequence[str]) -> Iterator[Sequence[Any]]:
+def _rows(
+    cache: dataset.CachedDataset, columns: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[Sequence[Any]]:
     """The values of columns, the first being the index, and of labels; some rows in memory at a time."""
     for start in range(0, max(len(columns["index"]), 1), BLOCK):
         parts = [column[start : start + BLOCK] for column in columns.values()]
@@ -232,7 +216,7 @@ def _rows(cache: CachedDataset, columns: Mapping[str, Any], names: Sequence[str]
 
 
 def _objects(
-    cache: CachedDataset, columns: Mapping[str, Any], names: Sequence[str]
+    cache: dataset.CachedDataset, columns: Mapping[str, Any], names: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """The same as JSON has it."""
     for row in _rows(cache, columns, names):
@@ -287,8 +271,6 @@ def _list(
     path: str, form: str, where: str | None, count: str | None, columns: str | None, limit: int | None
 ) -> None:
     """Print the labels, or how often each value of one column occurs."""
-    import numpy as np
-
     cache = _opened(path)
     indices = _indices(cache)
     if where is not None:
@@ -317,7 +299,7 @@ def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[s
     print_lines([f"{printable(path)}: labels are now {printable(names) or 'none'}"])
 
 
-def _add(cache: CachedDataset, name: str | None, file: str, on: str | None) -> None:
+def _add(cache: dataset.CachedDataset, name: str | None, file: str, on: str | None) -> None:
     from edcache.labels import chosen_column, read_columns
 
     values = read_columns(file)

@@ -6,10 +6,13 @@ import datetime
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import Any
 
 import click
 
+from edcache import dataset, format, tools, writer
+from edcache.backends import shm
 from edcache.base import human_bytes
 from edcache.cli.call import Call
 from edcache.cli.contents import named
@@ -24,11 +27,6 @@ from edcache.cli.output import (
     printable,
     table,
 )
-
-if TYPE_CHECKING:
-    from edcache.backends.shm import Held
-    from edcache.format import Head
-    from edcache.tools import Listed
 
 
 @click.command()
@@ -46,10 +44,13 @@ def caches(directory: str | None, as_json: bool) -> None:
       edcache caches cache --json
     """
     if directory == "shm://":
-        from edcache.backends.shm import archives_in_memory
-
-        held = archives_in_memory()
-        print_report(as_json, _memory_object(held), _memory_lines(held))
+        held = shm.archives_in_memory()
+        rows = [(a.path, human_bytes(a.nbytes), " ".join(map(str, a.pids))) for a in held]
+        lines = table(("path", "size", "processes"), rows, whole=1) if rows else ()
+        listed = [{"path": a.path, "nbytes": a.nbytes, "processes": list(a.pids)} for a in held]
+        nbytes = sum(archive.nbytes for archive in held)
+        total = f"{plural(len(held), 'archive')} in memory, {human_bytes(nbytes)}"
+        print_report(as_json, {"archives": listed, "nbytes": nbytes}, [*lines, total])
         return
     folder, archives = _archives(directory)
     document = {
@@ -60,50 +61,41 @@ def caches(directory: str | None, as_json: bool) -> None:
     print_report(as_json, document, _listing_lines(folder, archives))
 
 
-def _archives(directory: str | None) -> tuple[str, list[Listed]]:
+def _archives(directory: str | None) -> tuple[str, list[tools.Listed]]:
     """The folder that was meant and the archives in it; the default one need not exist."""
-    from edcache.tools import archives_in
-
     if directory is not None:
-        return directory, archives_in(directory)
-    from edcache.dataset import default_directory
+        return directory, tools.archives_in(directory)
 
-    folder = str(default_directory())
-    return folder, archives_in(folder) if os.path.lexists(folder) else []
+    folder = str(dataset.default_directory())
+    return folder, tools.archives_in(folder) if os.path.lexists(folder) else []
 
 
-def _listing_lines(directory: str, archives: Sequence[Listed]) -> Iterator[str]:
+def _listing_lines(directory: str, archives: Sequence[tools.Listed]) -> Iterator[str]:
     """A table of the archives, those that cannot be read, the total."""
     sound = [archive for archive in archives if archive.problem is None]
     if sound:
         header = ("path", "size", "present", "length", "complete", "last used", "call")
-        yield from table(header, (_listing_row(directory, archive) for archive in sound), whole=1)
+        yield from table(header, (_row(directory, archive) for archive in sound), whole=1)
     yield from (one_line(archive.problem) for archive in archives if archive.problem is not None)
     broken = len(archives) - len(sound)
     unread = f", {broken:,} more cannot be read" if broken else ""
     yield f"{printable(directory)}: {_sizes_text(sound)}{unread}"
 
 
-def _listing_row(directory: str, archive: Listed) -> tuple[str, ...]:
-    path, size, used = _pruning_row(directory, archive)
+def _row(directory: str, archive: tools.Listed) -> tuple[str, ...]:
     counts = f"{archive.present:,}", f"{archive.length:,}", "yes" if archive.complete else "no"
-    call = _call_text(archive.fingerprint) if archive.origin is None else f"copy of {archive.origin}"
-    return (path, size, *counts, used, call)
-
-
-def _pruning_row(directory: str, archive: Listed) -> tuple[str, str, str]:
-    """An archive as the cells path, size, last use."""
     used = f"{datetime.datetime.fromtimestamp(archive.used):%Y-%m-%d %H:%M}"
-    path = os.path.relpath(archive.path, directory)
-    return path, human_bytes(archive.nbytes), used + ("" if archive.was_read else " (written)")
+    used += "" if archive.was_read else " (written)"
+    call = _call_text(archive.fingerprint) if archive.origin is None else f"copy of {archive.origin}"
+    return os.path.relpath(archive.path, directory), human_bytes(archive.nbytes), *counts, used, call
 
 
-def _sizes_text(archives: Sequence[Listed]) -> str:
+def _sizes_text(archives: Sequence[tools.Listed]) -> str:
     """ "3 archives, 38.5 MB"."""
     return f"{plural(len(archives), 'archive')}, {human_bytes(sum(archive.nbytes for archive in archives))}"
 
 
-def _listed_object(directory: str, archive: Listed) -> dict[str, Any]:
+def _listed_object(directory: str, archive: tools.Listed) -> dict[str, Any]:
     same = ("nbytes", "present", "absent", "length", "complete", "sealed", "fingerprint", "origin")
     used = datetime.datetime.fromtimestamp(archive.used, datetime.timezone.utc)
     return {name: getattr(archive, name) for name in same} | {
@@ -112,21 +104,6 @@ def _listed_object(directory: str, archive: Listed) -> dict[str, Any]:
         "last_use": "read" if archive.was_read else "written",
         "problem": None if archive.problem is None else one_line(archive.problem),
     }
-
-
-def _memory_lines(archives: Sequence[Held]) -> Iterator[str]:
-    """A table of the archives in shared memory, and the total."""
-    if archives:
-        rows = ((a.path, human_bytes(a.nbytes), " ".join(map(str, a.pids))) for a in archives)
-        yield from table(("path", "size", "processes"), rows, whole=1)
-    total = human_bytes(sum(archive.nbytes for archive in archives))
-    yield f"{plural(len(archives), 'archive')} in memory, {total}"
-
-
-def _memory_object(archives: Sequence[Held]) -> dict[str, Any]:
-    """`edcache caches shm://` as JSON has it."""
-    listed = [{"path": a.path, "nbytes": a.nbytes, "processes": list(a.pids)} for a in archives]
-    return {"archives": listed, "nbytes": sum(archive.nbytes for archive in archives)}
 
 
 @click.command()
@@ -145,11 +122,10 @@ def why(path: str, factory: str | None, arguments: Sequence[str], version: str |
       edcache why train.zip digits:make --arg split=train
     """
     from edcache.storage import shown
-    from edcache.tools import head_of
 
     if factory is None and (arguments or version is not None):
         raise click.UsageError("--arg and --version belong to a call; name its MODULE:FACTORY too")
-    head = head_of(path)
+    head = tools.head_of(path)
     lines = list(fingerprint_lines(shown(path), head.fingerprint))
     different: list[str] = []
     if factory is not None:
@@ -192,14 +168,12 @@ def _value_text(value: object) -> str:
     return value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
 
 
-def _differences(head: Head, call: Call) -> Iterator[str]:
-    from edcache.dataset import label_differences
-    from edcache.writer import differences, source_changed
+def _differences(head: format.Head, call: Call) -> Iterator[str]:
 
     expected = call.fingerprint()
-    yield from differences(head.fingerprint, expected)
-    yield from label_differences(head, call.options.in_memory_keys)
-    if source_changed(head.fingerprint, expected):
+    yield from writer.differences(head.fingerprint, expected)
+    yield from dataset.label_differences(head, call.options.in_memory_keys)
+    if writer.source_changed(head.fingerprint, expected):
         digests = (head.fingerprint or {})["source"], expected["source"]
         yield "source digest: {} in the archive, {} now".format(*digests)
 
@@ -220,12 +194,9 @@ def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
       edcache rm old.zip cache/digits-*.zip
       edcache rm 'redis://localhost:6379/0?prefix=digits'
     """
-    from edcache.tools import check_deletable
-    from edcache.writer import store_at
-
     for path in paths:
-        check_deletable(path, force=force)
-    stores = {path: store_at(path) for path in paths}
+        tools.check_deletable(path, force=force)
+    stores = {path: writer.store_at(path) for path in paths}
     files = [path for path, store in stores.items() if store.naming is not None]
     served = {path: store for path, store in stores.items() if store.naming is None}
     doomed = dict.fromkeys(file for path in files for file in (path, *_leftover(path)))
@@ -242,11 +213,9 @@ def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
 
 
 def _leftover(path: str) -> Iterator[str]:
-    from edcache.tools import why_not_now
-    from edcache.writer import name_for
 
-    file = name_for(path)
-    reason = why_not_now(file)
+    file = writer.name_for(path)
+    reason = tools.why_not_now(file)
     if reason is not None:
         click.echo(printable(f"{reason}; it stays"), err=True)
     elif os.path.lexists(file):
@@ -255,12 +224,10 @@ def _leftover(path: str) -> Iterator[str]:
 
 def _deleted(files: Iterable[str], force: bool = False) -> Iterator[tuple[str, int]]:
     """Delete files, but for those that somebody began to fill since; yields each and the bytes it had."""
-    from edcache.tools import delete, why_not_now
-
     for file in files:
-        reason = None if force else why_not_now(file)
+        reason = None if force else tools.why_not_now(file)
         if reason is None:
-            yield file, delete(file)
+            yield file, tools.delete(file)
         else:
             click.echo(printable(f"{reason}; it stays"), err=True)
 
@@ -298,12 +265,10 @@ def prune(
     Example:
       edcache prune cache --older-than 30d --max-size 200GB --dry-run
     """
-    from edcache.tools import plan_pruning
-
     folder, archives = _archives(directory)
-    plan = plan_pruning(archives, older_than=older_than, max_nbytes=max_size)
+    plan = tools.plan_pruning(archives, older_than=older_than, max_nbytes=max_size)
     if plan.doomed:
-        rows = (_pruning_row(folder, archive) for archive in plan.doomed)
+        rows = (itemgetter(0, 1, 5)(_row(folder, archive)) for archive in plan.doomed)
         print_lines(table(("path", "size", "last used"), rows, whole=1))
     for reason in plan.busy:
         click.echo(printable(f"{reason}; it stays"), err=True)

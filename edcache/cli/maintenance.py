@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from edcache import tools
+from edcache.backends import mirror
 from edcache.base import human_bytes, index_ranges
 from edcache.cli.options import FOLDER, PATH, POSITIVE, flags, size
 from edcache.cli.output import (
@@ -23,10 +25,6 @@ from edcache.cli.output import (
     printable,
     table,
 )
-
-if TYPE_CHECKING:
-    from edcache.tools import CompactReport, Piece, RepairReport
-    from edcache.tools import Report as VerifyReport
 
 
 @click.command()
@@ -52,7 +50,6 @@ def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: 
     Example:
       edcache verify train.zip --quick
     """
-    from edcache import tools
     from edcache.storage import shown
 
     with bar("verifying", path, progress) as on_progress:
@@ -63,7 +60,7 @@ def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: 
         sys.exit(FAILED)
 
 
-def _verify_lines(path: str, report: VerifyReport) -> Iterator[str]:
+def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
     """The problems, then the result, then what compacting would give back."""
     yield from map(printable, report.problems)
     state = "sealed" if report.sealed else "being written" if report.has_writer else "not sealed"
@@ -90,7 +87,7 @@ def _verify_lines(path: str, report: VerifyReport) -> Iterator[str]:
         yield f"{human_bytes(dead.total)} dead ({listed}); edcache compact leaves them out"
 
 
-def _verify_object(path: str, report: VerifyReport) -> dict[str, Any]:
+def _verify_object(path: str, report: tools.Report) -> dict[str, Any]:
     """`edcache verify` as JSON has it."""
     names = ("sound", "quick", "sealed", "samples", "missing", "failures", "chunks", "nbytes", "superseded")
     dead = {"nbytes": report.dead.total, **dataclasses.asdict(report.dead)}
@@ -119,8 +116,6 @@ def repair(path: str, target: str, as_json: bool, progress: bool | None) -> None
     Example:
       edcache repair train.zip -o mended.zip
     """
-    from edcache import tools
-
     with errors_in_one_line(2), bar("repairing", path, progress) as on_progress:
         report = tools.repair(path, target, on_progress)
     document = {"path": path, "target": target, "whole": report.is_whole, **dataclasses.asdict(report)}
@@ -130,7 +125,7 @@ def repair(path: str, target: str, as_json: bool, progress: bool | None) -> None
         sys.exit(FAILED)
 
 
-def repair_lines(path: str, target: str, report: RepairReport) -> Iterator[str]:
+def repair_lines(path: str, target: str, report: tools.RepairReport) -> Iterator[str]:
     """The problems, a table of what became of the samples, which are lost."""
     yield from map(printable, report.problems)
     revisions, chunks = len(report.lost_revisions), sum(doubtful.entries for doubtful in report.doubtful)
@@ -183,14 +178,12 @@ def compact(path: str, target: str | None, allow_partial: bool, as_json: bool, p
     Example:
       edcache compact train.zip
     """
-    from edcache import tools
-
     with bar("compacting", path, progress) as on_progress:
         report = tools.compact(path, target, on_progress, allow_partial=allow_partial)
     print_report(as_json, dataclasses.asdict(report), [_compact_line(report)])
 
 
-def _compact_line(report: CompactReport) -> str:
+def _compact_line(report: tools.CompactReport) -> str:
     """What compacting gave back."""
     place, samples = printable(report.path), plural(report.samples, "sample")
     if not report.rewritten:
@@ -219,10 +212,8 @@ def copy(src: str, dst: str, progress: bool | None, **options: Any) -> None:
     Example:
       edcache copy /nfs/train.zip /ssd/cache --digest sha256:9f2c...
     """
-    from edcache.backends.mirror import copy_local
-
     with bar("copying", src, progress) as on_progress:
-        copied = copy_local(
+        copied = mirror.copy_local(
             src,
             dst,
             num_threads=options["threads"],
@@ -252,8 +243,6 @@ def merge(
     Example:
       edcache merge part-1.zip part-2.zip -o train.zip
     """
-    from edcache import tools
-
     with bar("merging into", target, progress) as on_progress:
         report = tools.merge(paths, target, on_progress, allow_partial=allow_partial)
     missing = f", {report.length - report.samples:,} missing" if report.samples < report.length else ""
@@ -278,8 +267,6 @@ def split(path: str, folder: str, as_json: bool, progress: bool | None, **option
     Example:
       edcache split train.zip --max-size 2GB -o parts
     """
-    from edcache import tools
-
     if sum(options[name] is not None for name in ("max_size", "parts", "by")) != 1:
         raise click.UsageError("say how: one of --max-size 2GB, --parts 10 and --by label")
     if options["max_size"] is not None:
@@ -290,7 +277,7 @@ def split(path: str, folder: str, as_json: bool, progress: bool | None, **option
     print_report(as_json, document, _split_lines(pieces))
 
 
-def _split_lines(pieces: Sequence[Piece]) -> Iterator[str]:
+def _split_lines(pieces: Sequence[tools.Piece]) -> Iterator[str]:
     """A line an archive, and one for all."""
     columns = 5 if any(piece.value is not None for piece in pieces) else 4
     yield from table(

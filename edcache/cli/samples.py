@@ -8,17 +8,19 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from edcache import interop
 from edcache.cli.output import cell, plain, plural, shortened
 
 _SHOWN_ITEMS: Final = 8
 _DEEPEST: Final = 64
+_ATOMS: Final = (type(None), bool, int, float, str, bytes)
 
 
 def describe_sample(sample: object) -> list[dict[str, Any]]:
     """The leaves of a sample in tree order, each a JSON object.
 
-    Keys: path, type, dtype, shape, value (what is short), min, mean, max (of numbers), items (of a
-    long list) and nonfinite (how many are nan or infinite); each only where it applies.
+    Keys where they apply: path, type, dtype, shape, value (what is short), min, mean, max (of numbers), items
+    (of a long list), nonfinite (how many are nan or infinite).
     """
     return [{"path": ".".join(map(str, path)), **_leaf(value)} for path, value in _leaves(sample, ())]
 
@@ -56,20 +58,14 @@ def _short(value: object) -> str:
 
 
 def _leaves(value: Any, path: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], Any]]:
-    from edcache.interop import children_of
 
-    children = children_of(value) if len(path) < _DEEPEST else None
-    if not children or (isinstance(value, (list, tuple)) and _is_long(value)):
+    children = interop.children_of(value) if len(path) < _DEEPEST else None
+    is_long = isinstance(value, (list, tuple)) and len(value) > _SHOWN_ITEMS
+    if not children or (is_long and all(isinstance(item, _ATOMS) for item in value)):
         yield path, value
         return
     for key, child in children:
         yield from _leaves(child, (*path, key))
-
-
-def _is_long(values: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether it is a long list of plain values."""
-    atoms = (type(None), bool, int, float, str, bytes)
-    return len(values) > _SHOWN_ITEMS and all(isinstance(value, atoms) for value in values)
 
 
 def _leaf(value: Any) -> dict[str, Any]:

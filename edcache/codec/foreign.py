@@ -18,6 +18,7 @@ import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NoReturn
 
 import numpy as np
@@ -25,6 +26,7 @@ import torch
 
 from edcache.base import CorruptRecordError, ForeignCacheError, PickleRefusedError
 from edcache.codec import dtypes
+from edcache.codec.pickled import LOAD_ERRORS
 
 MOST_NBYTES: Final = 1 << 31
 """Bytes that the arrays, tensors and texts of one sample may have, unless more are allowed."""
@@ -36,11 +38,7 @@ _FREE_NODES: Final = 1 << 16
 _NODES_A_BYTE: Final = 8
 # As numpy writes them into a pickle, the unit of a time inserted.
 _TEXT = re.compile(r"[biufcSUV]\d{1,10}|[mM]8(?:\[\d{1,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
-_DAMAGED = (
-    struct.error,
-    *(pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError),
-    *(CorruptRecordError, ImportError, RecursionError, RuntimeError, SyntaxError, TypeError, ValueError),
-)
+_DAMAGED = (*LOAD_ERRORS, CorruptRecordError, SyntaxError, struct.error)
 
 
 def restored(data: bytes, where: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
@@ -105,7 +103,6 @@ class _Budget:
         self._nodes = _FREE_NODES + _NODES_A_BYTE * source_nbytes
 
     def spend(self, nbytes: int) -> None:
-        """Take one node of so many bytes; ValueError where that is too much."""
         self._nodes -= 1
         self._nbytes += nbytes
         if self._nodes < 0:
@@ -126,56 +123,47 @@ class _StandIn:
         raise ValueError("a function or a class where a value should be")
 
 
+@dataclass(eq=False, slots=True)
 class _Name(_StandIn):
     """A function or class that a pickle may name; calling it calls ours."""
 
-    __slots__ = ("_make",)
-
-    def __init__(self, make: Callable[..., Any]) -> None:
-        self._make = make
+    make: Callable[..., Any]
 
     def __call__(self, *arguments: Any) -> Any:
-        return self._make(*arguments)
+        return self.make(*arguments)
 
 
+@dataclass(eq=False, slots=True)
 class _TorchType(_StandIn):
-    """A dtype of torch, or the class of a storage, which has one; `dtype` is None for untyped bytes."""
+    """A dtype of torch, or the class of a storage, which has one; None: its bytes are untyped."""
 
-    __slots__ = ("dtype",)
-
-    def __init__(self, dtype: torch.dtype | None) -> None:
-        self.dtype = dtype
+    dtype: torch.dtype | None
 
 
+@dataclass(eq=False, slots=True)
 class _Storage(_StandIn):
-    """The memory of tensors: `read` returns its bytes, when the pickle has ended; as `_TorchType`."""
+    """The memory of tensors: `read` returns its bytes, when the pickle has ended."""
 
-    __slots__ = ("dtype", "read")
-
-    def __init__(self, dtype: torch.dtype | None, read: Callable[[], Any]) -> None:
-        self.dtype, self.read = dtype, read
+    dtype: torch.dtype | None
+    read: Callable[[], Any]
 
 
+@dataclass(eq=False, slots=True)
 class _Call(_StandIn):
     """A value that is made when the pickle has ended: `make(budget, *arguments)`."""
 
-    __slots__ = ("arguments", "make")
-
-    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
-        self.make, self.arguments = make, arguments
+    make: Callable[..., Any]
+    arguments: tuple[Any, ...]
 
     def real(self, budget: _Budget) -> Any:
         return self.make(budget, *self.arguments)
 
 
+@dataclass(eq=False, slots=True)
 class _Built(_Call):
-    """One that a state completes: `make(budget, state, *arguments)`; None where the pickle has none."""
+    """One that a state completes: `make(budget, state, *arguments)`."""
 
-    __slots__ = ("state",)
-
-    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
-        super().__init__(make, *arguments)
-        self.state: Any = None
+    state: Any = None
 
     def __setstate__(self, state: Any) -> None:
         self.state = state
@@ -200,9 +188,8 @@ def _real(value: Any, budget: _Budget) -> Any:
 class _Loading(pickle._Unpickler):
     """One pickle at the place where a file stands, read into stand-ins.
 
-    Args:
-        storage_of: makes the _Storage of a persistent id, which only torch's files have.
-        is_nested: it lies in a pickle, where it is one storage, and holds no other.
+    `storage_of` makes the _Storage of a persistent id, which only torch's files have. A nested file is one
+    storage in a pickle, and holds no other.
     """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
@@ -468,26 +455,30 @@ def _later(make: Callable[..., Any]) -> _Name:
         budget.spend(0)
         return make(*(_real(argument, budget) for argument in arguments))
 
-    return _Name(functools.partial(_Call, real))
+    return _call(real)
+
+
+def _call(make: Callable[..., Any], kind: type[_Call] = _Call) -> _Name:
+    return _Name(lambda *arguments: kind(make, arguments))
 
 
 def _names() -> dict[tuple[str, str], _StandIn]:
     names: dict[tuple[str, str], _StandIn] = {
         ("numpy", "ndarray"): _NDARRAY,
-        ("numpy", "dtype"): _Name(functools.partial(_Built, _dtype)),
+        ("numpy", "dtype"): _call(_dtype, _Built),
         ("_codecs", "encode"): _Name(_encoded),
         ("collections", "OrderedDict"): _Name(collections.OrderedDict),
         ("torch.storage", "_load_from_bytes"): _Name(_nested),
-        ("torch._utils", "_rebuild_tensor"): _Name(functools.partial(_Call, _rebuilt)),
-        ("torch._utils", "_rebuild_tensor_v2"): _Name(functools.partial(_Call, _rebuilt)),
-        ("torch._utils", "_rebuild_tensor_v3"): _Name(functools.partial(_Call, _rebuilt_as)),
+        ("torch._utils", "_rebuild_tensor"): _call(_rebuilt),
+        ("torch._utils", "_rebuild_tensor_v2"): _call(_rebuilt),
+        ("torch._utils", "_rebuild_tensor_v3"): _call(_rebuilt_as),
         ("torch", "UntypedStorage"): _TorchType(None),
         ("torch.storage", "UntypedStorage"): _TorchType(None),
     }
     for core in ("numpy.core", "numpy._core"):
-        names[f"{core}.multiarray", "_reconstruct"] = _Name(functools.partial(_Built, _reconstructed))
-        names[f"{core}.multiarray", "scalar"] = _Name(functools.partial(_Call, _scalar))
-        names[f"{core}.numeric", "_frombuffer"] = _Name(functools.partial(_Call, _from_buffer))
+        names[f"{core}.multiarray", "_reconstruct"] = _call(_reconstructed, _Built)
+        names[f"{core}.multiarray", "scalar"] = _call(_scalar)
+        names[f"{core}.numeric", "_frombuffer"] = _call(_from_buffer)
     for module in ("builtins", "__builtin__"):
         names[module, "bytes"] = _Name(_bytes)
         names[module, "bytearray"] = _Name(lambda *arguments: bytearray(_bytes(*arguments)))

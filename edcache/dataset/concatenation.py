@@ -26,8 +26,6 @@ _MOST_NAMED = 3
 def concat(datasets: Iterable[Samples]) -> Concat:
     """One dataset of the samples of several caches and views, one after the other; no sample is read.
 
-    Args:
-        datasets: any number, of archives of whatever samples.
     Raises:
         OptionError: none, or something else than a dataset of edcache; different `batch_transform`s.
         LabelTypeError: at the first use of `labels`: 'concat(): label "y" is int64 in one dataset and string
@@ -35,9 +33,8 @@ def concat(datasets: Iterable[Samples]) -> Concat:
 
     `labels` has the columns of all of them, null where a dataset lacks one, and is a copy, made at its first
     use. `cache` and `indices` of its views refer to the whole. Each dataset keeps its transforms, and
-    `select` chooses from what they make; what was appended to an archive after this call is not part of it.
-    A batch from samples of one structure is read in bulk, even if they lie in several archives; other
-    batches are collated from their samples.
+    `select` chooses from what they make; what is appended to an archive later is not part of it. A batch
+    from samples of one structure is read in bulk, even if they lie in several archives.
 
     >>> both = edcache.concat([ds, extra.filter(good=True)])
     """
@@ -126,13 +123,7 @@ class Concat(Combined):
         return int(self._bounds[-1])
 
     def chunk_of(self, indices: Ints) -> Ints:
-        """Which chunk holds the record of each sample: int64 [n], numbered over all archives, -1 for none.
-
-        Args:
-            indices: int64 [n], each in [0, len(self)).
-        Raises:
-            OptionError: the samples of a dataset lie in several archives each.
-        """
+        """Which chunk holds the record of each sample: int64 [n], numbered over all archives, -1 for none."""
         numbers = np.full(len(indices), -1, np.int64)
         first = 0
         for part, places, positions in self._shares(indices):
@@ -209,13 +200,10 @@ class Concat(Combined):
 
 
 class Several(Samples):
-    """The samples of several archives, one archive after the other; `CachedDataset.from_cache` makes it.
+    """The samples of several archives, in order; `CachedDataset.from_cache` makes it.
 
     It can do what `edcache.concat` of them can, and `refresh`. Its views are of what was there when they were
-    made: they stay the same samples when an archive grows. Its transforms are set for all archives.
-
-    Attributes:
-        archives: the datasets, in order.
+    made: they stay the same samples when an archive grows. Its transforms are set for all `archives`.
     """
 
     def __init__(self, archives: Sequence[StoredSamples]) -> None:
@@ -233,7 +221,7 @@ class Several(Samples):
 
     @property
     def transform(self) -> Transform:
-        """That of the archives; set it for all of them, see the base class."""
+        """That of the archives, set for all of them; see the base class."""
         return self.archives[0].transform
 
     @transform.setter
@@ -243,7 +231,7 @@ class Several(Samples):
 
     @property
     def batch_transform(self) -> Transform:
-        """That of the archives; set it for all of them."""
+        """That of the archives, set for all of them."""
         return self._batch_transform
 
     @batch_transform.setter
@@ -263,7 +251,7 @@ class Several(Samples):
 
     @property
     def missing(self) -> Ints:
-        """The indices without a record: int64 [k], sorted, a copy."""
+        """The indices without a record: int64 [k], sorted."""
         return np.concatenate([archive.missing + start for archive, start in self._placed()])
 
     @property
@@ -281,11 +269,10 @@ class Several(Samples):
         return self._view(".available()", selection=Picks(np.concatenate(indices)))
 
     def info(self) -> dict[str, Any]:
-        """The state of the archives, and what reading them takes in this process.
+        """The state of the archives, and what reading them takes in this process, as of one archive.
 
-        Returns:
-            As of one archive: samples, present, nbytes, mapped and private are sums, sealed is whether all
-            are, labels has the columns of any; path is the list of paths, and archives the info of each.
+        Numbers are sums, sealed is whether all are, labels has the columns of any; path is the list of paths,
+        and archives the info of each.
         """
         infos = [archive.info() for archive in self.archives]
         summed = ("present", "nbytes", "mapped", "private")

@@ -45,13 +45,7 @@ def expand_paths(paths: Path | Iterable[Path]) -> list[str] | None:
 
 
 def digests_of(paths: Sequence[str], expected: object) -> list[str | None]:
-    """The digest that is expected of each of several archives.
-
-    Args:
-        expected: None, a sequence in the order of the archives, or a mapping by their paths.
-    Raises:
-        OptionError: one digest for all of them; others than there are archives.
-    """
+    """The digest that is expected of each of several archives: of a sequence, or a mapping by their paths."""
     if expected is None:
         return [None] * len(paths)
     if isinstance(expected, Mapping):

@@ -56,11 +56,7 @@ def parted(
     strata: npt.NDArray[Any] | None,
     groups: npt.NDArray[Any] | None,
 ) -> tuple[Ints, Ints]:
-    """Which samples each part has: as `grouped` gives it, the positions of each part ascending.
-
-    Args:
-        strata, groups: the class and the group of each sample, numbered from 0; None for no such rule.
-    """
+    """Which samples each part has, as `grouped` gives it, by the class and the group of each sample."""
     random = None if seed is None else generator(seed)
     if groups is not None:
         classes = np.zeros(count, np.uint8) if strata is None else strata

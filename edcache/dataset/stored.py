@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from edcache import reader
-from edcache.base import ImageError, Ints, MissingSampleError, Picks, Transform
+from edcache.base import ImageError, Ints, MissingSampleError, Picks, Transform, checked_function
 from edcache.codec import Decoding, Node, read_through
-from edcache.dataset.indexing import Root, T_co, checked_function
+from edcache.dataset.indexing import Root, T_co
 from edcache.dataset.view import Samples, View
 from edcache.format import Failure, Head
 from edcache.labels import Labels, checked_indices
@@ -44,11 +44,7 @@ class StoredSamples(Root[T_co], Samples[T_co]):
 
     @property
     def batch_transform(self) -> Transform:
-        """The function that collated batches pass, of views too; None for none. It may be set at any time.
-
-        Raises:
-            OptionError: on setting, 'batch_transform=7; give a function, or None'.
-        """
+        """The function that collated batches pass, of views too; None for none. It may be set at any time."""
         return self._batch_transform
 
     @batch_transform.setter

@@ -23,12 +23,10 @@ CHUNK_SIZE = 64
 
 
 class PathCachedDataset(edcache.dataset.CachedDataset):
-    """edflow's PathCachedDataset over an archive at a path.
+    """edflow's PathCachedDataset: an archive at a path. An old zip goes to "<path without .zip>.edcache.zip".
 
-    Args:
-        dataset: None where the archive is complete.
-        path: the archive, or an old zip, whose samples go to "<path without .zip>.edcache.zip".
-        trust_pickle, options: as in CachedDataset. By default what is missing is computed now.
+    The dataset may be None where the archive is complete. Options are those of CachedDataset; by default what
+    is missing is computed now.
     """
 
     base_dataset: Any

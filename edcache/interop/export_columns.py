@@ -39,14 +39,9 @@ class Picture(NamedTuple):
 
 
 def leaves_of(sample: Any, place: str) -> Leaves:
-    """The leaves of a sample by name: keys, indices and field names, with dots between.
+    """The leaves of a sample by name: keys, indices and field names, with dots between; "" where it is one.
 
-    A sample that is a leaf itself has the name "". Lists of plain values are one leaf.
-
-    Args:
-        place: what messages begin with: "export(): sample 17".
-    Raises:
-        ExportError: 'export(): sample 17: field "x" is a set, which no format holds; ...'.
+    Lists of plain values are one leaf. `place` is what messages begin with: "export(): sample 17".
     """
     leaves: Leaves = {}
     for path, value in _walked(sample, ()):
@@ -145,13 +140,7 @@ def nbytes_of(leaves: Leaves) -> int:
 
 
 def columns_of(leaves: Leaves, place: str, to: str, arrays: str) -> Columns:
-    """The columns that one sample needs.
-
-    Args:
-        to: the format. arrays: numpy's kinds of arrays that it holds.
-    Raises:
-        ExportError: a leaf that the format does not hold.
-    """
+    """The columns that one sample needs, in a format that holds arrays of some of numpy's kinds."""
     for name, value in leaves.items():
         if isinstance(value, complex) and "c" not in arrays:
             raise refused(place, name, value, f"{to} holds no complex numbers")
@@ -181,13 +170,7 @@ def _column(name: str, value: Any, place: str) -> Column:
 
 
 def joined(samples: Iterable[tuple[Columns, str]]) -> Columns:
-    """The columns that hold what all samples show.
-
-    Args:
-        samples: what each shows, and what messages about it begin with.
-    Raises:
-        ExportError: 'export(): sample 7: field "x" is float, and int in sample 0; ...'.
-    """
+    """The columns that hold what all samples show; what messages about each begin with comes with it."""
     known: dict[str, tuple[Column, str, int]] = {}
     count = 0
     for shown, place in samples:
@@ -218,11 +201,7 @@ def _both(old: Column, new: Column, where: str, place: str) -> Column:
 
 
 def check_fits(columns: Mapping[str, Column], shown: Mapping[str, Column], place: str) -> None:
-    """Refuse a sample that is otherwise than those that were looked at.
-
-    Raises:
-        ExportError: 'export(): sample 7: field "x" is an array of uint8 (3, 4), it was ...'.
-    """
+    """Refuse a sample that is otherwise than those that were looked at."""
     for name in columns.keys() | shown.keys():
         known, now = columns.get(name), shown.get(name, Column(name, "null"))
         if known is None or not _fits(known, now):

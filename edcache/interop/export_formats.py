@@ -56,11 +56,7 @@ def check_free(out: str) -> None:
 
 @contextmanager
 def new_folder(out: str) -> Iterator[str]:
-    """A folder to write into, `out + ".edcache.new"`, that gets its name when the block ends well, else goes.
-
-    Raises:
-        ArchiveExistsError: something is at `out`. ArchiveLockedError: another process writes there.
-    """
+    """A folder to write into, beside its name, which it gets when the block ends well; else it goes."""
     check_free(out)
     with closing(writer.start(out, is_folder=True)) as session:
         work = os.path.dirname(session.path)
@@ -163,11 +159,7 @@ class Plan:
                 yield from read(self.ds, piece[start : start + _MOST_IN_A_BATCH])
 
     def rows(self, part: range) -> Iterator[tuple[range, dict[str, list[Any]]]]:
-        """The leaves of each column, images as their bytes, of as many samples together as make some 16 MiB.
-
-        Raises:
-            ExportError: a sample that is otherwise than those that were looked at.
-        """
+        """The leaves of each column, images as their bytes, of some 16 MiB of samples together."""
         for piece in self.parts(_BATCH_NBYTES, part):
             columns: dict[str, list[Any]] = {name: [] for name in self.columns}
             for place, leaves in self.samples(piece):
@@ -264,11 +256,7 @@ class _Files(Format):
 
     @classmethod
     def _files_of(cls, leaves: Leaves, place: str, labels: dict[str, Any] | None = None) -> dict[str, bytes]:
-        """The bytes of each file of a sample by its name; a leaf without a name gives only an extension.
-
-        Raises:
-            ExportError: a value that no file holds, a name that no file can have, or two files of one name.
-        """
+        """The bytes of each file of a sample by its name; a leaf without a name gives only an extension."""
         # Times are texts.
         files = {"labels.json": json.dumps(labels, default=str).encode()} if labels else {}
         for name, value in leaves.items():

@@ -45,13 +45,9 @@ class Member(NamedTuple):
 
 
 def listed(path: str) -> tuple[list[Member], bool]:
-    """The members of a zip in the order of its directory, or, without one, of the file.
+    """The members of a zip in the order of its directory, and whether it has one; else as their headers lie.
 
-    Returns:
-        The members, and whether there was a directory. Without one, what a killed writer left unfinished at
-        the end is not among them.
-    Raises:
-        ForeignCacheError: members share bytes, as in a zip bomb; or the file cannot be read.
+    Without one, what a killed writer left unfinished at the end is not among them.
     """
     with reading(path), open(path, "rb") as file:
         try:
@@ -67,12 +63,7 @@ def listed(path: str) -> tuple[list[Member], bool]:
 
 
 def contents(path: str, member: Member, most: int) -> bytes:
-    """The unpacked bytes of a member.
-
-    Raises:
-        ForeignCacheError: 'old.zip: example_3.p at offset 4,096: crc32 0x..., its header says 0x...'; or
-            it claims more than `most` bytes, is damaged, or is packed by an unusual method.
-    """
+    """The unpacked bytes of a member, which are what its header says."""
     where = member.shown(path)
     if member.method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ForeignCacheError(f"{where}: packed by method {member.method}; pack it anew with zip")

@@ -31,9 +31,7 @@ _SAFE = frozenset(
 class Packaged(OldCache):
     """A folder that only a package reads, which opens it anew in each process.
 
-    Attributes:
-        package: what it is called, as pip knows it.
-        described_in: the file that says what the folder holds; its bytes tell this cache from others.
+    package: as pip knows it. described_in: the file whose bytes tell this cache from others.
     """
 
     package: ClassVar[str]
@@ -73,12 +71,7 @@ class Packaged(OldCache):
 
 
 class Litdata(Packaged):
-    """A folder that litdata.optimize wrote, read by `litdata.StreamingDataset`.
-
-    Raises:
-        MissingDependencyError: litdata is not installed.
-        PickleRefusedError: a field is pickled, which litdata unpickles whatever it is.
-    """
+    """A folder that litdata.optimize wrote; litdata would unpickle any field that is pickled."""
 
     kind = package = "litdata"
     described_in = INDEX

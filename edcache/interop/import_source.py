@@ -164,11 +164,7 @@ def read_whole(path: str, shown: str, most: int) -> bytes:
 
 
 def read_part(path: str, shown: str, offset: int, nbytes: int, ends: str | None = None) -> bytes:
-    """So many bytes of a file, from an offset on, or fewer where it ends before.
-
-    Args:
-        ends: how an error says that it ends before; None is no error.
-    """
+    """So many bytes of a file, or fewer where it ends before; `ends` says so as an error."""
     with reading(shown), open(path, "rb") as file:
         file.seek(offset)
         data = file.read(nbytes)

@@ -33,11 +33,7 @@ _OURS = b"edcache.json"  # the name of the first entry
 
 
 class _Place:
-    """What lies at a path, as far as it takes to recognise it.
-
-    Attributes:
-        is_zip, is_tar: by its first bytes. names: of the files in a folder, the first ten thousand.
-    """
+    """What lies at a path, to recognise it by: the first names in a folder, or bytes of a file."""
 
     def __init__(self, path: str) -> None:
         self.path = path

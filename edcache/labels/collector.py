@@ -45,9 +45,8 @@ _COUNTED = frozenset({int, *_INTEGERS, str})
 class LabelCollector:
     """Gathers the labels of samples, one after another, into a table per chunk.
 
-    Types are checked against every sample seen here, and against `seen`, the types of the archive's labels,
-    so that the first sample that does not fit is named. The table of a chunk gets its types from that chunk
-    alone, so that it does not depend on who wrote the chunks before. `unify` joins them.
+    Types are checked against every sample seen here, and against `seen`, those of the archive: the first
+    sample that does not fit is named. A chunk's table has types of its own; `unify` joins them.
     """
 
     def __init__(self, spec: LabelSpec, seen: LabelTypes | None = None) -> None:
@@ -61,12 +60,7 @@ class LabelCollector:
         return self._rows
 
     def add(self, index: int, sample: Any) -> None:
-        """Keep the labels of one sample; after an error the collector is as it was before the call.
-
-        Raises:
-            LabelError: a field that the sample does not have.
-            LabelTypeError: `label "y": sample 7 is a str ('cat'), earlier samples are int64; ...`.
-        """
+        """Keep the labels of one sample: LabelError or LabelTypeError names it, and all is as before."""
         self.add_values(index, self.spec.extract(index, sample))
 
     def add_values(self, index: int, values: Sequence[Any]) -> None:
@@ -190,13 +184,7 @@ def collected(name: str, values: Iterable[tuple[int, Any]]) -> pa.Array:
 
 
 def collected_columns(names: Sequence[str], rows: Iterable[tuple[int, Sequence[Any]]]) -> pa.Table:
-    """Columns of single values, by the rules of `LabelCollector`; at most a million of each are objects.
-
-    Args:
-        rows: (index of the sample, a value for each name); the index is for errors alone.
-    Raises:
-        LabelTypeError: as `LabelCollector.add`.
-    """
+    """Columns of (index, values), by the rules of `LabelCollector`; at most a million of each are objects."""
     collector, tables = LabelCollector(LabelSpec({name: lambda sample: None for name in names})), []
     for index, values in rows:
         collector.add_values(index, values)
@@ -210,11 +198,7 @@ def collected_columns(names: Sequence[str], rows: Iterable[tuple[int, Sequence[A
 
 
 class _Cell(NamedTuple):
-    """One value as the column keeps it.
-
-    `numbers` are the ints that decide about a wider type: all of them, or the least, the greatest and the
-    first that is no float64.
-    """
+    """A value, and the ints that decide about a wider type: all, or least, greatest, first inexact."""
 
     type: pa.DataType
     value: Any

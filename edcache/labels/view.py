@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from copy import copy
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,15 +15,15 @@ from edcache.format import from_numpy, is_text, pa, take_rows
 from edcache.labels.column import (
     SMALL_RANGE,
     Classes,
+    Description,
+    ascending,
     classes_of,
     comparable,
+    describe,
     one_chunk,
     sort_keys_of,
     to_numpy,
 )
-
-if TYPE_CHECKING:
-    from edcache.labels.summary import Description
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -43,15 +44,18 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     def __init__(
         self,
-        table: pa.Table | Callable[[], pa.Table] | _Whole,
+        table: pa.Table | Callable[[], pa.Table],
         indices: npt.ArrayLike | None = None,
         *,
         num_rows: int | None = None,
     ) -> None:
-        self._whole = table if isinstance(table, _Whole) else _Whole(table, num_rows)
+        self._source = table
+        self._num_rows = num_rows
+        self._parent = None if indices is None else Labels(table, num_rows=num_rows)
         self._rows: Rows | None = None
         self._pending: tuple[npt.NDArray[Any], ...] = () if indices is None else (_as_indices(indices),)
-        self._columns: dict[str, npt.NDArray[Any]] = {}
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._comparable: dict[str, pa.ChunkedArray] = {}  # of the whole alone
         self._table: pa.Table | None = None
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -62,26 +66,37 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """
         if not isinstance(name, str):
             raise unknown_label(name, list(self))
-        if name not in self._columns:
-            self._columns[name] = self._column(name)
-        return self._columns[name]
+        array = self._arrays.get(name)
+        if array is None:
+            array = self._arrays[name] = self._array(name)
+            array.flags.writeable = False
+        return array
+
+    def _array(self, name: str) -> npt.NDArray[Any]:
+        column, rows = self.whole.column(name), self.rows
+        if rows is None:
+            return to_numpy(one_chunk(column), nullable=column.null_count > 0)
+        if is_text(column.type):
+            # Objects for the taken rows alone: the whole column would be millions of str.
+            return to_numpy(one_chunk(self._taken(column)), nullable=False)
+        return self.whole[name][rows]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._whole.table.column_names)
+        return iter(self.whole.table.column_names)
 
     def __len__(self) -> int:
         """The number of columns; `num_rows` counts the samples."""
-        return len(self._whole.table.column_names)
+        return len(self.whole.table.column_names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._whole.table.column_names
+        return name in self.whole.table.column_names
 
     # A Mapping would compare arrays and be unhashable.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{field.name}: {field.type}" for field in self._whole.table.schema)
+        columns = ", ".join(f"{field.name}: {field.type}" for field in self.whole.table.schema)
         return f"Labels({columns or 'no columns'}; {self.num_rows} rows)"
 
     @property
@@ -89,20 +104,25 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """The number of samples in this view."""
         if self._pending:
             return len(self._pending[-1])
-        return self._whole.num_rows if self._rows is None else len(self._rows)
+        if self._rows is not None:
+            return len(self._rows)
+        return int(self.table.num_rows) if self._num_rows is None else self._num_rows
 
     @property
     def table(self) -> pa.Table:
         """The columns as a pyarrow Table; for a `take` a copy of its rows, made once."""
         if self._table is None:
             rows = self.rows
-            self._table = self._whole.table if rows is None else take_rows(self._whole.table, rows)
+            if rows is not None:
+                self._table = take_rows(self.whole.table, rows)
+            else:
+                self._table = self._source() if callable(self._source) else self._source
         return self._table
 
     @property
     def whole(self) -> Labels:
         """The labels of the whole dataset, whatever was taken."""
-        return Labels(self._whole)
+        return self if self._parent is None else self._parent
 
     @property
     def rows(self) -> Rows | None:
@@ -113,7 +133,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """
         for step in self._pending:
             rows = self._rows
-            positions = checked_indices(step, self._whole.num_rows if rows is None else len(rows))
+            positions = checked_indices(step, self.whole.num_rows if rows is None else len(rows))
             self._rows = positions if rows is None else rows[positions]
         self._pending = ()
         return self._rows
@@ -124,14 +144,15 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         Args:
             indices: integers in [-num_rows, num_rows). Not copied: do not change them afterwards.
         """
-        taken = Labels(self._whole)
-        taken._rows = self._rows
+        taken = copy(self)
+        taken._parent = self.whole
         taken._pending = (*self._pending, _as_indices(indices))
+        taken._arrays, taken._table = {}, None
         return taken
 
     def is_of(self, whole: Labels) -> bool:
         """Whether this was taken from the same table."""
-        return self._whole is whole._whole
+        return self.whole is whole.whole
 
     def to_pandas(self) -> Any:
         """The columns as a pandas DataFrame, row i = sample i of this view."""
@@ -174,8 +195,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
         A sequence with one entry a column, which prints as a small table. Costs as `counts` of each column.
         """
-        from edcache.labels.summary import describe
-
         return describe(self.table)
 
     def unique(self, name: str) -> npt.NDArray[Any]:
@@ -184,8 +203,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         Raises:
             UnknownLabelError: no such column. LabelTypeError: a column of lists.
         """
-        from edcache.labels.summary import ascending
-
         column = self.singles(name, "unique")
         if pa.types.is_null(column.type):
             return np.empty(0, object)
@@ -200,11 +217,20 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     def column(self, name: str) -> pa.ChunkedArray:
         """The column as Arrow has it."""
-        return self._taken(self._whole.column(name))
+        whole = self.whole.table
+        if name not in whole.column_names:
+            raise unknown_label(name, whole.column_names)
+        column = whole.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        return self._taken(column)
 
     def comparable(self, name: str) -> pa.ChunkedArray:
         """The column as every comparison sees it (see column.py), made once for all views."""
-        return self._taken(self._whole.comparable(name))
+        column, made = self.whole.column(name), self.whole._comparable
+        if name not in made:
+            made[name] = comparable(column)
+        return self._taken(made[name])
 
     def singles(self, name: str, asked_by: str) -> pa.ChunkedArray:
         """The same of a column of single values.
@@ -212,7 +238,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         Raises:
             LabelTypeError: 'label "boxes" is list<item: int64>; group_by() needs a column of single values'.
         """
-        kind = self._whole.column(name).type
+        kind = self.whole.column(name).type
         if pa.types.is_nested(kind):
             raise LabelTypeError(f'label "{name}" is {kind}; {asked_by}() needs a column of single values')
         return self.comparable(name)
@@ -229,15 +255,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
             values = list(self[name])
         return values
 
-    def _column(self, name: str) -> npt.NDArray[Any]:
-        rows = self.rows
-        if rows is None:
-            return self._whole.array(name)
-        if is_text(self._whole.column(name).type):
-            # Objects for the taken rows alone: the whole column would be millions of str.
-            return _read_only(to_numpy(one_chunk(self.column(name)), nullable=False))
-        return _read_only(self._whole.array(name)[rows])
-
 
 @contextmanager
 def _needs(method: str, package: str) -> Iterator[None]:
@@ -247,49 +264,6 @@ def _needs(method: str, package: str) -> Iterator[None]:
         raise MissingDependencyError(
             f"labels.{method}() needs {package}; install it with: pip install edcache[{package}]"
         ) from None
-
-
-class _Whole:
-    """The table of the whole dataset and its columns as numpy, shared by every view of it."""
-
-    def __init__(self, table: pa.Table | Callable[[], pa.Table], num_rows: int | None) -> None:
-        self._source = table
-        self._num_rows = num_rows
-        self._arrays: dict[str, npt.NDArray[Any]] = {}
-        self._comparable: dict[str, pa.ChunkedArray] = {}
-
-    @property
-    def table(self) -> pa.Table:
-        if callable(self._source):
-            self._source = self._source()
-        return self._source
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.table.num_rows) if self._num_rows is None else self._num_rows
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        if name not in self.table.column_names:
-            raise unknown_label(name, self.table.column_names)
-        column = self.table.column(name)
-        return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-
-    def comparable(self, name: str) -> pa.ChunkedArray:
-        column = self.column(name)
-        if name not in self._comparable:
-            self._comparable[name] = comparable(column)
-        return self._comparable[name]
-
-    def array(self, name: str) -> npt.NDArray[Any]:
-        if name not in self._arrays:
-            column = self.column(name)
-            self._arrays[name] = _read_only(to_numpy(one_chunk(column), nullable=column.null_count > 0))
-        return self._arrays[name]
-
-
-def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    array.flags.writeable = False
-    return array
 
 
 def _as_indices(indices: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -303,11 +277,7 @@ def _as_indices(indices: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
-    """Indices as int64 in [0, length), negative ones counted from the end.
-
-    Raises:
-        SampleIndexError: the first bad entry, as `indices[3] = 12 not in [-10, 10)`.
-    """
+    """Indices as int64 in [0, length); SampleIndexError says `indices[3] = 12 not in [-10, 10)`."""
     if not indices.size:
         return indices.astype(np.int64)
     low, high = int(indices.min()), int(indices.max())
@@ -319,20 +289,12 @@ def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
 
 
 def classes(labels: Labels, name: str, asked_by: str) -> Classes:
-    """The distinct values of a column, a missing one among them.
-
-    Raises:
-        UnknownLabelError: no such column.
-        LabelTypeError: 'label "boxes" is list<item: int64>; group_by() needs a column of single values'.
-    """
+    """The distinct values of a column; UnknownLabelError, or LabelTypeError for lists."""
     return classes_of(_compared(labels, name, asked_by))
 
 
 def sort_keys(labels: Labels, name: str, descending: bool) -> npt.NDArray[Any]:
-    """Unsigned ints [num_rows] that are in the order of a column's values; missing ones and nans are last.
-
-    Raises: as `classes`.
-    """
+    """Unsigned ints in the order of a column's values; missing ones and nans are last."""
     return sort_keys_of(_compared(labels, name, "sort_by"), descending)
 
 

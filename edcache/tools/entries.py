@@ -1,7 +1,6 @@
 """The entries of a damaged archive that are whole, and what hides between them.
 
-An entry counts when its header fits its own crc32, stands where it says, and its number goes on from the
-entries before it. What lies between such entries hides.
+An entry counts when its header fits its own crc32, stands where it says, and its number goes on.
 """
 
 from __future__ import annotations
@@ -27,12 +26,9 @@ class Gap(NamedTuple):
 
 
 class Entries:
-    """The entries of a damaged archive that are whole, as runs, each linked from header to header.
+    """The entries that are whole as runs, linked from header to header, and the gaps between and behind them.
 
     Where a run ends before the file does, the pages behind are searched for the next one.
-
-    Attributes:
-        runs: by rising offset and sequence number. gaps: what hides between and behind them.
     """
 
     def __init__(self, file: File, uuid: bytes, cursor: Cursor | None) -> None:

@@ -112,17 +112,12 @@ class Salvage:
     """What a damaged file proves. Whether a record is good, its crc32 tells later.
 
     Attributes:
-        head: as it reads, or what can be told without it. head_lost: whether it did not read.
+        head: as it reads, or what can be told without it, where it is lost.
         contents: the newest record of each sample as far as anything tells, each once, none overlapping.
-        length: of the dataset. lost: indices of samples whose newest record cannot be in `contents`.
-        unlabelled: indices whose labels are lost. doubtful: see there.
+        lost: samples whose newest record cannot be in `contents`. unlabelled: whose labels are lost.
         revision: what all revisions of labels that are intact say, as one; None where that is nothing.
         lost_revisions: names of those of which nothing intact tells what they said.
-        dictionaries: where they lie, whole or not. failures: of samples without a record.
-        problems: one line each, with path and offset.
-    Raises:
-        NotAnArchiveError, CorruptArchiveError: nothing of an archive is there.
-        FormatVersionError: the head is of a newer format.
+    Raises: as `repair`.
     """
 
     def __init__(self, file: File) -> None:
@@ -380,7 +375,8 @@ class Salvage:
             labels = revised(*arguments, placed, self.length, self.path)
         except LabelTypeError:
             # Types that changed where nothing tells any more: what was added counts.
-            placed = [Placed(seq, _replacing(revision)) for seq, revision in placed]
+            named = [({*r.dropped, *r.labels.column_names}, seq, r) for seq, r in placed]
+            placed = [Placed(seq, replace(r, dropped=list(names))) for names, seq, r in named]
             labels = revised(*arguments, placed, self.length, self.path)
         return labels.folded(records.index)
 
@@ -446,10 +442,6 @@ class Salvage:
         assert records.index is not None
         stays = (index < self.length) & ~np.isin(index, records.index) & ~np.isin(index, self.lost)
         return sorted(last[k] for k in index[stays].tolist())
-
-
-def _replacing(revision: Revision) -> Revision:
-    return replace(revision, dropped=[*{*revision.dropped, *revision.labels.column_names}])
 
 
 def _indexed(records: Records) -> Records:

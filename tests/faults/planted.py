@@ -628,8 +628,8 @@ _MAINTENANCE = [
     Bug(
         "repair copies a damaged record",
         "tools/rewrite.py",
-        "crcs == part.crc32\n",
-        "crcs >= 0\n",
+        "np.uint32) == part.crc32\n",
+        "np.uint32) >= 0\n",
         ("test_repair.py::test_a_damaged_record_alone_is_lost",),
     ),
     Bug(
@@ -771,7 +771,7 @@ _MEMORY = [
     Bug(
         "a forked child holds nothing",
         "backends/shm/memory.py",
-        "        os.dup2(held[0], descriptors[0], inheritable=False)\n",
+        "            os.dup2(held[0], descriptors[0], inheritable=False)\n",
         "",
         ("test_memory.py::test_a_forked_child_holds_when_its_parent_is_killed",),
     ),

@@ -37,11 +37,7 @@ _PASSED_OVER: Final = (writer.SUFFIX, PARTIAL, SIDE)
 
 
 class Copied(NamedTuple):
-    """What a call copied.
-
-    path: the copy, or the folder of copies. archives: how many there are. nbytes: of all of them. fetched:
-    bytes of them that this call read from the origin.
-    """
+    """What a call copied: `path` of the copy or the folder; bytes of all, and those that were fetched."""
 
     path: str
     archives: int
@@ -181,11 +177,7 @@ def current(copy: str, identity: tuple[str, ...]) -> Version | None:
 
 @dataclass(frozen=True)
 class Copying:
-    """Making one copy.
-
-    path: where it belongs. folder: whose copies may go to make room for it. threads: reads at a time. limit:
-    bytes of all copies in the folder; None for any. keep: copies that must not go.
-    """
+    """Making one copy: where it belongs, and the folder whose copies, but for `keep`, may go to make room."""
 
     path: str
     folder: str

@@ -54,11 +54,7 @@ class _Part:
 class Plan:
     """What a sealed archive consists of, as the origin says it; reads its headers, not its samples.
 
-    Attributes:
-        size: bytes. uuid: of the archive.
-    Raises:
-        NotAnArchiveError, FormatVersionError, CorruptArchiveError.
-        OptionError: "train.zip: it is not sealed, so it may still grow; ...".
+    Raises OptionError where it is not sealed, and as opening does.
     """
 
     def __init__(self, origin: ByteSource) -> None:
@@ -130,12 +126,7 @@ def _reading_ahead(origin: ByteSource, directory: int, size: int) -> PRead:
 
 
 class Fetch:
-    """Make a file equal to an origin, byte for byte, whatever it held before; not synced.
-
-    Args:
-        plan: of the origin. file: writable. threads: as many reads at a time.
-        on_progress: called with (bytes that are here, bytes of the archive), by the thread of `run`.
-    """
+    """Make a file equal to an origin, byte for byte, whatever it held before; not synced."""
 
     def __init__(
         self,
@@ -156,10 +147,7 @@ class Fetch:
         Args:
             older: a copy of an earlier state, of which parts may have stayed what they were.
         Raises:
-            CorruptArchiveError: "far/train.zip: chunks/00000003 at offset 16,384 fails its crc32, read twice;
-                ...".
-            StaleArchiveError: the origin became shorter. StorageError.
-        Cost: reads once what the file has, and writes what it lacks; twice `PIECE_NBYTES` of memory a thread.
+            CorruptArchiveError: an entry fails its crc32, read twice. StaleArchiveError, StorageError.
         """
         parts, fetched = self._plan.parts, 0
         self._file.truncate(self._plan.size)

@@ -65,10 +65,7 @@ _FULL: Final = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBI
 
 
 class Pinned(NamedTuple):
-    """What names a copy to other processes.
-
-    source: of the origin. copy: the path of the copy once it is whole. nbytes: of both.
-    """
+    """What names a copy to other processes: `copy` is its path once it is whole."""
 
     source: str
     identity: Identity
@@ -77,13 +74,7 @@ class Pinned(NamedTuple):
 
 
 class ReadThrough(Wrapped):
-    """An archive of which this machine has a copy, whole or not.
-
-    Args:
-        data: the copy, opened to be read. is_whole: whether it has its name.
-        opener: opens the origin, which happens when a block is missing.
-    Attributes:
-        path: of the origin, for messages.
+    """An archive of which this machine has a copy, `data`, whole or not; messages name the origin.
 
     Safety: threads and forks; a child opens for itself what it writes to, and the origin.
     """
@@ -113,29 +104,23 @@ class ReadThrough(Wrapped):
         return _reopened(self.pinned, self._opener)
 
     def pread(self, offset: int, nbytes: int) -> bytes:
-        """Read `nbytes` at `offset`, fetching what was not yet; fewer only at the end of the file.
-
-        Raises:
-            StaleArchiveError: "far/train.zip: it has changed since it was opened; ...".
-            StorageError: neither the origin nor the copy can be read.
-        """
+        """See `ByteSource`: fetches what was not yet; StaleArchiveError where the origin has changed."""
         nbytes = max(0, min(nbytes, self.pinned.nbytes - offset))
-        if nbytes and self._touched is not None:
-            self._touched.update(_blocks(offset, nbytes))
-        if self._ensure(_blocks(offset, nbytes)):
-            return self.data.pread(offset, nbytes)
-        return self._open_origin().pread(offset, nbytes)
+        blocks = _blocks(offset, nbytes)
+        if self._touched is not None:
+            self._touched.update(blocks)
+        if self.is_partial and self._known.find(0, blocks.start, blocks.stop) >= 0:
+            missing = self._missing(blocks)
+            if missing and (self._is_full or not self._fetch(missing)):
+                return self._open_origin().pread(offset, nbytes)
+        return self.data.pread(offset, nbytes)
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Read extents (offset, nbytes), one after the other."""
         return [memoryview(self.pread(offset, nbytes)) for offset, nbytes in extents]
 
     def announce(self, start: Ints, end: Ints) -> None:
-        """Fetch what is missing of many extents, all at once.
-
-        Args:
-            start, end: int64 [n], bytes from the start of the file.
-        """
+        """See `ByteSource`: fetches what is missing of them, all at once."""
         if not self.is_partial or self._is_full:
             return
         wanted = self._around(start, end)
@@ -145,12 +130,7 @@ class ReadThrough(Wrapped):
                 return
 
     def mend(self, offset: int, nbytes: int) -> bool:
-        """Fetch an extent again, because it fails its crc32; whether it can be looked at again.
-
-        Raises:
-            CorruptRecordError: "ssd/train-1f0c.zip: bytes 4,096 to 8,192 fail their crc32, and cannot be
-                fetched again: ...".
-        """
+        """See `ByteSource`; CorruptRecordError where it cannot be fetched again."""
         try:
             return self._fetch_again(_blocks(offset, nbytes))
         except (ArchiveError, OSError) as error:
@@ -189,10 +169,7 @@ class ReadThrough(Wrapped):
     def finish(self, start: Ints, end: Ints) -> ReadThrough | None:
         """Where nearly all records are here, fetch the rest, prove all of it and give the copy its name.
 
-        Args:
-            start, end: int64 [n], extents that hold all records.
-        Returns:
-            The whole copy, opened; None where it is not whole. Who has this open goes on with it.
+        Gives the whole copy, opened. Who has this open goes on with it.
         """
         if not self.is_partial:
             return None
@@ -232,13 +209,6 @@ class ReadThrough(Wrapped):
         np.add.at(edges, np.clip(start >> BLOCK_BITS, 0, self._last), 1)
         np.add.at(edges, np.clip(end - 1 >> BLOCK_BITS, 0, self._last) + 1, -1)
         return np.flatnonzero(np.cumsum(edges[:-1]) > 0)
-
-    def _ensure(self, blocks: range) -> bool:
-        """Have some blocks here; False where they cannot be kept."""
-        if not self.is_partial or self._known.find(0, blocks.start, blocks.stop) < 0:
-            return True
-        missing = self._missing(blocks)
-        return not missing or (not self._is_full and self._fetch(missing))
 
     def _missing(self, blocks: Iterable[int]) -> list[int]:
         """Those of rising blocks that nobody has fetched yet."""
@@ -346,12 +316,9 @@ def open_copy(
     Args:
         where: the archive, sealed. token: of a copy that another process has open: the origin is not looked
             at then. folder: made where it is absent. max_bytes: as in `copy_to_local`.
-    Returns:
-        The copy; a whole one that `copy_to_local` made there, where there is one.
     Raises:
         ArchiveNotFoundError, StorageError: the archive is not there, and neither is a whole copy of it.
-        OptionError: it is not sealed. NotAnArchiveError, FormatVersionError, CorruptArchiveError.
-        StaleArchiveError: the copy with this token is not there any more.
+        StaleArchiveError: the copy with this token is gone. OptionError: it is not sealed.
     """
 
     opener: Opener = where.open
@@ -443,8 +410,8 @@ def _without_origin(source: str, folder: str, opener: Opener, error: Exception) 
     """A whole copy of what cannot be reached; raises the error where there is none."""
     for copy, version in whole_copies_of(source, folder):
         pinned = Pinned(source, version.identity, copy, version.nbytes)
-        found = _attached(pinned, opener)
-        if found is not None and not found.is_partial:
+        file = _attached(pinned, opener)
+        if file is not None and not file.is_partial:
             logger.warning("%s: reading its copy %s: %s", source, copy, error)
-            return found
+            return file
     raise error

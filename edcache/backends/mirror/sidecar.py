@@ -47,11 +47,7 @@ Identity = tuple[str, ...]
 
 
 def identity_at(where: Location) -> Identity:
-    """The identity of what is there: of a path by one call of the system, of a URL by one or two requests.
-
-    Raises:
-        ArchiveNotFoundError, StorageError.
-    """
+    """The identity of what is there: of a path by one call of the system, of a URL by one or two requests."""
     if not where.by_request:
         return tuple(map(str, storage.stamp(where.local_path())))
     with closing(where.open()) as origin:
@@ -65,10 +61,7 @@ def identity_of(origin: ByteSource) -> Identity:
 
 
 class Version(NamedTuple):
-    """A state of the origin that was copied.
-
-    nbytes: of it. stamp: of the whole copy; None where it is not whole. digest: the copy's SHA-256, if known.
-    """
+    """A state of the origin that was copied; `stamp` and `digest` are of the whole copy, where known."""
 
     identity: Identity
     uuid: str
@@ -107,11 +100,7 @@ class Side:
         return [_parsed(self.file.pread(start, _SLOT_NBYTES)) for start in (0, _SLOT_NBYTES)]
 
     def write(self, note: Note) -> None:
-        """Say something else from now on.
-
-        Raises:
-            StorageError: the origin's path is too long to be kept.
-        """
+        """Say something else from now on; StorageError where the origin's path is too long to be kept."""
         text = json.dumps({"origin": note.origin, "versions": note.versions}).encode("ascii")
         if _HEADER.size + len(text) > _SLOT_NBYTES:
             raise StorageError(f"{self.file.path}: no room for the path of the origin; give a shorter one")
@@ -171,10 +160,7 @@ def stamp_of(path: str) -> Stamp | None:
 def locked_side(copy: str, *, wait: bool = True) -> Iterator[Side | None]:
     """Make or delete a copy alone on this machine: the side file, made where there is none, and locked.
 
-    Args:
-        wait: for whoever has it, however long that takes; else gives None then.
-
-    The lock is the kernel's: it ends with the process that has it, however that dies.
+    Without `wait` gives None where another has it. The lock ends with the process, however that dies.
     """
     while True:
         with closing(File.open(copy + SIDE, "a")) as file:

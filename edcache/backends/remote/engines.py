@@ -33,12 +33,7 @@ _TAGS: Final = (
 
 
 def engine_of(url: Url, options: Mapping[str, Any]) -> Engine:
-    """What reads an object, in this process.
-
-    Raises:
-        MissingDependencyError: "reading s3:// needs s3fs; install it with: pip install edcache[s3]".
-        OptionError: fsspec knows no such scheme, or the options are not its.
-    """
+    """What reads an object, in this process; raises MissingDependencyError, OptionError."""
     scheme, is_chain = url.scheme, "::" in url.url
     if scheme in _WEB and not is_chain:
         import fsspec.config
@@ -93,7 +88,6 @@ class FilesystemEngine(Engine):
         self._path = path
 
     async def stamp(self) -> Stamp:
-        """See `Engine`."""
         filesystem = self._filesystem
         filesystem.invalidate_cache()
         if hasattr(filesystem, "_get_object"):  # gcsfs: without a listing beside it
@@ -190,9 +184,6 @@ class _HubFile:
     """A file of a Hugging Face repository: the hub says which commit is meant, which is read ever after.
 
     fsspec's own file system reads ahead five megabytes wherever one byte is asked for.
-
-    Args:
-        filesystem: a `huggingface_hub.HfFileSystem`, whose endpoint and token are used. path: in it.
     """
 
     def __init__(self, filesystem: Any, path: str) -> None:
@@ -206,7 +197,6 @@ class _HubFile:
         return await asyncio.to_thread(self._look)
 
     async def address(self, stamp: Stamp | None) -> tuple[str, dict[str, str]]:
-        """See `Address`."""
         assert stamp is not None
         if stamp.tag not in self._urls:
             # Opened by another process, which knew the commit.

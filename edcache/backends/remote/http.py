@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
@@ -50,13 +51,7 @@ Address = Callable[["Stamp | None"], Awaitable["tuple[str, Mapping[str, str]]"]]
 
 
 def plain_engine(url: Url, options: Mapping[str, Any]) -> HttpEngine:
-    """What reads an http or https URL.
-
-    Args:
-        options: `headers` for every request; `client_kwargs` for aiohttp.ClientSession, as `auth`.
-    Raises:
-        MissingDependencyError: aiohttp is not installed. OptionError.
-    """
+    """What reads an http or https URL, with `headers`, and `client_kwargs` of aiohttp.ClientSession."""
     try:
         import aiohttp  # noqa: F401
     except ImportError:
@@ -75,7 +70,9 @@ def plain_engine(url: Url, options: Mapping[str, Any]) -> HttpEngine:
     host, slash, tail = rest.partition("/")
     userinfo, at, host = host.rpartition("@")
     if at:
-        headers.setdefault("Authorization", _basic(userinfo))
+        user, _, password = userinfo.partition(":")
+        token = b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode("ascii")
+        headers.setdefault("Authorization", f"Basic {token}")
     bare = f"{scheme}://{host}{slash}{tail}".partition("#")[0]
 
     async def address(stamp: Stamp | None) -> tuple[str, Mapping[str, str]]:
@@ -84,26 +81,14 @@ def plain_engine(url: Url, options: Mapping[str, Any]) -> HttpEngine:
     return HttpEngine(address, client_options)
 
 
-def _basic(userinfo: str) -> str:
-    from base64 import b64encode
-
-    user, _, password = userinfo.partition(":")
-    return "Basic " + b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode("ascii")
-
-
 class HttpEngine(Engine):
-    """An object that a server sends in ranges; each method is one request.
-
-    Args:
-        client_options: for aiohttp.ClientSession, such as `auth` or `trust_env`.
-    """
+    """An object that a server sends in ranges; each method is one request."""
 
     def __init__(self, address: Address, client_options: Mapping[str, Any] | None = None) -> None:
         self._address = address
         self._client_options = dict(client_options or {})
 
     async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
-        """See `Engine`."""
         return await self._answer(0, nbytes, None)
 
     async def stamp(self) -> Stamp:

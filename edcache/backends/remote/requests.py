@@ -11,7 +11,7 @@ import concurrent.futures
 import os
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -46,11 +46,7 @@ _LOST: Final = (
 
 
 class Failing(Exception):
-    """An answer that does not serve.
-
-    what: for the message. tries: how often it is worth to ask in all, None for as often as allowed.
-    wait: seconds that the server wants, if it said so.
-    """
+    """An answer that does not serve: to be asked for `tries` times in all, after `wait` seconds."""
 
     def __init__(self, what: str, tries: int | None = None, wait: float | None = None) -> None:
         super().__init__(what)
@@ -81,10 +77,7 @@ class Changed(Exception):
 
 @dataclass(frozen=True)
 class Stamp:
-    """A state of an object: its size, and what its server tells states apart by.
-
-    tag: "" where it tells nothing. kind: what it is, such as "ETag"; tags of other kinds do not compare.
-    """
+    """A state of an object: `tag` tells it from others, as far as they are of one `kind`, such as "ETag"."""
 
     size: int
     tag: str = ""
@@ -92,10 +85,7 @@ class Stamp:
 
 
 class Engine(ABC):
-    """One object, as one library reads it; its coroutines run in fsspec's event loop.
-
-    Each raises Failing, Forbidden, Absent, Changed, or whatever the library raises.
-    """
+    """One object, as one library reads it; raises the above, or whatever the library raises."""
 
     async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
         """The state of the object and its first bytes, fewer where it ends before."""
@@ -112,13 +102,7 @@ class Engine(ABC):
 
 
 class Requests:
-    """How an object is asked for: with a time limit, and again where that may help.
-
-    Attributes:
-        options: of the URL, for its engine.
-    Raises:
-        OptionError: "request_timeout=0; give seconds above 0".
-    """
+    """How an object is asked for: with a time limit, and again where that may help."""
 
     def __init__(self, url: Url) -> None:
         self.url = url
@@ -141,9 +125,7 @@ class Requests:
             doing: what is asked for, for the message: "reading 4,096 bytes at offset 8,192".
             nbytes: how much is to come, which takes its time.
         Raises:
-            StorageError: "https://example.org/train.zip: reading 4,096 bytes at offset 8,192: 503 Service
-                Unavailable, asked 5 times".
-            ArchiveNotFoundError, StaleArchiveError.
+            StorageError, ArchiveNotFoundError, StaleArchiveError.
         """
         asked = 0
         while True:
@@ -206,6 +188,24 @@ def kept(key: object, make: Callable[[], Answer]) -> Answer:
         things.setdefault(key, make())
     thing: Answer = things[key]
     return thing
+
+
+async def gathered(calls: Sequence[Callable[[], Awaitable[Answer]]], most: int) -> list[Answer]:
+    """The answers of many calls, at most so many at a time; where one fails, the others end."""
+    turns = asyncio.Semaphore(most)
+
+    async def answer(call: Callable[[], Awaitable[Answer]]) -> Answer:
+        async with turns:
+            return await call()
+
+    tasks = [asyncio.ensure_future(answer(call)) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def run(coroutine: Coroutine[Any, Any, Answer]) -> Answer:

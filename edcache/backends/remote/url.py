@@ -19,9 +19,8 @@ _HARMLESS: Final = frozenset({"endpoint_url", "region_name", "project", "request
 class Url(ShownUrl):
     """Where an object is, as text without userinfo and signed query; and what it takes to get at it.
 
-    Attributes:
-        url: with its credentials. options: for the engine, credentials among them; do not change it.
-        has_lost_credentials: it had some, and came out of a pickle without them.
+    url: with its credentials. options: for the engine, credentials among them; do not change it.
+    has_lost_credentials: it had some, and came out of a pickle without them.
     """
 
     url: str
