@@ -27,7 +27,7 @@ from edcache.base import (
     Sync,
     uploading,
 )
-from edcache.storage import ByteSource, File
+from edcache.storage import File
 from edcache.writer import Store
 
 if TYPE_CHECKING:
@@ -89,7 +89,6 @@ class ObjectStore(Store):
 
     @contextmanager
     def published(self, show: Show, is_done: Callable[[], bool], *, replaces: bool) -> Iterator[None]:
-        """See the base class."""
         spool = self._spool
         assert spool is not None
         spool.begin("w" if replaces else "a")
@@ -107,10 +106,6 @@ class ObjectStore(Store):
         raise OptionError(f"{self.path}: an object, to which nothing is appended; fill it by CachedDataset")
 
 
-def _default_folder() -> str:
-    return os.environ.get("EDCACHE_SPOOL") or str(Path.home() / ".cache" / "edcache" / "spool")
-
-
 class Spool:
     """The file in which the archive of one object is filled; a `Stage`. It may not be there.
 
@@ -119,7 +114,7 @@ class Spool:
 
     def __init__(self, store: ObjectStore, folder: str | os.PathLike[str] | None = None) -> None:
         self._store = store
-        folder = folder or _default_folder()
+        folder = folder or os.environ.get("EDCACHE_SPOOL") or Path.home() / ".cache" / "edcache" / "spool"
         storage.check_outlives(folder)
         digest = hashlib.sha256(store.key.encode()).hexdigest()[:16]
         name = re.sub(r"[^\w.,=+@-]+", "_", store.path.rpartition("/")[2]).strip(".")[:80]
@@ -156,7 +151,14 @@ class Spool:
             with self._turn() as file:
                 # Whoever had the turn before may have it, and fill it already.
                 if not storage.exists(self.path):
-                    self._download(source, file)
+                    try:
+                        file.truncate(0)  # what a process left that was killed
+                        copy_bytes(source, file)
+                        file.sync()
+                    except BaseException:
+                        storage.remove(file.path)
+                        raise
+                    storage.move(file, self.path)
         return source.identity()
 
     @contextmanager
@@ -171,16 +173,6 @@ class Spool:
                     if state.path == name and state.is_named() and not state.size():
                         storage.remove(name)
                     return
-
-    def _download(self, source: ByteSource, file: File) -> None:
-        try:
-            file.truncate(0)  # what a process left that was killed
-            copy_bytes(source, file)
-            file.sync()
-        except BaseException:
-            storage.remove(file.path)
-            raise
-        storage.move(file, self.path)
 
     def publish(self, before: Any, show: Show = None, *, replaces: bool = False) -> None:
         """Upload the file, which is sealed, and delete it. Nobody sees a part of it there.

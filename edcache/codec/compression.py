@@ -78,8 +78,7 @@ class Compression:
     """How records are compressed: a value without handles, so threads, fork, spawn and pickle may share it.
 
     Attributes:
-        level: of zstd, 1 to 22.
-        dictionary: a dictionary is trained on the first records and shared by all.
+        level: of zstd, 1 to 22. dictionary: one is trained on the first records and shared by all.
     """
 
     level: int = DEFAULT_LEVEL
@@ -87,11 +86,7 @@ class Compression:
 
     @classmethod
     def parse(cls, text: str | None) -> Compression | None:
-        """Parse "zstd", "zstd:19", "zstd+dict", "zstd+dict:19", or None for no compression.
-
-        Raises:
-            OptionError: anything else.
-        """
+        """Parse "zstd", "zstd:19", "zstd+dict", "zstd+dict:19", or None for none. Raises: OptionError."""
         if text is None:
             return None
         match = _TEXT.fullmatch(text) if isinstance(text, str) else None
@@ -110,9 +105,7 @@ class Compression:
         """Return one frame that holds the bytes of a C-contiguous buffer.
 
         Args:
-            dictionary: as train_dictionary() returned it.
-        Raises:
-            CorruptArchiveError: zstd cannot use the dictionary.
+            dictionary: as train_dictionary() returned it. CorruptArchiveError where zstd cannot use it.
         Cost: the first call of a thread makes its context, which holds a few MiB at high levels.
         """
         import zstandard
@@ -126,11 +119,10 @@ class Compression:
 
 
 def decompress(frame: Buffer, raw_nbytes: int, dictionaries: bytes | Sequence[bytes] | None = None) -> bytes:
-    """Return the content of a frame that must hold exactly raw_nbytes bytes.
+    """Return the content of one whole zstd frame.
 
     Args:
-        frame: one whole zstd frame, nothing after it.
-        raw_nbytes: the length that the index states.
+        raw_nbytes: the length that the index states, and the content must have.
         dictionaries: the archive's dictionary or dictionaries; the frame says by id which it needs.
     Raises:
         CorruptRecordError: as "zstd frame says 9 bytes, the index 10".
@@ -184,13 +176,11 @@ def decompress_into(
     dictionaries: Sequence[bytes],
     threads: int,
 ) -> None:
-    """Write the content of many frames to their places in a buffer, several threads at a time.
+    """Write the content of many frames to their places in a buffer; raises as `decompress`.
 
     Args:
         places, raw_nbytes: where the content of each frame goes in `out`, and its length.
         threads: at most so many; they end before this returns.
-    Raises:
-        CorruptRecordError: as `decompress`, for any of the frames.
     """
 
     def run(chosen: range) -> None:
@@ -200,13 +190,11 @@ def decompress_into(
 
     # zstd releases the interpreter. Starting threads takes longer than what little there is.
     threads = min(threads, len(frames)) if sum(raw_nbytes) >= _MIN_THREADED else 1
-    parts = [range(part, len(frames), threads) for part in range(threads)]
     if threads <= 1:
         run(range(len(frames)))
         return
     with ThreadPoolExecutor(threads, "edcache-zstd") as pool:
-        for future in [pool.submit(run, part) for part in parts]:
-            future.result()
+        list(pool.map(run, [range(part, len(frames), threads) for part in range(threads)]))
 
 
 def _check_header(frame: memoryview, raw_nbytes: int) -> int:
@@ -244,10 +232,7 @@ def _dictionary_id(dictionary: bytes) -> int:
 
 
 def train_dictionary(samples: Sequence[bytes], max_nbytes: int = 112_640) -> bytes | None:
-    """Train a dictionary on records; None if they are too few or too small for one.
-
-    The same samples give the same dictionary.
-    """
+    """Train a dictionary on records, the same on the same; None if they are too few or too small for one."""
     # zstd's trainer does not survive every set of few or tiny samples: below these bounds it was seen to
     # crash the process (test_too_little_to_train_on).
     useful: list[Any] = [sample for sample in samples if len(sample) >= _MIN_SAMPLE]

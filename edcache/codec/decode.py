@@ -10,7 +10,7 @@ import struct
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +51,6 @@ class Decoder:
         text: the schema.
         nbytes: of every record, None if they vary.
         fixed_nbytes: of the part of every record that holds the leaves of fixed size.
-        text_nbytes: of its schema; a decoder takes up to some 150 times as much memory.
         structure: the parsed schema; None where records are pickles or carry their own.
         layout: where its leaves lie; None as above.
     Raises:
@@ -67,7 +66,6 @@ class Decoder:
         self._decoding = decoding
         self.nbytes: int | None = None
         self.fixed_nbytes = 0
-        self.text_nbytes = len(schema_text)
         self.structure: Node | None = None
         self.layout: Layout | None = None
         self._decode: Callable[[memoryview, bool], object] = self._decode_native
@@ -106,7 +104,9 @@ class Decoder:
         try:
             return self._decode(record, copy)
         except (ValueError, OverflowError) as error:
-            _refuse(error)
+            if isinstance(error, EdcacheError):
+                raise
+            raise CorruptRecordError(f"record does not decode: {error}") from error
 
     @once
     def decode_all(self) -> Callable[[Array], list[Any]] | None:
@@ -118,34 +118,15 @@ class Decoder:
         if self.structure is None or not 0 < (self.nbytes or 0) <= _MOST_TOGETHER:
             return None
         read = _compile_all(self.structure)
-        if read is None:
-            return None
-
-        def decode(records: Array) -> list[Any]:
-            try:
-                return read(records)
-            except (ValueError, OverflowError) as error:
-                raise CorruptRecordError(f"records do not decode: {error}") from error
-
-        return decode
+        return read and _typed(read)
 
     def part(self, node: Node) -> Callable[[memoryview], Any]:
-        """How what lies at a node of `structure` is decoded, from a whole record; the caller owns it.
-
-        The function raises as `decode`.
-        """
-        layout = self.layout
+        """How a node of `structure` is decoded from a whole record, into own memory; raises as `decode`."""
+        layout, read = self.layout, _compile(node)
         assert layout is not None
-        read = _compile(node)
-        varies = any(leaf.nbytes is None for leaf in node.leaves())
-
-        def decode(record: memoryview) -> Any:
-            try:
-                return read(record, layout.locate(record) if varies else _NO_SPANS, None)
-            except (ValueError, OverflowError) as error:
-                _refuse(error)
-
-        return decode
+        if all(leaf.nbytes is not None for leaf in node.leaves()):
+            return _typed(lambda record: read(record, _NO_SPANS, None))
+        return _typed(lambda record: read(record, layout.locate(record), None))
 
     def extent(self, nodes: Sequence[Node]) -> tuple[int, int] | None:
         """The bytes of a record in which the leaves at some nodes lie, half-open; None where they vary."""
@@ -196,23 +177,34 @@ class Decoder:
         return load(record)
 
 
-def _refuse(error: Exception) -> NoReturn:
-    if isinstance(error, EdcacheError):
-        raise error
-    raise CorruptRecordError(f"record does not decode: {error}") from error
+def _typed(read: Callable[..., Any]) -> Callable[..., Any]:
+    """What raises an error of ours over bytes that no writer left."""
+
+    def decode(*arguments: Any) -> Any:
+        try:
+            return read(*arguments)
+        except (ValueError, OverflowError) as error:
+            if isinstance(error, EdcacheError):
+                raise
+            raise CorruptRecordError(f"record does not decode: {error}") from error
+
+    return decode
 
 
 class Decoders(dict[Any, Decoder]):
-    """Decoders by key, asked for by `get`: all that were kept, until their schemas are long together."""
+    """Decoders by key, asked for by `get`: all that were kept, until their schemas are long together.
+
+    A decoder takes up to some 150 times as much memory as its schema.
+    """
 
     _text_nbytes = 0
 
     def keep(self, key: Hashable, decoder: Decoder) -> Decoder:
         """Keep a decoder, and give it back; where there are too many, all others go."""
-        if self._text_nbytes + decoder.text_nbytes > _KEPT_TEXT:
+        if self._text_nbytes + len(decoder.text) > _KEPT_TEXT:
             self.clear()
             self._text_nbytes = 0
-        self._text_nbytes += decoder.text_nbytes
+        self._text_nbytes += len(decoder.text)
         self[key] = decoder
         return decoder
 
@@ -365,10 +357,9 @@ def _tensor_maker(leaf: Node) -> _Make:
 
 
 class _Memory:
-    """Shows a buffer to numpy as writable memory.
+    """Shows a buffer to numpy as writable memory, which the array made of it keeps.
 
-    torch has no read-only tensors and warns when it wraps a read-only array. The array made of this object
-    keeps it, and it keeps the buffer.
+    torch has no read-only tensors and warns when it wraps a read-only array.
     """
 
     __slots__ = ("__array_interface__", "_owner")

@@ -60,11 +60,10 @@ _BITS = {
 
 
 class TorchDtype(NamedTuple):
-    """One torch dtype: its name in a schema and how its memory shows as a numpy array.
+    """One torch dtype.
 
     Attributes:
         name: the text in a schema.
-        dtype: the torch dtype.
         bits: torch dtype of the same item size that numpy knows, or None where numpy knows `dtype` itself.
         array: the little-endian numpy dtype of the memory.
     """
@@ -126,11 +125,7 @@ def _describe(dtype: Dtype) -> Any:
 
 
 def parse(description: Any) -> Dtype:
-    """Return the numpy dtype of a description.
-
-    Raises:
-        CorruptRecordError: no writer of ours describes a dtype so, or this platform lacks it.
-    """
+    """Return the numpy dtype of a description; CorruptRecordError where this platform has none such."""
     try:
         dtype = _parse(description, 0)
     except (TypeError, ValueError, OverflowError, SyntaxError) as error:
@@ -182,11 +177,7 @@ def check_shape(shape: Any) -> tuple[int, ...]:
 
 
 def array_nbytes(shape: Sequence[int], itemsize: int) -> int:
-    """Return the bytes of an array, refusing a shape whose strides would not fit an address.
-
-    Raises:
-        CorruptRecordError: a dimension is negative, or the product (a 0 counts as 1) passes 2**44 bytes.
-    """
+    """Return the bytes of an array; CorruptRecordError where one is negative, or no address fits."""
     nbytes, span = itemsize, max(itemsize, 1)
     for n in shape:
         if n < 0:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from edcache.base import CorruptRecordError, OptionError, UnsupportedTypeError
@@ -45,16 +46,13 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """Turns samples into records and collects the schemas that they need.
+    """Turns samples into records and collects the schemas that they need; one thread at a time.
 
     Args:
-        codec: "native" for the closed list of types, "pickle" for anything.
+        codec: "native" for the closed list of types, "pickle" for anything; OptionError for another.
     Attributes:
         schemas: schema texts in order of first use, at most 64; an id is a position here. The same samples in
             the same order give the same texts.
-    Raises:
-        OptionError: another codec.
-    Safety: one thread at a time.
     """
 
     def __init__(self, codec: str = "native") -> None:
@@ -67,13 +65,11 @@ class Encoder:
         self._recent: list[_Skeleton] = []
 
     def encode(self, sample: object) -> Encoded:
-        """Encode one sample, copying as little as possible.
+        """Encode one sample, copying as little as possible: what comes back may hold views of it.
 
         Args:
-            sample: a tree of dict, list, tuple, namedtuple, OrderedDict, registered dataclasses and PIL
-                images over leaves, at most 64 levels deep.
-        Returns:
-            Encoded, whose pieces may be views of the sample.
+            sample: a tree of dict, list, tuple, namedtuple, OrderedDict, registered classes and PIL images
+                over leaves, at most 64 levels deep.
         Raises:
             UnsupportedTypeError: as 'sample["meta"][2]: cannot store set; convert it to a list, or choose
                 codec="pickle"'.
@@ -148,13 +144,10 @@ class Encoder:
 
 
 class _Walk:
-    """One general walk over a sample.
+    """One general walk over a sample: its schema node, and its wire values in tree order.
 
-    Attributes:
-        node: its schema node.
-        values: wire values in tree order.
-        array_nodes: the nodes of arrays and tensors, each with its shape at place 2.
-        array_places: where their arrays are in `values`.
+    `array_nodes` are those of arrays and tensors, each with its shape at place 2; `array_places` say where
+    their arrays are in `values`.
     """
 
     def __init__(self, sample: object) -> None:
@@ -244,39 +237,25 @@ class _Skeleton:
         return text
 
 
-# Offset in the record, place among the wire values, whether the array exports its buffer itself.
-_ArrayPiece = tuple[int, int, bool]
-_Run = tuple[int, Callable[..., bytes], list[int]]
-
-
 class _Plan:
-    """Puts wire values at the offsets of one schema.
-
-    Args:
-        schema: id of the schema.
-        prefix: what stands before the layout: empty, or a schema text of its own.
-        layout: of the schema.
-    """
+    """Puts wire values at the offsets of one schema, behind a prefix: empty, or a schema text of its own."""
 
     def __init__(self, schema: int, prefix: bytes, layout: Layout) -> None:
         self._schema = schema
         self._layout = layout
         self._base = len(prefix)
         self._head: list[tuple[int, Buffer]] = [(0, prefix)] if prefix else []
-        self._arrays, self._runs = _fixed_pieces(layout, len(prefix))
-        self._sorted = not self._arrays or not self._runs or self._arrays[-1][0] < self._runs[0][0]
+        self._fixed = list(_fixed_pieces(layout, len(prefix)))
         self._nbytes = len(prefix) + (layout.nbytes or 0)
 
     def encode(self, values: list[Any]) -> Encoded:
         """Place wire values, one for each leaf of the layout."""
         pieces = self._head.copy()
-        for offset, place, exportable in self._arrays:
-            array = values[place]
-            pieces.append((offset, array if exportable else dtypes.as_buffer(array)))
-        for offset, pack, places in self._runs:
-            pieces.append((offset, pack(*[values[place] for place in places])))
-        if not self._sorted:
-            pieces.sort(key=lambda piece: piece[0])
+        for offset, pack, places in self._fixed:
+            if pack is None:
+                pieces.append((offset, values[places[0]]))
+            else:
+                pieces.append((offset, pack(*[values[place] for place in places])))
         if self._layout.nbytes is not None:
             return Encoded(self._schema, self._nbytes, pieces)
         return Encoded(self._schema, self._place_variable(values, pieces), pieces)
@@ -304,26 +283,18 @@ class _Plan:
         return end
 
 
-def _fixed_pieces(layout: Layout, base: int) -> tuple[list[_ArrayPiece], list[_Run]]:
-    """Cut the fixed part into arrays and into runs of small leaves that one struct packs."""
-    arrays: list[_ArrayPiece] = []
-    runs: list[tuple[int, list[str], list[int]]] = []
-    end = -1
-    for place in layout.fixed:
-        leaf = layout.leaves[place]
-        start = leaf.offset or 0
-        if leaf.code is None:
-            if leaf.nbytes:
-                arrays.append(
-                    (base + start, place, leaf.memory is not None and dtypes.is_exportable(leaf.memory))
-                )
-                end = -1
+def _fixed_pieces(layout: Layout, base: int) -> Iterator[tuple[int, Callable[..., Buffer] | None, list[int]]]:
+    """Cut the fixed part into arrays and into runs of small leaves: offset, what packs them, places."""
+    fixed = [(place, layout.leaves[place]) for place in layout.fixed]
+    for is_array, run in groupby(fixed, key=lambda item: item[1].code is None):
+        places, leaves = zip(*run, strict=True)
+        offsets = [leaf.offset or 0 for leaf in leaves]
+        if is_array:
+            for place, leaf, offset in zip(places, leaves, offsets, strict=True):
+                if leaf.nbytes:
+                    is_buffer = dtypes.is_exportable(leaf.memory)
+                    yield base + offset, None if is_buffer else dtypes.as_buffer, [place]
             continue
-        if end < 0:
-            runs.append((base + start, ["<"], []))
-        else:
-            runs[-1][1].append(f"{start - end}x")
-        runs[-1][1].append(leaf.code)
-        runs[-1][2].append(place)
-        end = start + (leaf.nbytes or 0)
-    return arrays, [(start, struct.Struct("".join(codes)).pack, places) for start, codes, places in runs]
+        ends = [offsets[0], *(offset + leaf.nbytes for leaf, offset in zip(leaves, offsets, strict=True))]
+        codes = "".join(f"{o - end}x{leaf.code}" for leaf, o, end in zip(leaves, offsets, ends, strict=False))
+        yield base + offsets[0], struct.Struct("<" + codes).pack, list(places)

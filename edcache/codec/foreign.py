@@ -26,6 +26,7 @@ import torch
 
 from edcache.base import CorruptRecordError, ForeignCacheError, PickleRefusedError
 from edcache.codec import dtypes
+from edcache.codec.pickled import LOAD_ERRORS
 
 MOST_NBYTES: Final = 1 << 31
 """Bytes that the arrays, tensors and texts of one sample may have, unless more are allowed."""
@@ -37,11 +38,7 @@ _FREE_NODES: Final = 1 << 16
 _NODES_A_BYTE: Final = 8
 # As numpy writes them into a pickle, the unit of a time inserted.
 _TEXT = re.compile(r"[biufcSUV]\d{1,10}|[mM]8(?:\[\d{1,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
-_DAMAGED = (
-    struct.error,
-    *(pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError),
-    *(CorruptRecordError, ImportError, RecursionError, RuntimeError, SyntaxError, TypeError, ValueError),
-)
+_DAMAGED = (*LOAD_ERRORS, CorruptRecordError, SyntaxError, struct.error)
 
 
 def restored(data: bytes, where: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
@@ -191,9 +188,8 @@ def _real(value: Any, budget: _Budget) -> Any:
 class _Loading(pickle._Unpickler):
     """One pickle at the place where a file stands, read into stand-ins.
 
-    Args:
-        storage_of: makes the _Storage of a persistent id, which only torch's files have.
-        is_nested: the file lies in a pickle, where it is one storage, and holds no other.
+    `storage_of` makes the _Storage of a persistent id, which only torch's files have. A nested file is one
+    storage in a pickle, and holds no other.
     """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)

@@ -55,10 +55,7 @@ class Refusal(TypeError):
 
 
 def leaf_of(value: Any) -> Leaf | None:
-    """Return (schema node, wire value) of a leaf, or None if the value is a container or unknown.
-
-    Raises: Refusal.
-    """
+    """Return (schema node, wire value) of a leaf, or None for a container or the unknown. Raises: Refusal."""
     cls = type(value)
     plain = PLAIN.get(cls)
     if plain is not None:
@@ -79,10 +76,6 @@ def type_name(value: object) -> str:
 def text_bytes(text: str) -> bytes:
     """Return UTF-8, with three bytes for each lone surrogate."""
     return text.encode("utf-8", "surrogatepass")
-
-
-def _int(value: int) -> Leaf:
-    return ("int", value) if -(1 << 63) <= value < 1 << 63 else ("bigint", _int_bytes(value))
 
 
 def _int_bytes(value: int) -> bytes:
@@ -239,7 +232,7 @@ _MAKE: dict[type, Callable[[Any], Leaf | None]] = {
     np.ndarray: _array,
     np.memmap: lambda value: _array(value.view(np.ndarray)),
     torch.Tensor: _tensor,
-    int: _int,
+    int: lambda value: ("int", value) if -(1 << 63) <= value < 1 << 63 else ("bigint", _int_bytes(value)),
     list: _packed,
     tuple: _packed,
     **dict.fromkeys(_PATHS.values(), lambda value: (["path", type(value).__name__], text_bytes(str(value)))),
@@ -332,13 +325,8 @@ def _revive_time(tz: Any) -> Revive:
 
 
 def _revive_scalar(dtype: dtypes.Dtype) -> Revive:
-    def revive(data: bytes) -> Any:
-        if not data:
-            return np.zeros((), dtype)[()]
-        # A structured scalar is a view of its array, so the array has to be its own.
-        return np.ndarray((), dtype, data).copy()[()]
-
-    return revive
+    # A structured scalar is a view of its array, so the array has to be its own.
+    return lambda data: np.ndarray((), dtype, data or b"\0").copy()[()]
 
 
 def _revive_path(name: str) -> Revive:
@@ -367,10 +355,6 @@ def parse_class(module: Any, qualname: Any) -> tuple[str, str]:
     if type(module) is not str or type(qualname) is not str:
         raise ValueError("malformed class name")
     return module, qualname
-
-
-def _of_numbers(dtype: str) -> LeafKind:
-    return _packed_kind(lambda data: np.frombuffer(data, dtype).tolist() if len(data) else [])
 
 
 def _packed_kind(unpack: Callable[[Any], list[Any]]) -> LeafKind:
@@ -437,8 +421,8 @@ LEAVES: dict[str, LeafKind] = {
     ),
     "flag": LeafKind(lambda name: lambda data: registered(name)(_bigint(data)), parse=parse_class),
     "imagefile": LeafKind(lambda decoding: lambda data: revived(data, decoding), parse=_parse_image_file),
-    "ints": _of_numbers("<i8"),
-    "floats": _of_numbers("<f8"),
+    "ints": _packed_kind(lambda data: np.frombuffer(data, "<i8").tolist() if len(data) else []),
+    "floats": _packed_kind(lambda data: np.frombuffer(data, "<f8").tolist() if len(data) else []),
     "bools": _packed_kind(_unpack_bools),
     "strs": _packed_kind(_unpack_texts),
 }

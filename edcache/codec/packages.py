@@ -41,11 +41,7 @@ def form_of(cls: type) -> Form | None:
 
 
 def form_named(name: ClassName) -> Form | None:
-    """Return the form of that name, None if it is not on the list.
-
-    Raises:
-        MissingDependencyError: its package is not installed, or does not import.
-    """
+    """Return the form of that name, None if it is not on the list. Raises: MissingDependencyError."""
     return _form(name) if name in _FORMS else None
 
 
@@ -60,12 +56,7 @@ def _form(name: ClassName) -> Form:
 
 
 def enum_named(name: ClassName, *, may_import: bool = True) -> type[enum.Enum] | None:
-    """Return the enum of that name, None if its module is not on the list or has no such enum.
-
-    Args:
-        may_import: import the module if need be.
-    Raises: as `form_named`.
-    """
+    """Return the enum of a module on the list, None if there is none; raises as `form_named`."""
     if name[0] not in _ENUM_MODULES or not (may_import or name[0] in sys.modules):
         return None
     cls = _imported(name)

@@ -126,10 +126,8 @@ def is_registered(cls: type) -> bool:
 
 
 def registered(name: ClassName, *, may_import: bool = True) -> type:
-    """Return the enum, dataclass or namedtuple of that name.
+    """Return the enum, dataclass or namedtuple of that name; may_import: the module of an enum on the list.
 
-    Args:
-        may_import: import the module of an enum that `packages` lists.
     Raises: UnregisteredTypeError, with the call that would register it; as `packages.enum_named`.
     """
     cls = _lookup(_registered, name) or packages.enum_named(name, may_import=may_import)

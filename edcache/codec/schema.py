@@ -180,10 +180,8 @@ def dump(node: Any) -> str:
 
 
 def parse(text: str, decoding: Decoding | None = None) -> Node:
-    """Parse and check the text of a native schema.
+    """Parse and check the text of a native schema; `decoding` is of image files, None as the text says.
 
-    Args:
-        decoding: of image files; None leaves each as the text says.
     Raises:
         CorruptRecordError: no writer of ours leaves such a text, or this platform lacks a dtype in it.
     """
@@ -329,11 +327,7 @@ class Layout:
         self.nbytes = None if self.variable else end
 
     def locate(self, record: memoryview) -> list[Span]:
-        """Return the spans of the variable leaves, having checked that they fill the record exactly.
-
-        Raises:
-            CorruptRecordError: a length is negative, or they do not.
-        """
+        """Return the spans of the variable leaves; CorruptRecordError where they do not fill the record."""
         total = record.nbytes
         if total < self.data_offset:
             raise CorruptRecordError(f"record of {total} bytes, its schema needs at least {self.data_offset}")
@@ -359,13 +353,13 @@ class Layout:
         return spans
 
     def locate_many(self, slots: _Ints, nbytes: _Ints) -> dict[Path, tuple[_Ints, _Ints, _Ints]] | None:
-        """Return start, end and slots of the variable leaves of many records, counted from each record.
+        """Return start, end and slots of the variable leaves of many records, from each record on, by path.
 
         Args:
             slots: int64 [n, k], the slots of each record. nbytes: int64 [n], of each record.
         Returns:
-            By path: int64 [n], [n] and [n, slots of the leaf]. None unless all is as plain as can be: then
-            `locate` of each record says what is wrong, if anything is.
+            int64 [n], [n] and [n, slots of the leaf]. None unless all is as plain as can be: then `locate` of
+            each record says what is wrong, if anything is.
         """
         if not len(slots) or slots.min(initial=0) < 0:
             return None

@@ -33,11 +33,7 @@ _OPERATIONS = {
 
 
 class _Point(NamedTuple):
-    """Where a value lies on a column's axis.
-
-    `scalar` is the value itself if `exact`; otherwise the greatest value of the column's type below it,
-    None if there is none. A value that equals nothing and orders with nothing (nan) is no point at all.
-    """
+    """Where a value lies: at the scalar, or if not `exact` right above it, or below all where it is None."""
 
     scalar: pa.Scalar | None
     exact: bool
@@ -122,10 +118,7 @@ class Column:
         return pc.if_else(coarse == other_coarse, compare(fine, other_fine), compare(coarse, other_coarse))
 
     def _steps(self, other: pa.DataType) -> tuple[pc.Expression, pc.Expression | None]:
-        """What compares exactly with a column of another type: if equal, then the second; None for no second.
-
-        Arrow would round one of the columns, or refuse it, where no type holds the values of both.
-        """
+        """What compares exactly with another type: this, if equal that. Arrow would round, or refuse."""
         field, kind = self._field, self.type
         if _family(kind) in _TIMES and _unit(kind) != _unit(other):
             ticks = field.cast(pa.int32()) if pa.types.is_date32(kind) else field

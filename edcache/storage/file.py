@@ -401,19 +401,16 @@ class File(_Handle, ByteSource):
 
     def lock(self, start: int, length: int = 1) -> None:
         """Lock bytes for this open file, waiting for whoever holds them (signals interrupt)."""
-        try:
-            self._call(calls.system.lock, start, length, True)
-        except OSError as error:
-            self._do_without_lock(error)
+        self._lock(calls.system.lock, start, length, True)
 
     def try_lock(self, start: int, length: int = 1) -> bool:
         """Lock bytes if nobody else holds them; says whether it did."""
         try:
-            self._call(calls.system.lock, start, length, False)
-        except OSError as error:
+            self._lock(calls.system.lock, start, length, False)
+        except StorageError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
-            self._do_without_lock(error)
+            raise
         return True
 
     def share(self, start: int) -> None:
@@ -422,23 +419,23 @@ class File(_Handle, ByteSource):
         A file that was opened to be read can share, and so can a forked child, which ends it with its last
         copy of the descriptor. Nothing on macOS and Windows.
         """
-        try:
-            self._call(calls.system.share, start)
-        except OSError as error:
-            self._do_without_lock(error)
+        self._lock(calls.system.share, start)
 
-    def _do_without_lock(self, error: OSError) -> None:
-        """Go on where the file system has no locks, and say what that takes; else raise."""
-        if error.errno not in _NO_LOCKS:
-            refused(self.path, "locking it", error)
-        if self.can_lock:
-            self.can_lock = False
-            warnings.warn(
-                f"{self.path}: its file system has no byte locks, so that processes cannot share the work; "
-                "see that only one writes at a time, or build it on a local disk and copy it",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    def _lock(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Take a lock; where the file system has none, go on and say what that takes."""
+        try:
+            self._call(call, *arguments)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                refused(self.path, "locking it", error)
+            if self.can_lock:
+                self.can_lock = False
+                warnings.warn(
+                    f"{self.path}: its file system has no byte locks, so that processes cannot share the "
+                    "work; see that only one writes at a time, or build it on a local disk and copy it",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def freeze(self) -> None:
         """Let nobody write into a file in memory any more, for as long as it is there."""

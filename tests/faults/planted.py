@@ -628,8 +628,8 @@ _MAINTENANCE = [
     Bug(
         "repair copies a damaged record",
         "tools/rewrite.py",
-        "crcs == part.crc32\n",
-        "crcs >= 0\n",
+        "np.uint32) == part.crc32\n",
+        "np.uint32) >= 0\n",
         ("test_repair.py::test_a_damaged_record_alone_is_lost",),
     ),
     Bug(
@@ -739,7 +739,7 @@ _LABELS = [
     Bug(
         "types of labels that were added are not looked at",
         "writer/appender.py",
-        "            check_types(types, self._revised_types(), self.path)\n",
+        "            format.check_types(types, self._revised_types(), self.path)\n",
         "",
         ("test_relabel.py::test_samples_that_do_not_fit_what_was_added_are_refused_when_they_are_appended",),
     ),

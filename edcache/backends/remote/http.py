@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
@@ -69,20 +70,15 @@ def plain_engine(url: Url, options: Mapping[str, Any]) -> HttpEngine:
     host, slash, tail = rest.partition("/")
     userinfo, at, host = host.rpartition("@")
     if at:
-        headers.setdefault("Authorization", _basic(userinfo))
+        user, _, password = userinfo.partition(":")
+        token = b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode("ascii")
+        headers.setdefault("Authorization", f"Basic {token}")
     bare = f"{scheme}://{host}{slash}{tail}".partition("#")[0]
 
     async def address(stamp: Stamp | None) -> tuple[str, Mapping[str, str]]:
         return bare, headers
 
     return HttpEngine(address, client_options)
-
-
-def _basic(userinfo: str) -> str:
-    from base64 import b64encode
-
-    user, _, password = userinfo.partition(":")
-    return "Basic " + b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode("ascii")
 
 
 class HttpEngine(Engine):
@@ -93,7 +89,6 @@ class HttpEngine(Engine):
         self._client_options = dict(client_options or {})
 
     async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
-        """See `Engine`."""
         return await self._answer(0, nbytes, None)
 
     async def stamp(self) -> Stamp:
