@@ -68,6 +68,7 @@ from .options import WriteOptions as WriteOptions
 from .options import check_choice as check_choice
 from .options import check_positive as check_positive
 from .options import check_workers as check_workers
+from .options import checked_function as checked_function
 from .options import provisional as provisional
 from .options import takes as takes
 from .ordering import Ints as Ints

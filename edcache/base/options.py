@@ -181,6 +181,10 @@ class OpenOptions(ReadOptions):
     batch_transform: Transform = None
     storage_options: Mapping[str, Any] | None = None
 
+    def _check(self) -> None:
+        checked_function("transform", self.transform)
+        checked_function("batch_transform", self.batch_transform)
+
 
 class WriteKeywords(TypedDict, total=False):
     """See `WriteOptions`."""
@@ -347,6 +351,17 @@ def provisional(options: CacheOptions) -> ReadOptions:
 # Those that may be set of an open dataset too.
 LIVE: Final = frozenset({"batch_transform", "transform", "zero_copy"})
 FIXED: Final = CacheOptions.names() - LIVE | {"fingerprint"}
+
+
+def checked_function(name: str, function: Any) -> Transform:
+    """The function that an option or an attribute is set to.
+
+    Raises:
+        OptionError: it is none, nor None.
+    """
+    if function is not None and not callable(function):
+        raise OptionError(f"{name}={function!r}; give a function, or None")
+    return function  # type: ignore[no-any-return]
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edcache.dataset.building import Building
-    from edcache.writer import LazyFiller
 
 
 class Source(Protocol[T_co]):
@@ -88,6 +87,8 @@ class CachedDataset(StoredSamples[T_co]):
             self._make(store, source, options, fingerprint)
 
     _fixed = FIXED
+    _store: Store
+    _building: Building | None
 
     def _attach(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
         self._begin(store, options, reader)
@@ -96,11 +97,17 @@ class CachedDataset(StoredSamples[T_co]):
         self._add_keys(LabelSpec.parse(options.in_memory_keys))
 
     def _begin(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
-        self._store, self._reader, self.path = store, reader, reader.path
-        self._building: Building | None = None
-        self._filler: LazyFiller | None = None
-        self.zero_copy = options.zero_copy
-        self.transform, self.batch_transform = options.transform, options.batch_transform
+        # At once: `__setattr__` is for who sets an attribute of an open dataset.
+        vars(self).update(
+            _store=store,
+            _reader=reader,
+            path=reader.path,
+            _building=None,
+            _filler=None,
+            zero_copy=options.zero_copy,
+            _transform=options.transform,
+            _batch_transform=options.batch_transform,
+        )
 
     def _make(
         self, store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None
@@ -135,7 +142,7 @@ class CachedDataset(StoredSamples[T_co]):
             return
         try:
             # What was dropped stays away.
-            known = {*self._reader.label_names, *(name for name, _ in self.head.labels)}
+            known = {*self._reader.label_names, *(name for name, _ in self._reader.head.labels)}
             absent = [name for name in spec.names if name not in known]
             if absent and self.complete:
                 sync = self._check_relabelling()
@@ -362,6 +369,15 @@ class CachedDataset(StoredSamples[T_co]):
 
     def _unsealed(self) -> list[str]:
         return [] if self._building is not None or self._reader.sealed else [self.path]
+
+
+def filled(
+    store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool
+) -> CachedDataset:
+    """The dataset of a source whose cache is at a store."""
+    dataset = CachedDataset.__new__(CachedDataset)
+    dataset._make(store, source, options, fingerprint)
+    return dataset
 
 
 def opened(store: Store, options: CacheOptions, archive: AnyReader) -> CachedDataset:

@@ -8,17 +8,36 @@ import inspect
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, get_args, overload
 
-from edcache.base import CacheKeywords, CacheOptions, OnStale, OptionError, check_choice, provisional, takes
-from edcache.dataset.cached import CachedDataset, Source, check_fillable, opened
+from edcache.base import (
+    CacheKeywords,
+    CacheOptions,
+    OnStale,
+    OptionError,
+    StaleCacheError,
+    check_choice,
+    provisional,
+    takes,
+)
+from edcache.dataset.cached import CachedDataset, Source, check_fillable, filled, opened
 from edcache.dataset.indexing import T_co
-from edcache.dataset.staleness import is_stale
+from edcache.dataset.staleness import label_differences, warn_once
+from edcache.reader import AnyReader
 from edcache.storage import hidden
-from edcache.writer import call_fingerprint, qualified_name, store_at
+from edcache.writer import (
+    Store,
+    call_fingerprint,
+    differences,
+    qualified_name,
+    source_changed,
+    stale_message,
+    store_at,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -50,6 +69,7 @@ class CachedFactory(Generic[P, T_co]):
         self.version = version
         self.options = options
         self._on_stale = on_stale
+        self._reading = provisional(options)
         self._signature = inspect.signature(factory)
 
     def __repr__(self) -> str:
@@ -65,7 +85,11 @@ class CachedFactory(Generic[P, T_co]):
 
     def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Where the archive of this call is, or would be."""
-        return self._path_for(self._arguments(args, kwargs))
+        arguments = self._arguments(args, kwargs)
+        path = self._locate(arguments)
+        store = store_at(path)
+        completed = self._completed(arguments, store)
+        return path if completed is store else completed.path
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
         """Open the archive of this call, after filling what it lacks.
@@ -75,14 +99,12 @@ class CachedFactory(Generic[P, T_co]):
             FingerprintError: an argument has no stable description.
         """
         arguments = self._arguments(args, kwargs)
-        path = self._path_for(arguments)
+        # Now: the factory may change the folder that this process works in.
+        store = self._completed(arguments, store_at(self._locate(arguments), self.options.storage_options))
         fingerprint = call_fingerprint(self.uncached, arguments, self.version)
-        store = store_at(path, self.options.storage_options)
-        if not store.by_request:
-            path = store.path  # the factory may change the folder that this process works in
         options = self.options
-        archive = store.found(provisional(options))
-        rebuild = archive is not None and is_stale(
+        archive = store.found(self._reading)
+        rebuild = archive is not None and _is_stale(
             archive, fingerprint, options.in_memory_keys, self._on_stale
         )
         # What may be lost is computed again when a lazy cache is asked for it.
@@ -95,18 +117,15 @@ class CachedFactory(Generic[P, T_co]):
             origin = archive.head.fingerprint or False
         source = self.uncached(*args, **kwargs)
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
-        return CachedDataset(source, path, options, fingerprint=origin)
+        return filled(store, source, options, origin)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def _path_for(self, arguments: Mapping[str, Any]) -> str:
-        path = self._locate(arguments)
-        store = store_at(path)
-        completed = store.completed(lambda: call_fingerprint(self.uncached, arguments))
-        return path if completed is store else completed.path
+    def _completed(self, arguments: Mapping[str, Any], store: Store) -> Store:
+        return store.completed(lambda: call_fingerprint(self.uncached, arguments))
 
     def _locate(self, arguments: Mapping[str, Any]) -> str:
         if self._path is None:
@@ -177,6 +196,40 @@ def cachable(
 def default_directory() -> Path:
     """Where caches without a path live: `$EDCACHE_DIR`, else `~/.cache/edcache`."""
     return Path(os.environ.get("EDCACHE_DIR") or Path.home() / ".cache" / "edcache")
+
+
+def _is_stale(
+    archive: AnyReader, fingerprint: dict[str, Any], in_memory_keys: Any, on_stale: OnStale
+) -> bool:
+    """Whether the archive of a call is to be built anew.
+
+    Args:
+        fingerprint: of the call.
+    Raises:
+        StaleCacheError: it is of another call, as on_stale="error" has it; or "warn", and it is not complete.
+    """
+    found = archive.head.fingerprint
+    changed = differences(found, fingerprint)
+    if not archive.complete:
+        changed += label_differences(archive.head, in_memory_keys)
+    if not changed:
+        if source_changed(found, fingerprint) and on_stale != "ignore":
+            warn_once(
+                f"{archive.path}: the source of {fingerprint['factory']} changed since this cache was made; "
+                "if it makes other samples now, raise version= or delete the file",
+                stacklevel=4,
+                key=(archive.path, fingerprint["source"]),
+            )
+        return False
+    if on_stale == "rebuild":
+        return True
+    remedy = 'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
+    message = stale_message(archive.path, fingerprint, changed, remedy)
+    if on_stale == "error" or (on_stale == "warn" and not archive.complete):
+        raise StaleCacheError(message)
+    if on_stale == "warn":
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    return False
 
 
 def _default_path(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> str:

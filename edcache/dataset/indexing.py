@@ -13,7 +13,16 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from edcache.base import FIXED, Ints, OptionError, SampleIndexError, Selection, Span, Transform
+from edcache.base import (
+    FIXED,
+    Ints,
+    OptionError,
+    SampleIndexError,
+    Selection,
+    Span,
+    Transform,
+    checked_function,
+)
 from edcache.codec import Node
 from edcache.dataset.loader import Loader
 from edcache.labels import Labels, checked_indices
@@ -329,13 +338,6 @@ class Root(Readable[T_co]):
     def _justify(self, nbytes: int, count: int) -> None:
         """Refuse to allocate so many bytes for each of `count` samples on the word of an archive alone."""
         raise NotImplementedError
-
-
-def checked_function(name: str, function: Any) -> Transform:
-    """The function, or None, that an option or an attribute is set to; anything else is an OptionError."""
-    if function is not None and not callable(function):
-        raise OptionError(f"{name}={function!r}; give a function, or None")
-    return function  # type: ignore[no-any-return]
 
 
 def is_array(index: Any) -> bool:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from edcache import reader
-from edcache.base import ImageError, Ints, MissingSampleError, Picks, Transform
+from edcache.base import ImageError, Ints, MissingSampleError, Picks, Transform, checked_function
 from edcache.codec import Decoding, Node, read_through
-from edcache.dataset.indexing import Root, T_co, checked_function
+from edcache.dataset.indexing import Root, T_co
 from edcache.dataset.view import Samples, View
 from edcache.format import Failure, Head
 from edcache.labels import Labels, checked_indices
@@ -105,7 +105,10 @@ class StoredSamples(Root[T_co], Samples[T_co]):
         special: Special | None,
         memory: Memory,
     ) -> Any:
-        return reader.collated(self._reader, self.labels, indices, fields, special, memory)
+        if fields is not None:
+            whole = self._reader, self.labels, indices, memory
+            return fields.collated(*whole) if special is None else NotImplemented
+        return reader.collated(self._reader, indices, special, memory)
 
     def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
         return reader.collated_by(self._reader, indices, size, memory)

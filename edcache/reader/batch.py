@@ -25,7 +25,6 @@ from torch.utils.data._utils.worker import _worker_loop
 
 from edcache.base import CodecError, CorruptRecordError
 from edcache.codec import memory_dtype
-from edcache.labels import Labels
 from edcache.reader.group import Memory, NotInBulk, Special, collation, is_gathered
 from edcache.reader.projection import Projection
 from edcache.reader.reader import AnyReader
@@ -170,17 +169,8 @@ def _is_changed() -> bool:
 # --- in bulk ----------------------------------------------------------------------------------------
 
 
-def collated(
-    reader: AnyReader,
-    labels: Labels,
-    indices: Ints,
-    fields: Projection | None,
-    special: Special | None,
-    memory: Memory,
-) -> Any:
+def collated(reader: AnyReader, indices: Ints, special: Special | None, memory: Memory) -> Any:
     """What default_collate makes of samples by indices in [-n, n); NotImplemented where it must see them."""
-    if fields is not None:
-        return fields.collated(reader, labels, indices, memory) if special is None else NotImplemented
     group = reader.group(indices)
     collate = None if group is None else collation(group.decoder, special)
     return NotImplemented if group is None or collate is None else collate(group, memory)

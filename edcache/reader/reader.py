@@ -393,7 +393,8 @@ class Reader(AnyReader):
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
-        options = ReadOptions.of(options, keywords, "Reader")
+        if options is None or keywords:
+            options = ReadOptions.of(options, keywords, "Reader")
         if options.local is None and options.max_bytes is not None:
             raise OptionError(
                 f"max_bytes={options.max_bytes!r}; it is for the copies in local=, which was not given"

@@ -248,6 +248,16 @@ class File(ByteSource):
             refused(self.path, "looking for its name", error)
         return (named.st_dev, named.st_ino) == self.identity()
 
+    def has_beside(self, ending: str) -> bool:
+        """Whether something is at its path with such an ending."""
+        try:
+            calls.system.stat_path(self.absolute + ending)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            refused(self.path + ending, "looking for it", error)
+        return True
+
     def renamed(self, path: str) -> None:
         """Note that this file has another name now."""
         self.path, self.absolute = path, absolute(path)
