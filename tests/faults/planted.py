@@ -746,8 +746,8 @@ _LABELS = [
     Bug(
         "select reads labels that are not the samples'",
         "reader/projection.py",
-        "        if reader.unoriginal_labels.isdisjoint(self._columns.values()):\n",
-        "        if True:\n",
+        "reader.unoriginal_labels.isdisjoint(self.known.values()))",
+        "True)",
         ("test_relabel.py::test_selecting_a_field_gives_what_the_samples_hold_whatever_the_labels_say",),
     ),
     Bug(
