@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from edcache.base import OptionError
 from edcache.codec import Decoder, Node
-from edcache.reader.batch import Batch, for_this_process
+from edcache.reader.batch import Batch, Packed, for_this_process
 from edcache.reader.group import Collate, Group, Memory, NotInBulk, Spans, Special, bulk_dtype
 from edcache.reader.projection import FieldPath, at, replaced, steps
 
@@ -68,18 +68,10 @@ class TensorList(list[torch.Tensor]):
             return TensorList, (self._buffer, self._dims)
         return list, (list(self),)
 
-    def packed(self, pack: Callable[[Any], Any]) -> Any:
+    def packed(self, pack: Callable[[Any], Any]) -> Packed:
         """What is pickled in its place where `pack` makes smaller messages of tensors."""
-        return _PackedList(self, pack)
-
-
-class _PackedList(NamedTuple):
-    views: TensorList
-    pack: Callable[[Any], Any]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        make, arguments = self.views.__reduce_ex__(5)
-        return make, tuple(map(self.pack, arguments)) if make is TensorList else arguments
+        make, arguments = self.__reduce_ex__(5)
+        return Packed(make, *(map(pack, arguments) if make is TensorList else arguments))
 
 
 def collate(
@@ -180,7 +172,7 @@ class RaggedCollate(Special):
         def run(group: Group, memory: Memory) -> Any:
             spans = None
             if dtype is not None and field.kind in ("tensor", "array"):
-                spans = group.spans(field.path) if field.offset is None else group.fixed_spans(field)
+                spans = group.spans(field.path)
             elif field.kind in _PACKED and not isinstance(way, _List):
                 spans = group.spans(field.path)
                 if spans is not None:
