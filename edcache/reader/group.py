@@ -287,7 +287,7 @@ class Special:
 
     def finished(self, batch: Any) -> Any:
         """A batch whose fields are collated, in the form in which it is given out."""
-        return batch
+        raise NotImplementedError
 
 
 @functools.lru_cache(maxsize=256)
@@ -336,7 +336,10 @@ def _container(decoder: Decoder, node: Node, special: Special | None) -> Collate
     column = list if is_mapping else tuple
     children = [collation_of(decoder, child, column, special) for child in node.children]
     # Nothing that may raise goes first: default_collate's errors come in its order.
-    sizes = [_gathered_nbytes(decoder, child) for child in node.children]
+    sizes = []
+    for child in node.children:
+        gathered = [_gathered_nbytes(decoder.fields.get(leaf.path)) for leaf in child.leaves()]
+        sizes.append(max(gathered, default=0) if all(gathered) else 0)
     largest = children[sizes.index(max(sizes))] if children else None
 
     def collate(group: Group, memory: Memory) -> list[Any]:
@@ -351,12 +354,10 @@ def _container(decoder: Decoder, node: Node, special: Special | None) -> Collate
     return lambda group, memory: assemble(collate(group, memory))
 
 
-def _gathered_nbytes(decoder: Decoder, node: Node) -> int:
-    """The size of the largest leaf under a node; 0 where not all of them are gathered."""
-    fields = [decoder.fields.get(leaf.path) for leaf in node.leaves()]
-    if not all(field is not None and field.offset is not None and bulk_dtype(field) for field in fields):
-        return 0
-    return max((field.nbytes or 0 for field in fields if field is not None), default=0)
+def _gathered_nbytes(field: Field | None) -> int:
+    """Bytes of a field that is gathered; 0 of any other."""
+    is_gathered = field is not None and field.offset is not None and bulk_dtype(field) is not None
+    return (field.nbytes or 0) if field is not None and is_gathered else 0
 
 
 def _leaf(field: Field, column: type) -> Collate:
