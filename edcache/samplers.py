@@ -6,9 +6,6 @@ ByLength       batches of samples that are alike in length
 ChunkShuffle   the archive chunk by chunk, mixed within a buffer
 """
 
-from edcache.dataset.balanced import Balanced
-from edcache.dataset.by_length import ByLength
-from edcache.dataset.chunk_shuffle import ChunkShuffle
-from edcache.dataset.weighted import Weighted
+from edcache.dataset.samplers import Balanced, ByLength, ChunkShuffle, Weighted
 
 __all__ = ["Balanced", "ByLength", "ChunkShuffle", "Weighted"]

@@ -18,10 +18,7 @@ _LEAST_SECRET: Final = 4
 
 
 class ShownUrl(str):
-    """A URL as text without its credentials; they go along, but not into what is shown or pickled.
-
-    A pickle has them only while `multiprocessing` starts a child of this process.
-    """
+    """A URL as text without its credentials, which go along, but into no pickle but a spawned child's."""
 
     @abstractmethod
     def _pickled(self, with_credentials: bool) -> tuple[Any, ...]:

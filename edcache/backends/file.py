@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from edcache import format, writer
@@ -18,6 +18,8 @@ from edcache.writer import AS_IT_IS, SIDE, Store
 if TYPE_CHECKING:
     from edcache.reader import AnyReader
     from edcache.writer import AnyAppender
+
+_PIECE_NBYTES: Final = 1 << 24
 
 
 class FileStore(Store):
@@ -43,45 +45,37 @@ class FileStore(Store):
         return file
 
     def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
-        """See the base class.
-
-        Where it does not read, what a power cut left of a seal that was never synced is cut off first.
-        """
-        found = self._readable(options)
-        if found is None or not found.is_abandoned:
-            return found
-        found.close()
-        return None
-
-    def _readable(self, options: ReadOptions) -> AnyReader | None:
-        from edcache.writer import never_created
+        """See the base class; what a power cut left of a seal that was never synced is cut off first."""
+        from edcache.writer import never_created, recover
 
         try:
-            return super().found(options)
+            reader = super().found(options)
         except (NotAnArchiveError, CorruptArchiveError) as error:
             if never_created(self.path):
                 return None
             if isinstance(error, CorruptArchiveError):
-                self._recover(error)
-        # Where its creator wrote the head meanwhile, it opens now (test_stream.py, test_a_killed_one_*).
-        return self._opened(options)
-
-    def _recover(self, error: CorruptArchiveError) -> None:
-        from edcache.writer import recover
-
-        try:
-            recover(self.path)
-        except StorageError:
-            # Nothing can be written here: what does not read is what there is to say.
-            raise error from None
+                try:
+                    recover(self.path)
+                except StorageError:
+                    # Nothing can be written here: what does not read is what there is to say.
+                    raise error from None
+            # Where its creator wrote the head meanwhile, it opens now (test_stream.py, test_a_killed_one_*).
+            reader = self._opened(options)
+        if reader is None or not reader.is_abandoned:
+            return reader
+        reader.close()
+        return None
 
     def appender(self, head: Head, sync: Sync) -> AnyAppender:
         """See the base class."""
         from edcache.writer import Appender
 
-        return Appender.open(
-            self.path, head, create=False, sync=sync, begins_anew=lambda found: _differs(found, head)
-        )
+        def differs(found: Head) -> bool:
+            """Whether the head of an archive says something else than the one that it is to have."""
+            same = replace(found, uuid=head.uuid, claim_size=head.claim_size)
+            return format.pack_head(same) != format.pack_head(head)
+
+        return Appender.open(self.path, head, create=False, sync=sync, begins_anew=differs)
 
     def free_nbytes(self) -> int | None:
         """See the base class."""
@@ -102,7 +96,8 @@ class FileStore(Store):
         return shutil.disk_usage(folder).free
 
 
-def _differs(found: Head, head: Head) -> bool:
-    """Whether the head of an archive says something else than the one that it is to have."""
-    same = replace(found, uuid=head.uuid, claim_size=head.claim_size)
-    return format.pack_head(same) != format.pack_head(head)
+def copy_bytes(source: ByteSource, file: File) -> None:
+    """Write all that a source has now into a file."""
+    nbytes = source.size()
+    for offset in range(0, nbytes, _PIECE_NBYTES):
+        file.pwrite(offset, source.read_many([(offset, min(_PIECE_NBYTES, nbytes - offset))])[0])

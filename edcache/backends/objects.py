@@ -14,10 +14,10 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from edcache import format, storage, writer
-from edcache.backends.file import FileStore
+from edcache.backends.file import FileStore, copy_bytes
 from edcache.base import (
     ArchiveExistsError,
     ArchiveNotFoundError,
@@ -27,14 +27,12 @@ from edcache.base import (
     Sync,
     uploading,
 )
-from edcache.storage import ByteSource, File
+from edcache.storage import File
 from edcache.writer import Store
 
 if TYPE_CHECKING:
     from edcache.format import Head
     from edcache.writer import AnyAppender
-
-_PIECE_NBYTES: Final = 1 << 24
 
 
 class ObjectStore(Store):
@@ -109,22 +107,15 @@ class ObjectStore(Store):
         raise OptionError(f"{self.path}: an object, to which nothing is appended; fill it by CachedDataset")
 
 
-def _default_folder() -> str:
-    return os.environ.get("EDCACHE_SPOOL") or str(Path.home() / ".cache" / "edcache" / "spool")
-
-
 class Spool:
-    """The file in which the archive of one object is filled; a `Stage`.
+    """The file in which the archive of one object is filled; a `Stage`. It may not be there.
 
-    Args:
-        folder: where it is; None for `$EDCACHE_SPOOL`, else `~/.cache/edcache/spool`.
-    Attributes:
-        path: of the file, which may not be there.
+    It lies in `folder`; without, in `$EDCACHE_SPOOL`, else `~/.cache/edcache/spool`.
     """
 
     def __init__(self, store: ObjectStore, folder: str | os.PathLike[str] | None = None) -> None:
         self._store = store
-        folder = folder or _default_folder()
+        folder = folder or os.environ.get("EDCACHE_SPOOL") or Path.home() / ".cache" / "edcache" / "spool"
         storage.check_outlives(folder)
         digest = hashlib.sha256(store.key.encode()).hexdigest()[:16]
         name = re.sub(r"[^\w.,=+@-]+", "_", store.path.rpartition("/")[2]).strip(".")[:80]
@@ -161,7 +152,14 @@ class Spool:
             with self._turn() as file:
                 # Whoever had the turn before may have it, and fill it already.
                 if not storage.exists(self.path):
-                    self._download(source, file)
+                    try:
+                        file.truncate(0)  # what a process left that was killed
+                        copy_bytes(source, file)
+                        file.sync()
+                    except BaseException:
+                        storage.remove(file.path)
+                        raise
+                    storage.move(file, self.path)
         return source.identity()
 
     @contextmanager
@@ -177,27 +175,11 @@ class Spool:
                         storage.remove(name)
                     return
 
-    def _download(self, source: ByteSource, file: File) -> None:
-        try:
-            file.truncate(0)  # what a process left that was killed
-            position = 0
-            while data := source.read_many([(position, _PIECE_NBYTES)])[0]:
-                file.pwrite(position, data)
-                position += len(data)
-            file.sync()
-        except BaseException:
-            storage.remove(file.path)
-            raise
-        storage.move(file, self.path)
-
     def publish(self, before: Any, show: Show = None, *, replaces: bool = False) -> None:
         """Upload the file, which is sealed, and delete it. Nobody sees a part of it there.
 
-        Args:
-            before: the state of the object that was there; `replaces` takes the place of another one too.
-            show: as in `Progress`; a bar over the bytes.
         Raises:
-            ArchiveExistsError: another one is there now; the file stays.
+            ArchiveExistsError: there is another one than `before`, and not `replaces`; the file stays.
             StorageError: the server refuses; the file stays, and so do the parts of it that a server keeps.
         """
         with self._turn() as state:

@@ -1,46 +1,8 @@
 """Every exception that edcache raises on purpose: one tree, each also a builtin where one fits.
 
-    EdcacheError
-    ├── OptionError (ValueError)               an argument that edcache does not accept
-    ├── MissingDependencyError (ImportError)   an optional library that this call needs
-    ├── ArchiveError
-    │   ├── ArchiveNotFoundError (FileNotFoundError)
-    │   ├── ArchiveExistsError (FileExistsError)
-    │   ├── ArchiveLockedError (TimeoutError)  another process holds a lock that this call needs
-    │   ├── ArchiveClosedError (ValueError)    used after close(), or by a process that did not open it
-    │   ├── NotAnArchiveError (ValueError)     a file, but not one of edcache's
-    │   ├── FormatVersionError (ValueError)    written by a newer format than this release reads
-    │   ├── PartialArchiveError (ValueError)   not sealed, where what is made would pass for whole
-    │   ├── StaleArchiveError (RuntimeError)   the file at the path is no longer the one that was opened
-    │   ├── DigestError (ValueError)           the file is not the one that was published, or has no digest
-    │   ├── StorageError (OSError)             the operating system refused: full disk, I/O error, no locks
-    │   ├── LengthError (ValueError)           more samples than the file's size, or memory, justifies
-    │   └── CorruptArchiveError (ValueError)   bytes that no writer of ours left
-    │       └── CorruptRecordError             one record; the others still read
-    ├── SampleIndexError (IndexError)          an index outside [-n, n)
-    ├── MissingSampleError (LookupError)       an index in range that has no record yet
-    │   └── SampleFailedError                  it has none because it could not be made
-    ├── SourceError (RuntimeError)             the source dataset raised while a sample was computed
-    ├── WorkerError (RuntimeError)             worker processes of a fill end, and no sample is to blame
-    ├── ForeignCacheError (ValueError)         another system's cache that is damaged, or not what it says
-    ├── ExportError (TypeError)                a field of a sample that the format asked for cannot hold
-    ├── CodecError
-    │   ├── UnsupportedTypeError (TypeError)   a leaf that the native codec does not store
-    │   ├── ImageError (ValueError)            an image file that cannot be read or decoded
-    │   ├── UnregisteredTypeError (TypeError)  a class that this process has not registered
-    │   └── PickleRefusedError (ValueError)    a pickle that nobody has allowed
-    ├── LabelError
-    │   ├── UnknownLabelError (KeyError)       a column that the archive does not hold
-    │   ├── LabelTypeError (TypeError)         values that do not make one column
-    │   └── WhereError (ValueError)            a where-expression that does not parse
-    ├── FingerprintError (TypeError)           an argument that has no stable description
-    └── StaleCacheError (RuntimeError)         the archive was made by another call or source
-
-    PartialArchiveWarning (UserWarning)        an archive is opened that is not sealed
-    StandInWarning (UserWarning)               a namedtuple comes back as another class than it had
-
 Each class is constructed from one message, so that an exception survives the trip out of a
-DataLoader worker (torch rebuilds it as `type(message)`).
+DataLoader worker (torch rebuilds it as `type(message)`). PartialArchiveWarning and StandInWarning are
+warnings. `help(edcache.errors)` draws the tree.
 """
 
 from __future__ import annotations

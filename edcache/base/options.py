@@ -1,11 +1,5 @@
 """Every option that a call takes by keyword: what it means, its default and its check, once.
 
-    ReadOptions     how records are read                      Reader
-    OpenOptions     these, and what samples pass              CachedDataset.from_cache
-    WriteOptions    how records are written                   CacheWriter
-    FillOptions     how missing samples are computed          warmup()
-    CacheOptions    all of them, and when to fill             CachedDataset, @cachable
-
 An object of these goes from room to room. The classes named Keywords tell type checkers and editors the same
 names and types for `**keywords: Unpack[...]`; `takes` tells them to inspect and help().
 """
@@ -20,7 +14,7 @@ from inspect import Parameter
 from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 from edcache.base.errors import OptionError
-from edcache.base.suggestion import suggestion
+from edcache.base.wording import suggestion
 
 Verify: TypeAlias = Literal["touch", "open", "always", "never"]
 Io: TypeAlias = Literal["auto", "mmap", "pread"]
@@ -401,13 +395,9 @@ def takes(kind: type[Options]) -> Callable[[F], F]:
         if door.__doc__:
             text, mark, rest = inspect.cleandoc(door.__doc__).partition("\n    keywords:")
             line, _, rest = rest.partition("\n")
-            door.__doc__ = "\n".join([text + mark + line, *_described(kind), rest])
+            docs = [inspect.cleandoc(base.__doc__ or "") for base in kind.__mro__]
+            described = [doc.partition("Args:\n")[2] for doc in docs if "Args:\n" in doc]
+            door.__doc__ = "\n".join([text + mark + line, *described, rest])
         return door
 
     return show
-
-
-def _described(kind: type[Options]) -> list[str]:
-    """What the docstrings of a class and its bases say of their options, below "Args:"."""
-    texts = [inspect.cleandoc(base.__doc__ or "") for base in kind.__mro__ if issubclass(base, Options)]
-    return [line for text in texts for line in text.partition("Args:\n")[2].splitlines()]

@@ -10,8 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from edcache.base.options import Show
 
@@ -19,33 +18,8 @@ logger = logging.getLogger("edcache")
 
 _LINE_SECONDS: Final = 30.0
 
-Self = TypeVar("Self", bound="_Shown")
 
-
-class _Shown:
-    """What shows a bar, or tells a function instead.
-
-    Args:
-        show: as in `Progress`. bar: tqdm's options for it.
-    """
-
-    def __init__(self, show: Show, **bar: Any) -> None:
-        self._tell = show if callable(show) else None
-        self._bar: Any = None
-        if _shows_bar(show):
-            self._bar = _bar_class()(dynamic_ncols=True, **bar)
-
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
-class Progress(_Shown):
+class Progress:
     """How far a fill is, with what was kept from before.
 
     Args:
@@ -69,7 +43,9 @@ class Progress(_Shown):
         is_silent = callable(show) or show is False or os.environ.get("EDCACHE_PROGRESS") == "0"
         if kept and is_first:
             self._say("already cached", is_silent)
-        super().__init__(show, total=absent, desc=f"caching {what}", unit=" samples", smoothing=0.1)
+        self._tell = show if callable(show) else None
+        bar = {"total": absent, "desc": f"caching {what}", "unit": " samples", "smoothing": 0.1}
+        self._bar = _bar_class()(dynamic_ncols=True, **bar) if _shows_bar(show) else None
         self._has_lines = is_first and not is_silent and self._bar is None and not _is_watched()
 
     def advance(self, samples: int, nbytes: int = 0) -> None:
@@ -88,8 +64,12 @@ class Progress(_Shown):
                 self._last_line = now
                 self._say(f"cached{self._rate(now - self._began)}")
 
-    def __exit__(self, kind: type[BaseException] | None, *raised: Any) -> None:
-        super().__exit__(kind, *raised)
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
         if self._has_lines and kind is None:
             self._say(f"cached in {_duration(time.monotonic() - self._began)}")
 
@@ -106,23 +86,23 @@ class Progress(_Shown):
             print(f"{self._what}: {count} {text}", file=sys.stderr, flush=True)
 
 
-class ByteProgress(_Shown):
-    """A bar fed with (done, in all), of bytes unless told otherwise; shown as `Progress` shows its own.
+@contextmanager
+def byte_progress(what: str, show: Show, unit: str = "B") -> Iterator[Callable[[int, int], object]]:
+    """A function to be fed with (done, in all), which shows a bar as `Progress` shows its own.
 
     Args:
         what: is done, such as "copying train.zip". show: as in `Progress`. unit: what is counted.
     """
+    if callable(show) or not _shows_bar(show):
+        yield show if callable(show) else lambda done, total: None
+        return
+    with _bar_class()(dynamic_ncols=True, desc=what, unit=unit, unit_scale=unit == "B") as bar:
 
-    def __init__(self, what: str, show: Show, unit: str = "B") -> None:
-        super().__init__(show, desc=what, unit=unit, unit_scale=unit == "B")
+        def tell(done: int, total: int) -> None:
+            bar.total = total
+            bar.update(done - bar.n)
 
-    def __call__(self, done: int, total: int) -> None:
-        """So many are done, of so many."""
-        if self._tell is not None:
-            self._tell(done, total)
-        if self._bar is not None:
-            self._bar.total = total
-            self._bar.update(done - self._bar.n)
+        yield tell
 
 
 @cache
@@ -174,7 +154,9 @@ def _shows_bar(show: Show) -> bool:
     setting = os.environ.get("EDCACHE_PROGRESS")
     if setting is not None:
         return setting != "0"
-    return _is_first_rank() and _is_watched()
+    # The second is what torch_xla.launch() sets.
+    rank = os.environ.get("RANK") or os.environ.get("PJRT_LOCAL_PROCESS_RANK") or "0"
+    return rank == "0" and _is_watched()
 
 
 def _is_watched() -> bool:
@@ -183,8 +165,3 @@ def _is_watched() -> bool:
         return True
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return "IPKernelApp" in getattr(shell, "config", ())
-
-
-def _is_first_rank() -> bool:
-    # The second is what torch_xla.launch() sets.
-    return (os.environ.get("RANK") or os.environ.get("PJRT_LOCAL_PROCESS_RANK") or "0") == "0"

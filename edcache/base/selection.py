@@ -43,20 +43,16 @@ class Span:
         return len(self.numbers)
 
     def at(self, position: int) -> int:
-        """See Selection."""
         return self.numbers[position]
 
     def take(self, positions: Ints) -> Ints:
-        """See Selection."""
         numbers = self.numbers
         return _from_start(positions, len(numbers)) * numbers.step + numbers.start
 
     def cut(self, part: range) -> Selection:
-        """See Selection."""
-        return Span(_composed(self.numbers, part))
+        return Span(self.numbers[_as_slice(part)])
 
     def array(self) -> Ints:
-        """See Selection."""
         numbers = self.numbers
         return _read_only(np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64))
 
@@ -71,20 +67,16 @@ class Picks:
         return len(self.numbers)
 
     def at(self, position: int) -> int:
-        """See Selection."""
         return int(self.numbers[position])
 
     def take(self, positions: Ints) -> Ints:
-        """See Selection."""
         taken: Ints = self.numbers[positions]
         return taken
 
     def cut(self, part: range) -> Selection:
-        """See Selection."""
         return Picks(self.numbers[_as_slice(part)])
 
     def array(self) -> Ints:
-        """See Selection."""
         return _read_only(self.numbers.view())
 
 
@@ -99,16 +91,13 @@ class Cycle:
         return len(self.numbers)
 
     def at(self, position: int) -> int:
-        """See Selection."""
         return self.base.at(self.numbers[position] % len(self.base))
 
     def take(self, positions: Ints) -> Ints:
-        """See Selection."""
         return self.base.take(Span(self.numbers).take(positions) % len(self.base))
 
     def cut(self, part: range) -> Selection:
-        """See Selection."""
-        numbers = _composed(self.numbers, part)
+        numbers = self.numbers[_as_slice(part)]
         size = len(self.base)
         if not numbers:
             return Span(range(0))
@@ -118,7 +107,6 @@ class Cycle:
         return Cycle(self.base, numbers)
 
     def array(self) -> Ints:
-        """See Selection."""
         return _read_only(self.base.take(Span(self.numbers).array() % len(self.base)))
 
 
@@ -146,17 +134,8 @@ def index_ranges(indices: Ints, most: int = 200, hint: str = "; --json lists all
     return ", ".join(texts[:most]) + (f", and {more:,} more runs{hint}" if more > 0 else "")
 
 
-def _composed(numbers: range, part: range) -> range:
-    """The numbers at the positions of a part."""
-    if not part:
-        return range(0)
-    step = numbers.step * part.step
-    first = numbers[part[0]]
-    return range(first, first + step * len(part), step)
-
-
 def _as_slice(part: range) -> slice:
-    """What cuts an array as `part` says: a slice counts a stop before the start from the end."""
+    """What cuts an array or a range as `part` says: a slice counts a stop before the start from the end."""
     return slice(part.start, part.stop if part.stop >= 0 else None, part.step) if part else slice(0)
 
 

@@ -1,15 +1,23 @@
-"""How values and missing columns are put in messages: short, and never by a repr that may raise."""
+"""How values, sizes and near names are put in messages: short, and never by a repr that may raise."""
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
-from typing import Any
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import Final
 
 import numpy as np
 
 from edcache.base.errors import UnknownLabelError
-from edcache.base.suggestion import suggestion
+
+_PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
+NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumerate(_PREFIXES[:-1])} | {
+    f"{prefix}iB".lower(): 1024**power for power, prefix in enumerate(_PREFIXES[:-1]) if prefix
+}
+"""Bytes by unit, in lower case: "b", "kb", "kib", ..."""
 
 
 def unknown_label(name: object, known: Sequence[str]) -> UnknownLabelError:
@@ -49,10 +57,59 @@ def described(value: object) -> str:
     if isinstance(shape, tuple) and shape:
         return f"{article(value)} of shape {tuple(shape)} and dtype {getattr(value, 'dtype', '?')}"
     if isinstance(value, (list, tuple)):
-        return f"{article(value)} of length {len(value)}{_first_item(value)}"
+        first = f" that begins with {described(value[0])}" if value else ""
+        return f"{article(value)} of length {len(value)}{first}"
     text = shown(value)
     return article(value) if text.startswith("<") else f"{article(value)} ({text})"
 
 
-def _first_item(value: Sequence[Any]) -> str:
-    return f" that begins with {described(value[0])}" if value else ""
+def suggestion(name: str, names: Iterable[str]) -> str:
+    """ "; did you mean label?", where one of the names is nearly this one; else empty."""
+    near = get_close_matches(name, list(names), 1)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def path_suggestion(path: str) -> str:
+    """The same for the path of a file or folder, of which several parts may be misspelt."""
+    near = "" if "://" in path else _near_path(path)
+    return f"; did you mean {near}?" if near else ""
+
+
+def _near_path(path: str) -> str:
+    """What is there and nearly has this path; empty where nothing does."""
+    if os.path.exists(path):
+        return path
+    folder, name = os.path.split(path)
+    if not name:
+        return _near_path(folder) if folder not in ("", path) else ""
+    folder = folder and _near_path(folder)
+    near: list[str] = []
+    with suppress(OSError):
+        near = get_close_matches(name, os.listdir(folder or "."), 1)
+    return os.path.join(folder, near[0]) if near else ""
+
+
+def parsed_bytes(asked: object) -> int | None:
+    """How many bytes an int above 0, or a text such as "20GB" or "512 MiB", means; None for anything else."""
+    if type(asked) is int:
+        return asked if asked > 0 else None
+    if not isinstance(asked, str):
+        return None
+    stripped = asked.strip().replace("_", "").lower()
+    digits = stripped.rstrip("kmgtpib ")
+    unit = stripped[len(digits) :].strip()
+    try:
+        nbytes = float(digits) * NBYTES[unit if unit in NBYTES else f"{unit}b"]
+    except (ValueError, KeyError):
+        return None
+    return int(nbytes) if 0 < nbytes < float("inf") else None
+
+
+def human_bytes(nbytes: float) -> str:
+    """A size in decimal units: "812 bytes", "4.1 kB", "38.5 MB"."""
+    if nbytes < 1000:
+        return f"{nbytes:g} bytes"
+    power = 1
+    while nbytes >= 999.95 * 1000**power and power < len(_PREFIXES) - 1:
+        power += 1
+    return f"{nbytes / 1000**power:.1f} {_PREFIXES[power]}B"

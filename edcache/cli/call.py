@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
+from edcache import dataset, writer
 from edcache.base import CacheOptions, OptionError, suggestion
 
 
@@ -31,23 +32,21 @@ class Call:
     """
 
     def __init__(self, where: str, arguments: Sequence[str], version: str | None) -> None:
-        from edcache.dataset import CachedFactory
 
         self._where = where
-        self._given = dict(_named_value(text) for text in arguments)
+        self._given: dict[str, Any] = {}
+        for text in arguments:
+            name, equals, value = text.partition("=")
+            if not (name and equals):
+                raise click.BadParameter(f'"{text}"; write it as name=value', param_hint="--arg")
+            self._given[name] = _value(value)
         self._version = None if version is None else _value(version)
         self._factory = _load(where)
         self.options = CacheOptions()
-        if isinstance(self._factory, CachedFactory):
+        if isinstance(self._factory, dataset.CachedFactory):
             decorated = self._factory
-            self.options = replace(
-                decorated.options,
-                verify="touch",
-                zero_copy=False,
-                lazy=False,
-                force_cache=None,
-                keep_existing=True,
-            )
+            filling: dict[str, Any] = {"lazy": False, "force_cache": None, "keep_existing": True}
+            self.options = replace(decorated.options, verify="touch", zero_copy=False, **filling)
             self._version = decorated.version if self._version is None else self._version
             self._factory = decorated.uncached
         self._arguments = self._bound()
@@ -58,9 +57,7 @@ class Call:
         Raises:
             FingerprintError: a default of the factory has no stable description.
         """
-        from edcache.writer import call_fingerprint
-
-        return call_fingerprint(self._factory, self._arguments, self._version)
+        return writer.call_fingerprint(self._factory, self._arguments, self._version)
 
     def make(self) -> Any:
         """Call the factory.
@@ -76,7 +73,12 @@ class Call:
     def _bound(self) -> dict[str, Any]:
         try:
             signature = inspect.signature(self._factory)
-            self._check_names(signature)
+            taken = signature.parameters
+            takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
+            for name in self._given:
+                # What is missing is told by Python, but not what was written instead.
+                if not takes_any and name not in taken:
+                    raise click.UsageError(f'{self._where}: no argument "{name}"{suggestion(name, taken)}')
             bound = signature.bind(**self._given)
         except TypeError as error:
             raise click.UsageError(
@@ -86,15 +88,6 @@ class Call:
             raise OptionError(f"{self._where}: {error}; name a function or a class of Python") from error
         bound.apply_defaults()
         return dict(bound.arguments)
-
-    def _check_names(self, signature: inspect.Signature) -> None:
-        """What is missing is told by Python, but not what was written instead."""
-        taken = signature.parameters
-        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
-            return
-        for name in self._given:
-            if name not in taken:
-                raise click.UsageError(f'{self._where}: no argument "{name}"{suggestion(name, taken)}')
 
 
 def _load(where: str) -> Any:
@@ -119,13 +112,6 @@ def _load(where: str) -> Any:
 def _named(error: Exception) -> str:
     hint = suggestion(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else ""
     return f"{type(error).__name__}: {error}{hint}; EDCACHE_DEBUG=1 shows the traceback"
-
-
-def _named_value(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise click.BadParameter(f'"{text}"; write it as name=value', param_hint="--arg")
-    return name, _value(value)
 
 
 def _value(text: str) -> Any:

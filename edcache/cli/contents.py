@@ -4,27 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
 import click
+import numpy as np
 
-from edcache.base import ReadOptions, SampleIndexError
-from edcache.cli.options import BLOCK, PATH, flags, print_lines, print_report
-from edcache.cli.reports import info_lines
-from edcache.cli.text import csv_lines, json_lines, plain, printable, table
+from edcache import codec, dataset, format, reader, tools, writer
+from edcache.base import ReadOptions, SampleIndexError, human_bytes
+from edcache.cli.options import PATH, flags
+from edcache.cli.output import (
+    BLOCK,
+    csv_lines,
+    json_lines,
+    paired_lines,
+    plain,
+    plural,
+    print_lines,
+    print_report,
+    printable,
+    table,
+)
+from edcache.cli.samples import describe_fields, describe_sample, field_row, leaf_row
 
-if TYPE_CHECKING:
-    from edcache.dataset import CachedDataset
-    from edcache.reader import AnyReader
+_SHOWN_SCHEMAS: Final = 8
 
 
-def _opened(path: str, **options: Any) -> CachedDataset:
-    from edcache.dataset import CachedDataset
+def _opened(path: str, **options: Any) -> dataset.CachedDataset:
 
-    return CachedDataset(None, path, allow_partial=True, **options)
-
-
-# -------------------------------------------------------------------------------------------- info
+    return dataset.CachedDataset(None, path, allow_partial=True, **options)
 
 
 @click.command()
@@ -41,34 +48,26 @@ def info(path: str, digest: bool, as_json: bool) -> None:
     Example:
       edcache info train.zip --json
     """
-    from edcache.writer import store_at
-
-    document = _info(store_at(path).reader(ReadOptions(allow_partial=True)))
+    document = _info(writer.store_at(path).reader(ReadOptions(allow_partial=True)))
     if digest:
-        from edcache import tools
-
         document["digest"] = tools.digest(path)
-    print_report(as_json, document, info_lines(document))
+    print_report(as_json, document, _info_lines(document))
 
 
-def _info(reader: AnyReader) -> dict[str, Any]:
+def _info(archive: reader.AnyReader) -> dict[str, Any]:
     """Everything that `info` tells, as JSON has it."""
-    import numpy as np
-
-    from edcache import format
-
-    head, records = reader.head, reader.records
+    head, records = archive.head, archive.records
     nbytes = records.nbytes
     return {
-        "path": reader.path,
+        "path": archive.path,
         "format_version": format.VERSION,
         "uuid": head.uuid.hex(),
-        "sealed": reader.sealed,
-        "samples": len(reader),
-        "missing": len(reader) - len(nbytes),
-        "chunks": reader.chunks,
-        "nbytes": reader.nbytes,
-        "memory": reader.memory(),
+        "sealed": archive.sealed,
+        "samples": len(archive),
+        "missing": len(archive) - len(nbytes),
+        "chunks": archive.chunks,
+        "nbytes": archive.nbytes,
+        "memory": archive.memory(),
         "record_nbytes": {
             "total": int(nbytes.sum()),
             "median": float(np.median(nbytes)) if len(nbytes) else None,
@@ -77,28 +76,67 @@ def _info(reader: AnyReader) -> dict[str, Any]:
         },
         "codec": head.codec,
         "compression": head.compression,
-        "labels": {field.name: str(field.type) for field in reader.labels().schema},
-        "schemas": _schemas(reader),
+        "labels": {field.name: str(field.type) for field in archive.labels().schema},
+        "schemas": _schemas(archive),
         "fingerprint": head.fingerprint,
     }
 
 
-def _schemas(reader: AnyReader) -> list[dict[str, Any]]:
+def _schemas(archive: reader.AnyReader) -> list[dict[str, Any]]:
     """The schemas, most used first: how many samples have each, and its fields."""
-    import numpy as np
-
-    from edcache.cli.samples import describe_fields
-    from edcache.codec import Decoder
-
-    used = np.bincount(reader.records.schema, minlength=len(reader.schemas)).tolist()
-    order = sorted(range(len(reader.schemas)), key=lambda number: -used[number])
+    used = np.bincount(archive.records.schema, minlength=len(archive.schemas)).tolist()
     return [
-        {"samples": used[n], "fields": describe_fields(Decoder(reader.schemas[n]).fields.values())}
-        for n in order
+        {"samples": samples, "fields": describe_fields(codec.Decoder(schema).fields.values())}
+        for samples, schema in sorted(zip(used, archive.schemas, strict=True), key=lambda pair: -pair[0])
     ]
 
 
-# -------------------------------------------------------------------------------------------- show
+def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
+    """`edcache info`, from its JSON form."""
+    record, fingerprint = info["record_nbytes"], info["fingerprint"] or {}
+    sizes, compression = None, info["compression"] or "none"
+    if record["max"] is not None:
+        sizes = f"median {human_bytes(record['median'])}, max {human_bytes(record['max'])}"
+    if record["uncompressed"] and record["total"]:
+        compression = f"{info['compression']}, {record['uncompressed'] / record['total']:.2f} : 1"
+    made_of = {
+        key: ", ".join(f"{name}={value!r}" for name, value in named(fingerprint, key).items()) or None
+        for key in ("arguments", "attributes")
+    }
+    yield from paired_lines(
+        [
+            ("archive", info["path"]),
+            ("samples", f"{info['samples']:,}"),
+            ("missing", f"{info['missing']:,}"),
+            ("sealed", "yes" if info["sealed"] else "no"),
+            ("chunks", None if info["chunks"] is None else f"{info['chunks']:,}"),
+            ("file", f"{human_bytes(info['nbytes'])} ({info['nbytes']:,} bytes)"),
+            ("record", sizes),
+            ("codec", info["codec"]),
+            ("compression", compression),
+            ("labels", ", ".join(f"{name}: {kind}" for name, kind in info["labels"].items()) or "none"),
+            *((key, fingerprint.get(key)) for key in ("type", "factory")),
+            *made_of.items(),
+            ("version", fingerprint.get("version")),
+            ("format", info["format_version"]),
+            ("uuid", info["uuid"]),
+            ("digest", info.get("digest")),
+        ]
+    )
+    for schema in info["schemas"][:_SHOWN_SCHEMAS]:
+        yield f"\nschema of {plural(schema['samples'], 'sample')}"
+        if schema["fields"]:
+            yield from table(("field", "kind", "dtype", "shape"), map(field_row, schema["fields"]))
+        else:
+            yield "each record says its own, see edcache show" if info["codec"] == "native" else "pickles"
+    if len(info["schemas"]) > _SHOWN_SCHEMAS:
+        yield f"\n{len(info['schemas']) - _SHOWN_SCHEMAS:,} more schemas; --json lists all"
+
+
+def named(fingerprint: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The arguments or the attributes in a fingerprint, which may be anybody's."""
+    values = fingerprint.get(key)
+    return values if isinstance(values, dict) else {}
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # so that -1 is an index
@@ -112,8 +150,6 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
     Example:
       edcache show train.zip -1
     """
-    from edcache.cli.samples import describe_sample, leaf_row
-
     cache = _opened(path, allow_pickle=allow_pickle)
     if not -len(cache) <= index < len(cache):
         raise SampleIndexError(
@@ -124,9 +160,6 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
     print_report(
         as_json, document, table(("field", "type", "dtype", "shape", "value"), map(leaf_row, leaves))
     )
-
-
-# ---------------------------------------------------------------------------------------------- ls
 
 
 @click.command()
@@ -166,15 +199,15 @@ def ls(path: str, limit: int, offset: int, as_json: bool) -> None:
         click.echo(f"{len(rows):,} of {total:,} records; --limit and --offset choose others", err=True)
 
 
-def _indices(cache: CachedDataset) -> Any:
+def _indices(cache: dataset.CachedDataset) -> Any:
     """The indices that have a record: int64, sorted."""
-    import numpy as np
-
     index = cache.reader.records.index
     return np.arange(len(cache)) if index is None else np.asarray(index)
 
 
-def _rows(cache: CachedDataset, columns: Mapping[str, Any], names: Sequence[str]) -> Iterator[Sequence[Any]]:
+def _rows(
+    cache: dataset.CachedDataset, columns: Mapping[str, Any], names: Sequence[str]
+) -> Iterator[Sequence[Any]]:
     """The values of columns, the first being the index, and of labels; some rows in memory at a time."""
     for start in range(0, max(len(columns["index"]), 1), BLOCK):
         parts = [column[start : start + BLOCK] for column in columns.values()]
@@ -184,15 +217,12 @@ def _rows(cache: CachedDataset, columns: Mapping[str, Any], names: Sequence[str]
 
 
 def _objects(
-    cache: CachedDataset, columns: Mapping[str, Any], names: Sequence[str]
+    cache: dataset.CachedDataset, columns: Mapping[str, Any], names: Sequence[str]
 ) -> Iterator[dict[str, Any]]:
     """The same as JSON has it."""
     for row in _rows(cache, columns, names):
         labels = dict(zip(names, row[len(columns) :], strict=True))
         yield dict(zip(columns, row, strict=False)) | {"labels": plain(labels)}
-
-
-# ------------------------------------------------------------------------------------------ labels
 
 
 @click.command()
@@ -242,8 +272,6 @@ def _list(
     path: str, form: str, where: str | None, count: str | None, columns: str | None, limit: int | None
 ) -> None:
     """Print the labels, or how often each value of one column occurs."""
-    import numpy as np
-
     cache = _opened(path)
     indices = _indices(cache)
     if where is not None:
@@ -272,7 +300,7 @@ def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[s
     print_lines([f"{printable(path)}: labels are now {printable(names) or 'none'}"])
 
 
-def _add(cache: CachedDataset, name: str | None, file: str, on: str | None) -> None:
+def _add(cache: dataset.CachedDataset, name: str | None, file: str, on: str | None) -> None:
     from edcache.labels import chosen_column, read_columns
 
     values = read_columns(file)

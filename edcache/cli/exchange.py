@@ -9,15 +9,14 @@ from typing import Any, Final
 
 import click
 
-from edcache.base import ForeignCacheError, index_ranges
+from edcache import dataset, interop
+from edcache.base import ForeignCacheError, human_bytes, index_ranges
 from edcache.cli.call import Call
-from edcache.cli.failure import FAILED
 from edcache.cli.fill import check_codec, fill
-from edcache.cli.options import PATH, bar, flags, given, print_report, size
-from edcache.cli.reports import export_line
-from edcache.cli.text import one_line
+from edcache.cli.options import PATH, flags, given, size
+from edcache.cli.output import FAILED, bar, one_line, plural, print_report, printable
 
-# As in edcache.interop and edcache.interop, which import torch.
+# As in edcache.interop, which imports torch.
 KINDS: Final = (
     *("edflow", "torch_xla", "monai", "webdataset", "tensordict", "mds", "litdata", "huggingface", "images"),
 )
@@ -38,12 +37,7 @@ FORMATS: Final = ("webdataset", "files", "parquet", "hf", "npz")
 @click.option("--for", "factory", metavar="MODULE:FACTORY", help="The @cachable call that takes the archive.")
 @flags("arguments", "compression", "codec", "allow_pickle", "num_workers", "on_error", "progress", "rebuild")
 def import_(
-    old: str,
-    out: str,
-    factory: str | None,
-    arguments: Sequence[str],
-    rebuild: bool,
-    **options: Any,
+    old: str, out: str, factory: str | None, arguments: Sequence[str], rebuild: bool, **options: Any
 ) -> None:
     """Fill an archive with the samples of another system's cache, which is only read.
 
@@ -59,18 +53,18 @@ def import_(
     Example:
       edcache import cached/train.zip -o train.zip -j 4
     """
-    from edcache.interop import import_cache, old_cache
-
     check_codec(options)
     kind, trust_pickle, order = (options.pop(name) for name in ("kind", "trust_pickle", "order"))
     if factory is not None:
         options["fingerprint"] = Call(factory, arguments, None).fingerprint()
     elif arguments:
         raise click.UsageError("--arg goes with --for MODULE:FACTORY")
-    source = old_cache(old, kind, trust_pickle=trust_pickle, order=None if order is None else _lines(order))
+    source = interop.old_cache(
+        old, kind, trust_pickle=trust_pickle, order=None if order is None else _lines(order)
+    )
     for note in source.notes:
         click.echo(one_line(f"{old}: {note}"), err=True)
-    cache = fill(out, rebuild, lambda: source, given(options), import_cache)
+    cache = fill(out, rebuild, lambda: source, given(options), interop.import_cache)
     if not cache.complete:
         click.echo(f"missing: {index_ranges(cache.missing)}")
         sys.exit(FAILED)
@@ -115,14 +109,18 @@ def export(paths: Sequence[str], out: str, to: str, as_json: bool, **options: An
     Example:
       edcache export train.zip -o shards --to webdataset --where "split == 'train'" -j 8
     """
-    from edcache import interop
-
     labels, shard_size = options["labels"], options["shard_size"]
     if labels and options["no_labels"]:
         raise click.UsageError("--label and --no-labels contradict each other")
+    ds = dataset.CachedDataset.from_cache(
+        paths[0] if len(paths) == 1 else paths, allow_partial=True, allow_pickle=options["allow_pickle"]
+    )
+    view = ds.available() if options["available"] else ds[:]
+    view = view if options["where"] is None else view.filter(options["where"])
+    view = view.select(*options["fields"]) if options["fields"] else view
     with bar("exporting to", out, options["progress"], unit=" samples") as on_progress:
         report = interop.export(
-            _chosen(paths, **options),
+            view,
             out,
             to,
             num_workers=options["num_workers"] or 0,
@@ -131,33 +129,13 @@ def export(paths: Sequence[str], out: str, to: str, as_json: bool, **options: An
             on_progress=on_progress,
             allow_partial=options["allow_partial"],
         )
-    print_report(as_json, dataclasses.asdict(report), [export_line(report)])
-
-
-def _chosen(
-    paths: Sequence[str],
-    *,
-    where: str | None,
-    fields: Sequence[str],
-    available: bool,
-    allow_pickle: bool,
-    **others: Any,
-) -> Any:
-    """The view that the options of export choose."""
-    from edcache.dataset import CachedDataset
-
-    ds = CachedDataset.from_cache(
-        paths[0] if len(paths) == 1 else paths, allow_partial=True, allow_pickle=allow_pickle
-    )
-    view = ds.available() if available else ds[:]
-    view = view if where is None else view.filter(where)
-    return view.select(*fields) if fields else view
+    files = f"{plural(report.files, 'file')}, {human_bytes(report.nbytes)}"
+    line = f"{printable(report.path)}: {plural(report.samples, 'sample')} as {report.to}, {files}"
+    print_report(as_json, dataclasses.asdict(report), [line])
 
 
 def as_edflow(dataset: str | None, server: bool, address: str | None) -> None:
     """What `edcache -d package.factory -s` and `-a HOST` did: fill the cache of a dataset."""
-    from edcache.interop import open_or_fill
-
     if dataset is None or not (server or address):
         raise click.UsageError("edflow's flags go together: -d package.factory with -s, or with -a HOST")
     module, _, attribute = dataset.rpartition(".")
@@ -165,5 +143,5 @@ def as_edflow(dataset: str | None, server: bool, address: str | None) -> None:
     contacted = f"; {address} is not contacted" if address else ""
     shared = "every process that runs this fills the same file, and shares the work"
     click.echo(f"edcache: no server is needed: {shared}{contacted}", err=True)
-    cache = open_or_fill(source)
+    cache = interop.open_or_fill(source)
     click.echo(f"{cache.path}: {len(cache):,} samples")

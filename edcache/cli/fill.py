@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
+from edcache import dataset, interop, writer
 from edcache.base import ArchiveNotFoundError, ReadOptions, StaleCacheError, human_bytes
 from edcache.cli.call import Call
-from edcache.cli.failure import as_typed
 from edcache.cli.options import FOLDER, flags, given
-from edcache.cli.text import plural
-from edcache.storage import check_outlives
-
-if TYPE_CHECKING:
-    from edcache.dataset import CachedDataset
+from edcache.cli.output import as_typed, plural
+from edcache.storage import check_outlives, shown
 
 
 @click.command()
@@ -27,12 +23,7 @@ if TYPE_CHECKING:
 @click.option("--version", metavar="VALUE", help="Change it when the factory makes other samples.")
 @flags("progress", "rebuild")
 def build(
-    factory: str,
-    out: str,
-    arguments: Sequence[str],
-    version: str | None,
-    rebuild: bool,
-    **options: Any,
+    factory: str, out: str, arguments: Sequence[str], version: str | None, rebuild: bool, **options: Any
 ) -> None:
     """Fill an archive with the dataset that a function makes.
 
@@ -79,9 +70,12 @@ def images(
     Example:
       edcache images imagenet/train -o train.zip --decode tensor -j 8
     """
-    from edcache.interop import EXTENSIONS, image_folder
-
-    fill(out, rebuild, lambda: image_folder(folder, decode, extensions or EXTENSIONS), given(options))
+    fill(
+        out,
+        rebuild,
+        lambda: interop.image_folder(folder, decode, extensions or interop.EXTENSIONS),
+        given(options),
+    )
 
 
 def check_codec(options: dict[str, Any]) -> None:
@@ -95,24 +89,21 @@ def fill(
     rebuild: bool,
     make: Callable[[], Any],
     options: dict[str, Any],
-    cached: Callable[..., CachedDataset] | None = None,
-) -> CachedDataset:
-    """Make a source, cache it at `out`, and say what was done.
-
-    Args:
-        cached: fills and opens; CachedDataset unless given.
-    """
+    cached: Callable[..., dataset.CachedDataset] | None = None,
+) -> dataset.CachedDataset:
+    """Make a source, cache it at `out` by CachedDataset or what else is given, and say what was done."""
     check_outlives(out)
     began = time.monotonic()
     kept = 0 if rebuild else _records_at(out)
-    with _interrupted_with_advice(out, rebuild):
-        from edcache.dataset import CachedDataset
-
-        source = make()
-        try:
-            cache = (cached or CachedDataset)(source, out, keep_existing=not rebuild, **options)
-        except StaleCacheError as error:
-            raise StaleCacheError(f"{error}\non the command line that is --rebuild") from error
+    try:
+        cache = (cached or dataset.CachedDataset)(make(), out, keep_existing=not rebuild, **options)
+    except StaleCacheError as error:
+        raise StaleCacheError(f"{error}\non the command line that is --rebuild") from error
+    except KeyboardInterrupt:
+        state = "keeps what was computed, run the same command again to go on"
+        if rebuild:
+            state = "is as it was before, a rebuild starts from nothing"
+        raise KeyboardInterrupt(f"interrupted; {shown(out)} {state}") from None
     failed = f", {plural(len(cache.errors), 'sample')} failed" if cache.errors else ""
     counts = f"{len(cache.reader.records.offset) - kept:,} computed now, {kept:,} kept{failed}"
     size = f"{human_bytes(cache.reader.nbytes)}, {time.monotonic() - began:.1f} s"
@@ -122,25 +113,10 @@ def fill(
 
 def _records_at(path: str) -> int:
     """How many samples an archive holds before a build; 0 where there is none to read."""
-    from edcache.writer import store_at
-
-    reader = store_at(path).reader(ReadOptions(allow_partial=True))
+    reader = writer.store_at(path).reader(ReadOptions(allow_partial=True))
     try:
         return len(reader.records.offset)
     except (ArchiveNotFoundError, ValueError):
         return 0
     finally:
         reader.close()
-
-
-@contextmanager
-def _interrupted_with_advice(out: str, rebuild: bool) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        from edcache.storage import shown
-
-        state = "keeps what was computed, run the same command again to go on"
-        if rebuild:
-            state = "is as it was before, a rebuild starts from nothing"
-        raise KeyboardInterrupt(f"interrupted; {shown(out)} {state}") from None

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import Any
 
 import click
 
+from edcache import dataset, format, tools, writer
+from edcache.backends import shm
 from edcache.base import human_bytes
-from edcache.cli import reports
 from edcache.cli.call import Call
-from edcache.cli.failure import FAILED
-from edcache.cli.options import FOLDER, PATH, duration, flags, print_lines, print_report, size
-from edcache.cli.text import plural, printable, table
-
-if TYPE_CHECKING:
-    from edcache.format import Head
-    from edcache.tools import Listed
-
-
-# ------------------------------------------------------------------------------------------ caches
+from edcache.cli.contents import named
+from edcache.cli.options import FOLDER, PATH, duration, flags, size
+from edcache.cli.output import (
+    FAILED,
+    one_line,
+    paired_lines,
+    plural,
+    print_lines,
+    print_report,
+    printable,
+    table,
+)
 
 
 @click.command()
@@ -39,28 +44,66 @@ def caches(directory: str | None, as_json: bool) -> None:
       edcache caches cache --json
     """
     if directory == "shm://":
-        from edcache.backends.shm import archives_in_memory
-
-        held = archives_in_memory()
-        print_report(as_json, reports.memory_object(held), reports.memory_lines(held))
+        held = shm.archives_in_memory()
+        rows = [(a.path, human_bytes(a.nbytes), " ".join(map(str, a.pids))) for a in held]
+        lines = table(("path", "size", "processes"), rows, whole=1) if rows else ()
+        listed = [{"path": a.path, "nbytes": a.nbytes, "processes": list(a.pids)} for a in held]
+        nbytes = sum(archive.nbytes for archive in held)
+        total = f"{plural(len(held), 'archive')} in memory, {human_bytes(nbytes)}"
+        print_report(as_json, {"archives": listed, "nbytes": nbytes}, [*lines, total])
         return
     folder, archives = _archives(directory)
-    print_report(as_json, reports.listing_object(folder, archives), reports.listing_lines(folder, archives))
+    document = {
+        "directory": folder,
+        "archives": [_listed_object(folder, archive) for archive in archives],
+        "nbytes": sum(archive.nbytes for archive in archives if archive.problem is None),
+    }
+    print_report(as_json, document, _listing_lines(folder, archives))
 
 
-def _archives(directory: str | None) -> tuple[str, list[Listed]]:
+def _archives(directory: str | None) -> tuple[str, list[tools.Listed]]:
     """The folder that was meant and the archives in it; the default one need not exist."""
-    from edcache.tools import archives_in
-
     if directory is not None:
-        return directory, archives_in(directory)
-    from edcache.dataset import default_directory
+        return directory, tools.archives_in(directory)
 
-    folder = str(default_directory())
-    return folder, archives_in(folder) if os.path.lexists(folder) else []
+    folder = str(dataset.default_directory())
+    return folder, tools.archives_in(folder) if os.path.lexists(folder) else []
 
 
-# --------------------------------------------------------------------------------------------- why
+def _listing_lines(directory: str, archives: Sequence[tools.Listed]) -> Iterator[str]:
+    """A table of the archives, those that cannot be read, the total."""
+    sound = [archive for archive in archives if archive.problem is None]
+    if sound:
+        header = ("path", "size", "present", "length", "complete", "last used", "call")
+        yield from table(header, (_row(directory, archive) for archive in sound), whole=1)
+    yield from (one_line(archive.problem) for archive in archives if archive.problem is not None)
+    broken = len(archives) - len(sound)
+    unread = f", {broken:,} more cannot be read" if broken else ""
+    yield f"{printable(directory)}: {_sizes_text(sound)}{unread}"
+
+
+def _row(directory: str, archive: tools.Listed) -> tuple[str, ...]:
+    counts = f"{archive.present:,}", f"{archive.length:,}", "yes" if archive.complete else "no"
+    used = f"{datetime.datetime.fromtimestamp(archive.used):%Y-%m-%d %H:%M}"
+    used += "" if archive.was_read else " (written)"
+    call = _call_text(archive.fingerprint) if archive.origin is None else f"copy of {archive.origin}"
+    return os.path.relpath(archive.path, directory), human_bytes(archive.nbytes), *counts, used, call
+
+
+def _sizes_text(archives: Sequence[tools.Listed]) -> str:
+    """ "3 archives, 38.5 MB"."""
+    return f"{plural(len(archives), 'archive')}, {human_bytes(sum(archive.nbytes for archive in archives))}"
+
+
+def _listed_object(directory: str, archive: tools.Listed) -> dict[str, Any]:
+    same = ("nbytes", "present", "absent", "length", "complete", "sealed", "fingerprint", "origin")
+    used = datetime.datetime.fromtimestamp(archive.used, datetime.timezone.utc)
+    return {name: getattr(archive, name) for name in same} | {
+        "path": os.path.relpath(archive.path, directory),
+        "last_used": used.isoformat(timespec="seconds"),
+        "last_use": "read" if archive.was_read else "written",
+        "problem": None if archive.problem is None else one_line(archive.problem),
+    }
 
 
 @click.command()
@@ -79,35 +122,60 @@ def why(path: str, factory: str | None, arguments: Sequence[str], version: str |
       edcache why train.zip digits:make --arg split=train
     """
     from edcache.storage import shown
-    from edcache.tools import head_of
 
     if factory is None and (arguments or version is not None):
         raise click.UsageError("--arg and --version belong to a call; name its MODULE:FACTORY too")
-    head = head_of(path)
-    lines = list(reports.fingerprint_lines(shown(path), head.fingerprint))
+    head = tools.head_of(path)
+    lines = list(fingerprint_lines(shown(path), head.fingerprint))
     different: list[str] = []
     if factory is not None:
         call = Call(factory, arguments, version)
         different = list(_differences(head, call))
-        lines += ["", *reports.comparison_lines(call.fingerprint(), different)]
+        text = printable(_call_text(call.fingerprint()))
+        lines += ["", f"differs from {text}:" if different else f"matches {text}"]
+        lines += [f"  {printable(line)}" for line in different]
     print_lines(lines)
     if different:
         sys.exit(FAILED)
 
 
-def _differences(head: Head, call: Call) -> Iterator[str]:
-    from edcache.dataset import label_differences
-    from edcache.writer import differences, source_changed
+def fingerprint_lines(path: str, fingerprint: Mapping[str, Any] | None) -> Iterator[str]:
+    """What an archive says of where its samples come from, an argument a line."""
+    values = fingerprint or {}
+    pairs: list[tuple[str, object]] = [("archive", path)]
+    if not fingerprint:
+        pairs.append(("fingerprint", "none: the archive was written without a dataset"))
+    pairs += [(key, values.get(key)) for key in ("type", "factory")]
+    for key in ("argument", "attribute"):
+        pairs += [(key, f"{name}={_value_text(v)}") for name, v in named(values, f"{key}s").items()]
+    if values.get("version") is not None:
+        pairs.append(("version", _value_text(values["version"])))
+    yield from paired_lines([*pairs, ("source digest", values.get("source"))])
+
+
+def _call_text(fingerprint: Mapping[str, Any] | None) -> str:
+    """The call that a fingerprint describes, as Python has it: "digits:make(split='train', n=6)"."""
+    if not fingerprint:
+        return ""
+    if "factory" not in fingerprint:
+        return str(fingerprint.get("type", ""))
+    arguments = (f"{name}={_value_text(value)}" for name, value in named(fingerprint, "arguments").items())
+    return f"{fingerprint['factory']}({', '.join(arguments)})"
+
+
+def _value_text(value: object) -> str:
+    """A value of a fingerprint: what is no plain value stands there as a list of its one text."""
+    return value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
+
+
+def _differences(head: format.Head, call: Call) -> Iterator[str]:
 
     expected = call.fingerprint()
-    yield from differences(head.fingerprint, expected)
-    yield from label_differences(head, call.options.in_memory_keys)
-    if source_changed(head.fingerprint, expected):
+    yield from writer.differences(head.fingerprint, expected)
+    yield from dataset.label_differences(head, call.options.in_memory_keys)
+    if writer.source_changed(head.fingerprint, expected):
         digests = (head.fingerprint or {})["source"], expected["source"]
         yield "source digest: {} in the archive, {} now".format(*digests)
-
-
-# ---------------------------------------------------------------------------------------------- rm
 
 
 @click.command()
@@ -126,12 +194,9 @@ def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
       edcache rm old.zip cache/digits-*.zip
       edcache rm 'redis://localhost:6379/0?prefix=digits'
     """
-    from edcache.tools import check_deletable
-    from edcache.writer import store_at
-
     for path in paths:
-        check_deletable(path, force=force)
-    stores = {path: store_at(path) for path in paths}
+        tools.check_deletable(path, force=force)
+    stores = {path: writer.store_at(path) for path in paths}
     files = [path for path, store in stores.items() if store.naming is not None]
     served = {path: store for path, store in stores.items() if store.naming is None}
     doomed = dict.fromkeys(file for path in files for file in (path, *_leftover(path)))
@@ -148,11 +213,9 @@ def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
 
 
 def _leftover(path: str) -> Iterator[str]:
-    from edcache.tools import why_not_now
-    from edcache.writer import name_for
 
-    file = name_for(path)
-    reason = why_not_now(file)
+    file = writer.name_for(path)
+    reason = tools.why_not_now(file)
     if reason is not None:
         click.echo(printable(f"{reason}; it stays"), err=True)
     elif os.path.lexists(file):
@@ -161,12 +224,10 @@ def _leftover(path: str) -> Iterator[str]:
 
 def _deleted(files: Iterable[str], force: bool = False) -> Iterator[tuple[str, int]]:
     """Delete files, but for those that somebody began to fill since; yields each and the bytes it had."""
-    from edcache.tools import delete, why_not_now
-
     for file in files:
-        reason = None if force else why_not_now(file)
+        reason = None if force else tools.why_not_now(file)
         if reason is None:
-            yield file, delete(file)
+            yield file, tools.delete(file)
         else:
             click.echo(printable(f"{reason}; it stays"), err=True)
 
@@ -183,9 +244,6 @@ def _confirm(question: str, yes: bool) -> None:
     if not agreed:
         click.echo("edcache: nothing was deleted", err=True)
         sys.exit(FAILED)
-
-
-# ------------------------------------------------------------------------------------------- prune
 
 
 @click.command()
@@ -207,21 +265,19 @@ def prune(
     Example:
       edcache prune cache --older-than 30d --max-size 200GB --dry-run
     """
-    from edcache.tools import plan_pruning
-
     folder, archives = _archives(directory)
-    plan = plan_pruning(archives, older_than=older_than, max_nbytes=max_size)
+    plan = tools.plan_pruning(archives, older_than=older_than, max_nbytes=max_size)
     if plan.doomed:
-        rows = (reports.pruning_row(folder, archive) for archive in plan.doomed)
+        rows = (itemgetter(0, 1, 5)(_row(folder, archive)) for archive in plan.doomed)
         print_lines(table(("path", "size", "last used"), rows, whole=1))
     for reason in plan.busy:
         click.echo(printable(f"{reason}; it stays"), err=True)
     if dry_run:
-        click.echo(f"{reports.sizes_text(plan.doomed)} to delete; {reports.sizes_text(plan.kept)} to stay")
+        click.echo(f"{_sizes_text(plan.doomed)} to delete; {_sizes_text(plan.kept)} to stay")
         return
     if plan.doomed:
-        _confirm(f"delete {reports.sizes_text(plan.doomed)}?", yes)
+        _confirm(f"delete {_sizes_text(plan.doomed)}?", yes)
     gone = dict(_deleted(archive.path for archive in plan.doomed))
     stay = [archive for archive in (*plan.kept, *plan.doomed) if archive.path not in gone]
     went = f"{plural(len(gone), 'archive')} deleted, {human_bytes(sum(gone.values()))} freed"
-    click.echo(f"{went}; {reports.sizes_text(stay)} stay")
+    click.echo(f"{went}; {_sizes_text(stay)} stay")

@@ -11,8 +11,7 @@ import click
 from edcache import __version__
 from edcache.base import suggestion
 from edcache.cli import contents, exchange, fill, housekeeping, maintenance
-from edcache.cli.failure import FAILED, errors_in_one_line
-from edcache.cli.text import one_line
+from edcache.cli.output import FAILED, errors_in_one_line, one_line
 
 _INTERRUPTED: Final = 130
 

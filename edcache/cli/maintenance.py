@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import click
 
-from edcache.cli import reports
-from edcache.cli.failure import FAILED, errors_in_one_line
-from edcache.cli.options import FOLDER, PATH, POSITIVE, bar, flags, print_lines, print_report, size
-from edcache.cli.text import plain
+from edcache import tools
+from edcache.backends import mirror
+from edcache.base import human_bytes, index_ranges
+from edcache.cli.options import FOLDER, PATH, POSITIVE, flags, size
+from edcache.cli.output import (
+    FAILED,
+    bar,
+    errors_in_one_line,
+    paired_lines,
+    plain,
+    plural,
+    print_lines,
+    print_report,
+    printable,
+    table,
+)
 
 
 @click.command()
@@ -38,15 +50,49 @@ def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: 
     Example:
       edcache verify train.zip --quick
     """
-    from edcache import tools
     from edcache.storage import shown
 
     with bar("verifying", path, progress) as on_progress:
         report = tools.verify(path, on_progress, quick=quick, expected_digest=expect)
     place = shown(path)
-    print_report(as_json, reports.verify_object(place, report), reports.verify_lines(place, report))
+    print_report(as_json, _verify_object(place, report), _verify_lines(place, report))
     if not report.sound:
         sys.exit(FAILED)
+
+
+def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
+    """The problems, then the result, then what compacting would give back."""
+    yield from map(printable, report.problems)
+    state = "sealed" if report.sealed else "being written" if report.has_writer else "not sealed"
+    missing = f", {report.missing:,} missing" if report.missing else ""
+    broken = plural(len(report.problems), "problem") if report.problems else "not whole"
+    unread = "; records were not read" if report.quick else ""
+    yield (
+        f"{printable(path)}: {'OK' if report.sound else broken}: {plural(report.samples, 'sample')}{missing} "
+        f"in {plural(report.chunks, 'chunk')}, {human_bytes(report.nbytes)}, {state}{unread}"
+    )
+    if report.is_partial:
+        yield "its writer was killed, or it was cut: fill it again, or keep what is there with edcache repair"
+    if report.failures:
+        yield f"{plural(report.failures, 'sample')} failed when tried; they are among the missing"
+    dead = report.dead
+    if dead.total:
+        parts = {
+            "old seals": dead.old_seals,
+            plural(report.superseded, "outdated record"): dead.superseded if report.superseded else 0,
+            "lost in power cuts": dead.lost,
+            "torn tail": dead.torn,
+        }
+        listed = ", ".join(f"{name} {human_bytes(nbytes)}" for name, nbytes in parts.items() if nbytes)
+        yield f"{human_bytes(dead.total)} dead ({listed}); edcache compact leaves them out"
+
+
+def _verify_object(path: str, report: tools.Report) -> dict[str, Any]:
+    """`edcache verify` as JSON has it."""
+    names = ("sound", "quick", "sealed", "samples", "missing", "failures", "chunks", "nbytes", "superseded")
+    dead = {"nbytes": report.dead.total, **dataclasses.asdict(report.dead)}
+    values = {name: getattr(report, name) for name in names}
+    return {"path": path, **values, "dead": dead, "problems": report.problems}
 
 
 @click.command()
@@ -70,14 +116,46 @@ def repair(path: str, target: str, as_json: bool, progress: bool | None) -> None
     Example:
       edcache repair train.zip -o mended.zip
     """
-    from edcache import tools
-
     with errors_in_one_line(2), bar("repairing", path, progress) as on_progress:
         report = tools.repair(path, target, on_progress)
-    document = reports.repair_object(path, target, report)
-    print_report(as_json, document, reports.repair_lines(path, target, report))
+    document = {"path": path, "target": target, "whole": report.is_whole, **dataclasses.asdict(report)}
+    document |= {"lost": report.lost.tolist(), "unlabelled": report.unlabelled.tolist()}
+    print_report(as_json, document, repair_lines(path, target, report))
     if not report.is_whole:
         sys.exit(FAILED)
+
+
+def repair_lines(path: str, target: str, report: tools.RepairReport) -> Iterator[str]:
+    """The problems, a table of what became of the samples, which are lost."""
+    yield from map(printable, report.problems)
+    revisions, chunks = len(report.lost_revisions), sum(doubtful.entries for doubtful in report.doubtful)
+    head = "lost: the fingerprint is unknown, the options are guessed"
+    yield from paired_lines(
+        [
+            ("damaged", path),
+            ("repaired", f"{target}, {human_bytes(report.nbytes)}"),
+            ("samples", f"{report.length:,}"),
+            ("kept", f"{report.kept:,}"),
+            ("lost", f"{len(report.lost):,}"),
+            ("without labels", f"{len(report.unlabelled):,}" if len(report.unlabelled) else None),
+            ("labels lost", plural(revisions, "revision") if revisions else None),
+            ("doubtful", plural(chunks, "chunk") if chunks else None),
+            ("head", head if report.head_lost else None),
+        ]
+    )
+    if len(report.lost):
+        yield f"lost: {index_ranges(report.lost)}"
+    if len(report.unlabelled):
+        yield f"without labels: {index_ranges(report.unlabelled)}"
+    for name in report.lost_revisions:
+        yield f"lost: what {name} said of labels; add or drop them again"
+    for doubtful in report.doubtful:
+        samples = "samples" if doubtful.samples is None else f"{doubtful.samples:,} samples"
+        entries = f"entry {doubtful.seq:,}"
+        if doubtful.entries > 1:
+            entries = f"entries {doubtful.seq:,}-{doubtful.seq + doubtful.entries - 1:,}"
+        place = f"doubtful: {entries} at offset {doubtful.offset:,}"
+        yield f"{place}: nothing intact tells which {samples} were there"
 
 
 @click.command()
@@ -100,11 +178,19 @@ def compact(path: str, target: str | None, allow_partial: bool, as_json: bool, p
     Example:
       edcache compact train.zip
     """
-    from edcache import tools
-
     with bar("compacting", path, progress) as on_progress:
         report = tools.compact(path, target, on_progress, allow_partial=allow_partial)
-    print_report(as_json, dataclasses.asdict(report), [reports.compact_line(report)])
+    print_report(as_json, dataclasses.asdict(report), [_compact_line(report)])
+
+
+def _compact_line(report: tools.CompactReport) -> str:
+    """What compacting gave back."""
+    place, samples = printable(report.path), plural(report.samples, "sample")
+    if not report.rewritten:
+        return f"{place}: compact already: {samples} in {human_bytes(report.nbytes)}, nothing was written"
+    sizes = f"{human_bytes(report.nbytes_before)} -> {human_bytes(report.nbytes)}"
+    chunks = f"{report.chunks_before:,} -> {plural(report.chunks, 'chunk')}"
+    return f"{place}: {samples}, {sizes} ({human_bytes(report.dead_nbytes)} less), {chunks}, sealed"
 
 
 @click.command()
@@ -126,12 +212,18 @@ def copy(src: str, dst: str, progress: bool | None, **options: Any) -> None:
     Example:
       edcache copy /nfs/train.zip /ssd/cache --digest sha256:9f2c...
     """
-    from edcache.backends.mirror import CopyOptions, copy_local
-
-    chosen = CopyOptions(options["threads"], options["digest"], options["max_size"])
     with bar("copying", src, progress) as on_progress:
-        copied = copy_local(src, dst, chosen, on_progress)
-    print_lines([reports.copy_line(copied)])
+        copied = mirror.copy_local(
+            src,
+            dst,
+            num_threads=options["threads"],
+            expected_digest=options["digest"],
+            max_bytes=options["max_size"],
+            on_progress=on_progress,
+        )
+    archives = f"{copied.archives:,} archives, " if copied.archives > 1 else ""
+    fetched = "here already" if not copied.fetched else f"{human_bytes(copied.fetched)} fetched"
+    print_lines([f"{printable(copied.path)}: {archives}{human_bytes(copied.nbytes)}, {fetched}"])
 
 
 @click.command()
@@ -151,11 +243,12 @@ def merge(
     Example:
       edcache merge part-1.zip part-2.zip -o train.zip
     """
-    from edcache import tools
-
     with bar("merging into", target, progress) as on_progress:
         report = tools.merge(paths, target, on_progress, allow_partial=allow_partial)
-    print_report(as_json, dataclasses.asdict(report), [reports.merge_line(report)])
+    missing = f", {report.length - report.samples:,} missing" if report.samples < report.length else ""
+    origin = f"{plural(report.length, 'sample')}{missing} from {plural(report.archives, 'archive')}"
+    line = f"{printable(report.path)}: {origin}, {human_bytes(report.nbytes)}, sealed"
+    print_report(as_json, dataclasses.asdict(report), [line])
 
 
 @click.command()
@@ -174,8 +267,6 @@ def split(path: str, folder: str, as_json: bool, progress: bool | None, **option
     Example:
       edcache split train.zip --max-size 2GB -o parts
     """
-    from edcache import tools
-
     if sum(options[name] is not None for name in ("max_size", "parts", "by")) != 1:
         raise click.UsageError("say how: one of --max-size 2GB, --parts 10 and --by label")
     if options["max_size"] is not None:
@@ -183,4 +274,19 @@ def split(path: str, folder: str, as_json: bool, progress: bool | None, **option
     with bar("splitting", path, progress) as on_progress:
         pieces = tools.split(path, folder, on_progress=on_progress, **options)
     document = [vars(piece) | {"value": plain(piece.value)} for piece in pieces]
-    print_report(as_json, document, reports.split_lines(pieces))
+    print_report(as_json, document, _split_lines(pieces))
+
+
+def _split_lines(pieces: Sequence[tools.Piece]) -> Iterator[str]:
+    """A line an archive, and one for all."""
+    columns = 5 if any(piece.value is not None for piece in pieces) else 4
+    yield from table(
+        ("path", "samples", "missing", "size", "value")[:columns],
+        (
+            (p.path, f"{p.length:,}", f"{p.length - p.samples:,}", human_bytes(p.nbytes), p.value)[:columns]
+            for p in pieces
+        ),
+        whole=1,
+    )
+    length, nbytes = sum(piece.length for piece in pieces), sum(piece.nbytes for piece in pieces)
+    yield f"{plural(length, 'sample')} in {plural(len(pieces), 'archive')}, {human_bytes(nbytes)}"

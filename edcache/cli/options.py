@@ -1,13 +1,10 @@
-"""The flags that commands share, made from one table; what options hold; printing."""
+"""The flags that commands share, made from one table; what options hold."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar, get_args
 
 import click
 from click.shell_completion import CompletionItem
@@ -15,10 +12,6 @@ from click.shell_completion import CompletionItem
 from edcache.base import NBYTES, Codec, IfFilling, OnError
 from edcache.storage import hidden
 
-if TYPE_CHECKING:
-    from edcache.base import ByteProgress
-
-BLOCK: Final = 10_000
 _SECONDS: Final = {"h": 3600, "d": 86_400, "w": 604_800}
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -148,24 +141,3 @@ def given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those options that were given: not None, nor a flag that was left out."""
     stated = ("progress", "check_space")
     return {k: v for k, v in options.items() if v is not None and (v is not False or k in stated)}
-
-
-def print_lines(lines: Iterable[str]) -> None:
-    """Print lines as they come, many at a time."""
-    remaining = iter(lines)
-    while block := list(islice(remaining, BLOCK)):
-        # color=True: click would take escape sequences out of labels that go into a file.
-        click.echo("\n".join(block), color=True)
-
-
-def print_report(as_json: bool, document: object, lines: Iterable[str]) -> None:
-    """Print one JSON document, or lines for a person."""
-    print_lines([json.dumps(document, indent=1)] if as_json else lines)
-
-
-def bar(doing: str, path: str, progress: bool | None, unit: str = "B") -> ByteProgress:
-    """A bar on stderr, fed with (done, in all); by default on a terminal."""
-    from edcache.base import ByteProgress
-    from edcache.storage import shown
-
-    return ByteProgress(f"{doing} {os.path.basename(shown(path))}", progress, unit)

@@ -8,27 +8,38 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache.cli.reports import shape_text
-from edcache.cli.text import cell, plain, plural, shortened
-from edcache.interop import children_of
+from edcache import interop
+from edcache.cli.output import cell, plain, plural, shortened
 
 _SHOWN_ITEMS: Final = 8
 _DEEPEST: Final = 64
+_ATOMS: Final = (type(None), bool, int, float, str, bytes)
 
 
 def describe_sample(sample: object) -> list[dict[str, Any]]:
     """The leaves of a sample in tree order, each a JSON object.
 
-    Keys: path, type, dtype, shape, value (what is short), min, mean, max (of numbers), items (of a
-    long list) and nonfinite (how many are nan or infinite); each only where it applies.
+    Keys where they apply: path, type, dtype, shape, value (what is short), min, mean, max (of numbers), items
+    (of a long list), nonfinite (how many are nan or infinite).
     """
     return [{"path": ".".join(map(str, path)), **_leaf(value)} for path, value in _leaves(sample, ())]
 
 
 def leaf_row(leaf: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     """A described leaf as the cells path, type, dtype, shape, value."""
-    shape = "" if "shape" not in leaf else shape_text(leaf["shape"])
+    shape = "" if "shape" not in leaf else _shape_text(leaf["shape"])
     return leaf["path"] or ".", leaf["type"], leaf.get("dtype", ""), shape, _value_text(leaf)
+
+
+def field_row(field: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """A described field as the cells path, kind, dtype, shape."""
+    sized = field["kind"] in ("tensor", "array", "scalar")
+    shape = "varies" if field["shape"] is None else _shape_text(field["shape"])
+    return field["path"] or ".", field["kind"], field["dtype"] if sized else "", shape if sized else ""
+
+
+def _shape_text(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape)) or "scalar"
 
 
 def _value_text(leaf: Mapping[str, Any]) -> str:
@@ -47,18 +58,14 @@ def _short(value: object) -> str:
 
 
 def _leaves(value: Any, path: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], Any]]:
-    children = children_of(value) if len(path) < _DEEPEST else None
-    if not children or (isinstance(value, (list, tuple)) and _is_long(value)):
+
+    children = interop.children_of(value) if len(path) < _DEEPEST else None
+    is_long = isinstance(value, (list, tuple)) and len(value) > _SHOWN_ITEMS
+    if not children or (is_long and all(isinstance(item, _ATOMS) for item in value)):
         yield path, value
         return
     for key, child in children:
         yield from _leaves(child, (*path, key))
-
-
-def _is_long(values: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether it is a long list of plain values."""
-    atoms = (type(None), bool, int, float, str, bytes)
-    return len(values) > _SHOWN_ITEMS and all(isinstance(value, atoms) for value in values)
 
 
 def _leaf(value: Any) -> dict[str, Any]:

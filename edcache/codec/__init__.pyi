@@ -5,7 +5,6 @@ from .compression import most_content as most_content
 from .compression import train_dictionary as train_dictionary
 from .decode import Decoder as Decoder
 from .decode import Decoders as Decoders
-from .decode import Field as Field
 from .decode import aliased as aliased
 from .decode import assembler as assembler
 from .decode import decoder_of as decoder_of
@@ -17,6 +16,7 @@ from .dtypes import tensor_dtype as tensor_dtype
 from .encode import Encoder as Encoder
 from .foreign import MOST_NBYTES as MOST_NBYTES
 from .foreign import restored as restored
+from .foreign import torch_loaded as torch_loaded
 from .images import STORED as STORED
 from .images import Decode as Decode
 from .images import Decoding as Decoding
@@ -26,4 +26,3 @@ from .images import read_through as read_through
 from .pickled import PICKLE_SCHEMA as PICKLE_SCHEMA
 from .registry import register as register
 from .schema import Node as Node
-from .torchsave import torch_loaded as torch_loaded

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from edcache.base import CorruptArchiveError, CorruptRecordError, LengthError, OptionError
@@ -36,11 +37,40 @@ _MIN_DICTIONARY = 256
 _DICTIONARY_MAGIC = b"\x37\xa4\x30\xec"
 _TEXT = re.compile(r"zstd(?P<dictionary>\+dict)?(?::(?P<level>[0-9]{1,2}))?")
 
-# "compress" or "decompress", level, dictionary.
-_Key = tuple[str, int, bytes | None]
+
+class _Contexts(threading.local):
+    """zstd contexts are not shared between threads, and are costly to make."""
+
+    def __init__(self) -> None:
+        self.compressor = lru_cache(_KEPT_CONTEXTS)(_compressor)
+        self.decompressor = lru_cache(_KEPT_CONTEXTS)(_decompressor)
 
 
-_local = threading.local()
+def _compressor(level: int, dictionary: bytes | None) -> Any:
+    import zstandard
+
+    return zstandard.ZstdCompressor(
+        level=level,
+        dict_data=_zstd_dictionary(dictionary),
+        write_content_size=True,
+        write_checksum=False,
+        write_dict_id=True,
+    )
+
+
+def _decompressor(dictionary: bytes | None, max_window: int = 0) -> Any:
+    import zstandard
+
+    return zstandard.ZstdDecompressor(dict_data=_zstd_dictionary(dictionary), max_window_size=max_window)
+
+
+def _zstd_dictionary(data: bytes | None) -> Any:
+    import zstandard
+
+    return None if data is None else zstandard.ZstdCompressionDict(data)
+
+
+_contexts = _Contexts()
 
 
 @dataclass(frozen=True)
@@ -48,8 +78,7 @@ class Compression:
     """How records are compressed: a value without handles, so threads, fork, spawn and pickle may share it.
 
     Attributes:
-        level: of zstd, 1 to 22.
-        dictionary: a dictionary is trained on the first records and shared by all.
+        level: of zstd, 1 to 22. dictionary: one is trained on the first records and shared by all.
     """
 
     level: int = DEFAULT_LEVEL
@@ -57,11 +86,7 @@ class Compression:
 
     @classmethod
     def parse(cls, text: str | None) -> Compression | None:
-        """Parse "zstd", "zstd:19", "zstd+dict", "zstd+dict:19", or None for no compression.
-
-        Raises:
-            OptionError: anything else.
-        """
+        """Parse "zstd", "zstd:19", "zstd+dict", "zstd+dict:19", or None for none. Raises: OptionError."""
         if text is None:
             return None
         match = _TEXT.fullmatch(text) if isinstance(text, str) else None
@@ -80,59 +105,24 @@ class Compression:
         """Return one frame that holds the bytes of a C-contiguous buffer.
 
         Args:
-            data: the bytes.
-            dictionary: as train_dictionary() returned it.
-        Raises:
-            CorruptArchiveError: zstd cannot use the dictionary.
+            dictionary: as train_dictionary() returned it. CorruptArchiveError where zstd cannot use it.
         Cost: the first call of a thread makes its context, which holds a few MiB at high levels.
         """
         import zstandard
 
         try:
-            context = _context(("compress", self.level, dictionary), self._make)
-            frame: bytes = context.compress(data)
+            frame: bytes = _contexts.compressor(self.level, dictionary).compress(data)
         except zstandard.ZstdError as error:
             what = "" if dictionary is None else " with the archive's dictionary, which may be damaged"
             raise CorruptArchiveError(f"zstd cannot compress{what}: {error}") from error
         return frame
 
-    def _make(self, key: _Key) -> Any:
-        import zstandard
-
-        return zstandard.ZstdCompressor(
-            level=self.level,
-            dict_data=_dictionary(key[2]),
-            write_content_size=True,
-            write_checksum=False,
-            write_dict_id=True,
-        )
-
-
-def _context(key: _Key, make: Callable[[_Key], Any]) -> Any:
-    """Return this thread's context: zstd contexts are not shared between threads, and are costly to make."""
-    contexts: dict[_Key, Any] | None = getattr(_local, "contexts", None)
-    if contexts is None:
-        contexts = _local.contexts = {}
-    context = contexts.get(key)
-    if context is None:
-        if len(contexts) >= _KEPT_CONTEXTS:
-            contexts.clear()
-        context = contexts[key] = make(key)
-    return context
-
-
-def _dictionary(data: bytes | None) -> Any:
-    import zstandard
-
-    return None if data is None else zstandard.ZstdCompressionDict(data)
-
 
 def decompress(frame: Buffer, raw_nbytes: int, dictionaries: bytes | Sequence[bytes] | None = None) -> bytes:
-    """Return the content of a frame that must hold exactly raw_nbytes bytes.
+    """Return the content of one whole zstd frame.
 
     Args:
-        frame: one whole zstd frame, nothing after it.
-        raw_nbytes: the length that the index states.
+        raw_nbytes: the length that the index states, and the content must have.
         dictionaries: the archive's dictionary or dictionaries; the frame says by id which it needs.
     Raises:
         CorruptRecordError: as "zstd frame says 9 bytes, the index 10".
@@ -148,8 +138,8 @@ def decompress(frame: Buffer, raw_nbytes: int, dictionaries: bytes | Sequence[by
     dictionary = _choose(dictionary_id, known) if dictionary_id else None
     try:
         if raw_nbytes > _BELIEVED + len(view):
-            _check_content(view, raw_nbytes, dictionary)
-        context = _context(("decompress", 0, dictionary), _make_decompressor)
+            _check_content(_decompressor(dictionary, _MAX_WINDOW), view, raw_nbytes)
+        context = _contexts.decompressor(dictionary)
         raw: bytes = context.decompress(view, max_output_size=raw_nbytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptRecordError(f"zstd frame does not decompress: {error}") from error
@@ -165,13 +155,10 @@ def most_content(nbytes: int) -> int:
     return (nbytes // _BLOCK_NBYTES + 1) * _BLOCK_CONTENT
 
 
-def _check_content(frame: memoryview, raw_nbytes: int, dictionary: bytes | None) -> None:
+def _check_content(context: Any, frame: memoryview, raw_nbytes: int) -> None:
     """Raise CorruptRecordError unless a frame holds so many bytes; takes no more memory than its window."""
-    import zstandard
-
-    decompressor = zstandard.ZstdDecompressor(dict_data=_dictionary(dictionary), max_window_size=_MAX_WINDOW)
     piece, found = bytearray(_PIECE), 0
-    with decompressor.stream_reader(frame) as reader:
+    with context.stream_reader(frame) as reader:
         while found <= raw_nbytes:
             count = reader.readinto(piece)
             if not count:
@@ -189,13 +176,11 @@ def decompress_into(
     dictionaries: Sequence[bytes],
     threads: int,
 ) -> None:
-    """Write the content of many frames to their places in a buffer, several threads at a time.
+    """Write the content of many frames to their places in a buffer; raises as `decompress`.
 
     Args:
         places, raw_nbytes: where the content of each frame goes in `out`, and its length.
         threads: at most so many; they end before this returns.
-    Raises:
-        CorruptRecordError: as `decompress`, for any of the frames.
     """
 
     def run(chosen: range) -> None:
@@ -205,19 +190,11 @@ def decompress_into(
 
     # zstd releases the interpreter. Starting threads takes longer than what little there is.
     threads = min(threads, len(frames)) if sum(raw_nbytes) >= _MIN_THREADED else 1
-    parts = [range(part, len(frames), threads) for part in range(threads)]
     if threads <= 1:
         run(range(len(frames)))
         return
     with ThreadPoolExecutor(threads, "edcache-zstd") as pool:
-        for future in [pool.submit(run, part) for part in parts]:
-            future.result()
-
-
-def _make_decompressor(key: _Key) -> Any:
-    import zstandard
-
-    return zstandard.ZstdDecompressor(dict_data=_dictionary(key[2]))
+        list(pool.map(run, [range(part, len(frames), threads) for part in range(threads)]))
 
 
 def _check_header(frame: memoryview, raw_nbytes: int) -> int:
@@ -255,10 +232,7 @@ def _dictionary_id(dictionary: bytes) -> int:
 
 
 def train_dictionary(samples: Sequence[bytes], max_nbytes: int = 112_640) -> bytes | None:
-    """Train a dictionary on records; None if they are too few or too small for one.
-
-    The same samples give the same dictionary.
-    """
+    """Train a dictionary on records, the same on the same; None if they are too few or too small for one."""
     # zstd's trainer does not survive every set of few or tiny samples: below these bounds it was seen to
     # crash the process (test_too_little_to_train_on).
     useful: list[Any] = [sample for sample in samples if len(sample) >= _MIN_SAMPLE]

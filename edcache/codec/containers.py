@@ -41,8 +41,7 @@ class Parts(NamedTuple):
 
     Attributes:
         header: JSON of its schema node, without the last item, the children.
-        keys: one for each child: dict key, index or field name.
-        values: the children.
+        keys, values: of the children: dict key, index or field name, and the child itself.
         attributes: the keys are names after a dot, rather than subscripts.
     """
 

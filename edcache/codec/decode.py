@@ -10,17 +10,17 @@ import struct
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any
 
 import numpy as np
 import torch
 
 from edcache.base import CorruptRecordError, EdcacheError, PickleRefusedError, once
 from edcache.codec import registry
-from edcache.codec.containers import CONTAINERS, OPAQUE, Assemble
-from edcache.codec.dtypes import TORCH_BY_DTYPE, Array, Dtype
+from edcache.codec.containers import CONTAINERS, Assemble
+from edcache.codec.dtypes import TORCH_BY_DTYPE, Array
 from edcache.codec.images import Decoding
-from edcache.codec.leaves import Revive, reviver
+from edcache.codec.leaves import reviver
 from edcache.codec.pickled import PICKLE_SCHEMA, load
 from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, Node, Path, Span, align, parse
 
@@ -40,26 +40,6 @@ _NO_SPANS: list[Span] = []
 _NO_ALIAS: Array = np.empty(0, np.uint8)
 
 
-class Field(NamedTuple):
-    """One leaf of a schema.
-
-    Attributes:
-        path: keys, indices and names that lead to it.
-        kind: as in schema.py's table; "image" and "object" stand for the whole of one.
-        dtype: torch.dtype of a tensor; numpy dtype of an array, numpy scalar, bool, int, float or complex.
-        shape: of an array or tensor; () for another leaf of fixed size; None if it varies.
-        offset: of its bytes in the record, None if it varies.
-        nbytes: of them, None if it varies.
-    """
-
-    path: Path
-    kind: str
-    dtype: torch.dtype | Dtype | None
-    shape: tuple[int, ...] | None
-    offset: int | None
-    nbytes: int | None
-
-
 class Decoder:
     """Turns the records of one schema back into samples.
 
@@ -71,7 +51,6 @@ class Decoder:
         text: the schema.
         nbytes: of every record, None if they vary.
         fixed_nbytes: of the part of every record that holds the leaves of fixed size.
-        text_nbytes: of its schema; a decoder takes up to some 150 times as much memory.
         structure: the parsed schema; None where records are pickles or carry their own.
         layout: where its leaves lie; None as above.
     Raises:
@@ -87,7 +66,6 @@ class Decoder:
         self._decoding = decoding
         self.nbytes: int | None = None
         self.fixed_nbytes = 0
-        self.text_nbytes = len(schema_text)
         self.structure: Node | None = None
         self.layout: Layout | None = None
         self._decode: Callable[[memoryview, bool], object] = self._decode_native
@@ -100,17 +78,14 @@ class Decoder:
             self.layout = layout = Layout(self.structure)
             self.nbytes = layout.nbytes
             self.fixed_nbytes = layout.data_offset if layout.nbytes is None else layout.nbytes
-            self._readers = list(_leaf_readers(layout))
-            self._read = _compile(self.structure, iter(self._readers))
+            self._read = _compile(self.structure)
             self._aliases = any(leaf.kind == "tensor" for leaf in layout.leaves)
 
     @once
-    def fields(self) -> Mapping[Path, Field]:
+    def fields(self) -> Mapping[Path, Node]:
         """The leaves by path, in tree order, without None; empty where records have no one schema."""
-        if self.structure is None or self.layout is None:
-            return MappingProxyType({})
-        offsets = iter(self.layout.offsets)
-        return MappingProxyType({field.path: field for field in _fields(self.structure, offsets)})
+        fields = () if self.structure is None else self.structure.fields()
+        return MappingProxyType({field.path: field for field in fields})
 
     def decode(self, record: memoryview, *, copy: bool = True) -> object:
         """Decode one record.
@@ -129,7 +104,9 @@ class Decoder:
         try:
             return self._decode(record, copy)
         except (ValueError, OverflowError) as error:
-            _refuse(error)
+            if isinstance(error, EdcacheError):
+                raise
+            raise CorruptRecordError(f"record does not decode: {error}") from error
 
     @once
     def decode_all(self) -> Callable[[Array], list[Any]] | None:
@@ -138,73 +115,36 @@ class Decoder:
         The function takes uint8 [n, nbytes] and gives what `decode` gives of each, which the caller owns. It
         raises CorruptRecordError, without saying of which.
         """
-        if self.layout is None or self.structure is None or not 0 < (self.nbytes or 0) <= _MOST_TOGETHER:
+        if self.structure is None or not 0 < (self.nbytes or 0) <= _MOST_TOGETHER:
             return None
-        read = _compile_all(self.structure, iter(self.layout.offsets))
-        if read is None:
-            return None
-
-        def decode(records: Array) -> list[Any]:
-            try:
-                return read(records)
-            except (ValueError, OverflowError) as error:
-                raise CorruptRecordError(f"records do not decode: {error}") from error
-
-        return decode
-
-    def decode_field(self, path: Path, record: memoryview) -> object:
-        """Decode one leaf of a record, one of `fields` and no image or object; as `part`."""
-        layout = self.layout
-        assert layout is not None
-        try:
-            spans = _NO_SPANS if self.nbytes is not None else layout.locate(record)
-            return self._leaf_readers[path](record, spans, None)
-        except (ValueError, OverflowError) as error:
-            _refuse(error)
+        read = _compile_all(self.structure)
+        return read and _typed(read)
 
     def part(self, node: Node) -> Callable[[memoryview], Any]:
-        """How what lies at a node of `structure` is decoded, from a whole record; the caller owns it.
-
-        The function raises as `decode`.
-        """
-        layout = self.layout
+        """How a node of `structure` is decoded from a whole record, into own memory; raises as `decode`."""
+        layout, read = self.layout, _compile(node)
         assert layout is not None
-        read = _compile(node, iter([self._leaf_readers[leaf.path] for leaf in node.leaves()]))
-        varies = any(leaf.nbytes is None for leaf in node.leaves())
-
-        def decode(record: memoryview) -> Any:
-            try:
-                return read(record, layout.locate(record) if varies else _NO_SPANS, None)
-            except (ValueError, OverflowError) as error:
-                _refuse(error)
-
-        return decode
+        if all(leaf.nbytes is not None for leaf in node.leaves()):
+            return _typed(lambda record: read(record, _NO_SPANS, None))
+        return _typed(lambda record: read(record, layout.locate(record), None))
 
     def extent(self, nodes: Sequence[Node]) -> tuple[int, int] | None:
         """The bytes of a record in which the leaves at some nodes lie, half-open; None where they vary."""
         layout = self.layout
         assert layout is not None
-        places = {leaf.path: offset for leaf, offset in zip(layout.leaves, layout.offsets, strict=True)}
         low, high = layout.data_offset, 0
         for leaf in (leaf for node in nodes for leaf in node.leaves()):
-            offset = places[leaf.path]
-            if offset is None or leaf.nbytes is None:
+            if leaf.offset is None or leaf.nbytes is None:
                 return None
-            low, high = min(low, offset), max(high, offset + leaf.nbytes)
+            low, high = min(low, leaf.offset), max(high, leaf.offset + leaf.nbytes)
         return min(low, high), high
 
     def reviver(self, path: Path) -> Callable[[memoryview], Any] | None:
         """What makes a leaf of variable size of its data; None for arrays, tensors and fixed leaves."""
-        assert self.structure is not None
-        leaf = self.structure.at(path)
-        if leaf is None or leaf.memory is not None or leaf.nbytes is not None or leaf.is_container:
+        leaf = self.fields[path]
+        if leaf.memory is not None or leaf.nbytes is not None or leaf.is_container:
             return None
         return reviver(leaf.kind, leaf.const)
-
-    @once
-    def _leaf_readers(self) -> dict[Path, _Read]:
-        assert self.layout is not None
-        return {leaf.path: read for leaf, read in zip(self.layout.leaves, self._readers, strict=True)}
 
     def _decode_native(self, record: memoryview, copy: bool) -> object:
         if self.nbytes is None:
@@ -237,23 +177,34 @@ class Decoder:
         return load(record)
 
 
-def _refuse(error: Exception) -> NoReturn:
-    if isinstance(error, EdcacheError):
-        raise error
-    raise CorruptRecordError(f"record does not decode: {error}") from error
+def _typed(read: Callable[..., Any]) -> Callable[..., Any]:
+    """What raises an error of ours over bytes that no writer left."""
+
+    def decode(*arguments: Any) -> Any:
+        try:
+            return read(*arguments)
+        except (ValueError, OverflowError) as error:
+            if isinstance(error, EdcacheError):
+                raise
+            raise CorruptRecordError(f"record does not decode: {error}") from error
+
+    return decode
 
 
 class Decoders(dict[Any, Decoder]):
-    """Decoders by key, asked for by `get`: all that were kept, until their schemas are long together."""
+    """Decoders by key, asked for by `get`: all that were kept, until their schemas are long together.
+
+    A decoder takes up to some 150 times as much memory as its schema.
+    """
 
     _text_nbytes = 0
 
     def keep(self, key: Hashable, decoder: Decoder) -> Decoder:
         """Keep a decoder, and give it back; where there are too many, all others go."""
-        if self._text_nbytes + decoder.text_nbytes > _KEPT_TEXT:
+        if self._text_nbytes + len(decoder.text) > _KEPT_TEXT:
             self.clear()
             self._text_nbytes = 0
-        self._text_nbytes += decoder.text_nbytes
+        self._text_nbytes += len(decoder.text)
         self[key] = decoder
         return decoder
 
@@ -267,53 +218,41 @@ def decoder_of(text: str, *, allow_pickle: bool = False, decoding: Decoding | No
     return _shared.get(key) or _shared.keep(key, Decoder(text, allow_pickle=allow_pickle, decoding=decoding))
 
 
-def _fields(node: Node, offsets: Iterator[int | None]) -> Iterator[Field]:
-    if node.kind in OPAQUE:
-        for _ in node.leaves():
-            next(offsets)
-        yield Field(node.path, node.kind, None, None, None, None)
-    elif node.is_container:
-        for child in node.children:
-            yield from _fields(child, offsets)
-    elif node.kind != "none":
-        shape = () if node.code else node.shape
-        yield Field(node.path, node.kind, node.dtype, shape, next(offsets), node.nbytes)
-
-
 def assembler(node: Node) -> Assemble:
     """Return the function that makes the container at a node of a list of its children."""
     return CONTAINERS[node.kind].assemble(node.keys, node.const)
 
 
-def _compile(node: Node, readers: Iterator[_Read]) -> _Read:
+def _compile(node: Node) -> _Read:
     if node.kind == "none":
         return lambda record, spans, alias: None
     if not node.is_container:
-        return next(readers)
-    children = [_compile(child, readers) for child in node.children]
+        is_array = node.code is None and node.memory is not None
+        return _array_reader(node) if is_array else _value_reader(node)
+    children = [_compile(child) for child in node.children]
     assemble = assembler(node)
     return lambda record, spans, alias: assemble([child(record, spans, alias) for child in children])
 
 
-def _compile_all(node: Node, offsets: Iterator[int | None]) -> _ReadAll | None:
+def _compile_all(node: Node) -> _ReadAll | None:
     """How a part of records of one length is read of all together; None where they are read singly."""
     if node.kind == "none":
         return lambda records: [None] * len(records)
     if not node.is_container:
-        return _leaf_column(node, next(offsets))
+        return _leaf_column(node)
     if node.kind not in ("list", "tuple", "dict", "OrderedDict", "namedtuple") or not node.children:
         return None
-    children = [child for child in (_compile_all(child, offsets) for child in node.children) if child]
+    children = [child for child in map(_compile_all, node.children) if child]
     if len(children) < len(node.children):
         return None
     assemble: Callable[[Any], Any] = list if node.kind == "list" else assembler(node)
     return lambda records: list(map(assemble, zip(*[child(records) for child in children], strict=True)))
 
 
-def _leaf_column(leaf: Node, offset: int | None) -> _ReadAll | None:
-    if offset is None or not leaf.nbytes:
+def _leaf_column(leaf: Node) -> _ReadAll | None:
+    if leaf.offset is None or not leaf.nbytes:
         return None
-    part = slice(offset, offset + leaf.nbytes)
+    part = slice(leaf.offset, leaf.offset + leaf.nbytes)
     if leaf.code is None:
         return _array_column(leaf, part)
     unpack = struct.Struct("<" + leaf.code).iter_unpack
@@ -344,22 +283,13 @@ def _array_column(leaf: Node, part: slice) -> _ReadAll | None:
     ]
 
 
-def _leaf_readers(layout: Layout) -> Iterator[_Read]:
-    nth = 0
-    for leaf, offset in zip(layout.leaves, layout.offsets, strict=True):
-        if leaf.code is None and leaf.memory is not None:
-            yield _array_reader(leaf, offset, nth)
-        else:
-            yield _value_reader(leaf, offset, nth, reviver(leaf.kind, leaf.const))
-        nth += offset is None
-
-
 @lru_cache(maxsize=64)
 def _unpack_from(code: str) -> Callable[[Any, int], tuple[Any, ...]]:
     return struct.Struct("<" + code).unpack_from
 
 
-def _value_reader(leaf: Node, offset: int | None, nth: int, revive: Revive | None) -> _Read:
+def _value_reader(leaf: Node) -> _Read:
+    offset, nth, revive = leaf.offset, leaf.nth, reviver(leaf.kind, leaf.const)
     if offset is not None and leaf.code is not None:
         unpack = _unpack_from(leaf.code)
         if revive is None:
@@ -374,8 +304,9 @@ def _value_reader(leaf: Node, offset: int | None, nth: int, revive: Revive | Non
     return read
 
 
-def _array_reader(leaf: Node, offset: int | None, nth: int) -> _Read:
-    make, shape = _tensor_maker(leaf) if leaf.kind == "tensor" else _array_maker(leaf), leaf.shape
+def _array_reader(leaf: Node) -> _Read:
+    make = _tensor_maker(leaf) if leaf.kind == "tensor" else _array_maker(leaf)
+    offset, nth, shape = leaf.offset, leaf.nth, leaf.shape
     if offset is not None:
         return lambda record, spans, alias: make(record, offset, shape, alias)
 
@@ -426,10 +357,9 @@ def _tensor_maker(leaf: Node) -> _Make:
 
 
 class _Memory:
-    """Shows a buffer to numpy as writable memory.
+    """Shows a buffer to numpy as writable memory, which the array made of it keeps.
 
-    torch has no read-only tensors and warns when it wraps a read-only array. The array made of this object
-    keeps it, and it keeps the buffer.
+    torch has no read-only tensors and warns when it wraps a read-only array.
     """
 
     __slots__ = ("__array_interface__", "_owner")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,32 +59,27 @@ _BITS = {
 }
 
 
-class TorchDtype:
-    """One torch dtype: its name in a schema and how its memory shows as a numpy array.
+class TorchDtype(NamedTuple):
+    """One torch dtype.
 
     Attributes:
         name: the text in a schema.
-        dtype: the torch dtype.
         bits: torch dtype of the same item size that numpy knows, or None where numpy knows `dtype` itself.
         array: the little-endian numpy dtype of the memory.
     """
 
-    __slots__ = ("array", "bits", "dtype", "name")
-
-    def __init__(self, name: str, dtype: torch.dtype, bits: str | None) -> None:
-        self.name = name
-        self.dtype = dtype
-        self.bits: torch.dtype | None = getattr(torch, bits) if bits else None
-        self.array: Dtype = np.dtype(bits or name)
+    name: str
+    dtype: torch.dtype
+    bits: torch.dtype | None
+    array: Dtype
 
 
-def _torch_dtypes() -> list[TorchDtype]:
-    # An older torch lacks the newer names; a record that uses one is refused when its schema is parsed.
-    table = [(name, None) for name in _NUMPY_TWIN] + list(_BITS.items())
-    return [TorchDtype(name, getattr(torch, name), bits) for name, bits in table if hasattr(torch, name)]
-
-
-TORCH_BY_NAME = {known.name: known for known in _torch_dtypes()}
+# An older torch lacks the newer names; a record that uses one is refused when its schema is parsed.
+TORCH_BY_NAME = {
+    name: TorchDtype(name, getattr(torch, name), getattr(torch, bits or "", None), np.dtype(bits or name))
+    for name, bits in (dict.fromkeys(_NUMPY_TWIN) | _BITS).items()
+    if hasattr(torch, name)
+}
 TORCH_BY_DTYPE = {known.dtype: known for known in TORCH_BY_NAME.values()}
 
 
@@ -101,52 +96,36 @@ def memory_dtype(dtype: torch.dtype) -> Dtype:
 
 def describe(dtype: Dtype) -> Any:
     """Return the JSON value that stands for a numpy dtype, or None if the codec does not store it."""
-    description = _describe(dtype, 0)
-    if description is None:
-        return None
     try:
+        description = _describe(dtype)
         parsed = parse(description)
-    except CorruptRecordError:
+    except (CorruptRecordError, RecursionError):
         return None
     # A dtype that another library added to numpy shows itself as plain void: refuse what does not come back.
-    if parsed != dtype or parsed.type is not dtype.type:
-        return None
-    return description
+    return description if parsed == dtype and parsed.type is dtype.type else None
 
 
-def _describe(dtype: Dtype, depth: int) -> Any:
-    if depth > MAX_DEPTH or dtype.hasobject:
-        return None
+def _describe(dtype: Dtype) -> Any:
+    """What would stand for a dtype, if `parse` takes it."""
     if dtype.names is not None:
-        return _describe_struct(dtype, depth)
+        fields: Any = dtype.fields
+        rows = [
+            [name, title, offset, _describe(field)]
+            for name in dtype.names
+            for field, offset, title in [(*fields[name], None)[:3]]
+        ]
+        kind = "record" if dtype.type is np.record else "struct"
+        return [kind, rows, dtype.itemsize, bool(dtype.isalignedstruct)]
     if dtype.subdtype is not None:
         base, shape = dtype.subdtype
-        inner = _describe(base, depth + 1)
-        return None if inner is None else ["sub", inner, list(shape)]
+        return ["sub", _describe(base), list(shape)]
     if dtype.char in _TWIN_INTEGERS and np.dtype(dtype.str).char != dtype.char:
         return dtype.str[0] + dtype.char
     return dtype.str
 
 
-def _describe_struct(dtype: Dtype, depth: int) -> Any:
-    rows = []
-    fields: Any = dtype.fields
-    for name in dtype.names or ():
-        field, offset, title = (*fields[name], None)[:3]
-        inner = _describe(field, depth + 1)
-        if inner is None or not (title is None or type(title) is str):
-            return None
-        rows.append([name, title, offset, inner])
-    kind = "record" if dtype.type is np.record else "struct"
-    return [kind, rows, dtype.itemsize, bool(dtype.isalignedstruct)]
-
-
 def parse(description: Any) -> Dtype:
-    """Return the numpy dtype of a description.
-
-    Raises:
-        CorruptRecordError: no writer of ours describes a dtype so, or this platform lacks it.
-    """
+    """Return the numpy dtype of a description; CorruptRecordError where this platform has none such."""
     try:
         dtype = _parse(description, 0)
     except (TypeError, ValueError, OverflowError, SyntaxError) as error:
@@ -174,15 +153,16 @@ def _parse_struct(description: list[Any], depth: int) -> Dtype:
     kind, rows, itemsize, aligned = description
     if type(rows) is not list or type(itemsize) is not int or type(aligned) is not bool:
         raise ValueError("malformed struct")
-    names, titles, offsets, formats = [], [], [], []
-    for name, title, offset, inner in rows:
+    for name, title, offset, _ in rows:
         if type(name) is not str or type(offset) is not int or not (title is None or type(title) is str):
             raise ValueError("malformed field")
-        names.append(name)
-        titles.append(title)
-        offsets.append(offset)
-        formats.append(_parse(inner, depth + 1))
-    spec: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
+    spec: Any = {
+        "names": [row[0] for row in rows],
+        "offsets": [row[2] for row in rows],
+        "formats": [_parse(row[3], depth + 1) for row in rows],
+        "itemsize": itemsize,
+    }
+    titles = [row[1] for row in rows]
     if any(title is not None for title in titles):
         spec["titles"] = titles
     dtype: Dtype = np.dtype(spec, align=aligned)
@@ -191,19 +171,13 @@ def _parse_struct(description: list[Any], depth: int) -> Dtype:
 
 def check_shape(shape: Any) -> tuple[int, ...]:
     """Return a JSON shape as a tuple, or raise ValueError."""
-    if type(shape) is not list or len(shape) > MAX_NDIM:
-        raise ValueError("malformed shape")
-    if any(type(n) is not int or n < 0 for n in shape):
+    if type(shape) is not list or len(shape) > MAX_NDIM or any(type(n) is not int or n < 0 for n in shape):
         raise ValueError("malformed shape")
     return tuple(shape)
 
 
 def array_nbytes(shape: Sequence[int], itemsize: int) -> int:
-    """Return the bytes of an array, refusing a shape whose strides would not fit an address.
-
-    Raises:
-        CorruptRecordError: a dimension is negative, or the product (a 0 counts as 1) passes 2**44 bytes.
-    """
+    """Return the bytes of an array; CorruptRecordError where one is negative, or no address fits."""
     nbytes, span = itemsize, max(itemsize, 1)
     for n in shape:
         if n < 0:
@@ -217,9 +191,7 @@ def array_nbytes(shape: Sequence[int], itemsize: int) -> int:
 
 def alignment(dtype: Dtype) -> int:
     """Return the alignment of an array's bytes inside a record, 1 to 8."""
-    if dtype.names is not None:
-        return 8
-    return min(8, dtype.itemsize & -dtype.itemsize) or 1
+    return 8 if dtype.names is not None else min(8, dtype.itemsize & -dtype.itemsize) or 1
 
 
 def own_bytes(array: Array) -> Array:

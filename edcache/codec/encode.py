@@ -1,17 +1,17 @@
 """A sample to a record.
 
 The general way walks the sample and writes its schema node by node. Samples mostly repeat, so the encoder
-first tries the matchers of the last few skeletons it met. A skeleton is a schema whose arrays have an ndim in
-place of a shape. An array's shape is part of the schema until it is seen to vary; from then on the samples of
-that skeleton share a schema in which it does not. Both ways end in the same plan, which puts wire values at
-their offsets.
+first tries the matchers of the last few skeletons it met: schemas whose arrays have an ndim in place of a
+shape. An array's shape is part of the schema until it is seen to vary. Both ways end in the same plan, which
+puts wire values at their offsets.
 """
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from edcache.base import CorruptRecordError, OptionError, UnsupportedTypeError
@@ -28,7 +28,6 @@ _RECENT = 4
 _MAX_SKELETONS = 256
 
 Buffer = Any
-Shape = tuple[int, ...]
 
 
 class Encoded(NamedTuple):
@@ -46,29 +45,14 @@ class Encoded(NamedTuple):
     pieces: list[tuple[int, Buffer]]
 
 
-def encoded_bytes(encoded: Encoded) -> bytes:
-    """Join the pieces of a record, with zeros between them."""
-    parts: list[Buffer] = []
-    end = 0
-    for offset, piece in encoded.pieces:
-        parts.append(bytes(offset - end))
-        parts.append(piece)
-        end = offset + memoryview(piece).nbytes
-    parts.append(bytes(encoded.nbytes - end))
-    return b"".join(parts)
-
-
 class Encoder:
-    """Turns samples into records and collects the schemas that they need.
+    """Turns samples into records and collects the schemas that they need; one thread at a time.
 
     Args:
-        codec: "native" for the closed list of types, "pickle" for anything.
+        codec: "native" for the closed list of types, "pickle" for anything; OptionError for another.
     Attributes:
         schemas: schema texts in order of first use, at most 64; an id is a position here. The same samples in
             the same order give the same texts.
-    Raises:
-        OptionError: another codec.
-    Safety: one thread at a time.
     """
 
     def __init__(self, codec: str = "native") -> None:
@@ -81,13 +65,11 @@ class Encoder:
         self._recent: list[_Skeleton] = []
 
     def encode(self, sample: object) -> Encoded:
-        """Encode one sample, copying as little as possible.
+        """Encode one sample, copying as little as possible: what comes back may hold views of it.
 
         Args:
-            sample: a tree of dict, list, tuple, namedtuple, OrderedDict, registered dataclasses and PIL
-                images over leaves, at most 64 levels deep.
-        Returns:
-            Encoded, whose pieces may be views of the sample.
+            sample: a tree of dict, list, tuple, namedtuple, OrderedDict, registered classes and PIL images
+                over leaves, at most 64 levels deep.
         Raises:
             UnsupportedTypeError: as 'sample["meta"][2]: cannot store set; convert it to a list, or choose
                 codec="pickle"'.
@@ -103,26 +85,23 @@ class Encoder:
                 if skeleton is not self._recent[0]:
                     self._touch(skeleton)
                 return self._plan(skeleton, values).encode(values)
-        return self._encode_generally(sample)
-
-    def _encode_generally(self, sample: object) -> Encoded:
-        walk = _Walk()
-        skeleton = self._skeleton(walk.root(sample), walk.array_nodes, walk.array_places)
+        walk = _Walk(sample)
+        skeleton = self._skeleton(walk)
         encoded = self._plan(skeleton, walk.values).encode(walk.values)
         self._touch(skeleton)
         return encoded
 
-    def _skeleton(self, node: Any, array_nodes: list[list[Any]], places: list[int]) -> _Skeleton:
-        for array_node in array_nodes:
+    def _skeleton(self, walk: _Walk) -> _Skeleton:
+        for array_node in walk.array_nodes:
             array_node[2] = len(array_node[2]) or []
-        text = dump(node)
+        text = dump(walk.node)
         skeleton = self._skeletons.get(text)
         if skeleton is None:
-            if json.loads(text) != node:
+            if json.loads(text) != walk.node:
                 raise UnsupportedTypeError("sample: cannot store it: a class or field name holds surrogates")
             if len(self._skeletons) >= _MAX_SKELETONS:
                 del self._skeletons[next(iter(self._skeletons))]
-            skeleton = self._skeletons[text] = _Skeleton(node, array_nodes, places)
+            skeleton = self._skeletons[text] = _Skeleton(walk)
         return skeleton
 
     def _touch(self, skeleton: _Skeleton) -> None:
@@ -135,23 +114,18 @@ class Encoder:
                 if values[place].shape != shape:
                     break
             else:
-                if skeleton.varies:
-                    self._check_shapes(skeleton, values)
+                if len(skeleton.constant) < len(skeleton.array_places):
+                    skeleton.check(values)
                 return skeleton.plan
         try:
-            self._check_shapes(skeleton, values)
-            shapes = skeleton.widened(values)
-            plan = self._admit(skeleton.text(shapes))
+            skeleton.check(values)
+            constant = skeleton.still_constant(values)
+            plan = self._admit(skeleton.text(constant))
         except CorruptRecordError as error:
             # The plan checks its schema as a reader will: better refused now than unreadable later.
             raise UnsupportedTypeError(f"sample: cannot store it: {error}") from error
-        skeleton.settle(shapes, plan)
+        skeleton.constant, skeleton.plan = constant, plan
         return plan
-
-    def _check_shapes(self, skeleton: _Skeleton, values: list[Any]) -> None:
-        for place in skeleton.array_places:
-            if not values[place].nbytes:
-                dtypes.array_nbytes(values[place].shape, values[place].itemsize)
 
     def _admit(self, text: str) -> _Plan:
         layout = Layout(parse(text))
@@ -170,24 +144,20 @@ class Encoder:
 
 
 class _Walk:
-    """One general walk over a sample: its schema node and its wire values.
+    """One general walk over a sample: its schema node, and its wire values in tree order.
 
-    Attributes:
-        values: wire values in tree order.
-        array_nodes: the nodes of arrays and tensors, each with its shape at place 2.
-        array_places: where their arrays are in `values`.
+    `array_nodes` are those of arrays and tensors, each with its shape at place 2; `array_places` say where
+    their arrays are in `values`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, sample: object) -> None:
         self.values: list[Any] = []
         self.array_nodes: list[list[Any]] = []
         self.array_places: list[int] = []
         self._path: list[tuple[Any, bool]] = []
         self._left = MAX_NODES
-
-    def root(self, sample: object) -> Any:
         try:
-            return self._node(sample)
+            self.node = self._node(sample)
         except Refusal as refusal:
             raise refusal.error(f"{self._where()}: cannot store {refusal}") from refusal.__cause__
 
@@ -202,16 +172,13 @@ class _Walk:
         if value is None:
             return "none"
         leaf = leaf_of(value)
-        if leaf is None:
-            return self._container(value)
-        node, wire = leaf
-        if type(node) is list and node[0] in ("tensor", "array"):
-            self.array_nodes.append(node)
-            self.array_places.append(len(self.values))
-        self.values.append(wire)
-        return node
-
-    def _container(self, value: Any) -> Any:
+        if leaf is not None:
+            node, wire = leaf
+            if node[0] in ("tensor", "array"):
+                self.array_nodes.append(node)
+                self.array_places.append(len(self.values))
+            self.values.append(wire)
+            return node
         parts = take(value)
         children = []
         for key, child in zip(parts.keys, parts.values, strict=True):
@@ -236,78 +203,59 @@ class _Skeleton:
     """A schema without shapes, its matcher, and the plan for the samples that have it.
 
     Attributes:
-        plan: None before the first sample. constant: the arrays that have had one shape so far: their places
-            among the wire values, and the shape. varies: whether others had several.
+        array_places: as in the walk. constant: which of them have had one shape so far, and the shape.
+        plan: None before the first sample.
     """
 
-    def __init__(self, node: Any, array_nodes: list[list[Any]], array_places: list[int]) -> None:
-        self._node = node
-        self._array_nodes = array_nodes
-        self.array_places = array_places
-        self.match = matcher(node)
+    def __init__(self, walk: _Walk) -> None:
+        self._node, self._array_nodes, self.array_places = walk.node, walk.array_nodes, walk.array_places
+        self.match = matcher(walk.node)
         self.plan: _Plan | None = None
-        self.constant: list[tuple[int, Shape]] = []
-        self.varies = False
+        self.constant: list[tuple[int, tuple[int, ...]]] = []
 
-    def widened(self, values: list[Any]) -> list[Shape | None]:
-        """Return the shapes that were the same in all samples and these values; None for the others."""
+    def check(self, values: list[Any]) -> None:
+        """CorruptRecordError where an array is empty beside a dimension that no reader takes."""
+        for place in self.array_places:
+            if not values[place].nbytes:
+                dtypes.array_nbytes(values[place].shape, values[place].itemsize)
+
+    def still_constant(self, values: list[Any]) -> list[tuple[int, tuple[int, ...]]]:
+        """What `constant` is after these values."""
         if self.plan is None:
-            return [values[place].shape for place in self.array_places]
-        known = {place: shape for place, shape in self.constant if values[place].shape == shape}
-        return [known.get(place) for place in self.array_places]
+            return [(place, values[place].shape) for place in self.array_places]
+        return [(place, shape) for place, shape in self.constant if values[place].shape == shape]
 
-    def settle(self, shapes: list[Shape | None], plan: _Plan) -> None:
-        """Use a plan with these shapes from now on."""
-        pairs = zip(self.array_places, shapes, strict=True)
-        self.constant = [(place, shape) for place, shape in pairs if shape is not None]
-        self.varies = len(self.constant) < len(shapes)
-        self.plan = plan
-
-    def text(self, shapes: list[Shape | None]) -> str:
-        """Return the schema text with these shapes; None leaves one open."""
-        abstract = [node[2] for node in self._array_nodes]
-        for node, shape in zip(self._array_nodes, shapes, strict=True):
-            if shape is not None:
-                node[2] = list(shape)
+    def text(self, constant: list[tuple[int, tuple[int, ...]]]) -> str:
+        """Return the schema text with these shapes; the others are left open."""
+        shapes, abstract = dict(constant), [node[2] for node in self._array_nodes]
+        for node, place in zip(self._array_nodes, self.array_places, strict=True):
+            if place in shapes:
+                node[2] = list(shapes[place])
         text = dump(self._node)
         for node, ndim in zip(self._array_nodes, abstract, strict=True):
             node[2] = ndim
         return text
 
 
-# Offset in the record, place among the wire values, whether the array exports its buffer itself.
-_ArrayPiece = tuple[int, int, bool]
-_Run = tuple[int, Callable[..., bytes], list[int]]
-
-
 class _Plan:
-    """Puts wire values at the offsets of one schema.
-
-    Args:
-        schema: id of the schema.
-        prefix: what stands before the layout: empty, or a schema text of its own.
-        layout: of the schema.
-    """
+    """Puts wire values at the offsets of one schema, behind a prefix: empty, or a schema text of its own."""
 
     def __init__(self, schema: int, prefix: bytes, layout: Layout) -> None:
         self._schema = schema
         self._layout = layout
         self._base = len(prefix)
         self._head: list[tuple[int, Buffer]] = [(0, prefix)] if prefix else []
-        self._arrays, self._runs = _fixed_pieces(layout, len(prefix))
-        self._sorted = not self._arrays or not self._runs or self._arrays[-1][0] < self._runs[0][0]
+        self._fixed = list(_fixed_pieces(layout, len(prefix)))
         self._nbytes = len(prefix) + (layout.nbytes or 0)
 
     def encode(self, values: list[Any]) -> Encoded:
         """Place wire values, one for each leaf of the layout."""
         pieces = self._head.copy()
-        for offset, place, exportable in self._arrays:
-            array = values[place]
-            pieces.append((offset, array if exportable else dtypes.as_buffer(array)))
-        for offset, pack, places in self._runs:
-            pieces.append((offset, pack(*[values[place] for place in places])))
-        if not self._sorted:
-            pieces.sort(key=_offset)
+        for offset, pack, places in self._fixed:
+            if pack is None:
+                pieces.append((offset, values[places[0]]))
+            else:
+                pieces.append((offset, pack(*[values[place] for place in places])))
         if self._layout.nbytes is not None:
             return Encoded(self._schema, self._nbytes, pieces)
         return Encoded(self._schema, self._place_variable(values, pieces), pieces)
@@ -335,29 +283,18 @@ class _Plan:
         return end
 
 
-def _offset(piece: tuple[int, Buffer]) -> int:
-    return piece[0]
-
-
-def _fixed_pieces(layout: Layout, base: int) -> tuple[list[_ArrayPiece], list[_Run]]:
-    """Cut the fixed part into arrays and into runs of small leaves that one struct packs."""
-    arrays: list[_ArrayPiece] = []
-    runs: list[tuple[int, list[str], list[int]]] = []
-    end = -1
-    for place in layout.fixed:
-        leaf, start = layout.leaves[place], layout.offsets[place] or 0
-        if leaf.code is None:
-            if leaf.nbytes:
-                arrays.append(
-                    (base + start, place, leaf.memory is not None and dtypes.is_exportable(leaf.memory))
-                )
-                end = -1
+def _fixed_pieces(layout: Layout, base: int) -> Iterator[tuple[int, Callable[..., Buffer] | None, list[int]]]:
+    """Cut the fixed part into arrays and into runs of small leaves: offset, what packs them, places."""
+    fixed = [(place, layout.leaves[place]) for place in layout.fixed]
+    for is_array, run in groupby(fixed, key=lambda item: item[1].code is None):
+        places, leaves = zip(*run, strict=True)
+        offsets = [leaf.offset or 0 for leaf in leaves]
+        if is_array:
+            for place, leaf, offset in zip(places, leaves, offsets, strict=True):
+                if leaf.nbytes:
+                    is_buffer = dtypes.is_exportable(leaf.memory)
+                    yield base + offset, None if is_buffer else dtypes.as_buffer, [place]
             continue
-        if end < 0:
-            runs.append((base + start, ["<"], []))
-        else:
-            runs[-1][1].append(f"{start - end}x")
-        runs[-1][1].append(leaf.code)
-        runs[-1][2].append(place)
-        end = start + (leaf.nbytes or 0)
-    return arrays, [(start, struct.Struct("".join(codes)).pack, places) for start, codes, places in runs]
+        ends = [offsets[0], *(offset + leaf.nbytes for leaf, offset in zip(leaves, offsets, strict=True))]
+        codes = "".join(f"{o - end}x{leaf.code}" for leaf, o, end in zip(leaves, offsets, ends, strict=False))
+        yield base + offsets[0], struct.Struct("<" + codes).pack, list(places)

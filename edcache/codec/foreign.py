@@ -1,24 +1,24 @@
-"""Pickles of other programs, read by a closed list of names; nothing that they name is ever called.
+"""Pickles and files of torch.save of other programs, by a closed list of names; none of these is ever called.
 
 A name in a pickle leads to a stand-in of ours or is refused. Stand-ins keep what they were called with; when
 the pickle has ended they are made into arrays, tensors and times, by code that checks every number first. The
 unpickler is the one that is written in Python: C's allocates for whatever number a pickle puts into its memo.
-
-    restored      one pickle
-    Loading       the unpickler underneath, for formats that hold several (torchsave)
-    Budget        how much a pickle may become
 """
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime as dt
+import functools
 import io
 import pathlib
 import pickle
 import re
 import struct
-from collections.abc import Callable
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar, Final, NoReturn
 
 import numpy as np
@@ -26,46 +26,19 @@ import torch
 
 from edcache.base import CorruptRecordError, ForeignCacheError, PickleRefusedError
 from edcache.codec import dtypes
+from edcache.codec.pickled import LOAD_ERRORS
 
 MOST_NBYTES: Final = 1 << 31
 """Bytes that the arrays, tensors and texts of one sample may have, unless more are allowed."""
+
+LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+_ZIP: Final = b"PK\x03\x04"
 
 _FREE_NODES: Final = 1 << 16
 _NODES_A_BYTE: Final = 8
 # As numpy writes them into a pickle, the unit of a time inserted.
 _TEXT = re.compile(r"[biufcSUV]\d{1,10}|[mM]8(?:\[\d{1,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
-_DAMAGED = (
-    struct.error,
-    *(pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, LookupError, MemoryError),
-    *(CorruptRecordError, ImportError, RecursionError, RuntimeError, SyntaxError, TypeError, ValueError),
-)
-_TRUST = (
-    "; if you trust its author, trust_pickle=True (--trust-pickle) reads it as pickle does, which runs "
-    "whatever code is in it"
-)
-
-
-class Budget:
-    """What one pickle may become: nodes of its tree, and bytes of its leaves.
-
-    Args:
-        nbytes: bytes in all arrays, tensors, texts and byte strings together.
-        source_nbytes: of the pickle; it justifies the nodes.
-    """
-
-    def __init__(self, nbytes: int, source_nbytes: int) -> None:
-        self._most = nbytes
-        self._nbytes = 0
-        self._nodes = _FREE_NODES + _NODES_A_BYTE * source_nbytes
-
-    def spend(self, nbytes: int) -> None:
-        """Take one node of so many bytes; ValueError where that is too much."""
-        self._nodes -= 1
-        self._nbytes += nbytes
-        if self._nodes < 0:
-            raise ValueError("it refers to its own parts so often that it would fill the memory")
-        if self._nbytes > self._most:
-            raise ValueError(f"its arrays and texts have more than {self._most:,} bytes")
+_DAMAGED = (*LOAD_ERRORS, CorruptRecordError, SyntaxError, struct.error)
 
 
 def restored(data: bytes, where: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
@@ -81,36 +54,61 @@ def restored(data: bytes, where: str, *, trust: bool = False, most_nbytes: int =
 
     Tensors come back without requires_grad and on the CPU.
     """
-    with Told(where, trust=trust):
+    with _refusing(where, trust=trust):
         if trust:
             return pickle.loads(data)  # noqa: S301 - the caller said so
-        return resolved(Loading(io.BytesIO(data)).load(), Budget(most_nbytes, len(data)))
+        return _real(_Loading(io.BytesIO(data)).load(), _Budget(most_nbytes, len(data)))
 
 
-class Told:
-    """Puts what a pickle does wrong into an error that says where.
+def torch_loaded(data: bytes, where: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
+    """What torch.save wrote: a zip, or the stream of pickles from before torch 1.6.
 
-    Args:
-        trust: the code that a pickle names runs, and may raise anything.
+    Args, raises, and what it returns: as `restored`; tensors that were views have their own memory.
     """
+    if not data.startswith((LEGACY, _ZIP)):
+        raise ForeignCacheError(f"{where} begins with {data[:8]!r}, as no file of torch.save does")
+    with _refusing(where, trust=trust):
+        if trust:
+            return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
+        tree = _legacy(data) if data.startswith(LEGACY) else _zipped(data)
+        return _real(tree, _Budget(most_nbytes, len(data)))
 
-    def __init__(self, where: str, *, trust: bool = False) -> None:
-        self._where = where
-        self._damaged = Exception if trust else _DAMAGED
 
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if isinstance(error, _Refused):
-            raise PickleRefusedError(f"{self._where} needs {error}{_TRUST}") from None
-        if isinstance(error, self._damaged):
-            what = "nested too deep" if isinstance(error, RecursionError) else str(error)[:300]
-            name = type(error).__name__
-            raise ForeignCacheError(f"{self._where} does not unpickle: {name}: {what}") from error
+@contextlib.contextmanager
+def _refusing(where: str, *, trust: bool) -> Iterator[None]:
+    """Puts what a pickle does wrong into an error that says where; code that it names may raise anything."""
+    damaged = (Exception,) if trust else _DAMAGED
+    try:
+        yield
+    except _Refused as error:
+        raise PickleRefusedError(
+            f"{where} needs {error}; if you trust its author, trust_pickle=True (--trust-pickle) reads it as "
+            "pickle does, which runs whatever code is in it"
+        ) from None
+    except damaged as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:300]
+        raise ForeignCacheError(f"{where} does not unpickle: {type(error).__name__}: {reason}") from error
 
 
 class _Refused(Exception):
     """A name that is not on the list."""
+
+
+class _Budget:
+    """What one pickle may become: nodes of its tree, justified by its own bytes, and bytes of its leaves."""
+
+    def __init__(self, nbytes: int, source_nbytes: int) -> None:
+        self._most = nbytes
+        self._nbytes = 0
+        self._nodes = _FREE_NODES + _NODES_A_BYTE * source_nbytes
+
+    def spend(self, nbytes: int) -> None:
+        self._nodes -= 1
+        self._nbytes += nbytes
+        if self._nodes < 0:
+            raise ValueError("it refers to its own parts so often that it would fill the memory")
+        if self._nbytes > self._most:
+            raise ValueError(f"its arrays and texts have more than {self._most:,} bytes")
 
 
 class _StandIn:
@@ -121,199 +119,97 @@ class _StandIn:
     def __setstate__(self, state: Any) -> None:
         raise ValueError(f"a state for {type(self).__name__[1:]}, which has none")
 
-    def real(self, budget: Budget) -> Any:
-        """The object itself."""
+    def real(self, budget: _Budget) -> Any:
         raise ValueError("a function or a class where a value should be")
 
 
+@dataclass(eq=False, slots=True)
 class _Name(_StandIn):
     """A function or class that a pickle may name; calling it calls ours."""
 
-    __slots__ = ("_make",)
-
-    def __init__(self, make: Callable[..., Any]) -> None:
-        self._make = make
+    make: Callable[..., Any]
 
     def __call__(self, *arguments: Any) -> Any:
-        return self._make(*arguments)
+        return self.make(*arguments)
 
 
-class TorchType(_StandIn):
-    """A dtype of torch, or the class of a storage, which has one; `dtype` is None for untyped bytes."""
+@dataclass(eq=False, slots=True)
+class _TorchType(_StandIn):
+    """A dtype of torch, or the class of a storage, which has one; None: its bytes are untyped."""
 
-    __slots__ = ("dtype",)
-
-    def __init__(self, dtype: torch.dtype | None) -> None:
-        self.dtype = dtype
+    dtype: torch.dtype | None
 
 
-class _Made(_StandIn):
-    """A value of a plain class, made when the pickle has ended."""
+@dataclass(eq=False, slots=True)
+class _Storage(_StandIn):
+    """The memory of tensors: `read` returns its bytes, when the pickle has ended."""
 
-    __slots__ = ("_arguments", "_make")
-
-    def __init__(self, make: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        self._make, self._arguments = make, arguments
-
-    def real(self, budget: Budget) -> Any:
-        budget.spend(0)
-        return self._make(*(resolved(argument, budget) for argument in self._arguments))
+    dtype: torch.dtype | None
+    read: Callable[[], Any]
 
 
-class _Dtype(_StandIn):
-    """A numpy dtype: its text, and what `dtype.__setstate__` would get."""
+@dataclass(eq=False, slots=True)
+class _Call(_StandIn):
+    """A value that is made when the pickle has ended: `make(budget, *arguments)`."""
 
-    __slots__ = ("_state", "_text")
+    make: Callable[..., Any]
+    arguments: tuple[Any, ...]
 
-    def __init__(self, text: Any, align: Any = False, copy: Any = True) -> None:
-        if type(text) is not str:
-            raise _Refused("a numpy dtype that is not named by a text")
-        self._text: str = text
-        self._state: tuple[Any, ...] = (3, "|", None, None, None, -1, -1, 0)
-
-    def __setstate__(self, state: Any) -> None:
-        if type(state) is not tuple or not 8 <= len(state) <= 9:
-            raise ValueError("the state of a numpy dtype is malformed")
-        self._state = state
-
-    def real(self, budget: Budget) -> Any:
-        found = self._found(0)
-        if dtypes.describe(found) is None:
-            raise _Refused(f"an array of dtype {found}")
-        budget.spend(0)
-        return found
-
-    def _found(self, depth: int) -> np.dtype[Any]:
-        if depth > dtypes.MAX_DEPTH:
-            raise ValueError("a numpy dtype that is nested too deep")
-        _, order, sub, names, fields, itemsize, _, flags = self._state[:8]
-        if sub is not None:
-            base, shape = sub
-            return np.dtype((_part(base)._found(depth + 1), dtypes.check_shape(list(shape))))
-        if names is not None:
-            parts = [(name, *fields[name]) for name in names]
-            spec: Any = {
-                "names": list(names),
-                "formats": [_part(part[1])._found(depth + 1) for part in parts],
-                "offsets": [part[2] for part in parts],
-                "itemsize": itemsize,
-            }
-            if any(len(part) > 3 for part in parts):
-                spec["titles"] = [part[3] if len(part) > 3 else None for part in parts]
-            made: np.dtype[Any] = np.dtype(spec, align=bool(flags & 0x80))
-            return made
-        text = self._text
-        if text in ("M8", "m8"):
-            unit, number, *_ = self._state[8][1]
-            plain = unit.decode("ascii") if isinstance(unit, bytes) else unit
-            text += "" if plain == "generic" else f"[{int(number)}{plain}]"
-        if not _TEXT.fullmatch(text):
-            raise _Refused(f"an array of dtype {text[:40]!r}")
-        found: np.dtype[Any] = np.dtype(order + text if order in ("<", ">") else text)
-        return found
+    def real(self, budget: _Budget) -> Any:
+        return self.make(budget, *self.arguments)
 
 
-class _Array(_StandIn):
-    """A numpy array that is filled by its state."""
+@dataclass(eq=False, slots=True)
+class _Built(_Call):
+    """One that a state completes: `make(budget, state, *arguments)`."""
 
-    __slots__ = ("_data", "_dtype", "_fortran", "_shape")
-
-    def __init__(self, kind: Any, shape: Any, code: Any) -> None:
-        if kind is not _NDARRAY:
-            raise _Refused("a subclass of numpy.ndarray")
-        self._shape: Any = None
+    state: Any = None
 
     def __setstate__(self, state: Any) -> None:
-        self._shape, self._dtype, self._fortran, self._data = state[-4:]
+        self.state = state
 
-    def real(self, budget: Budget) -> Any:
-        if self._shape is None:
-            raise ValueError("an array without its bytes")
-        return _array(self._data, self._dtype, self._shape, "F" if self._fortran else "C", budget)
+    def real(self, budget: _Budget) -> Any:
+        return self.make(budget, self.state, *self.arguments)
 
 
-class Storage(_StandIn):
-    """The memory of tensors.
-
-    Args:
-        dtype: None for untyped bytes.
-        read: returns the bytes; called when the pickle has ended.
-    """
-
-    __slots__ = ("_read", "dtype")
-
-    def __init__(self, dtype: torch.dtype | None, read: Callable[[], Any]) -> None:
-        self.dtype = dtype
-        self._read = read
-
-    def data(self) -> Any:
-        """Its bytes, not copied."""
-        return self._read()
-
-
-class _Tensor(_StandIn):
-    """A tensor over a storage."""
-
-    __slots__ = ("_dtype", "_offset", "_shape", "_storage", "_strides")
-
-    def __init__(self, storage: Any, offset: Any, shape: Any, strides: Any, dtype: Any) -> None:
-        if not isinstance(storage, Storage) or dtype is None:
-            raise ValueError("a tensor without a storage")
-        self._storage, self._dtype = storage, dtype
-        self._offset, self._shape, self._strides = offset, shape, strides
-
-    def real(self, budget: Budget) -> Any:
-        shape, strides = (tuple(resolved(numbers, budget)) for numbers in (self._shape, self._strides))
-        numbers = (self._offset, *shape, *strides)
-        if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in numbers):
-            raise ValueError(f"a tensor of shape {shape} and strides {strides}")
-        data, itemsize = self._storage.data(), self._dtype.itemsize
-        budget.spend(dtypes.array_nbytes(shape, itemsize))
-        if 0 in shape:
-            return torch.empty(shape, dtype=self._dtype)
-        last = self._offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-        if last >= len(data) // itemsize:
-            raise ValueError(f"a tensor that ends at item {last:,} of a storage of {len(data):,} bytes")
-        whole = torch.frombuffer(bytearray(data), dtype=self._dtype)
-        # Without its neighbours: a saved view has the whole of what it was a view of.
-        return whole.as_strided(shape, strides, self._offset).clone(memory_format=torch.contiguous_format)
-
-
-def resolved(value: Any, budget: Budget) -> Any:
+def _real(value: Any, budget: _Budget) -> Any:
     """A value with the objects in the place of their stand-ins; what is in it twice is there twice."""
     kind = type(value)
     if isinstance(value, _StandIn):
         return value.real(budget)
     budget.spend(len(value) if kind in (str, bytes, bytearray) else 0)
     if kind in (dict, collections.OrderedDict):
-        return kind((resolved(key, budget), resolved(item, budget)) for key, item in value.items())
+        return kind((_real(key, budget), _real(item, budget)) for key, item in value.items())
     if kind in (list, tuple, set, frozenset):
-        return kind([resolved(item, budget) for item in value])
+        return kind([_real(item, budget) for item in value])
     return value
 
 
-class Loading(pickle._Unpickler):
+class _Loading(pickle._Unpickler):
     """One pickle at the place where a file stands, read into stand-ins.
 
-    Args:
-        storage_of: makes the Storage of a persistent id, which only torch's files have.
+    `storage_of` makes the _Storage of a persistent id, which only torch's files have. A nested file is one
+    storage in a pickle, and holds no other.
     """
 
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
 
-    def __init__(self, file: io.BytesIO, storage_of: Callable[[Any], Storage] | None = None) -> None:
+    def __init__(
+        self, file: io.BytesIO, storage_of: Callable[[Any], _Storage] | None = None, is_nested: bool = False
+    ) -> None:
         super().__init__(file)
         self._storage_of = storage_of
+        self._is_nested = is_nested
 
     def find_class(self, module: str, name: str) -> Any:
-        """The stand-in of a name; PickleRefusedError, later, where there is none."""
-        found = NAMES.get((module, name))
-        if found is None:
+        if self._is_nested and name == "_load_from_bytes":
+            raise ValueError("a file of torch.save in one in a pickle")
+        stand_in = _NAMES.get((module, name))
+        if stand_in is None:
             raise _Refused(f"{module}.{name}")
-        return found
+        return stand_in
 
     def persistent_load(self, pid: Any) -> Any:
-        """The storage of a persistent id."""
         if self._storage_of is None:
             raise ValueError("a persistent id outside a file of torch.save")
         return self._storage_of(pid)
@@ -328,20 +224,70 @@ class Loading(pickle._Unpickler):
         raise _Refused("an extension code of copyreg")
 
 
-Loading.dispatch[pickle.BYTEARRAY8[0]] = Loading._bytearray8
+_Loading.dispatch[pickle.BYTEARRAY8[0]] = _Loading._bytearray8
 for _code in (pickle.EXT1, pickle.EXT2, pickle.EXT4):
-    Loading.dispatch[_code[0]] = Loading._extension
+    _Loading.dispatch[_code[0]] = _Loading._extension
 
 
-def _part(value: Any) -> _Dtype:
-    if not isinstance(value, _Dtype):
+# --- numpy
+
+
+def _dtype(budget: _Budget, state: Any, text: Any, align: Any = False, copy: Any = True) -> np.dtype[Any]:
+    dtype = _dtype_of(text, state, 0)
+    if dtypes.describe(dtype) is None:
+        raise _Refused(f"an array of dtype {dtype}")
+    budget.spend(0)
+    return dtype
+
+
+def _part(value: Any) -> _Built:
+    if not isinstance(value, _Built) or value.make is not _dtype:
         raise ValueError("a numpy dtype with a part that is none")
     return value
 
 
-def _array(data: Any, dtype: Any, shape: Any, order: str, budget: Budget) -> Any:
+def _dtype_of(text: Any, state: Any, depth: int) -> np.dtype[Any]:
+    """The dtype of a text, and of what `numpy.dtype.__setstate__` would get."""
+    if type(text) is not str:
+        raise _Refused("a numpy dtype that is not named by a text")
+    if depth > dtypes.MAX_DEPTH:
+        raise ValueError("a numpy dtype that is nested too deep")
+    state = (3, "|", None, None, None, -1, -1, 0) if state is None else state
+    if type(state) is not tuple or not 8 <= len(state) <= 9:
+        raise ValueError("the state of a numpy dtype is malformed")
+
+    def inner(part: Any) -> np.dtype[Any]:
+        return _dtype_of(_part(part).arguments[0], part.state, depth + 1)
+
+    _, order, sub, names, fields, itemsize, _, flags = state[:8]
+    if sub is not None:
+        base, shape = sub
+        return np.dtype((inner(base), dtypes.check_shape(list(shape))))
+    if names is not None:
+        rows = [(*fields[name], None)[:3] for name in names]
+        spec: Any = {
+            "names": list(names),
+            "formats": [inner(dtype) for dtype, _, _ in rows],
+            "offsets": [offset for _, offset, _ in rows],
+            "itemsize": itemsize,
+        }
+        if any(title is not None for _, _, title in rows):
+            spec["titles"] = [title for _, _, title in rows]
+        made: np.dtype[Any] = np.dtype(spec, align=bool(flags & 0x80))
+        return made
+    if text in ("M8", "m8"):
+        unit, number, *_ = state[8][1]
+        plain = unit.decode("ascii") if isinstance(unit, bytes) else unit
+        text += "" if plain == "generic" else f"[{int(number)}{plain}]"
+    if not _TEXT.fullmatch(text):
+        raise _Refused(f"an array of dtype {text[:40]!r}")
+    plain_dtype: np.dtype[Any] = np.dtype(order + text if order in ("<", ">") else text)
+    return plain_dtype
+
+
+def _array(budget: _Budget, data: Any, dtype: Any, shape: Any, order: Any) -> Any:
     kind = _part(dtype).real(budget)
-    sizes = dtypes.check_shape(list(resolved(shape, budget)))
+    sizes = dtypes.check_shape(list(_real(shape, budget)))
     nbytes = dtypes.array_nbytes(sizes, kind.itemsize)
     raw = data.encode("latin1") if isinstance(data, str) else data
     if not isinstance(raw, (bytes, bytearray)) or len(raw) != nbytes:
@@ -350,68 +296,137 @@ def _array(data: Any, dtype: Any, shape: Any, order: str, budget: Budget) -> Any
     return np.ndarray(sizes, kind, bytearray(raw), order="F" if order == "F" else "C")
 
 
-def _buffer_array(data: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> _StandIn:
-    return _Made(_ordered, (_Late(data, dtype, shape, order), axes))
+def _reconstructed(budget: _Budget, state: Any, kind: Any, shape: Any, code: Any) -> Any:
+    if kind is not _NDARRAY:
+        raise _Refused("a subclass of numpy.ndarray")
+    if state is None:
+        raise ValueError("an array without its bytes")
+    shape, dtype, is_fortran, data = state[-4:]
+    return _array(budget, data, dtype, shape, "F" if is_fortran else "C")
 
 
-class _Late(_StandIn):
-    """An array of protocol 5, whose bytes are an argument."""
-
-    __slots__ = ("_arguments",)
-
-    def __init__(self, *arguments: Any) -> None:
-        self._arguments = arguments
-
-    def real(self, budget: Budget) -> Any:
-        data, dtype, shape, order = self._arguments
-        return _array(data, dtype, shape, order, budget)
+def _from_buffer(budget: _Budget, data: Any, dtype: Any, shape: Any, order: Any, axes: Any = None) -> Any:
+    array = _array(budget, data, dtype, shape, order)
+    return array if axes is None else array.transpose(_real(axes, budget))
 
 
-def _ordered(array: Any, axes: Any) -> Any:
-    return array if axes is None else array.transpose(axes)
+def _scalar(budget: _Budget, dtype: Any, data: Any = b"") -> Any:
+    return _array(budget, data, dtype, (), "C")[()]
 
 
-class _Scalar(_StandIn):
-    """A numpy scalar."""
-
-    __slots__ = ("_data", "_dtype")
-
-    def __init__(self, dtype: Any, data: Any = b"") -> None:
-        self._dtype, self._data = dtype, data
-
-    def real(self, budget: Budget) -> Any:
-        return _array(self._data, self._dtype, (), "C", budget)[()]
+# --- torch
 
 
-def _rebuild_tensor(
-    storage: Any,
-    offset: Any,
-    shape: Any,
-    strides: Any,
-    grad: Any = False,
-    hooks: Any = None,
-    meta: Any = None,
-) -> _Tensor:
-    if meta:
+def _rebuilt(budget: _Budget, *arguments: Any) -> torch.Tensor:
+    """As torch._utils._rebuild_tensor_v2."""
+    return _tensor(budget, arguments[:4], arguments[0], arguments[6:7])
+
+
+def _rebuilt_as(budget: _Budget, *arguments: Any) -> torch.Tensor:
+    """As torch._utils._rebuild_tensor_v3, which has a dtype of its own."""
+    return _tensor(budget, arguments[:4], arguments[6], arguments[7:8])
+
+
+def _tensor(budget: _Budget, arguments: tuple[Any, ...], typed: Any, meta: tuple[Any, ...]) -> torch.Tensor:
+    if any(meta):
         raise _Refused("a tensor that is conjugated or negated by a bit")
-    return _Tensor(storage, offset, shape, strides, getattr(storage, "dtype", None))
+    storage, offset, shape, strides = arguments
+    dtype = getattr(typed, "dtype", None)
+    if not isinstance(storage, _Storage) or dtype is None:
+        raise ValueError("a tensor without a storage")
+    shape, strides = (tuple(_real(numbers, budget)) for numbers in (shape, strides))
+    numbers = (offset, *shape, *strides)
+    if len(shape) != len(strides) or any(type(n) is not int or n < 0 for n in numbers):
+        raise ValueError(f"a tensor of shape {shape} and strides {strides}")
+    data, itemsize = storage.read(), dtype.itemsize
+    budget.spend(dtypes.array_nbytes(shape, itemsize))
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
+    last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    if last >= len(data) // itemsize:
+        raise ValueError(f"a tensor that ends at item {last:,} of a storage of {len(data):,} bytes")
+    whole = torch.frombuffer(bytearray(data), dtype=dtype)
+    # Without its neighbours: a saved view has the whole of what it was a view of.
+    return whole.as_strided(shape, strides, offset).clone(memory_format=torch.contiguous_format)
 
 
-def _rebuild_tensor_of(
-    storage: Any, offset: Any, shape: Any, strides: Any, _: Any, __: Any, dtype: Any, meta: Any = None
-) -> _Tensor:
-    if meta:
-        raise _Refused("a tensor that is conjugated or negated by a bit")
-    return _Tensor(storage, offset, shape, strides, getattr(dtype, "dtype", None))
-
-
-def _nested(data: Any) -> Storage:
-    from edcache.codec.torchsave import legacy
-
-    found = legacy(bytes(data), is_nested=True)
-    if not isinstance(found, Storage):
+def _nested(data: Any) -> _Storage:
+    storage = _legacy(bytes(data), is_nested=True)
+    if not isinstance(storage, _Storage):
         raise ValueError("a nested file of torch.save that is no storage")
-    return found
+    return storage
+
+
+def _legacy(data: bytes, *, is_nested: bool = False) -> Any:
+    """The stand-ins of a stream of pickles."""
+    if not data.startswith(LEGACY):
+        raise ValueError("a nested file of torch.save in another format than its first")
+    file = io.BytesIO(data)
+    for _ in range(3):  # the magic number, the version of the protocol, the sizes of C's integers
+        _Loading(file).load()
+    parts: dict[str, memoryview] = {}
+    itemsizes: dict[str, int] = {}
+
+    def storage_of(pid: Any) -> _Storage:
+        dtype, key = _storage_id(pid)
+        itemsizes[key] = 1 if dtype is None else dtype.itemsize
+        return _Storage(dtype, lambda: parts[key])
+
+    tree = _Loading(file, storage_of, is_nested).load()
+    keys = _Loading(file).load()
+    view, offset = memoryview(data), file.tell()
+    for key in keys:
+        items = int.from_bytes(view[offset : offset + 8], "little")
+        end = offset + 8 + items * itemsizes[key]
+        if end > len(data):
+            raise EOFError(f"storage {key} should end at offset {end:,} of {len(data):,}")
+        parts[key] = view[offset + 8 : end]
+        offset = end
+    return tree
+
+
+def _storage_id(pid: Any) -> tuple[torch.dtype | None, str]:
+    if type(pid) is not tuple or pid[0] != "storage" or not isinstance(pid[1], _TorchType):
+        raise ValueError("a persistent id that names no storage")
+    if len(pid) > 5 and pid[5] is not None:
+        raise ValueError("a storage that is a part of another")
+    return pid[1].dtype, str(pid[2])
+
+
+def _zipped(data: bytes) -> Any:
+    """The stand-ins of a zip."""
+    try:
+        members = zipfile.ZipFile(io.BytesIO(data))
+    except zipfile.BadZipFile as error:
+        raise EOFError(str(error)) from None
+    names = set(members.namelist())
+    roots = [name.removesuffix("data.pkl") for name in names if re.fullmatch(r"[^/]*/data\.pkl", name)]
+    if len(roots) != 1:
+        raise ValueError("a zip without one data.pkl, which torch.save writes")
+    root = roots[0]
+    if f"{root}constants.pkl" in names:
+        raise ValueError("TorchScript, which is a program and no sample")
+    if f"{root}byteorder" in names and _member(members, f"{root}byteorder") != b"little":
+        raise ValueError("saved by a big-endian machine")
+
+    def storage_of(pid: Any) -> _Storage:
+        dtype, key = _storage_id(pid)
+        return _Storage(dtype, functools.partial(_member, members, f"{root}data/{key}"))
+
+    return _Loading(io.BytesIO(_member(members, f"{root}data.pkl")), storage_of).load()
+
+
+def _member(members: zipfile.ZipFile, name: str) -> bytes:
+    info = members.getinfo(name)
+    if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+        raise ValueError(f"{name} is compressed, as torch.save never does")
+    try:
+        return members.read(info)
+    except zipfile.BadZipFile as error:
+        raise EOFError(str(error)) from None
+
+
+# --- plain values
 
 
 def _encoded(text: str, encoding: str = "latin1") -> bytes:
@@ -420,23 +435,8 @@ def _encoded(text: str, encoding: str = "latin1") -> bytes:
     return str.encode(text, "latin1")
 
 
-def _plain_bytes(*arguments: Any) -> bytes:
-    if not arguments:
-        return b""
-    value, *encoding = arguments
+def _bytes(value: Any = b"", *encoding: Any) -> bytes:
     return _encoded(value, *encoding) if type(value) is str else bytes(memoryview(value))
-
-
-def _plain_bytearray(*arguments: Any) -> bytearray:
-    return bytearray(_plain_bytes(*arguments))
-
-
-def _later(make: Callable[..., Any]) -> _Name:
-    return _Name(lambda *arguments: _Made(make, arguments))
-
-
-def _ordered_dict(*arguments: Any) -> Any:
-    return collections.OrderedDict(*arguments)
 
 
 def _path(kind: type[pathlib.PurePath]) -> Callable[..., pathlib.PurePath]:
@@ -448,46 +448,49 @@ def _path(kind: type[pathlib.PurePath]) -> Callable[..., pathlib.PurePath]:
     return make
 
 
+def _later(make: Callable[..., Any]) -> _Name:
+    """A function that is called with its arguments as they are when the pickle has ended."""
+
+    def real(budget: _Budget, *arguments: Any) -> Any:
+        budget.spend(0)
+        return make(*(_real(argument, budget) for argument in arguments))
+
+    return _call(real)
+
+
+def _call(make: Callable[..., Any], kind: type[_Call] = _Call) -> _Name:
+    return _Name(lambda *arguments: kind(make, arguments))
+
+
 def _names() -> dict[tuple[str, str], _StandIn]:
-    numpy: dict[str, _StandIn] = {"_reconstruct": _Name(_Array), "scalar": _Name(_Scalar)}
-    found: dict[tuple[str, str], _StandIn] = {
+    names: dict[tuple[str, str], _StandIn] = {
         ("numpy", "ndarray"): _NDARRAY,
-        ("numpy", "dtype"): _Name(_Dtype),
+        ("numpy", "dtype"): _call(_dtype, _Built),
         ("_codecs", "encode"): _Name(_encoded),
-        ("collections", "OrderedDict"): _Name(_ordered_dict),
+        ("collections", "OrderedDict"): _Name(collections.OrderedDict),
         ("torch.storage", "_load_from_bytes"): _Name(_nested),
-        ("torch._utils", "_rebuild_tensor"): _Name(_rebuild_tensor),
-        ("torch._utils", "_rebuild_tensor_v2"): _Name(_rebuild_tensor),
-        ("torch._utils", "_rebuild_tensor_v3"): _Name(_rebuild_tensor_of),
+        ("torch._utils", "_rebuild_tensor"): _call(_rebuilt),
+        ("torch._utils", "_rebuild_tensor_v2"): _call(_rebuilt),
+        ("torch._utils", "_rebuild_tensor_v3"): _call(_rebuilt_as),
+        ("torch", "UntypedStorage"): _TorchType(None),
+        ("torch.storage", "UntypedStorage"): _TorchType(None),
     }
     for core in ("numpy.core", "numpy._core"):
-        found |= {(f"{core}.multiarray", name): make for name, make in numpy.items()}
-        found[f"{core}.numeric", "_frombuffer"] = _Name(_buffer_array)
+        names[f"{core}.multiarray", "_reconstruct"] = _call(_reconstructed, _Built)
+        names[f"{core}.multiarray", "scalar"] = _call(_scalar)
+        names[f"{core}.numeric", "_frombuffer"] = _call(_from_buffer)
     for module in ("builtins", "__builtin__"):
-        found |= {
-            (module, "bytes"): _Name(_plain_bytes),
-            (module, "bytearray"): _Name(_plain_bytearray),
-            (module, "complex"): _later(complex),
-            (module, "set"): _Name(set),
-            (module, "frozenset"): _Name(frozenset),
-        }
+        names[module, "bytes"] = _Name(_bytes)
+        names[module, "bytearray"] = _Name(lambda *arguments: bytearray(_bytes(*arguments)))
+        names[module, "complex"] = _later(complex)
+        names |= {(module, kind.__name__): _Name(kind) for kind in (set, frozenset)}
     for kind in (dt.datetime, dt.date, dt.time, dt.timedelta, dt.timezone):
-        found["datetime", kind.__name__] = _later(kind)
+        names["datetime", kind.__name__] = _later(kind)
     for path in (pathlib.PurePosixPath, pathlib.PosixPath, pathlib.PureWindowsPath):
         for module in ("pathlib", "pathlib._local"):
-            found[module, path.__name__] = _later(_path(path))
-    return found | _torch_names()
-
-
-def _torch_names() -> dict[tuple[str, str], _StandIn]:
-    found: dict[tuple[str, str], _StandIn] = {}
-    for known in dtypes.TORCH_BY_NAME.values():
-        found["torch", known.name] = TorchType(known.dtype)
-    for name, dtype in _STORAGES.items():
-        found["torch", f"{name}Storage"] = TorchType(dtype)
-    for module in ("torch", "torch.storage"):
-        found[module, "UntypedStorage"] = TorchType(None)
-    return found
+            names[module, path.__name__] = _later(_path(path))
+    names |= {("torch", known.name): _TorchType(known.dtype) for known in dtypes.TORCH_BY_NAME.values()}
+    return names | {("torch", f"{name}Storage"): _TorchType(dtype) for name, dtype in _STORAGES.items()}
 
 
 _STORAGES = {
@@ -505,4 +508,4 @@ _STORAGES = {
     "ComplexDouble": torch.complex128,
 }
 _NDARRAY: Final = _Name(_Refused)
-NAMES: Final = _names()
+_NAMES: Final = _names()

@@ -124,9 +124,8 @@ class ImageFile:
 
     Args:
         source: the path of a file, which is read when the sample is encoded, or its bytes.
-        decode: what a reader gets unless it chooses for itself: "pil", "numpy" (uint8 [H, W] or [H, W, C]),
-            "tensor" (uint8 [C, H, W]), None for an ImageFile, or an `edcache.Decoding`, whose `library` is
-            not stored.
+        decode: what a reader gets unless it chooses for itself: "pil", "numpy", "tensor", None for an
+            ImageFile, or an `edcache.Decoding`, whose `library` is not stored.
     Attributes:
         path: as it was given; None for bytes, and for one that was read from an archive.
         decoding: the Decoding that `decode` means.
@@ -211,11 +210,7 @@ def revived(data: Any, decoding: Decoding) -> Any:
 
 
 def read_through(sample: Any, decoding: Decoding | None) -> Any:
-    """A sample that was not stored, as it would be read: with its image files decoded.
-
-    Args:
-        decoding: the reader's choice; None for the writer's.
-    """
+    """A sample that is not stored, as it would be read: image files decoded as `decoding` or each says."""
     if isinstance(sample, ImageFile):
         return revived(file_bytes(sample), decoding or sample.decoding)
     names: tuple[str, ...] = ()
@@ -267,11 +262,10 @@ def decoded_together(
     decoding: Decoding,
     allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor],
 ) -> torch.Tensor | None:
-    """Several files as one uint8 tensor: [n, *shape], the shape being that of each picture.
+    """Several files as one uint8 tensor [n, *shape of each picture]; None where they differ in shape.
 
     Args:
-        decoding: to arrays or tensors. allocate: `allocate(shape, dtype)` gives its memory.
-    Returns: None where the pictures differ in shape.
+        decoding: to arrays or tensors. allocate: `allocate(shape, dtype)` gives the memory.
     Raises: as `ImageFile.decode`; and ImageError where there is no memory for all of them.
     """
     view = _planes if decoding.form == "tensor" else np.asarray
@@ -438,7 +432,7 @@ def take_apart(image: Any) -> tuple[str | None, list[Any]] | None:
     """Return the palette's mode and the values of a PIL image; None if its mode or size cannot be stored.
 
     The current frame alone is kept; the file format and the class are not. An image that is not loaded yet is
-    loaded, which reads its file; what that raises passes through.
+    loaded; what that raises passes through.
     """
     image.load()
     pixels = image.tobytes()
@@ -477,12 +471,7 @@ def _fits(mode: str, size: tuple[int, int], nbytes: int) -> bool:
 
 
 def put_together(modes: tuple[str, str | None], values: list[Any]) -> object:
-    """Build a PIL image from its values.
-
-    Raises:
-        MissingDependencyError: Pillow is not installed.
-        CorruptRecordError: the values do not make an image.
-    """
+    """Build a PIL image from its modes and values; CorruptRecordError where they make none."""
     pillow, (mode, palette_mode) = _pillow(), modes
     width, height, pixels, info = (*values[:3], values[-1])
     if not _fits(mode, (width, height), len(pixels)):

@@ -47,29 +47,15 @@ _ZONE = re.compile(r"[A-Za-z0-9_+\-]{1,64}(?:/[A-Za-z0-9_+\-]{1,64}){0,3}")
 
 
 class Refusal(TypeError):
-    """A value that the native codec does not store; the walk that meets it adds the path.
+    """What follows "cannot store " of a value; the walk that meets it adds the path, and raises the error."""
 
-    Args: the message after "cannot store ".
-    """
-
-    error: type[CodecError] = UnsupportedTypeError
-
-
-class ImageRefusal(Refusal):
-    """An image file that is not there, or is none."""
-
-    error = ImageError
-
-
-# ------------------------------------------------------------------------------------ a value to a leaf
+    def __init__(self, message: str, error: type[CodecError] = UnsupportedTypeError) -> None:
+        super().__init__(message)
+        self.error = error
 
 
 def leaf_of(value: Any) -> Leaf | None:
-    """Return (schema node, wire value) of a leaf, or None if the value is a container or unknown.
-
-    Raises:
-        Refusal: a leaf that cannot be stored as it is.
-    """
+    """Return (schema node, wire value) of a leaf, or None for a container or the unknown. Raises: Refusal."""
     cls = type(value)
     plain = PLAIN.get(cls)
     if plain is not None:
@@ -90,10 +76,6 @@ def type_name(value: object) -> str:
 def text_bytes(text: str) -> bytes:
     """Return UTF-8, with three bytes for each lone surrogate."""
     return text.encode("utf-8", "surrogatepass")
-
-
-def _int(value: int) -> Leaf:
-    return ("int", value) if -(1 << 63) <= value < 1 << 63 else ("bigint", _int_bytes(value))
 
 
 def _int_bytes(value: int) -> bytes:
@@ -175,8 +157,8 @@ def _datetime(value: dt.datetime) -> Leaf:
 
 
 def _time(value: dt.time) -> Leaf:
-    seconds = (value.hour * 60 + value.minute) * 60 + value.second
-    return ["time", _zone(value.tzinfo)], 2 * (seconds * 1_000_000 + value.microsecond) + value.fold
+    (_, zone), wire = _datetime(dt.datetime.combine(dt.date.min, value))
+    return ["time", zone], wire
 
 
 def _enum(value: enum.Enum) -> Leaf:
@@ -201,11 +183,12 @@ def _image_file(value: ImageFile) -> Leaf:
     try:
         data = file_bytes(value)
     except ImageError as error:
-        raise ImageRefusal(str(error)) from error.__cause__
+        raise Refusal(str(error), ImageError) from error.__cause__
     if value.path is not None and format_of(data) is None:
-        raise ImageRefusal(
+        raise Refusal(
             f"image file {value.path!r}, which begins with {data[:8]!r}, as no JPEG, PNG, WebP, GIF, BMP or "
-            "TIFF does; leave it out, or store its bytes"
+            "TIFF does; leave it out, or store its bytes",
+            ImageError,
         )
     return image_node(value), data
 
@@ -238,21 +221,6 @@ _PACKS: dict[type, tuple[str, Callable[[Any], bytes]]] = {
     str: ("strs", _pack_texts),
 }
 
-# The kind of each class whose leaves have one node, and how a value becomes its wire value: None: as it is.
-PLAIN: dict[type, tuple[str, Callable[[Any], Any] | None]] = {
-    bool: ("bool", None),
-    float: ("float", None),
-    complex: ("complex", lambda value: _PAIR.pack(value.real, value.imag)),
-    str: ("str", text_bytes),
-    bytes: ("bytes", None),
-    bytearray: ("bytearray", bytes),
-    uuid.UUID: ("uuid", lambda value: value.bytes),
-    dt.date: ("date", dt.date.toordinal),
-    dt.timedelta: ("timedelta", lambda value: _TRIPLE.pack(value.days, value.seconds, value.microseconds)),
-    np.str_: ("numpy.str", text_bytes),
-    np.bytes_: ("numpy.bytes", bytes),
-}
-
 _PATHS = {
     cls.__name__: cls
     for cls in (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.WindowsPath, pathlib.PureWindowsPath)
@@ -264,7 +232,7 @@ _MAKE: dict[type, Callable[[Any], Leaf | None]] = {
     np.ndarray: _array,
     np.memmap: lambda value: _array(value.view(np.ndarray)),
     torch.Tensor: _tensor,
-    int: _int,
+    int: lambda value: ("int", value) if -(1 << 63) <= value < 1 << 63 else ("bigint", _int_bytes(value)),
     list: _packed,
     tuple: _packed,
     **dict.fromkeys(_PATHS.values(), lambda value: (["path", type(value).__name__], text_bytes(str(value)))),
@@ -272,9 +240,6 @@ _MAKE: dict[type, Callable[[Any], Leaf | None]] = {
     dt.time: _time,
     ImageFile: _image_file,
 }
-
-
-# ---------------------------------------------------------------------------- wire values to a value
 
 
 class LeafKind(NamedTuple):
@@ -288,12 +253,15 @@ class LeafKind(NamedTuple):
         code: struct code of a leaf of fixed size; None: its size varies.
         dtype: numpy's text for the bytes, where it has one.
         parse: the JSON of the parameters, if there are any, to what a node carries; ValueError, TypeError.
+        cls: the class whose values are all of this kind. wire: how one becomes its wire value; None: it is.
     """
 
     revive: Callable[..., Any] | None = None
     code: str | None = None
     dtype: str | None = None
     parse: Callable[..., Any] | None = None
+    cls: type | None = None
+    wire: Callable[[Any], Any] | None = None
 
 
 def _text(data: Any) -> str:
@@ -337,7 +305,7 @@ def _tzinfo(tz: Any) -> dt.tzinfo | None:
     return dt.timezone(delta) if name is None else dt.timezone(delta, name)
 
 
-def _revive_datetime(tz: Any) -> Revive:
+def _revive_datetime(tz: Any) -> Callable[[int], dt.datetime]:
     def revive(value: int) -> dt.datetime:
         local = dt.datetime.min + dt.timedelta(microseconds=value >> 1)
         return local.replace(tzinfo=_tzinfo(tz), fold=value & 1)
@@ -346,23 +314,19 @@ def _revive_datetime(tz: Any) -> Revive:
 
 
 def _revive_time(tz: Any) -> Revive:
+    moment = _revive_datetime(tz)
+
     def revive(value: int) -> dt.time:
         if not 0 <= value < 2 * _DAY_US:
             raise CorruptRecordError(f"time of day stored as {value}")
-        clock = (dt.datetime.min + dt.timedelta(microseconds=value >> 1)).time()
-        return clock.replace(tzinfo=_tzinfo(tz), fold=value & 1)
+        return moment(value).timetz()
 
     return revive
 
 
 def _revive_scalar(dtype: dtypes.Dtype) -> Revive:
-    def revive(data: bytes) -> Any:
-        if not data:
-            return np.zeros((), dtype)[()]
-        # A structured scalar is a view of its array, so the array has to be its own.
-        return np.ndarray((), dtype, data).copy()[()]
-
-    return revive
+    # A structured scalar is a view of its array, so the array has to be its own.
+    return lambda data: np.ndarray((), dtype, data or b"\0").copy()[()]
 
 
 def _revive_path(name: str) -> Revive:
@@ -393,10 +357,6 @@ def parse_class(module: Any, qualname: Any) -> tuple[str, str]:
     return module, qualname
 
 
-def _of_numbers(dtype: str) -> LeafKind:
-    return _packed_kind(lambda data: np.frombuffer(data, dtype).tolist() if len(data) else [])
-
-
 def _packed_kind(unpack: Callable[[Any], list[Any]]) -> LeafKind:
     def revive(name: str) -> Revive:
         return unpack if name == "list" else lambda data: tuple(unpack(data))
@@ -425,22 +385,35 @@ def _unpack_texts(data: Any) -> list[str]:
 
 
 LEAVES: dict[str, LeafKind] = {
-    "bool": LeafKind(_bool, "B", "|b1"),
+    "bool": LeafKind(_bool, "B", "|b1", cls=bool),
     "int": LeafKind(None, "q", "<i8"),
-    "float": LeafKind(None, "d", "<f8"),
-    "complex": LeafKind(lambda data: complex(*_PAIR.unpack(data)), "16s", "<c16"),
-    "uuid": LeafKind(lambda data: uuid.UUID(bytes=data), "16s"),
-    "date": LeafKind(dt.date.fromordinal, "q"),
-    "timedelta": LeafKind(lambda data: dt.timedelta(*_TRIPLE.unpack(data)), "12s"),
+    "float": LeafKind(None, "d", "<f8", cls=float),
+    "complex": LeafKind(
+        lambda data: complex(*_PAIR.unpack(data)),
+        "16s",
+        "<c16",
+        cls=complex,
+        wire=lambda value: _PAIR.pack(value.real, value.imag),
+    ),
+    "uuid": LeafKind(
+        lambda data: uuid.UUID(bytes=data), "16s", cls=uuid.UUID, wire=lambda value: value.bytes
+    ),
+    "date": LeafKind(dt.date.fromordinal, "q", cls=dt.date, wire=dt.date.toordinal),
+    "timedelta": LeafKind(
+        lambda data: dt.timedelta(*_TRIPLE.unpack(data)),
+        "12s",
+        cls=dt.timedelta,
+        wire=lambda value: _TRIPLE.pack(value.days, value.seconds, value.microseconds),
+    ),
     "time": LeafKind(_revive_time, "q", parse=_parse_zone),
     "datetime": LeafKind(_revive_datetime, "q", parse=_parse_zone),
     "scalar": LeafKind(_revive_scalar, "s", parse=dtypes.parse),
-    "str": LeafKind(_text),
-    "bytes": LeafKind(bytes),
-    "bytearray": LeafKind(bytearray),
+    "str": LeafKind(_text, cls=str, wire=text_bytes),
+    "bytes": LeafKind(bytes, cls=bytes),
+    "bytearray": LeafKind(bytearray, cls=bytearray, wire=bytes),
     "bigint": LeafKind(_bigint),
-    "numpy.str": LeafKind(lambda data: np.str_(_text(data))),
-    "numpy.bytes": LeafKind(lambda data: np.bytes_(bytes(data))),
+    "numpy.str": LeafKind(lambda data: np.str_(_text(data)), cls=np.str_, wire=text_bytes),
+    "numpy.bytes": LeafKind(lambda data: np.bytes_(bytes(data)), cls=np.bytes_, wire=bytes),
     "numpy.void": LeafKind(lambda data: np.void(bytes(data))),
     "path": LeafKind(_revive_path, parse=_one_of(*_PATHS)),
     "enum": LeafKind(
@@ -448,11 +421,14 @@ LEAVES: dict[str, LeafKind] = {
     ),
     "flag": LeafKind(lambda name: lambda data: registered(name)(_bigint(data)), parse=parse_class),
     "imagefile": LeafKind(lambda decoding: lambda data: revived(data, decoding), parse=_parse_image_file),
-    "ints": _of_numbers("<i8"),
-    "floats": _of_numbers("<f8"),
+    "ints": _packed_kind(lambda data: np.frombuffer(data, "<i8").tolist() if len(data) else []),
+    "floats": _packed_kind(lambda data: np.frombuffer(data, "<f8").tolist() if len(data) else []),
     "bools": _packed_kind(_unpack_bools),
     "strs": _packed_kind(_unpack_texts),
 }
+
+
+PLAIN = {leaf.cls: (kind, leaf.wire) for kind, leaf in LEAVES.items() if leaf.cls is not None}
 
 
 def reviver(kind: str, const: Any) -> Revive | None:

@@ -1,9 +1,8 @@
 """Objects of other libraries as trees of ordinary values: a fixed list, which no file can add to.
 
-A form says how an object becomes a tree and how a tree becomes the object again. A record names its form by
-the class's public name. The names of this list are ours, so importing the module behind one runs no code that
-a record chose; it is imported when the first such record is decoded, and only then. Classes of others get a
-form by `edcache.register(cls, encode=..., decode=...)`.
+A record names the form of an object by the class's public name. The names of this list are ours, so importing
+the module behind one runs no code that a record chose; it is imported when the first such record is decoded,
+and only then. Classes of others get a form by `edcache.register(cls, encode=..., decode=...)`.
 """
 
 from __future__ import annotations
@@ -23,14 +22,7 @@ ClassName = tuple[str, str]
 
 
 class Form(NamedTuple):
-    """How the objects of a class are stored.
-
-    Attributes:
-        name: what a record calls the class.
-        cls: the class itself; objects of its subclasses have another form, or none.
-        encode: an object to a tree of values that the codec stores.
-        decode: such a tree to an object.
-    """
+    """How the objects of a class, not of its subclasses, become trees of values, and these the objects."""
 
     name: ClassName
     cls: type
@@ -43,19 +35,13 @@ def form_of(cls: type) -> Form | None:
     """Return the form of a class, None if it is not on the list."""
     package = cls.__module__.partition(".")[0]
     for name in _FORMS:
-        if name[1] == cls.__qualname__ and name[0].partition(".")[0] == package:
-            form = form_named(name)
-            if form is not None and form.cls is cls:
-                return form
+        if name[1] == cls.__qualname__ and name[0].partition(".")[0] == package and _form(name).cls is cls:
+            return _form(name)
     return None
 
 
 def form_named(name: ClassName) -> Form | None:
-    """Return the form of that name, None if it is not on the list.
-
-    Raises:
-        MissingDependencyError: its package is not installed, or does not import.
-    """
+    """Return the form of that name, None if it is not on the list. Raises: MissingDependencyError."""
     return _form(name) if name in _FORMS else None
 
 
@@ -70,13 +56,7 @@ def _form(name: ClassName) -> Form:
 
 
 def enum_named(name: ClassName, *, may_import: bool = True) -> type[enum.Enum] | None:
-    """Return the enum of that name, None if its module is not on the list or has no such enum.
-
-    Args:
-        may_import: import the module if need be.
-    Raises:
-        MissingDependencyError: the package is not installed, or does not import.
-    """
+    """Return the enum of a module on the list, None if there is none; raises as `form_named`."""
     if name[0] not in _ENUM_MODULES or not (may_import or name[0] in sys.modules):
         return None
     cls = _imported(name)
@@ -87,19 +67,13 @@ def _imported(name: ClassName) -> Any:
     package = name[0].partition(".")[0]
     try:
         return getattr(import_module(name[0]), name[1], None)
-    except ModuleNotFoundError as error:
-        if error.name != package:
-            raise MissingDependencyError(_broken(name, package, error)) from error
-        raise MissingDependencyError(f"a record holds a {'.'.join(name)}; pip install {package}") from error
     except Exception as error:  # whatever a broken installation raises
-        raise MissingDependencyError(_broken(name, package, error)) from error
-
-
-def _broken(name: ClassName, package: str, error: Exception) -> str:
-    return (
-        f"a record holds a {'.'.join(name)}, and {package} does not import here: "
-        f"{type(error).__name__}: {error!s:.200}; reinstall it"
-    )
+        if isinstance(error, ModuleNotFoundError) and error.name == package:
+            remedy = f"; pip install {package}"
+        else:
+            reason = f"{type(error).__name__}: {error!s:.200}"
+            remedy = f", and {package} does not import here: {reason}; reinstall it"
+        raise MissingDependencyError(f"a record holds a {'.'.join(name)}{remedy}") from error
 
 
 _Ways = tuple[Callable[[Any], Any], Callable[[Any], Any]]
@@ -175,12 +149,8 @@ def _non_tensor(cls: Any) -> _Ways:
     )
 
 
-def _size(cls: Any) -> _Ways:
-    return tuple, cls
-
-
 _FORMS: Final[dict[ClassName, Callable[[Any], _Ways]]] = {
-    ("torch", "Size"): _size,
+    ("torch", "Size"): lambda cls: (tuple, cls),
     ("monai.data", "MetaTensor"): _tensor,
     **{
         ("torchvision.tv_tensors", name): _tensor

@@ -9,27 +9,14 @@ from edcache.base import CorruptRecordError, UnsupportedTypeError
 PICKLE_SCHEMA = '{"pickle":5}'
 
 # What pickle.loads raises over bytes that are damaged, or that name classes this process cannot import.
-_LOAD_ERRORS = (
-    pickle.UnpicklingError,
-    ArithmeticError,
-    AttributeError,
-    EOFError,
-    ImportError,
-    LookupError,
-    MemoryError,
-    NameError,
-    RuntimeError,
-    TypeError,
-    ValueError,
+LOAD_ERRORS = (
+    *(pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, ImportError, LookupError),
+    *(MemoryError, NameError, RuntimeError, TypeError, ValueError),
 )
 
 
 def dump(sample: object) -> bytes:
-    """Pickle a sample.
-
-    Raises:
-        UnsupportedTypeError: pickle refuses a part of it.
-    """
+    """Pickle a sample. Raises: UnsupportedTypeError."""
     try:
         return pickle.dumps(sample, protocol=5)
     except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
@@ -37,12 +24,8 @@ def dump(sample: object) -> bytes:
 
 
 def load(record: memoryview) -> object:
-    """Unpickle a record: this runs whatever code its author put there.
-
-    Raises:
-        CorruptRecordError: the bytes do not unpickle in this process.
-    """
+    """Unpickle a record, which runs whatever code its author put there. Raises: CorruptRecordError."""
     try:
         return pickle.loads(record)  # noqa: S301 - only behind allow_pickle=True
-    except _LOAD_ERRORS as error:
+    except LOAD_ERRORS as error:
         raise CorruptRecordError(f"record does not unpickle: {type(error).__name__}: {error}") from error

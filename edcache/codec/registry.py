@@ -79,11 +79,19 @@ def register(
     """
     if not isinstance(cls, type):
         raise OptionError(f"register: {cls!r} is not a class; pass an Enum subclass or a dataclass")
+    shown = ".".join(class_name(cls))
     if (encode is None) != (decode is None):
-        shown = ".".join(class_name(cls))
         raise OptionError(f"register: {shown} comes with one of encode= and decode=; pass both")
     if encode is None and not issubclass(cls, enum.Enum) and not _is_namedtuple_class(cls):
-        _check_dataclass(cls)
+        if not dataclasses.is_dataclass(cls):
+            raise OptionError(
+                f"register: {shown} is neither an Enum subclass, nor a dataclass, nor a namedtuple; pass "
+                "encode= and decode=, which make a tree of it and it of the tree"
+            )
+        try:
+            object.__new__(cls)
+        except TypeError as error:
+            raise OptionError(f"register: {shown} keeps state outside its fields ({error})") from None
     global changes
     changes += 1
     for key in (_own_name(cls), name or _own_name(cls)):
@@ -109,19 +117,6 @@ def _is_namedtuple_class(cls: type) -> bool:
     return issubclass(cls, tuple) and valid_fields(getattr(cls, "_fields", None))
 
 
-def _check_dataclass(cls: type) -> None:
-    shown = ".".join(class_name(cls))
-    if not dataclasses.is_dataclass(cls):
-        raise OptionError(
-            f"register: {shown} is neither an Enum subclass, nor a dataclass, nor a namedtuple; pass encode= "
-            "and decode=, which make a tree of it and it of the tree"
-        )
-    try:
-        object.__new__(cls)
-    except TypeError as error:
-        raise OptionError(f"register: {shown} keeps state outside its fields ({error})") from None
-
-
 def is_registered(cls: type) -> bool:
     """Tell whether this very class, an enum or a dataclass, may be stored."""
     return (
@@ -131,13 +126,9 @@ def is_registered(cls: type) -> bool:
 
 
 def registered(name: ClassName, *, may_import: bool = True) -> type:
-    """Return the enum, dataclass or namedtuple of that name.
+    """Return the enum, dataclass or namedtuple of that name; may_import: the module of an enum on the list.
 
-    Args:
-        may_import: import the module of an enum that `packages` lists.
-    Raises:
-        UnregisteredTypeError: with the call that would register it.
-        MissingDependencyError: `packages` lists it, and its package is not installed.
+    Raises: UnregisteredTypeError, with the call that would register it; as `packages.enum_named`.
     """
     cls = _lookup(_registered, name) or packages.enum_named(name, may_import=may_import)
     if cls is None:
@@ -161,10 +152,7 @@ def form_of(cls: type) -> Form | None:
 
 
 def form_named(name: ClassName) -> Form:
-    """Return how objects are stored that records call so.
-
-    Raises: as `registered`.
-    """
+    """Return how objects are stored that records call so; raises as `registered`."""
     form = _lookup(_forms, name) or packages.form_named(name)
     if form is None:
         raise _unregistered(name, ", encode=..., decode=...")
@@ -172,11 +160,7 @@ def form_named(name: ClassName) -> Form:
 
 
 class EnumKey(NamedTuple):
-    """A dict key that is a member of an enum whose class is not at hand.
-
-    Attributes:
-        name: of the class. member: its name in the class.
-    """
+    """A dict key that is a member of an enum whose class is not at hand."""
 
     name: ClassName
     member: str
@@ -199,11 +183,7 @@ def enum_key(name: ClassName, member: str) -> Any:
 
 
 def member_named(cls: Any, member: str) -> Any:
-    """Return the member of an enum.
-
-    Raises:
-        CorruptRecordError: it has none of that name.
-    """
+    """Return the member of an enum; CorruptRecordError where it has none of that name."""
     value = cls.__members__.get(member)
     if value is None:
         raise CorruptRecordError(f"{cls.__module__}.{cls.__qualname__} has no member {member[:80]!r}")
@@ -233,24 +213,17 @@ def valid_fields(fields: Any) -> bool:
     """Tell whether a tuple of names can be the fields of a namedtuple."""
     if type(fields) is not tuple or len(fields) > MAX_FIELDS:
         return False
-    if not all(type(name) is str and _valid_field(name, place) for place, name in enumerate(fields)):
-        return False
+    for place, name in enumerate(fields):
+        if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
+            return False
+        if name.startswith("_") and name != f"_{place}":
+            return False
     # The compiler folds identifiers, so two names may be one.
     return len({normalize("NFKC", name) for name in fields}) == len(fields)
 
 
-def _valid_field(name: str, place: int) -> bool:
-    if not name.isidentifier() or keyword.iskeyword(name):
-        return False
-    return not name.startswith("_") or name == f"_{place}"
-
-
 def find_namedtuple(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """Return the registered namedtuple class of that name, or the imported one, or a stand-in made for it.
-
-    Raises:
-        UnregisteredTypeError: the registered class has other fields.
-    """
+    """Return the registered namedtuple class of that name, or the imported one, or a stand-in made for it."""
     cls: Any = _lookup(_registered, name)
     if cls is not None:
         if not _is_namedtuple_class(cls) or cls._fields != fields:

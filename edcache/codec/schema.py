@@ -97,7 +97,7 @@ class Node:
     """One node of a parsed schema.
 
     Attributes:
-        kind: the kind, as in the module's table.
+        kind: as in the module's table.
         path: keys, indices and field names that lead to it from the sample.
         const: what the kind carries: a TZ, a class name pair, an image's modes, "list" or "tuple", the dtype
             of a scalar, the Decoding of an image file.
@@ -105,11 +105,13 @@ class Node:
         children: of a container.
         dtype: torch.dtype of a tensor; numpy dtype of an array, scalar, bool, int, float or complex.
         memory: numpy dtype of an array's or a tensor's bytes.
-        shape: of an array or tensor whose shape the schema fixes.
+        shape: of an array or tensor, None if it varies; () of another leaf of fixed size.
         nbytes: of a leaf of fixed size, else None.
         align: of the leaf's bytes in the record.
         code: struct code of a leaf of fixed size that is not an array.
         slots: int64 slots of a leaf of variable size.
+        offset: of a leaf of fixed size in the record. nth: of the other leaves it is, in tree order. The
+            Layout sets both.
     """
 
     kind: str
@@ -124,6 +126,8 @@ class Node:
     align: int = 8
     code: str | None = None
     slots: int = 0
+    offset: int | None = None
+    nth: int = 0
 
     @property
     def is_container(self) -> bool:
@@ -137,6 +141,14 @@ class Node:
                 yield from child.leaves()
         elif self.kind != "none":
             yield self
+
+    def fields(self) -> Iterator[Node]:
+        """Yield the same, but the whole of an image or an object, whose parts have no name of their own."""
+        if self.kind in OPAQUE or not self.is_container:
+            yield from () if self.kind == "none" else (self,)
+        else:
+            for child in self.children:
+                yield from child.fields()
 
     def at(self, path: Any) -> Node | None:
         """Return what lies at a field path: a key, an index, "target.boxes", or a tuple of these."""
@@ -168,10 +180,8 @@ def dump(node: Any) -> str:
 
 
 def parse(text: str, decoding: Decoding | None = None) -> Node:
-    """Parse and check the text of a native schema.
+    """Parse and check the text of a native schema; `decoding` is of image files, None as the text says.
 
-    Args:
-        decoding: of image files; None leaves each as the text says.
     Raises:
         CorruptRecordError: no writer of ours leaves such a text, or this platform lacks a dtype in it.
     """
@@ -245,11 +255,19 @@ def _leaf(kind: str, path: Path, parameters: list[Any]) -> Node:
     if kind == "scalar":
         align, code = dtypes.alignment(const), f"{const.itemsize}s"
         return Node(
-            kind, path, const, dtype=const, memory=const, nbytes=const.itemsize, align=align, code=code
+            kind,
+            path,
+            const,
+            dtype=const,
+            memory=const,
+            shape=(),
+            nbytes=const.itemsize,
+            align=align,
+            code=code,
         )
-    nbytes = struct.calcsize("<" + leaf.code)
-    dtype = np.dtype(leaf.dtype) if leaf.dtype else None
-    return Node(kind, path, const, dtype=dtype, nbytes=nbytes, align=min(8, nbytes & -nbytes), code=leaf.code)
+    nbytes, code = struct.calcsize("<" + leaf.code), leaf.code
+    dtype, align = np.dtype(leaf.dtype) if leaf.dtype else None, min(8, nbytes & -nbytes)
+    return Node(kind, path, const, dtype=dtype, shape=(), nbytes=nbytes, align=align, code=code)
 
 
 def _array(kind: str, path: Path, dtype: Any, memory: np.dtype[Any], shape: Any) -> Node:
@@ -279,7 +297,6 @@ class Layout:
 
     Attributes:
         leaves: in tree order, without the constant ones.
-        offsets: of each leaf in the record, None for a variable one.
         fixed: places in `leaves` of the fixed leaves, by rising offset.
         variable: places in `leaves` of the variable leaves, in tree order.
         slots_offset: where the slots begin.
@@ -296,24 +313,21 @@ class Layout:
             (i for i in places if self.leaves[i].nbytes is not None),
             key=lambda i: -(self.leaves[i].nbytes or 0),
         )
-        self.offsets: list[int | None] = [None] * len(self.leaves)
         end = 0
         for i in self.fixed:
             leaf = self.leaves[i]
             start = align(end, leaf.align)
-            self.offsets[i] = start
+            object.__setattr__(leaf, "offset", start)
             end = start + (leaf.nbytes or 0)
+        for nth, i in enumerate(self.variable):
+            object.__setattr__(self.leaves[i], "nth", nth)
         self.slots = struct.Struct(f"<{sum(self.leaves[i].slots for i in self.variable)}q")
         self.slots_offset = align(end, 8) if self.variable else end
         self.data_offset = self.slots_offset + self.slots.size
         self.nbytes = None if self.variable else end
 
     def locate(self, record: memoryview) -> list[Span]:
-        """Return the spans of the variable leaves, having checked that they fill the record exactly.
-
-        Raises:
-            CorruptRecordError: a length is negative, or they do not.
-        """
+        """Return the spans of the variable leaves; CorruptRecordError where they do not fill the record."""
         total = record.nbytes
         if total < self.data_offset:
             raise CorruptRecordError(f"record of {total} bytes, its schema needs at least {self.data_offset}")
@@ -339,13 +353,13 @@ class Layout:
         return spans
 
     def locate_many(self, slots: _Ints, nbytes: _Ints) -> dict[Path, tuple[_Ints, _Ints, _Ints]] | None:
-        """Return start, end and slots of the variable leaves of many records, counted from each record.
+        """Return start, end and slots of the variable leaves of many records, from each record on, by path.
 
         Args:
             slots: int64 [n, k], the slots of each record. nbytes: int64 [n], of each record.
         Returns:
-            By path: int64 [n], [n] and [n, slots of the leaf]. None unless all is as plain as can be: then
-            `locate` of each record says what is wrong, if anything is.
+            int64 [n], [n] and [n, slots of the leaf]. None unless all is as plain as can be: then `locate` of
+            each record says what is wrong, if anything is.
         """
         if not len(slots) or slots.min(initial=0) < 0:
             return None

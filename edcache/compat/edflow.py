@@ -1,5 +1,5 @@
-"""The names of edflow; see edcache/interop/edflow.py."""
+"""The names of edflow; see edcache/interop/compat_edflow.py."""
 
-from edcache.interop.edflow import CachedDataset, ExamplesFolder, PathCachedDataset, cachable
+from edcache.interop.compat_edflow import CachedDataset, ExamplesFolder, PathCachedDataset, cachable
 
 __all__ = ["CachedDataset", "ExamplesFolder", "PathCachedDataset", "cachable"]

@@ -1,5 +1,5 @@
-"""The names of MONAI; see edcache/interop/monai.py."""
+"""The names of MONAI; see edcache/interop/compat_monai.py."""
 
-from edcache.interop.monai import CacheDataset, PersistentDataset
+from edcache.interop.compat_monai import CacheDataset, PersistentDataset
 
 __all__ = ["CacheDataset", "PersistentDataset"]

@@ -1,5 +1,5 @@
-"""The names of torch_xla; see edcache/interop/torch_xla.py."""
+"""The names of torch_xla; see edcache/interop/compat_torch_xla.py."""
 
-from edcache.interop.torch_xla import CachedDataset
+from edcache.interop.compat_torch_xla import CachedDataset
 
 __all__ = ["CachedDataset"]

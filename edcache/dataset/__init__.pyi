@@ -1,5 +1,5 @@
 from .cached import CachedDataset as CachedDataset
-from .concat import concat as concat
+from .concatenation import concat as concat
 from .decorator import CachedFactory as CachedFactory
 from .decorator import cachable as cachable
 from .decorator import default_directory as default_directory
@@ -8,4 +8,4 @@ from .paths import expand_paths as expand_paths
 from .staleness import label_differences as label_differences
 from .view import Samples as Samples
 from .view import View as View
-from .zip_fields import zip_fields as zip_fields
+from .zipped import zip_fields as zip_fields

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
@@ -22,7 +23,7 @@ from edcache.base import (
     provisional,
     takes,
 )
-from edcache.dataset.concat import Several
+from edcache.dataset.concatenation import Several
 from edcache.dataset.indexing import T_co
 from edcache.dataset.paths import Path, digests_of, expand_paths
 from edcache.dataset.stored import StoredSamples
@@ -33,7 +34,7 @@ from edcache.writer import Store, store_at
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from edcache.dataset.building import Building
+    from edcache.dataset.build import Building
 
 
 class Source(Protocol[T_co]):
@@ -52,13 +53,12 @@ class CachedDataset(StoredSamples[T_co]):
             its order until it ends; None opens what is there.
         path: the archive. Without one it is `<root>/cached/<name>.zip`, from attributes of `source`.
             "shm://name" is in shared memory alone, for all processes of the user on this host, until the last
-            that has it open closes it or ends. Or a URL of a Redis server, which several hosts share:
-            "redis://host:6379/0?prefix=name" (rediss:// for TLS, unix:// for a socket); `ttl=` seconds after
-            which what is written expires; without `prefix=` one is made of the fingerprint. What is said of
-            files (sync, io, verify, check_space, chunks) means nothing there; see edcache/backends/redis/.
+            that has it open closes it or ends. "redis://host:6379/0?prefix=name" (rediss:// for TLS, unix://
+            for a socket) is in a Redis server, which several hosts share; `ttl=` seconds after which what is
+            written expires; without `prefix=` one is made of the fingerprint. What is said of files (sync,
+            io, verify, check_space, chunks) means nothing there.
         fingerprint: what must match the archive's. By default the class of the source and its attributes (of
-            what it wraps and holds, too), which are described in `edcache.writer`; or a JSON-able
-            dict. False compares nothing.
+            what it wraps and holds, too); or a JSON-able dict. False compares nothing.
         options: as an object; keywords stand in place of some.
         keywords: these options; expected_digest, local and allow_partial are for `from_cache`.
     Raises:
@@ -113,7 +113,7 @@ class CachedDataset(StoredSamples[T_co]):
         self, store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None
     ) -> None:
         # Who opens a cache that is complete need not wait for what fills one.
-        from edcache.dataset.building import Building, identity
+        from edcache.dataset.build import Building, identity
 
         check_fillable(options)
         origin = identity(source, options.num_workers, fingerprint)
@@ -148,8 +148,7 @@ class CachedDataset(StoredSamples[T_co]):
                 sync = self._check_relabelling()
                 from edcache.dataset import relabel
 
-                relabel.add_keys(self, spec.only(absent), sync)
-                self.refresh()
+                relabel.publish(self, relabel.of_keys(self, spec.only(absent)), sync)
         except BaseException:
             self._reader.close()
             raise
@@ -187,9 +186,7 @@ class CachedDataset(StoredSamples[T_co]):
         Raises:
             ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError: each names the
                 archive; a glob that nothing fits, a folder without .zip files.
-            DigestError: the file is not the one that was published. It is hashed before anything in it is
-                parsed, by the process that opens it and through the descriptor that it
-                then reads from. Workers hash nothing: they check uuid and size, see `edcache.Reader`.
+            DigestError: the file is not the one that was published, see `expected_digest`.
 
         An archive that a killed writer left, or that was cut, opens too, with a PartialArchiveWarning unless
         allow_partial=True, and is not `complete`: what was published is there. Of the rest, samples that the
@@ -199,14 +196,14 @@ class CachedDataset(StoredSamples[T_co]):
         samples; an unsealed one takes one more for each chunk. A batch is one concurrent fetch of its
         records, with `select` of no more of them than the blocks of 16 KiB around the fields. The object
         stays the one that was opened, or a read is StaleArchiveError; refresh() goes on to its newer state.
+
         With `local`, blocks of 256 KiB are fetched once for all processes of the machine, and survive kills.
         When nearly all are there, the next call or refresh() fetches the rest and proves all of it: from then
-        on the copy is an ordinary archive, mapped, which opens where the archive itself cannot be reached
-        too. A record of the copy that fails its crc32 is fetched again before an error is raised. An archive
-        that has changed (size, time or inode) is another copy; one that changes while it is open is a
-        StaleArchiveError at the next block that is missing. With max_bytes, copies that nobody has open go,
-        the least recently used first. A whole copy that `edcache.copy_to_local` made in the folder is used
-        where it is there.
+        on the copy is an ordinary archive, mapped, which opens without the archive itself too. A record of
+        the copy that fails its crc32 is fetched again before an error is raised. An archive that has changed
+        (size, time or inode) is another copy; one that changes while it is open is a StaleArchiveError at the
+        next missing block. With max_bytes, copies that nobody has open go, the least recently used first. A
+        whole copy that `edcache.copy_to_local` made in the folder is used where it is there.
         """
         expected = keywords.pop("expected_digest", None)
         OpenOptions.of(None, keywords, "from_cache")
@@ -215,22 +212,15 @@ class CachedDataset(StoredSamples[T_co]):
                 raise OptionError(f"from_cache(..., name={name!r}) takes one root, not a list")
             path = os.path.join(os.fspath(path), "cached", f"{name}.zip")
         elif (paths := expand_paths(path)) is not None:
-            return cls._several(paths, expected, keywords)
+            with ExitStack() as opened:
+                archives = [
+                    opened.enter_context(cls(None, one, expected_digest=digest, **keywords))
+                    for one, digest in zip(paths, digests_of(paths, expected), strict=True)
+                ]
+                opened.pop_all()
+            return Several(archives)
         assert isinstance(path, str | bytes | os.PathLike)
         return cls(None, os.fsdecode(path), expected_digest=expected, **keywords)
-
-    @classmethod
-    def _several(cls, paths: Sequence[str], expected_digest: Any, keywords: dict[str, Any]) -> Several:
-        expected = digests_of(paths, expected_digest)
-        opened: list[CachedDataset] = []
-        try:
-            for path, digest in zip(paths, expected, strict=True):
-                opened.append(cls(None, path, expected_digest=digest, **keywords))
-        except BaseException:
-            for archive in opened:
-                archive.close()
-            raise
-        return Several(opened)
 
     def __repr__(self) -> str:
         names = ", ".join(self._reader.label_names)
@@ -266,8 +256,7 @@ class CachedDataset(StoredSamples[T_co]):
             fields: the function gets these fields alone, as `select(*fields)` gives them.
             num_workers: processes that call the function, as in a DataLoader; 0 calls it in this one.
         Returns:
-            This dataset, which sees the labels at once. Whoever else has the archive open sees them after
-            refresh().
+            This dataset, which sees the labels at once; others who have it open do after refresh().
         Raises:
             OptionError: 'label "cluster" got 9 values, the dataset has 10 samples; ...', and the like.
             LabelTypeError: 'train.zip: label "y" is int64 in the archive and string in labels that were
@@ -275,8 +264,8 @@ class CachedDataset(StoredSamples[T_co]):
             LabelError: the function raised; a key comes twice in the table.
             StorageError: the archive cannot be written here.
 
-        Samples that are appended later have None in a new column. A column that fills from the samples,
-        one of `in_memory_keys`, goes on filling: of a sample that is written later the label is its own.
+        Samples that are appended later have None in a new column, and their own label in one of
+        `in_memory_keys`.
         Cost: of a sealed archive, writing its index and its labels again: 30 bytes a sample and the labels.
         Safety: any number of processes may add labels and append samples at once.
 
@@ -286,8 +275,7 @@ class CachedDataset(StoredSamples[T_co]):
         sync = self._check_relabelling()
         from edcache.dataset import relabel
 
-        relabel.add_labels(self, what, values, on, fields, num_workers, sync)
-        self.refresh()
+        relabel.publish(self, relabel.given(self, what, values, on, fields, num_workers), sync)
         return self
 
     def drop_labels(self, *names: str) -> CachedDataset[T_co]:
@@ -300,32 +288,25 @@ class CachedDataset(StoredSamples[T_co]):
         sync = self._check_relabelling()
         from edcache.dataset import relabel
 
-        relabel.drop_labels(self, names, sync)
-        self.refresh()
+        relabel.publish(self, relabel.dropped(self, names), sync)
         return self
 
     def _check_relabelling(self) -> Sync:
         """When a change of labels is brought to the disk; raises where they cannot be changed."""
         self._store.check_relabelling()
-        if self._reader.by_request:
-            raise OptionError(
-                f"{self.path}: an archive behind a URL is only read; change the labels of a copy on a disk, "
-                "and upload that"
-            )
-        if self._reader.preload:
-            raise OptionError(
-                f"{self.path}: opened with preload=, and a copy is not changed; open it without to "
-                "change its labels"
-            )
-        if self._reader.local is not None:
-            raise OptionError(
-                f"{self.path}: opened with local=, which reads a copy; open it without to change its labels"
-            )
-        if self._reader.has_digest:
-            raise OptionError(
-                f"{self.path}: opened with expected_digest=, so that it must stay the file that was "
-                "published; open it without to change its labels"
-            )
+        reader, reopen = self._reader, "; open it without to change its labels"
+        upload = "change the labels of a copy on a disk, and upload that"
+        refusals = {
+            f"an archive behind a URL is only read; {upload}": reader.by_request,
+            f"opened with preload=, and a copy is not changed{reopen}": reader.preload,
+            f"opened with local=, which reads a copy{reopen}": reader.local,
+            f"opened with expected_digest=, so that it must stay the file that was published{reopen}": (
+                reader.has_digest
+            ),
+        }
+        for text, is_so in refusals.items():
+            if is_so:
+                raise OptionError(f"{self.path}: {text}")
         if self._filler is not None:
             self._filler.flush()
             self.refresh()
@@ -339,30 +320,29 @@ class CachedDataset(StoredSamples[T_co]):
             keywords: these options; what is left out, and num_workers=None, are as the dataset was made with.
         Raises: as the class; OptionError where the dataset was opened without its source.
         """
-        given = None if self._building is None else self._building.job.options
-        more: dict[str, Any] = {} if num_workers is None else {"num_workers": num_workers}
-        options = FillOptions.of(given, {**keywords, **more}, "warmup")
-        if self._building is None:
-            if not self.complete:
-                count = len(self) - self._reader.present
-                lack = (
-                    f"{count:,} samples are missing"
-                    if count
-                    else "it is not sealed, so samples may be missing,"
-                )
-                raise OptionError(
-                    f"{self.path}: {lack} and the source dataset is not here; construct "
-                    "CachedDataset(source, path)"
-                )
-            return self
+        building = self._building
+        given: dict[str, Any] = {} if num_workers is None else {"num_workers": num_workers}
+        options = FillOptions.of(
+            None if building is None else building.job.options, {**keywords, **given}, "warmup"
+        )
+        if building is None:
+            if self.complete:
+                return self
+            count = len(self) - self._reader.present
+            lack = (
+                f"{count:,} samples are missing" if count else "it is not sealed, so samples may be missing,"
+            )
+            raise OptionError(
+                f"{self.path}: {lack} and the source dataset is not here; construct "
+                "CachedDataset(source, path)"
+            )
         if self._filler is not None:
             self._filler.flush()
         if self._store.may_lose:
             self._reader.missing()  # what the server has lost
-        if self.complete:
-            return self
-        self._building.fill(options)
-        self.refresh()
+        if not self.complete:
+            building.fill(options)
+            self.refresh()
         return self
 
     cache_dataset = warmup

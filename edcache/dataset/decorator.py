@@ -48,9 +48,7 @@ P = ParamSpec("P")
 class CachedFactory(Generic[P, T_co]):
     """A dataset factory whose datasets are cached; what `@cachable` returns.
 
-    Calling it returns a CachedDataset. `uncached` is the function itself, `version` and `options` what
-    the decorator was given. `cache_path(*args, **kwargs)` says which archive a call uses, without
-    touching it.
+    `uncached` is the function itself, `version` and `options` what the decorator was given.
     """
 
     def __init__(
@@ -84,9 +82,9 @@ class CachedFactory(Generic[P, T_co]):
         return self if instance is None else functools.partial(self.__call__, instance)  # type: ignore[arg-type]
 
     def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Where the archive of this call is, or would be."""
+        """Where the archive of this call is, or would be; nothing is touched."""
         arguments = self._arguments(args, kwargs)
-        path = self._locate(arguments)
+        path = self._located(arguments)
         store = store_at(path)
         completed = self._completed(arguments, store)
         return path if completed is store else completed.path
@@ -98,11 +96,10 @@ class CachedFactory(Generic[P, T_co]):
             StaleCacheError: the archive at the path was made by a call with other arguments.
             FingerprintError: an argument has no stable description.
         """
-        arguments = self._arguments(args, kwargs)
+        arguments, options = self._arguments(args, kwargs), self.options
         # Now: the factory may change the folder that this process works in.
-        store = self._completed(arguments, store_at(self._locate(arguments), self.options.storage_options))
+        store = self._completed(arguments, store_at(self._located(arguments), options.storage_options))
         fingerprint = call_fingerprint(self.uncached, arguments, self.version)
-        options = self.options
         archive = store.found(self._reading)
         rebuild = archive is not None and _is_stale(
             archive, fingerprint, options.in_memory_keys, self._on_stale
@@ -127,9 +124,13 @@ class CachedFactory(Generic[P, T_co]):
     def _completed(self, arguments: Mapping[str, Any], store: Store) -> Store:
         return store.completed(lambda: call_fingerprint(self.uncached, arguments))
 
-    def _locate(self, arguments: Mapping[str, Any]) -> str:
+    def _located(self, arguments: Mapping[str, Any]) -> str:
         if self._path is None:
-            return _default_path(self.uncached, arguments)
+            return _default_path(call_fingerprint(self.uncached, arguments), arguments)
+        return self._formatted(arguments)
+
+    def _formatted(self, arguments: Mapping[str, Any]) -> str:
+        assert self._path is not None
         try:
             # That of a server has its credentials along.
             return self._path.format(**{name: _slug(value) for name, value in arguments.items()})
@@ -201,13 +202,7 @@ def default_directory() -> Path:
 def _is_stale(
     archive: AnyReader, fingerprint: dict[str, Any], in_memory_keys: Any, on_stale: OnStale
 ) -> bool:
-    """Whether the archive of a call is to be built anew.
-
-    Args:
-        fingerprint: of the call.
-    Raises:
-        StaleCacheError: it is of another call, as on_stale="error" has it; or "warn", and it is not complete.
-    """
+    """Whether the archive of a call with a fingerprint is to be built anew; on_stale may refuse or warn."""
     found = archive.head.fingerprint
     changed = differences(found, fingerprint)
     if not archive.complete:
@@ -232,13 +227,12 @@ def _is_stale(
     return False
 
 
-def _default_path(factory: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    described = call_fingerprint(factory, arguments)
+def _default_path(described: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
     text = json.dumps([described["factory"], described["arguments"]])
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()[:8]
-    shown = ",".join(f"{name}={_slug(value)}" for name, value in arguments.items())[:80]
+    call = ",".join(f"{name}={_slug(value)}" for name, value in arguments.items())[:80]
     name = _slug(described["factory"].replace(":", "."))
-    return str(default_directory() / f"{'-'.join(filter(None, (name, shown, digest)))}.zip")
+    return str(default_directory() / f"{'-'.join(filter(None, (name, call, digest)))}.zip")
 
 
 def _slug(value: object) -> str:

@@ -24,7 +24,7 @@ from edcache.base import (
     checked_function,
 )
 from edcache.codec import Node
-from edcache.dataset.loader import Loader
+from edcache.dataset.loader import Loader, LoaderOptions
 from edcache.labels import Labels, checked_indices
 from edcache.reader import Batch, FieldPath, Memory, Projection, Special
 
@@ -89,9 +89,6 @@ class Readable(Dataset[T_co]):
         Of a cache: its views read through it too. Of a view: what it adds to that of its cache, as
         `with_transform` does; views that were made of it before keep what they had. Workers of a DataLoader
         keep what they started with.
-
-        Raises:
-            OptionError: on setting, 'transform="flip"; give a function, or None'.
         """
         return self._added
 
@@ -101,11 +98,7 @@ class Readable(Dataset[T_co]):
 
     @property
     def batch_transform(self) -> Transform:
-        """The function that collated batches pass; it is the cache's, and may be set there at any time.
-
-        Raises:
-            OptionError: on setting it of a view, or of several datasets put together.
-        """
+        """The function that collated batches pass; it is the cache's, and may be set there at any time."""
         return self._batch_transform
 
     @batch_transform.setter
@@ -121,7 +114,7 @@ class Readable(Dataset[T_co]):
 
     @property
     def _transform(self) -> Transform:
-        """All that samples pass: the root's transform, and what this one adds."""
+        """The root's transform, and what this one adds."""
         first, then = self._root._transform, self._added
         if first is None or then is None:
             return then if first is None else first
@@ -129,9 +122,9 @@ class Readable(Dataset[T_co]):
 
     @property
     def labels(self) -> Labels:
-        """The label columns: a mapping from name to numpy array, entry i for sample i.
+        """The label columns: a mapping from name to numpy array, entry i for sample i; no sample is read.
 
-        `.table` is the pyarrow Table, `.to_pandas()` a DataFrame. No sample is read.
+        `.table` is the pyarrow Table, `.to_pandas()` a DataFrame.
 
         Raises:
             UnknownLabelError: on access, 'no label "lable"; this archive has: label, split'.
@@ -145,17 +138,14 @@ class Readable(Dataset[T_co]):
 
     @property
     def indices(self) -> Ints:
-        """Positions in `cache`, in this dataset's order: int64 [len(self)], read only.
-
-        A copy for the whole, slices and repetitions, which have no array; else the view's own.
-        """
+        """Positions in `cache`, in order: int64 [len(self)], read only, no copy of an index array."""
         self._guard(8)
         return self._whole_selection().array()
 
     def batch(self, indices: Sequence[int]) -> Any:
         """The collated samples at several positions: exactly `default_collate([ds[i] for i in indices])`.
 
-        Fields of one shape are gathered in bulk, into memory that the caller owns.
+        Fields of one shape are gathered in bulk. The caller owns the memory.
         """
         return self._batch(indices).collated()
 
@@ -191,8 +181,6 @@ class Readable(Dataset[T_co]):
                 "xla" are what they are in the thread that iterates.
             reuse: the batch is yours until you ask for the next but one; False gives fresh memory, as does
                 an iteration by torch_xla's MpDeviceLoader, which queues batches.
-        Returns:
-            An iterable with a length, `set_epoch`, `state_dict` and `load_state_dict`.
         Raises:
             OptionError: a number below 1, or shuffle and sampler at once. While iterating: as `batch`.
             MissingDependencyError: the device is one of torch_xla, which is not installed.
@@ -202,26 +190,17 @@ class Readable(Dataset[T_co]):
         """
         if sampler is None:
             self._guard(16)
-        return Loader(
-            self._batch,
-            len(self),
-            batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            drop_last=drop_last,
-            seed=seed,
-            num_threads=num_threads,
-            prefetch=prefetch,
-            pin_memory=pin_memory,
-            device=device,
-            reuse=reuse,
+        options = LoaderOptions(
+            *(batch_size, shuffle, sampler, drop_last, seed, num_threads, prefetch),
+            *(pin_memory, device, reuse),
         )
+        return Loader(self._batch, len(self), options)
 
     def _batch(self, indices: Any) -> Batch:
         return Batch(self, self._rows(indices))
 
     def _rows(self, indices: Any) -> Ints:
-        """What lies at positions that were asked for, as indices in [-n, n) of the root."""
+        """What lies at positions, or at the places of a mask, as indices in [-n, n) of the root."""
         return self._root_indices(integers(indices, len(self)))
 
     def _root_indices(self, positions: Ints) -> Ints:
@@ -271,7 +250,7 @@ class Readable(Dataset[T_co]):
 class Root(Readable[T_co]):
     """A dataset that views are made of: what it must be able to do for them, and for their batches.
 
-    Indices are its own. The samples that these methods give are not transformed.
+    Indices are its own, in [-n, n). The samples that these methods give are not transformed.
     """
 
     _transform: Transform = None
@@ -290,11 +269,11 @@ class Root(Readable[T_co]):
         return self
 
     def _one(self, index: int, fields: Projection | None) -> Any:
-        """A sample, or its fields, by its index in [-n, n)."""
+        """A sample, or its fields."""
         raise NotImplementedError
 
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
-        """What `_one` gives of many samples."""
+        """What `_one` gives of many."""
         raise NotImplementedError
 
     def _collated(
@@ -320,11 +299,7 @@ class Root(Readable[T_co]):
         raise NotImplementedError
 
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
-        """How samples are built: a number for each, and by number the schema's tree; None: reading tells.
-
-        Raises:
-            MissingSampleError: one has no record and cannot be computed.
-        """
+        """How samples are built: a number for each, and by number the schema's tree; None: reading tells."""
         return np.zeros(len(indices), np.int64), [None]
 
     def _unsealed(self) -> list[str]:

@@ -6,7 +6,7 @@ batches, which releases the interpreter, into a ring of memory that is used agai
 
 from __future__ import annotations
 
-import functools
+import itertools
 import math
 import sys
 import threading
@@ -15,28 +15,53 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from itertools import islice
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils._pytree import tree_map
 
-from edcache.base import OptionError
+from edcache.base import Ints, OptionError
 from edcache.dataset import xla
 from edcache.reader import Batch, Memory, fresh
 
-Indices = npt.NDArray[np.int64]
-
+_Slot = list[torch.Tensor]
 # Batches and where they lie, and what was raised by the one after them.
-_Filled = Iterable[tuple[Any, "_Slot"]]
-_Made = tuple[list[tuple[Any, "_Slot"]], BaseException | None]
+_Made = tuple[list[tuple[Any, _Slot]], BaseException | None]
 
 # The caller owns a batch until it asks for the next but one.
 _HELD = 2
 # Tasks are of as many batches as take a millisecond.
 _WORTH_A_TASK, _MAX_BURST = 1e-3, 32
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """See `Readable.loader`."""
+
+    batch_size: int | None
+    shuffle: bool
+    sampler: Iterable[Any] | None
+    drop_last: bool
+    seed: int | None
+    num_threads: int
+    prefetch: int
+    pin_memory: bool
+    device: torch.device | str | None
+    reuse: bool
+
+    def __post_init__(self) -> None:
+        makes_batches = self.batch_size is None and self.sampler is not None
+        for name in ("batch_size", "num_threads", "prefetch"):
+            value: Any = getattr(self, name)
+            is_left = name == "batch_size" and makes_batches
+            if not is_left and (not isinstance(value, (int, np.integer)) or value < 1):
+                raise OptionError(f"{name}={value!r}; give 1 or more")
+        if makes_batches and self.drop_last:
+            raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
+        if self.shuffle and self.sampler is not None:
+            raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
 
 
 class Loader:
@@ -45,39 +70,11 @@ class Loader:
     Safety: one iteration at a time. Abandoning an iteration ends its threads.
     """
 
-    def __init__(
-        self,
-        read: Callable[[Indices], Batch],
-        length: int,
-        batch_size: int | None,
-        *,
-        shuffle: bool,
-        sampler: Iterable[Any] | None,
-        drop_last: bool,
-        seed: int | None,
-        num_threads: int,
-        prefetch: int,
-        pin_memory: bool,
-        device: torch.device | str | None,
-        reuse: bool,
-    ) -> None:
-        makes_batches = batch_size is None and sampler is not None
-        checked = 1 if makes_batches else batch_size
-        for name, value in (("batch_size", checked), ("num_threads", num_threads), ("prefetch", prefetch)):
-            if not isinstance(value, (int, np.integer)) or value < 1:
-                raise OptionError(f"{name}={value!r}; give 1 or more")
-        if makes_batches and drop_last:
-            raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
-        if shuffle and sampler is not None:
-            raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
-        self.batch_size = batch_size
-        self._read = read
-        self._length = length
-        self._shuffle, self._sampler, self._drop_last = shuffle, sampler, drop_last
-        self._seed = int(torch.randint(1 << 62, ())) if seed is None else seed
-        self._num_threads, self._prefetch = num_threads, prefetch
-        self._reuse, self._pin_memory = reuse, pin_memory
-        self._asked_device = None if device is None else torch.device(device)
+    def __init__(self, read: Callable[[Ints], Batch], length: int, options: LoaderOptions) -> None:
+        self._read, self._length, self._options = read, length, options
+        self.batch_size, self._sampler = options.batch_size, options.sampler
+        self._seed = int(torch.randint(1 << 62, ())) if options.seed is None else options.seed
+        self._asked_device = None if options.device is None else torch.device(options.device)
         self._is_xla = xla.is_xla(self._asked_device)
         self._device: torch.device | None = None
         self._epoch = 0
@@ -91,19 +88,13 @@ class Loader:
         return f"Loader({self._length:,} samples, batch_size={self.batch_size}, epoch {self._epoch})"
 
     def __len__(self) -> int:
-        """Batches of an epoch.
-
-        Raises:
-            TypeError: the sampler has no length.
-        """
+        """Batches of an epoch; TypeError where the sampler has no length."""
         samples = self._length
         if self._sampler is not None:
             if not isinstance(self._sampler, Sized):
                 raise TypeError(f"{type(self._sampler).__name__} has no length, so this loader has none")
             samples = len(self._sampler)
-        if self.batch_size is None:
-            return samples
-        return samples // self.batch_size if self._drop_last else -(-samples // self.batch_size)
+        return samples if self.batch_size is None else len(self._starts(samples, self.batch_size))
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration this epoch, from its first batch; the sampler is told too."""
@@ -133,18 +124,21 @@ class Loader:
         if not self._resumed or epoch != self._epoch:
             self._epoch, self._taken = epoch, 0
         self._resumed = False
-        self._device = _of_this_thread(self._asked_device)
+        # With its number: which device "cuda" or "xla" means, each thread says for itself.
+        asked = self._asked_device
+        self._device = None if asked is None else torch.empty(0, device=asked).device
         if xla.is_queue(sys._getframe(1)):
-            ring = _Ring(self._pin_memory, reuse=False)
+            ring = _Ring(self._options.pin_memory, reuse=False)
         else:
-            ring, self._ring = self._ring or _Ring(self._pin_memory, self._reuse), None
+            ring = self._ring or _Ring(self._options.pin_memory, self._options.reuse)
+            self._ring = None
         try:
             for batch in self._made(self._batches(self._taken), ring):
                 self._taken += 1
                 yield batch
         finally:
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
-            if ring.reuse == self._reuse:
+            if ring.reuse == self._options.reuse:
                 self._ring = ring
         self._end_epoch()
 
@@ -158,12 +152,15 @@ class Loader:
         epoch = getattr(self._sampler, "epoch", None)
         return epoch if isinstance(epoch, int) else self._epoch
 
-    def _batches(self, skipped: int) -> Iterator[Indices]:
+    def _starts(self, samples: int, size: int) -> range:
+        return range(0, samples // size * size if self._options.drop_last else samples, size)
+
+    def _batches(self, skipped: int) -> Iterator[Ints]:
         order, size = self._order(), self.batch_size
         if size is None:
             self._steps = len(order)
             return (_positions(order[number]) for number in range(skipped, len(order)))
-        starts = range(0, len(order) // size * size if self._drop_last else len(order), size)
+        starts = self._starts(len(order), size)
         self._steps = len(starts)
         return (order[start : start + size] for start in starts[skipped:])
 
@@ -177,26 +174,25 @@ class Loader:
                 return self._sampler.order(self._epoch)
             drawn = list(self._sampler)
             return drawn if self.batch_size is None else _positions(drawn)
-        if self._shuffle:
+        if self._options.shuffle:
             return np.random.default_rng((self._seed % (1 << 64), self._epoch)).permutation(self._length)
         return np.arange(self._length, dtype=np.int64)
 
-    def _made(self, batches: Iterator[Indices], ring: _Ring) -> Iterator[Any]:
+    def _made(self, batches: Iterator[Ints], ring: _Ring) -> Iterator[Any]:
         """The collated batches in order, made by threads that end with this generator, however it ends."""
         at_work: deque[Future[_Made]] = deque()
         turn = threading.Lock()
         is_ending = sys.is_finalizing
-        pool = ThreadPoolExecutor(
-            self._num_threads, "edcache-loader", _work_alone, (torch.get_num_threads(),)
-        )
+        count = self._options.num_threads
+        pool = ThreadPoolExecutor(count, "edcache-loader", _work_alone, (torch.get_num_threads(),))
         try:
             while True:
-                burst = list(islice(batches, self._burst()))
+                burst = list(itertools.islice(batches, self._burst()))
                 if burst:
                     at_work.append(pool.submit(self._make_all, burst, ring, turn))
                 if not at_work:
                     return
-                if not burst or len(at_work) == self._num_threads + self._prefetch:
+                if not burst or len(at_work) == count + self._options.prefetch:
                     made, error = at_work.popleft().result()
                     for batch, slot in made:
                         ring.hand_out(slot)
@@ -209,33 +205,36 @@ class Loader:
             if not is_ending():
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def _make_all(self, burst: list[Indices], ring: _Ring, turn: threading.Lock) -> _Made:
-        began = time.perf_counter()
-        at_once = self._at_once(burst, ring)
-        if at_once is not None:
-            made, error = self._sent(at_once)
-        else:
-            # Small batches are mostly work under the interpreter's lock, over which threads would quarrel.
-            with turn if len(burst) > 1 else nullcontext():
-                began = time.perf_counter()
-                made, error = self._sent(self._one_by_one(burst, ring))
-        if error is None:
-            seconds = (time.perf_counter() - began) / len(burst)
-            # One that had to wait for the interpreter or the processor says little.
-            self._seconds_a_batch = min(seconds, 1.5 * self._seconds_a_batch)
-        return made, error
-
     def _burst(self) -> int:
         """How many batches make a task: handing small ones over one by one takes longer than making them."""
         return min(_MAX_BURST, max(1, int(_WORTH_A_TASK / max(self._seconds_a_batch, 1e-9))))
 
-    def _at_once(self, burst: list[Indices], ring: _Ring) -> _Filled | None:
+    def _make_all(self, burst: list[Ints], ring: _Ring, turn: threading.Lock) -> _Made:
+        """The batches of a burst on the device, up to the first that raises."""
+        made: list[tuple[Any, _Slot]] = []
+        began = time.perf_counter()
+        filled = self._at_once(burst, ring)
+        # Small batches are mostly work under the interpreter's lock, over which threads would quarrel.
+        with turn if filled is None and len(burst) > 1 else nullcontext():
+            if filled is None:
+                began, filled = time.perf_counter(), self._one_by_one(burst, ring)
+            try:
+                for batch, slot in filled:
+                    made.append((self._on_device(batch), slot))
+            except BaseException as error:  # noqa: BLE001 - raised in the caller, behind what was made
+                return made, error
+        seconds = (time.perf_counter() - began) / len(burst)
+        # One that had to wait for the interpreter or the processor says little.
+        self._seconds_a_batch = min(seconds, 1.5 * self._seconds_a_batch)
+        return made, None
+
+    def _at_once(self, burst: list[Ints], ring: _Ring) -> Iterable[tuple[Any, _Slot]] | None:
         """The batches of a burst as parts of a large one; None where they are to be made one by one."""
         if len(burst) == 1 or not ring.reuse or self.batch_size is None:
             return None
         slot = ring.slot()
         try:
-            batches = self._read(np.concatenate(burst)).collated_by(self.batch_size, slot.begin())
+            batches = self._read(np.concatenate(burst)).collated_by(self.batch_size, ring.memory(slot))
         except Exception:  # noqa: BLE001 - one by one, it is raised at its batch
             batches = None
         if batches is None:
@@ -243,31 +242,26 @@ class Loader:
             return None
         return ((batch, slot) for batch in batches)
 
-    def _one_by_one(self, burst: list[Indices], ring: _Ring) -> _Filled:
+    def _one_by_one(self, burst: list[Ints], ring: _Ring) -> Iterable[tuple[Any, _Slot]]:
         for indices in burst:
             slot = ring.slot()
-            yield self._read(indices).collated(memory=slot.begin()), slot
-
-    def _sent(self, batches: _Filled) -> _Made:
-        """The batches on the device, up to the first that raises."""
-        made: list[tuple[Any, _Slot]] = []
-        try:
-            for batch, slot in batches:
-                made.append((self._on_device(batch), slot))
-        except BaseException as error:  # noqa: BLE001 - raised in the caller, behind what was made
-            return made, error
-        return made, None
+            yield self._read(indices).collated(memory=ring.memory(slot)), slot
 
     def _on_device(self, batch: Any) -> Any:
-        if self._device is None:
+        device = self._device
+        if device is None:
             return batch
         if self._is_xla:
-            return _uploaded(batch, self._device)
-        if self._device.type != "cuda":
-            return _moved(batch, self._device)
-        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+            tensors: list[torch.Tensor] = []
+            _map_tensors(tensors.append, batch)
+            there = iter(xla.upload(tensors, device))
+            return _map_tensors(lambda _: next(there), batch)
+        if device.type != "cuda":
+            # Nothing waits for the copy: it is done when this returns, as the memory is used again.
+            return _map_tensors(lambda tensor: tensor.to(device), batch)
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
-            moved = _moved(batch, self._device)
+            moved = _map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
         # The slot is written again while the training step runs.
         stream.synchronize()
         return moved
@@ -276,11 +270,11 @@ class Loader:
         if self._device is not None and self._device.type == "cuda":
             # It was allocated on the stream of the thread that copied it.
             stream = torch.cuda.current_stream(self._device)
-            tree_map(lambda leaf: _each(leaf, lambda tensor: tensor.record_stream(stream)), batch)
+            _map_tensors(lambda tensor: tensor.record_stream(stream), batch)
         return batch
 
 
-def _positions(drawn: Any) -> Indices:
+def _positions(drawn: Any) -> Ints:
     array = np.asarray(drawn)
     if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
         raise OptionError(
@@ -303,39 +297,29 @@ def _work_alone(before: int) -> None:
     other.join()
 
 
-def _of_this_thread(device: torch.device | None) -> torch.device | None:
-    """With its number: which device "cuda" or "xla" means, each thread says for itself."""
-    return None if device is None else torch.empty(0, device=device).device
+def _map_tensors(do: Callable[[torch.Tensor], Any], batch: Any) -> Any:
+    def each(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return do(leaf)
+        # A list of views is no plain list, so that tree_map stops at it.
+        return [each(item) for item in leaf] if isinstance(leaf, list) else leaf
+
+    return tree_map(each, batch)
 
 
-def _moved(batch: Any, device: torch.device) -> Any:
-    # Where nothing waits for the copy, it is done when this returns: the memory is used again.
-    is_waited_for = device.type == "cuda"
-    return tree_map(
-        lambda leaf: _each(leaf, lambda tensor: tensor.to(device, non_blocking=is_waited_for)), batch
-    )
-
-
-def _uploaded(batch: Any, device: torch.device) -> Any:
-    tensors: list[torch.Tensor] = []
-    tree_map(lambda leaf: _each(leaf, tensors.append), batch)
-    there = iter(xla.upload(tensors, device))
-    return tree_map(lambda leaf: _each(leaf, lambda tensor: next(there)), batch)
-
-
-def _each(leaf: Any, do: Callable[[torch.Tensor], Any]) -> Any:
-    if isinstance(leaf, torch.Tensor):
-        return do(leaf)
-    # A list of views is no plain list, so that tree_map stops at it.
-    return [_each(item, do) for item in leaf] if isinstance(leaf, list) else leaf
+def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
 class _Ring:
-    """Slots: free, being filled, waiting, or with the caller, who has the last two that were handed out."""
+    """Slots: free, being filled, waiting, or with the caller, who has the last two that were handed out.
+
+    A slot is the memory of one batch at a time, or of several that were gathered at once; then used again.
+    """
 
     def __init__(self, pinned: bool, reuse: bool) -> None:
         self.reuse = reuse
-        self._make = functools.partial(_Slot, pinned, reuse)
+        self._allocate: Memory = _pinned if pinned else fresh
         self._free: deque[_Slot] = deque()
         self._held: deque[_Slot] = deque()
 
@@ -344,48 +328,31 @@ class _Ring:
         try:
             return self._free.popleft()
         except IndexError:
-            return self._make()
+            return []
+
+    def memory(self, slot: _Slot) -> Memory:
+        """What allocates for the next batch of a slot, which lets go of the one that is there."""
+        places = itertools.count()
+
+        def reused(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            nbytes, place = math.prod(shape) * dtype.itemsize, next(places)
+            if place == len(slot):
+                slot.append(torch.empty(0, dtype=torch.uint8))
+            if len(slot[place]) < nbytes:
+                slot[place] = self._allocate((nbytes,), torch.uint8)
+            return slot[place][:nbytes].view(dtype).view(shape)
+
+        return reused if self.reuse else self._allocate
 
     def give_back(self, slot: _Slot) -> None:
         """Note that nobody uses this one."""
         self._free.append(slot)
 
     def hand_out(self, slot: _Slot) -> None:
-        """Note that the caller gets a batch of this one now, and needs the one before the last no more.
-
-        The batches of a slot come in a row.
-        """
+        """Note that the caller gets a batch of this one now, and needs the one before the last no more."""
         self._held.append(slot)
         if len(self._held) > _HELD:
             left = self._held.popleft()
-            if left not in self._held:
+            # The batches of a slot come in a row.
+            if not any(left is slot for slot in self._held):
                 self.give_back(left)
-
-
-class _Slot:
-    """Memory for one batch at a time, or for several that were gathered at once; then used again."""
-
-    def __init__(self, pinned: bool, reuse: bool) -> None:
-        self._pinned, self._reuse = pinned, reuse
-        self._buffers: list[torch.Tensor] = []
-        self._used = 0
-
-    def begin(self) -> Memory:
-        """Let go of the batch that is here; gives what allocates for the next one."""
-        self._used = 0
-        if self._reuse:
-            return self._reused
-        return self._pinned_anew if self._pinned else fresh
-
-    def _reused(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        nbytes = math.prod(shape) * dtype.itemsize
-        place, self._used = self._used, self._used + 1
-        if place == len(self._buffers):
-            self._buffers.append(torch.empty(0, dtype=torch.uint8))
-        if len(self._buffers[place]) < nbytes:
-            make = self._pinned_anew if self._pinned else fresh
-            self._buffers[place] = make((nbytes,), torch.uint8)
-        return self._buffers[place][:nbytes].view(dtype).view(shape)
-
-    def _pinned_anew(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)

@@ -6,7 +6,7 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from edcache import writer
 from edcache.base import ArchiveNotFoundError, OptionError, StorageError
@@ -14,8 +14,7 @@ from edcache.storage import absolute, scheme_of, shown
 
 Path: TypeAlias = "str | os.PathLike[str]"
 
-_SUFFIX: Final = ".zip"
-_MAGIC: Final = re.compile(r"[*?[]")
+_SUFFIX = ".zip"
 
 
 def expand_paths(paths: Path | Iterable[Path]) -> list[str] | None:
@@ -33,30 +32,26 @@ def expand_paths(paths: Path | Iterable[Path]) -> list[str] | None:
     """
     if isinstance(paths, str | bytes | os.PathLike):
         return _expanded(os.fsdecode(paths))
-    found: list[str] = []
-    for path in paths:
-        name = os.fsdecode(path)
-        found += _expanded(name) or [name]
-    if not found:
+    archives = [path for name in map(os.fsdecode, paths) for path in _expanded(name) or [name]]
+    if not archives:
         raise OptionError("an empty list names no archive; give the path of one at least")
-    _check_once(found)
-    return found
+    seen: set[str] = set()
+    for path in archives:
+        real = _real(path)
+        if real in seen:
+            raise OptionError(f"{shown(path)}: named twice; edcache.concat() takes a dataset more than once")
+        seen.add(real)
+    return archives
 
 
 def digests_of(paths: Sequence[str], expected: object) -> list[str | None]:
-    """The digest that is expected of each of several archives.
-
-    Args:
-        expected: None, a sequence in the order of the archives, or a mapping by their paths.
-    Raises:
-        OptionError: one digest for all of them; others than there are archives.
-    """
+    """The digest that is expected of each of several archives: of a sequence, or a mapping by their paths."""
     if expected is None:
         return [None] * len(paths)
     if isinstance(expected, Mapping):
         by_path = {_real(path): digest for path, digest in expected.items()}
-        real = [_real(path) for path in paths]
-        lacking = [path for path, name in zip(paths, real, strict=True) if name not in by_path]
+        real = list(map(_real, paths))
+        lacking = [path for path in paths if _real(path) not in by_path]
         extra = [path for path in expected if _real(path) not in real]
         if lacking or extra:
             what = f"none for {lacking[0]}" if lacking else f"one for {extra[0]}, which is not among them"
@@ -84,20 +79,20 @@ def _expanded(name: str) -> list[str] | None:
     if scheme_of(name):
         return None
     if os.path.isdir(name):
-        found = sorted(_below(name), key=natural_key)
-        if not found:
-            raise ArchiveNotFoundError(
-                f"{name}: no {_SUFFIX} file in this folder, nor below it; archives with other names are "
-                "given by a glob or a list"
-            )
-        return found
-    if os.path.lexists(name) or not _MAGIC.search(name):
+        fitting: Iterable[str] = _below(name)
+        nothing = (
+            f"no {_SUFFIX} file in this folder, nor below it; archives with other names are given by a glob "
+            "or a list"
+        )
+    elif os.path.lexists(name) or not glob.has_magic(name):
         return None
-    fitting = (path for path in glob.iglob(name, recursive=True) if not writer.is_temporary(path))
-    found = sorted((path for path in fitting if not os.path.isdir(path)), key=natural_key)
-    if not found:
-        raise ArchiveNotFoundError(f"{name}: no file fits this glob; is its folder right?")
-    return found
+    else:
+        fitting = (path for path in glob.iglob(name, recursive=True) if not writer.is_temporary(path))
+        nothing = "no file fits this glob; is its folder right?"
+    archives = sorted((path for path in fitting if not os.path.isdir(path)), key=natural_key)
+    if not archives:
+        raise ArchiveNotFoundError(f"{name}: {nothing}")
+    return archives
 
 
 def _below(folder: str) -> Iterator[str]:
@@ -105,18 +100,7 @@ def _below(folder: str) -> Iterator[str]:
         raise StorageError(f"{error.filename}: listing the folder: {error.strerror}") from error
 
     for inside, _, names in os.walk(folder, onerror=refuse):
-        for name in names:
-            if name.endswith(_SUFFIX):
-                yield os.path.join(inside, name)
-
-
-def _check_once(found: list[str]) -> None:
-    seen: set[str] = set()
-    for path in found:
-        real = _real(path)
-        if real in seen:
-            raise OptionError(f"{shown(path)}: named twice; edcache.concat() takes a dataset more than once")
-        seen.add(real)
+        yield from (os.path.join(inside, name) for name in names if name.endswith(_SUFFIX))
 
 
 def _real(path: str) -> str:

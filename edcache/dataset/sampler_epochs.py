@@ -1,4 +1,4 @@
-"""What all samplers share: an order that seed and epoch determine, ranks, and a place amid an epoch."""
+"""What all samplers share: the order of an epoch, its shares for ranks, and a place amid it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
 
-from edcache.base import OptionError, shown
-
-Ints = npt.NDArray[np.int64]
+from edcache.base import Ints, OptionError, shown
 
 # Positions become Python's integers so many at a time.
 _BLOCK = 1 << 13
@@ -41,7 +38,14 @@ class EpochSampler(DistributedSampler[Any]):
     def __init__(
         self, count: int, seed: int, drop_last: bool, num_replicas: int | None, rank: int | None
     ) -> None:
-        _check_ranks(num_replicas, rank)
+        if (num_replicas is None) != (rank is None):
+            raise OptionError(f"num_replicas={num_replicas!r} and rank={rank!r}; give both, or none")
+        if num_replicas is not None:
+            check_count("num_replicas", num_replicas)
+            if not isinstance(rank, (int, np.integer)) or not 0 <= rank < num_replicas:
+                raise OptionError(
+                    f"rank={rank!r} of num_replicas={num_replicas}; give 0 to {num_replicas - 1}"
+                )
         if not isinstance(seed, (int, np.integer)):
             raise OptionError(f"seed={seed!r}; give an integer")
         self.seed = int(seed)
@@ -95,11 +99,7 @@ class EpochSampler(DistributedSampler[Any]):
         return {"epoch": self.epoch, "taken": self._taken, "seed": self.seed, "length": len(self)}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next iteration go on where a `state_dict` was taken, in the order of its seed.
-
-        Raises:
-            OptionError: "a state amid an epoch of 100, and this sampler draws 50; ..."; or no such state.
-        """
+        """Let the next iteration go on where a `state_dict` was taken, in the order of its seed."""
         lacking = {"epoch", "taken", "seed", "length"} - state.keys()
         if lacking:
             raise OptionError(f"no state of a sampler: it has no {', '.join(sorted(lacking))}")
@@ -165,27 +165,17 @@ class EpochSampler(DistributedSampler[Any]):
 
 
 def check_count(name: str, value: Any) -> None:
-    """Raise OptionError for what is no integer of 1 or more."""
+    """Refuse what is no integer of 1 or more."""
     if not isinstance(value, (int, np.integer)) or value < 1:
         raise OptionError(f"{name}={shown(value)}; give 1 or more")
 
 
 def _items(order: Any, start: int) -> Iterator[Any]:
-    if not isinstance(order, np.ndarray):
-        return (order[number].tolist() for number in range(start, len(order)))
-    blocks = (order[begin : begin + _BLOCK].tolist() for begin in range(start, len(order), _BLOCK))
-    return (position for block in blocks for position in block)
+    if isinstance(order, np.ndarray):
+        blocks = (order[begin : begin + _BLOCK].tolist() for begin in range(start, len(order), _BLOCK))
+        return (position for block in blocks for position in block)
+    return (order[number].tolist() for number in range(start, len(order)))
 
 
 def _is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
-def _check_ranks(num_replicas: int | None, rank: int | None) -> None:
-    if num_replicas is None and rank is None:
-        return
-    if num_replicas is None or rank is None:
-        raise OptionError(f"num_replicas={num_replicas!r} and rank={rank!r}; give both, or none")
-    check_count("num_replicas", num_replicas)
-    if not isinstance(rank, (int, np.integer)) or not 0 <= rank < num_replicas:
-        raise OptionError(f"rank={rank!r} of num_replicas={num_replicas}; give 0 to {num_replicas - 1}")

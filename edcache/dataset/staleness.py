@@ -24,11 +24,7 @@ _warned: set[object] = set()
 
 
 def label_differences(head: Head, in_memory_keys: Any) -> list[str]:
-    """The label columns that a call asks for and its archive lacks, in one line or none.
-
-    Args:
-        in_memory_keys: as @cachable was given them; None asks for none.
-    """
+    """The label columns that @cachable was asked for and its archive lacks, in one line or none."""
     if in_memory_keys is None:
         return []
     names = [name for name, _ in head.labels]
@@ -37,48 +33,42 @@ def label_differences(head: Head, in_memory_keys: Any) -> list[str]:
 
 
 def check_made_of(archive: AnyReader, job: Job, asked: Mapping[str, str | None]) -> None:
-    """Compare an archive with the source of a job and with the options that it is to be filled by.
+    """Compare an archive with the source of a job, and with the options of its head that were asked for.
 
-    Args:
-        asked: options of its head that were asked for, None where not.
     Raises:
         StaleCacheError: it is of another source, or of another length. OptionError: it has other options.
     """
-    path, found = archive.path, archive.head.fingerprint
-    expected = check_origin(path, archive.head, job)
+    path, head = archive.path, archive.head
+    expected = check_origin(path, head, job)
     length = job.head.length or 0
     if not is_stream(job.source) and not (job.options.grow and len(archive) < length):
         longer = len(archive) if len(archive) > length else None
         check_length(path, archive.declared_length or longer, length)
     # A complete archive gets the label columns that it lacks from its samples.
-    names = [name for name, _ in archive.head.labels]
+    names = [name for name, _ in head.labels]
     kept = job.spec.only(names)
     may_lack = archive.complete and (kept.names or not names)
-    adopt_labels(archive.head, kept if may_lack else job.spec, path)
-    check_options(archive.head, path, **asked)
-    if job.head.fingerprint is not None:
-        _warn_of_origin(path, found, expected)
-
-
-def _warn_of_origin(path: str, found: dict[str, Any] | None, expected: dict[str, Any] | None) -> None:
-    """Warn once where it is not sure that the archive is of this source."""
+    adopt_labels(head, kept if may_lack else job.spec, path)
+    check_options(head, path, **asked)
+    if job.head.fingerprint is None:
+        return
     if expected is None:
         warn_once(
             f"{path}: says nothing about the source that it was made of, so another one would not be "
             "noticed; fingerprint=False silences this"
         )
         return
-    moved = "".join(f"\n  {line}" for line in moved_paths(found, expected))
+    moved = "".join(f"\n  {line}" for line in moved_paths(head.fingerprint, expected))
     if moved:
         warn_once(f"{path}: taken for a cache of the same files, which are elsewhere now:{moved}")
-    if source_changed(found, expected):
+    if source_changed(head.fingerprint, expected):
         warn_once(
             f"{path}: the code of {expected.get('type', 'the source')} changed since this cache was "
             "made; if it makes other samples now, pass keep_existing=False to build it anew"
         )
 
 
-def warn_once(message: str, stacklevel: int = 8, key: object = None) -> None:
+def warn_once(message: str, stacklevel: int = 7, key: object = None) -> None:
     """Warn of what is the same the next time."""
     if (key or message) not in _warned:
         _warned.add(key or message)

@@ -44,11 +44,7 @@ class StoredSamples(Root[T_co], Samples[T_co]):
 
     @property
     def batch_transform(self) -> Transform:
-        """The function that collated batches pass, of views too; None for none. It may be set at any time.
-
-        Raises:
-            OptionError: on setting, 'batch_transform=7; give a function, or None'.
-        """
+        """The function that collated batches pass, of views too; None for none. It may be set at any time."""
         return self._batch_transform
 
     @batch_transform.setter

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edcache import base
 from edcache.base import Ints, OptionError, Picks, Selection, Transform, repeated
-from edcache.dataset import resampling, splitting
+from edcache.dataset import resample, split
 from edcache.dataset.indexing import Readable, Root, T_co, integers, is_array
 from edcache.dataset.transforms import checked_step, extended
 from edcache.dataset.view_repr import argument, call, chain, conditions_step
@@ -27,9 +27,10 @@ if TYPE_CHECKING:
 class Samples(Readable[T_co]):
     """What a cache and its views can do: a sequence of samples with labels, and the views of it.
 
-    A view is made without reading a sample, and shares its index array, where it has one, with the views
-    made of it. Whatever is random is a function of the seed alone, by numpy's Generator over PCG64: the
-    same in every process and on every platform.
+    A view is made without reading a sample, and shares its index array with the views made of it; those of
+    slices, take, skip, percent and repeat have none. Whatever is random is a function of the seed alone, by
+    numpy's Generator over PCG64: the same in every process and on every platform. A label column that is
+    not there is an UnknownLabelError, one of no single values a LabelTypeError; a missing value is a value.
     """
 
     @property
@@ -46,9 +47,8 @@ class Samples(Readable[T_co]):
     def __getitem__(self, index: Any) -> Any:
         """One sample for an integer, a view for a slice, an index array, a list or a bool mask.
 
-        Where one field is selected and the labels hold it, a slice gives the values themselves:
-        `ds.select("label")[:]` is the read-only numpy column, as `ds.labels["label"]`, and reads no record;
-        `take` and `skip` give views there too.
+        Where one field is selected and the labels hold it, a slice gives the values themselves, and reads no
+        record: `ds.select("label")[:]` is the read-only numpy column, as `ds.labels["label"]`.
 
         Raises:
             SampleIndexError (an IndexError): "...: index 12 not in [-10, 10)".
@@ -85,22 +85,19 @@ class Samples(Readable[T_co]):
         """The samples whose labels fulfil all conditions, as a view; no sample is read.
 
         Args:
-            where: a bool mask [len(self)], an index array, a pyarrow expression, a where-string
-                such as "label in (0, 1) and split == 'train'", or a function from the label table
+            where: a bool mask [len(self)], an index array, a pyarrow expression, a where-string such as
+                "label in (0, 1) and split == 'train'", or a function from the label table to a mask.
+            conditions: column name = a value, a list of values, None, a range, or a function from the column
                 to a mask.
-            conditions: column name = a value, a list of values, None, a range, or a function from
-                the column to a mask.
         Raises:
-            UnknownLabelError, LabelTypeError, WhereError; OptionError, also for a function that raises.
+            WhereError; OptionError, also for a function that raises.
 
         >>> train.filter(split="train", label=[0, 1])
         """
         return self._picked(self._matching(where, conditions), conditions_step("filter", where, conditions))
 
     def exclude(self, where: object = None, /, **conditions: object) -> View[T_co]:
-        """The samples that `filter` with the same arguments leaves out, in their order; no sample is read.
-
-        So a missing value is kept, as it fulfils no condition but None.
+        """The samples that `filter` leaves out, in their order: missing values fulfil no condition but None.
 
         >>> ds.exclude(split="test")
         """
@@ -116,75 +113,67 @@ class Samples(Readable[T_co]):
         return rows if where is None else rows.copy()
 
     def sort_by(self, name: str, descending: bool = False) -> View[T_co]:
-        """The samples in the order of a label column; equal ones stay in theirs.
+        """The samples in the order of a label column; equal ones stay in theirs, text goes by code points.
 
-        Missing values and nans come last, descending or not. Text goes by its code points.
+        Missing values and nans come last, descending or not.
         """
         self._guard(32)
         order = base.stable_order(sort_keys(self.labels, name, descending))
         return self._picked(order, call("sort_by", name, descending=descending or None))
 
     def unique(self, name: str) -> View[T_co]:
-        """The first sample of each value of a label column; a missing value is one value."""
+        """The first sample of each value of a label column."""
         self._guard(32)
-        return self._picked(resampling.firsts(classes(self.labels, name, "unique")), call("unique", name))
+        return self._picked(resample.firsts(classes(self.labels, name, "unique")), call("unique", name))
 
     def group_by(self, name: str) -> dict[Any, View[T_co]]:
         """A view of the samples of each value of a label column, by value, in order of their first samples.
 
-        Returns:
-            A dict; None is the key of the samples without a value. All views share one index array.
+        None is the key of the samples without a value. All views share one index array.
         """
         self._guard(32)
         groups = classes(self.labels, name, "group_by")
-        runs = self._runs(*base.grouped(groups.codes, len(groups.values)))
+        order, ends = base.grouped(groups.codes, len(groups.values))
+        runs = zip(groups.values, _runs(Picks(self._root_indices(order)), ends), strict=True)
         step = call("group_by", name)
-        return {
-            value: self._view(f"{step}[{argument(value)}]", selection=run)
-            for value, run in zip(groups.values, runs, strict=True)
-        }
+        return {value: self._view(f"{step}[{argument(value)}]", selection=run) for value, run in runs}
 
     def oversample(self, name: str, strategy: str = "exact", seed: int = 0) -> View[T_co]:
         """All samples, those of rarer classes several times over; a sample's copies stand side by side.
 
         Args:
-            name: the label column with the class. A missing value is a class too.
+            name: the label column with the class.
             strategy: "exact" makes all classes as large as the largest, with a part of the samples once more
                 than the rest, drawn by `seed`. "multiply" repeats a class as often as that does not exceed
                 the largest.
         """
         self._guard(48)
-        positions = resampling.oversampled(classes(self.labels, name, "oversample"), strategy, seed)
+        positions = resample.oversampled(classes(self.labels, name, "oversample"), strategy, seed)
         return self._picked(positions, call("oversample", name, strategy))
 
     def undersample(self, name: str, count: int | None = None, seed: int = 0) -> View[T_co]:
-        """At most `count` samples of each class, drawn by `seed`, in their order.
+        """At most `count` samples of each value of a label column, drawn by `seed`, in their order.
 
-        Args:
-            name: the label column with the class. A missing value is a class too.
-            count: None takes the size of the smallest class.
+        count=None takes the size of the smallest class.
         """
         self._guard(48)
-        positions = resampling.undersampled(classes(self.labels, name, "undersample"), count, seed)
+        positions = resample.undersampled(classes(self.labels, name, "undersample"), count, seed)
         return self._picked(positions, call("undersample", name, count))
 
     # ------------------------------------------------------------------------------- by position
 
     def take(self, n: int) -> View[T_co]:
-        """The first n samples; all of them where there are fewer. Holds no index array."""
+        """The first n samples; all of them where there are fewer."""
         return self._cut(range(len(self))[: _count("take", n)], call("take", n))
 
     def skip(self, n: int) -> View[T_co]:
-        """The samples after the first n; none where there are no more. Holds no index array."""
+        """The samples after the first n; none where there are no more."""
         return self._cut(range(len(self))[_count("skip", n) :], call("skip", n))
 
     def percent(self, start: float, stop: float) -> View[T_co]:
-        """The samples from one fraction of the dataset to another, as 0.25 to 0.75. Holds no index array.
+        """The samples from one fraction of the dataset to another, as 0.25 to 0.75.
 
         Both are rounded to whole samples, so that `percent(0, x)` and `percent(x, 1)` are the whole.
-
-        Raises:
-            OptionError: "percent(25, 75): give fractions between 0 and 1, ...".
         """
         if not 0 <= start <= stop <= 1:
             raise OptionError(
@@ -195,11 +184,7 @@ class Samples(Readable[T_co]):
         return self._cut(part, call("percent", start, stop))
 
     def repeat(self, n: int | None = None, *, min_size: int | None = None) -> View[T_co]:
-        """The dataset n times over, or as often as makes `min_size` samples at least. Holds no index array.
-
-        Raises:
-            OptionError: both or neither; a negative number; `min_size` of an empty dataset.
-        """
+        """The dataset n times over, or as often as makes `min_size` samples at least."""
         if (n is None) == (min_size is None):
             raise OptionError("repeat() takes either how often, repeat(3), or repeat(min_size=10_000)")
         step = call("repeat", n, min_size=min_size)
@@ -216,7 +201,7 @@ class Samples(Readable[T_co]):
     def shuffle(self, seed: int) -> View[T_co]:
         """All samples in a random order, the same one for the same seed and length, in every epoch.
 
-        Holds one index array. A DataLoader's or a loader's `shuffle=True` gives a new order every epoch.
+        A DataLoader's or a loader's `shuffle=True` gives a new order every epoch.
         """
         self._guard(24)
         return self._picked(base.permutation(base.generator(seed), len(self)), call("shuffle", seed))
@@ -242,21 +227,18 @@ class Samples(Readable[T_co]):
                 places the largest group first, and within a few samples otherwise.
         Raises:
             OptionError: "split(0.8, 0.1): the fractions make 0.9; ...".
-            UnknownLabelError, LabelTypeError.
 
         >>> train, val, test = ds.split(0.8, 0.1, 0.1, seed=0, stratify="label", group="patient")
         """
-        weights = splitting.weights_of(parts, len(self))
+        weights = split.weights_of(parts, len(self))
         step = call("split", *parts, seed=seed, stratify=stratify, group=group)
         if seed is None and stratify is None and group is None:
-            ends = np.cumsum([0, *splitting.sizes_of(len(self), weights)]).tolist()
-            return tuple(
-                self._cut(range(start, end), f"{step}[{k}]")
-                for k, (start, end) in enumerate(itertools.pairwise(ends))
-            )
-        self._guard(48)
-        strata, groups = self._codes(stratify, "split"), self._codes(group, "split")
-        runs = self._runs(*splitting.parted(len(self), weights, seed, strata, groups))
+            runs = _runs(self._whole_selection(), np.cumsum([0, *split.sizes_of(len(self), weights)]))
+        else:
+            self._guard(48)
+            strata, groups = self._codes(stratify, "split"), self._codes(group, "split")
+            order, ends = split.parted(len(self), weights, seed, strata, groups)
+            runs = _runs(Picks(self._root_indices(order)), ends)
         return tuple(self._view(f"{step}[{k}]", selection=run) for k, run in enumerate(runs))
 
     def kfold(
@@ -279,8 +261,8 @@ class Samples(Readable[T_co]):
         """
         self._guard(64)
         strata, groups = self._codes(stratify, "kfold"), self._codes(group, "kfold")
-        splitting.check_folds(n, len(self), group, groups)
-        order, bounds = splitting.parted(len(self), [1] * n, seed, strata, groups)
+        split.check_folds(n, len(self), group, groups)
+        order, bounds = split.parted(len(self), [1] * n, seed, strata, groups)
         step = call("kfold", n, seed=seed, stratify=stratify, group=group)
         twice = Picks(self._root_indices(np.concatenate([order, order])))
 
@@ -296,11 +278,6 @@ class Samples(Readable[T_co]):
         """The value of a label column that each sample has, numbered from 0."""
         return None if name is None else classes(self.labels, name, asked_by).codes
 
-    def _runs(self, order: Ints, ends: Ints) -> list[Selection]:
-        """The samples at the positions from each end to the next; all share one array."""
-        picks = Picks(self._root_indices(order))
-        return [picks.cut(range(start, end)) for start, end in itertools.pairwise(ends.tolist())]
-
     # ------------------------------------------------------------------- what a sample consists of
 
     def select(self, *fields: FieldPath, as_tuple: bool = False) -> View[Any]:
@@ -312,8 +289,9 @@ class Samples(Readable[T_co]):
         Raises:
             OptionError: a field twice; at the first read, one that the samples do not have.
 
-        A `transform` of the cache gets what was selected. After `with_transform` the fields are those of
+        A `transform` of the cache gets what was selected; after `with_transform` the fields are those of
         what that makes, and the whole sample is read.
+
         >>> ds.select("image", "label", as_tuple=True)[0]
         """
         chosen = Projection(fields, as_tuple, {})
@@ -346,8 +324,9 @@ class Samples(Readable[T_co]):
         Raises:
             OptionError: fn is no function; at the first read, a field that the samples do not have.
 
-        Transforms run in the order given, after the cache's own `transform`. A DataLoader collates what they
-        return; what nothing transforms is read in bulk. For workers under spawn `fn` must pickle.
+        Transforms run in the order given, after the cache's own `transform`. For workers under spawn `fn`
+        must pickle.
+
         >>> ds.with_transform(field="image", fn=augment)
         """
         step = call("with_transform", fn, field=field, return_ctx=return_ctx or None)
@@ -407,12 +386,17 @@ class View(Samples[T_co]):
         return self._whole
 
     def add_labels(self, *arguments: Any, **options: Any) -> View[T_co]:
-        """Labels belong to the whole; raises OptionError."""
+        """Raise OptionError: labels belong to the whole."""
         raise OptionError("a view has the labels of its dataset; add them there: view.cache.add_labels()")
 
     def drop_labels(self, *names: str) -> View[T_co]:
-        """Labels belong to the whole; raises OptionError."""
+        """Raise OptionError: labels belong to the whole."""
         raise OptionError("a view has the labels of its dataset; drop them there: view.cache.drop_labels()")
+
+
+def _runs(selection: Selection, ends: Ints) -> list[Selection]:
+    """What is selected from each end to the next; all share one array."""
+    return [selection.cut(range(start, end)) for start, end in itertools.pairwise(ends.tolist())]
 
 
 def _count(name: str, n: Any) -> int:

@@ -1,7 +1,6 @@
-"""What an archive holds: the tables of its chunks, read with care and merged into one.
+"""What an archive holds: its chain of entries, the tables of its chunks, read with care and merged into one.
 
-Shared by the writer, which seals the merged tables into the file, and the reader, which needs the
-same while an archive is not sealed. Nothing here writes.
+The writer seals the merged tables into the file; the reader needs them while an archive is not sealed.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +20,7 @@ from edcache.format.arrays import take_rows
 from edcache.format.revisions import Placed, Revised, revised
 from edcache.format.spec import Cursor, Head, Header, PRead
 from edcache.format.tables import (
+    COLUMNS,
     MAX_SCHEMAS,
     Blocks,
     ChunkTable,
@@ -35,6 +35,7 @@ from edcache.format.tables import (
 )
 from edcache.format.types import no_labels, unify
 
+_T = TypeVar("_T")
 _PIECE_NBYTES = 1 << 22
 _WINDOW = 1024 * spec.PAGE
 # Amendments may name an entry that an earlier one gave up, as their ranges are few; not without end.
@@ -45,10 +46,9 @@ _FAILURE_NBYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Every sample of an archive: where its record lies, and its labels, row by row.
+    """Where the record of every sample lies, by rising index, and their labels, row by row.
 
-    index: the records, sorted by sample index; index.records.index is None when no sample up to
-    index.length is absent. labels: an Arrow table with the same rows, or no columns: what the chunks say.
+    index.records.index is None when no sample is absent; labels are what the chunks say.
     """
 
     index: IndexTable
@@ -58,18 +58,10 @@ class Contents:
 class Chain:
     """The entries of an archive in order, as far as walked, and what they amount to.
 
-    Attributes:
-        cursor: where the next entry belongs.
-        seal: the last seal, if nothing came after it.
-        length: samples of the dataset, where the head or an amendment says it.
-        end_index: one more than the largest sample index in a chunk.
-        durable: everything before this offset is known to have been synced.
-        lost: sequence numbers of entries whose bytes a power cut took, as amendments tell. They are in
-            none of the following.
-        entries: everything but seals: what a zip directory lists between head and index. chunks,
-            dictionaries, revisions: those of them that are.
-        failures: what was last said of each sample that failed, by index, and the sequence number of the
-            entry that says it; it may have a record by now.
+    cursor: where the next entry belongs. seal: the last one, if nothing came after it. length: of the
+    dataset, where the head or an amendment says it. end_index: one more than the largest index in a chunk.
+    durable: what lies before was synced. lost: numbers of entries that a power cut took; they are in none of
+    the lists. failures: by index, the number of the entry that says it, and the failure; a record may follow.
     """
 
     def __init__(self, head: Head, cursor: Cursor, where: str) -> None:
@@ -97,7 +89,7 @@ class Chain:
 
     @property
     def entries(self) -> list[Header]:
-        """Everything but seals, in order."""
+        """Everything but seals, in order: what a zip directory lists between head and index."""
         return list(self._entries.values())
 
     @property
@@ -165,74 +157,62 @@ class Chain:
             self._amend(pread, header)
 
     def _amend(self, pread: PRead, header: Header) -> None:
-        said = _read_amendment(pread, header, self.where)
-        if said is None:
+        amendment = _read_amendment(pread, header, self.where)
+        if amendment is None:
             return
-        if said.length is not None:
-            self.length = said.length
-        self.failures |= {failure.index: (header.seq, failure) for failure in said.failed}
+        if amendment.length is not None:
+            self.length = amendment.length
+        self.failures |= {failure.index: (header.seq, failure) for failure in amendment.failed}
         if len(self.failures) * _FAILURE_NBYTES > header.next + base.FREE_NBYTES:
             raise CorruptArchiveError(
                 f"{self.where}: {len(self.failures):,} failures up to offset {header.next:,}, more than "
                 f'so many bytes hold; run "edcache verify {self.where}"'
             )
-        if said.lost:
+        if amendment.lost:
             self._gave_up = header.seq
-        self._lost_named += sum(map(len, said.lost))
+        self._lost_named += sum(map(len, amendment.lost))
         if self._lost_named > _MOST_LOST * (header.seq + 1):
             raise CorruptArchiveError(
                 f"{self.where}: {self._lost_named:,} entries given up of {header.seq:,}; no release of "
                 "edcache wrote that: build the archive again"
             )
-        for seq in (seq for part in said.lost for seq in part):
+        for seq in (seq for part in amendment.lost for seq in part):
             self.lost.add(seq)
             entry = self._entries.pop(seq, None)
             if entry is not None:
                 self._by_kind.pop(entry.kind, None)
 
     def find_lost(self, pread: PRead) -> set[int]:
-        """Sequence numbers of unsynced entries whose payload fails its crc32, newly found.
+        """Numbers of unsynced entries whose payload fails its crc32, newly found; reads all of them.
 
-        Reads the payload of every entry behind `durable`, and of a last seal that was not synced. Chunks
-        behind a lost dictionary cannot be decompressed without it, so they count as lost too.
+        Chunks behind a lost dictionary cannot be decompressed without it, so they count as lost too.
         """
         unsynced = [header for header in self.entries if header.payload_end > self.durable]
-        is_seal_unsynced = self.seal is not None and self.seal[0].durable < self.seal[0].offset
-        if self.seal is not None and is_seal_unsynced:
-            unsynced += self.seal
+        seal = self.seal if self.seal is not None and self.seal[0].durable < self.seal[0].offset else None
+        unsynced += seal or ()
         lost = {header.seq for header in unsynced if not has_sound_payload(pread, header)}
         dictionaries = [h.seq for h in unsynced if h.kind == spec.KIND_DICTIONARY and h.seq in lost]
         if dictionaries:
             lost |= {header.seq for header in unsynced if header.seq > dictionaries[0]}
-        if self.seal is not None and is_seal_unsynced:
-            directory = self.directory(pread, self.seal)
-            if pread(self.seal[1].payload_end, len(directory)) != directory:
-                lost |= {header.seq for header in self.seal}
+        if seal is not None:
+            directory = self.directory(pread, seal)
+            if pread(seal[1].payload_end, len(directory)) != directory:
+                lost |= {header.seq for header in seal}
         return lost
 
     def head_header(self, pread: PRead) -> Header:
-        """The header of the head.
-
-        Raises:
-            CorruptArchiveError: it changed since the head was read.
-        """
-        found = spec.parse_header(pread(0, spec.MAX_HEADER_NBYTES))
-        if found is None:
+        """The header of the head; CorruptArchiveError where it changed since it was read."""
+        header = spec.parse_header(pread(0, spec.MAX_HEADER_NBYTES))
+        if header is None:
             raise CorruptArchiveError(f"{self.where}: the head at offset 0 changed while it was open")
-        return found
+        return header
 
     def directory(self, pread: PRead, seal: tuple[Header, Header]) -> bytes:
         """The zip directory that belongs behind a seal of what was walked; raises as `head_header`."""
         return spec.pack_directory([self.head_header(pread), *self.entries, *seal], seal[1].payload_end)
 
     def check_seal(self, pread: PRead, size: int, seal: tuple[Header, Header]) -> None:
-        """Check that the walked chain ends in a seal, and that the zip directory lists this chain alone.
-
-        Args:
-            size: of the file when the seal was found; it may have grown since.
-        Raises:
-            CorruptArchiveError: "train.zip: the chain of entries ends at offset 8,192, before its seal ...".
-        """
+        """Check that the chain ends in this seal, found at `size`, and that the directory lists it alone."""
         index, labels = seal
         if self.seal != seal:
             raise CorruptArchiveError(
@@ -252,14 +232,9 @@ class Chain:
         return start + len(directory) == size and pread(start, len(directory)) == directory
 
     def check_index(self, index: IndexTable) -> None:
-        """Check that a seal's index is about the walked chain: its length, its chunks, its dictionaries.
-
-        Raises:
-            CorruptArchiveError: "train.zip: index.arrow is about other chunks than ...".
-        """
+        """Check that a seal's index is about the walked chain: its length, its chunks, its dictionaries."""
         chunks = self.chunks
         end_index = max((header.end_index for header in chunks), default=0)
-        dictionaries = [Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in self.dictionaries]
         sizes = [(header.payload_offset, header.table_nbytes, header.payload_nbytes) for header in chunks]
         payloads, tables, nbytes = np.array(sizes, np.int64).reshape(-1, 3).T
         tables_end, starts, ends = payloads + tables, payloads + ((tables + 63) & -64), payloads + nbytes
@@ -267,7 +242,7 @@ class Chain:
         if not (
             index.length == max(end_index, self.length or 0)
             and (index.labels is not None) == bool(self.revisions)
-            and index.dictionaries == dictionaries
+            and index.dictionaries == _listed(self.dictionaries)
             and np.array_equal(blocks[:, 1], starts)
             and np.all(blocks[:, 2] <= ends - starts)
             and np.array_equal(blocks[:, 0], tables_end - 4 * -(-blocks[:, 2] // spec.BLOCK_NBYTES))
@@ -285,34 +260,23 @@ class Chain:
         )
 
     def contents(self, table: Callable[[Header], ChunkTable | None]) -> Contents:
-        """Where every sample lies, and its labels.
-
-        Args:
-            table: reads the table of a chunk; None leaves its samples out.
-        """
+        """Where every sample lies, and its labels; as `merge` does it."""
         names = [name for name, _ in self.head.labels]
         failures = [failure for _, failure in self.failures.values()]
         return merge(self.chunks, table, self.dictionaries, self.length, names, self.where, failures)
 
     def revised(self, contents: Contents, revision: Callable[[Header], Revision | None]) -> Revised:
-        """The label table of what was walked, revisions included.
-
-        Args:
-            contents: what `contents` made of it.
-            revision: reads a revision; None leaves it out.
-        Raises:
-            LabelTypeError: as `labels.revisions.revised`.
-        """
+        """The label table, revisions included. revision: reads one; None leaves it out."""
         if not self.revisions:
             return Revised(contents.labels, None)
-        said = [(header.seq, revision(header)) for header in self.revisions]
-        placed = [Placed(seq, labels) for seq, labels in said if labels is not None]
+        revisions = [(header.seq, revision(header)) for header in self.revisions]
+        placed = [Placed(seq, labels) for seq, labels in revisions if labels is not None]
         records = contents.index.records
         written = chunk_numbers(self.chunks, records.offset)
-        found = revised(contents.labels, records.index, written, placed, contents.index.length, self.where)
+        whole = revised(contents.labels, records.index, written, placed, contents.index.length, self.where)
         # Even where none of them reads the seal says that there are some.
-        plain = tuple((name, False) for name in found.table.column_names)
-        return found if found.columns is not None else found._replace(columns=plain)
+        plain = tuple((name, False) for name in whole.table.column_names)
+        return whole if whole.columns is not None else whole._replace(columns=plain)
 
 
 def chunk_numbers(chunks: Sequence[Header], offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
@@ -320,9 +284,6 @@ def chunk_numbers(chunks: Sequence[Header], offsets: npt.NDArray[np.uint64]) -> 
     begins = np.array([chunk.offset for chunk in chunks], np.uint64)
     numbers = np.array([-1, *(chunk.seq for chunk in chunks)], np.int64)
     return numbers[np.searchsorted(begins, offsets, "right")]
-
-
-_REVISED = {"length", "lost", "behind", "failed"}
 
 
 class _Amendment(NamedTuple):
@@ -345,32 +306,29 @@ def _read_amendment(pread: PRead, header: Header, where: str) -> _Amendment | No
         ) from error
 
 
-def _parse_amendment(said: Any, seq: int) -> _Amendment:
-    if type(said) is not dict or not said or not said.keys() <= _REVISED:
+def _parse_amendment(changes: Any, seq: int) -> _Amendment:
+    if (
+        type(changes) is not dict
+        or not changes
+        or not changes.keys() <= {"length", "lost", "behind", "failed"}
+    ):
         raise ValueError("it revises something else than length, lost and failed")
-    length, lost = said.get("length"), said.get("lost", [])
+    length, lost = changes.get("length"), changes.get("lost", [])
     if not (length is None or spec.is_count(length)):
         raise ValueError(f"a length of {str(length)[:80]}")
     if type(lost) is not list or not all(_is_range(entry, seq) for entry in lost):
         raise ValueError("it gives up entries that are not before it")
-    return _Amendment(
-        length, [range(first, last + 1) for first, last in lost], failures_of(said.get("failed", []))
-    )
+    ranges = [range(first, last + 1) for first, last in lost]
+    return _Amendment(length, ranges, failures_of(changes.get("failed", [])))
 
 
-def _is_range(said: Any, end: int) -> bool:
-    if type(said) is not list or [type(number) for number in said] != [int, int]:
-        return False
-    return bool(0 <= said[0] <= said[1] < end)
+def _is_range(entry: Any, end: int) -> bool:
+    is_pair = type(entry) is list and [type(number) for number in entry] == [int, int]
+    return is_pair and 0 <= entry[0] <= entry[1] < end
 
 
 def partial_text(where: str, present: int, length: int | None, damaged: Sequence[str] = ()) -> str:
-    """What is wrong with an archive that is not sealed, and what helps.
-
-    Args:
-        present: samples with a record. length: of the dataset, where the archive says it.
-        damaged: a line for each chunk that does not read.
-    """
+    """What is wrong with an archive that is not sealed, and what helps. damaged: a line a bad chunk."""
     count = f"{present:,} samples" if length is None else f"{present:,} of {length:,} samples"
     damage = "".join(f"\n{line}" for line in damaged)
     return (
@@ -382,17 +340,9 @@ def partial_text(where: str, present: int, length: int | None, damaged: Sequence
 
 
 def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
-    """Read and check the table of one chunk.
-
-    Raises:
-        CorruptArchiveError: "train.zip: chunk 3 at offset 16,384: ...".
-    """
+    """The table of one chunk, checked; CorruptArchiveError names chunk and offset."""
     place = f"{where}: chunk {header.seq} at offset {header.offset:,}"
-    data = _sound_bytes(pread, header, f'{place}: its table fails its crc32; run "edcache verify {where}"')
-    try:
-        table = parse_chunk_table(data, header.samples)
-    except CorruptArchiveError as error:
-        raise CorruptArchiveError(f"{place}: {error}") from error
+    table = _parsed(parse_chunk_table, pread, header, where, place)
     if not _within(header, table):
         raise CorruptArchiveError(
             f"{place}: its table points outside of it, twice at one place, or at a schema it has not"
@@ -401,17 +351,9 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
 
 
 def read_revision(pread: PRead, header: Header, where: str) -> Revision:
-    """Read and check a revision of labels.
-
-    Raises:
-        CorruptArchiveError: "train.zip: labels/00000003 at offset 16,384: ...".
-    """
+    """A revision of labels, checked; CorruptArchiveError names entry and offset."""
     place = f"{where}: {header.name} at offset {header.offset:,}"
-    data = _sound_bytes(pread, header, f'{place}: its table fails its crc32; run "edcache verify {where}"')
-    try:
-        revision = parse_revision(data, header.samples)
-    except CorruptArchiveError as error:
-        raise CorruptArchiveError(f"{place}: {error}") from error
+    revision = _parsed(parse_revision, pread, header, where, place)
     if revision.end_index != header.end_index:
         raise CorruptArchiveError(
             f"{place}: its rows end at {revision.end_index:,}, its header says {header.end_index:,}"
@@ -419,12 +361,15 @@ def read_revision(pread: PRead, header: Header, where: str) -> Revision:
     return revision
 
 
-def _sound_bytes(pread: PRead, header: Header, failing: str) -> bytes:
-    """The table bytes of an entry; CorruptArchiveError with the text `failing` where they are damaged."""
+def _parsed(parse: Callable[[Any, int], _T], pread: PRead, header: Header, where: str, place: str) -> _T:
+    """What the table bytes of an entry say."""
     data = pread(header.payload_offset, header.table_nbytes)
     if len(data) != header.table_nbytes or spec.crc32(data) != header.table_crc:
-        raise CorruptArchiveError(failing)
-    return data
+        raise CorruptArchiveError(f'{place}: its table fails its crc32; run "edcache verify {where}"')
+    try:
+        return parse(data, header.samples)
+    except CorruptArchiveError as error:
+        raise CorruptArchiveError(f"{place}: {error}") from error
 
 
 def _within(header: Header, table: ChunkTable) -> bool:
@@ -438,11 +383,10 @@ def _within(header: Header, table: ChunkTable) -> bool:
     ends = records.offset + records.nbytes
     if np.any(records.offset[1:] < ends[:-1]):
         return False
-    indices = int(records.index.min()), int(records.index.max())
     return (
         int(ends[-1]) == table.records_nbytes <= room
-        and indices[0] >= 0
-        and indices[1] == header.end_index - 1
+        and int(records.index.min()) >= 0
+        and int(records.index.max()) == header.end_index - 1
     )
 
 
@@ -453,22 +397,10 @@ def blocks_of(header: Header, table: ChunkTable) -> Blocks:
     return Blocks(table_end - crcs_nbytes, header.records_offset, table.records_nbytes)
 
 
-class Sparse(Protocol):
-    """Bytes that may have holes."""
-
-    def pread(self, offset: int, nbytes: int) -> bytes:
-        """The bytes at an offset; fewer at the end."""
-
-    def next_data(self, offset: int) -> int:
-        """The next offset, from this one on, that is in no hole."""
-
-
-def find_headers(file: Sparse, start: int, end: int, uuid: bytes | None = None) -> Iterator[Header]:
+def find_headers(file: Any, start: int, end: int, uuid: bytes | None = None) -> Iterator[Header]:
     """The headers that stand on the pages from `start` to `end`, where they say that they belong.
 
-    Args:
-        uuid: of the archive; None finds any.
-    Cost: reads all of it but holes, a few MiB at a time: a file of a terabyte may be nothing else.
+    Reads all of it but holes, a few MiB at a time: a file of a terabyte may be nothing else.
     """
     position = spec.align(start, spec.PAGE)
     while position < end:
@@ -476,20 +408,13 @@ def find_headers(file: Sparse, start: int, end: int, uuid: bytes | None = None) 
         window = file.pread(position, max(0, min(_WINDOW, end - position)))
         if not window:
             return
-        for offset in _begins(window):
-            header = spec.parse_header(file.pread(position + offset, spec.MAX_HEADER_NBYTES))
-            if header is not None and header.offset == position + offset and uuid in (None, header.uuid):
+        firsts = np.frombuffer(window, "<u4", len(window) // 4)[:: spec.PAGE // 4]
+        for page in np.flatnonzero(firsts == int.from_bytes(b"PK\x03\x04", "little")).tolist():
+            offset = position + page * spec.PAGE
+            header = spec.parse_header(file.pread(offset, spec.MAX_HEADER_NBYTES))
+            if header is not None and header.offset == offset and uuid in (None, header.uuid):
                 yield header
         position += spec.align(len(window), spec.PAGE)
-
-
-def _begins(window: bytes) -> list[int]:
-    """Where a page begins as a header does."""
-    firsts = np.frombuffer(window, np.uint8)[: len(window) - len(window) % 4].view("<u4")[:: spec.PAGE // 4]
-    found: list[int] = (
-        np.flatnonzero(firsts == int.from_bytes(b"PK\x03\x04", "little")) * spec.PAGE
-    ).tolist()
-    return found
 
 
 def padding_of(pread: PRead, header: Header) -> bytes:
@@ -525,87 +450,58 @@ def merge(
     where: str,
     failures: Sequence[Failure] = (),
 ) -> Contents:
-    """Merge the tables of chunks in chain order into one; of two records of an index the later wins.
+    """Merge the tables of chunks in chain order; of two records of an index the later wins.
 
-    Args:
-        tables: reads the table of a chunk; None leaves its samples out.
-        length: what the head or an amendment says; None takes one more than the largest index.
-        label_names: the columns of the label table where there is no chunk.
-        failures: of samples, some of which may have a record.
-    Cost: some 40 bytes of memory a sample, and its labels twice.
+    tables: reads the table of a chunk; None leaves its samples out. length: None takes one more than the
+    largest index. label_names: of the table where there is no chunk. Takes some 40 bytes a sample, and labels
+    twice.
     """
     # `read_table` finds no more rows than these; a header may claim any number.
-    merged = _Columns(sum(min(header.samples, header.table_nbytes // spec.ROW_NBYTES) for header in chunks))
+    rows = sum(min(header.samples, header.table_nbytes // spec.ROW_NBYTES) for header in chunks)
+    columns = {name: np.zeros(rows, kind) for name, kind in COLUMNS.items()}
+    used, is_compressed = 0, False
     schemas: dict[str, int] = {}
     labels: list[Any] = []
     blocks: list[Blocks] = []
     for header in chunks:
-        table = tables(header)
-        if table is None:
+        chunk = tables(header)
+        if chunk is None:
             continue
-        merged.add(header, table, schemas)
-        labels.append(table.labels)
-        blocks.append(blocks_of(header, table))
+        part = slice(used, used + len(chunk.records.offset))
+        for name, values in chunk.records.columns().items():
+            columns[name][part] = values
+        numbers = [schemas.setdefault(text, len(schemas)) for text in chunk.schemas]
+        columns["offset"][part] += np.uint64(header.records_offset)
+        columns["schema"][part] = np.array(numbers, np.int64)[chunk.records.schema]
+        used = part.stop
+        is_compressed |= chunk.records.raw_nbytes is not None
+        labels.append(chunk.labels)
+        blocks.append(blocks_of(header, chunk))
     if len(schemas) > MAX_SCHEMAS:
         raise CorruptArchiveError(f"{where}: {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
     # The samples of a chunk whose table is damaged are missing, whichever chunk it is.
     length = max([header.end_index for header in chunks] + [length or 0])
-    records = merged.records()
+    if not is_compressed:
+        del columns["raw_nbytes"]
+    records = Records(**{name: column[:used] for name, column in columns.items()})
     table = unify(labels, where) if labels else no_labels(label_names)
     assert records.index is not None
     kept = _newest(records.index)
     if kept is not None:
         records, table = records.take(kept), take_rows(table, kept)
+    failed: list[Failure] = []
     if len(records.offset) == length:
         records = replace(records, index=None)
-    known = [Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in dictionaries]
-    failed = _without_record(failures, records.index, length)
+    elif failures and records.index is not None:
+        present = set(records.index.tolist())
+        failed = sorted(f for f in failures if f.index < length and f.index not in present)
     runs = np.array(blocks, np.int64).reshape(-1, 3)
-    return Contents(IndexTable(records, length, list(schemas), known, runs, failed), table)
+    index = IndexTable(records, length, list(schemas), _listed(dictionaries), runs, failed)
+    return Contents(index, table)
 
 
-def _without_record(
-    failures: Sequence[Failure], index: npt.NDArray[np.int64] | None, length: int
-) -> list[Failure]:
-    """Those of samples within the length that have no record, by rising index."""
-    if index is None:
-        return []
-    if not failures:
-        return []
-    present = set(index.tolist())
-    return sorted(f for f in failures if f.index < length and f.index not in present)
-
-
-class _Columns:
-    """The columns of many chunks, filled one chunk after the other into arrays of the final size."""
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self._used = 0
-        self._columns: dict[str, npt.NDArray[Any]] = {
-            "offset": np.empty(rows, np.uint64),
-            "nbytes": np.empty(rows, np.uint64),
-            "crc32": np.empty(rows, np.uint32),
-            "schema": np.empty(rows, np.uint16),
-            "index": np.empty(rows, np.int64),
-        }
-
-    def add(self, header: Header, table: ChunkTable, schemas: dict[str, int]) -> None:
-        """Take in a chunk, its offsets counted from the start of the file, its schemas archive-wide."""
-        part = table.records
-        if part.raw_nbytes is not None and "raw_nbytes" not in self._columns:
-            self._columns["raw_nbytes"] = np.zeros(self._rows, np.uint64)
-        numbers = [schemas.setdefault(text, len(schemas)) for text in table.schemas]
-        rows = slice(self._used, self._used + len(part.offset))
-        for name, values in part.columns().items():
-            self._columns[name][rows] = values
-        self._columns["offset"][rows] += np.uint64(header.records_offset)
-        self._columns["schema"][rows] = np.array(numbers, np.int64)[part.schema]
-        self._used = rows.stop
-
-    def records(self) -> Records:
-        """The rows taken in."""
-        return Records(**{name: column[: self._used] for name, column in self._columns.items()})
+def _listed(dictionaries: Sequence[Header]) -> list[Dictionary]:
+    return [Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in dictionaries]
 
 
 def _newest(index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:

@@ -179,29 +179,18 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from edcache import base
 from edcache.base import CorruptArchiveError, FormatVersionError, NotAnArchiveError, OptionError
-from edcache.format.zipdirectory import (
-    DATE,
-    END_NBYTES,
-    EXTRA,
-    MAX32,
-    ZIP64_ID,
-    directory_offsets,
-    long_nbytes,
-    pack_end,
-    pack_entry,
-    parse_end,
-)
 
 try:
     from isal.isal_zlib import crc32
 except ImportError:  # no wheel for this platform; the same polynomial, slower
     from zlib import crc32
 
-__all__ = ["END_NBYTES", "crc32", "directory_offsets"]
+__all__ = ["crc32"]
 
 VERSION: Final = 1
 PAGE: Final = 4096
@@ -222,22 +211,43 @@ LOCK_FILLER: Final = LOCK_APPEND + (1 << 16)
 FILLERS: Final = 1 << 16
 LOCK_CLAIM: Final = LOCK_APPEND + (1 << 32)
 
-_HEAD_NAME: Final = "edcache.json"
-_INDEX_NAME: Final = "index.arrow"
-_LABELS_NAME: Final = "labels.arrow"
 _NAMES: Final = {
-    KIND_HEAD: _HEAD_NAME,
+    KIND_HEAD: "edcache.json",
     KIND_CHUNK: "chunks/{:08d}",
     KIND_DICTIONARY: "zstd/{:08d}",
     KIND_AMENDMENT: "notes/{:08d}",
-    KIND_INDEX: _INDEX_NAME,
-    KIND_LABELS: _LABELS_NAME,
+    KIND_INDEX: "index.arrow",
+    KIND_LABELS: "labels.arrow",
     KIND_REVISION: "labels/{:08d}",
 }
 
+_EXTRA: Final = struct.Struct("<HH")
+_CENTRAL: Final = struct.Struct("<4sHHHHHHIIIHHHHHII")  # 46 bytes
+_END64: Final = struct.Struct("<4sQHHIIQQQQ")  # 56 bytes
+_LOCATOR: Final = struct.Struct("<4sIQI")  # 20 bytes
+_END: Final = struct.Struct("<4sHHHHIIH")  # 22 bytes
+# The very last record of a zip file.
+END_SIGNATURE: Final = b"PK\x05\x06"
+END_RECORD_NBYTES: Final = _END.size
+END_NBYTES: Final = _END64.size + _LOCATOR.size + _END.size
+
+_ZIP64_ID: Final = 0x0001
+_DATE: Final = 0x0021
+_MAX32: Final = 0xFFFFFFFF
+_MAX16: Final = 0xFFFF
+_MADE_BY: Final = (3 << 8) | 45  # Unix, so that the mode below is honoured
+_MODE: Final = 0o100644 << 16
+
+_MAGIC: Final = b"PK\x03\x04"
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")  # 30 bytes
 _ZIP64_SIZES = struct.Struct("<HHQQ")  # 20 bytes
 _PRIVATE = struct.Struct("<HHI16sQQQQQQQQII")  # 96 bytes
+# What lies in _PRIVATE between the format version and the header's crc32.
+_FIELDS: Final = (
+    *("kind", "nbytes", "uuid", "seq", "offset", "next", "link", "samples", "end_index"),
+    *("table_nbytes", "durable", "table_crc"),
+)
+_fields_of = attrgetter(*_FIELDS)
 
 _EXTRA_ID: Final = 0x6465
 _SHORT_SEQ: Final = 10**8  # names of more digits are longer
@@ -270,11 +280,7 @@ def block_count(records_nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One entry of the chain, as its header says it (section 2).
-
-    offset, next, durable: bytes from the start of the file. payload_nbytes, table_nbytes: bytes.
-    link is the previous entry's `link_after`, not this one's.
-    """
+    """One entry of the chain, as its header says it (section 2). link: the previous entry's `link_after`."""
 
     kind: int
     uuid: bytes
@@ -300,9 +306,9 @@ class Header:
     @property
     def nbytes(self) -> int:
         """Bytes of this header: the payload starts behind them, on a multiple of 64."""
-        if self.offset % 64 == 0 and self.payload_nbytes < MAX32 and self.seq < _SHORT_SEQ:
+        if self.offset % 64 == 0 and self.payload_nbytes < _MAX32 and self.seq < _SHORT_SEQ:
             return HEADER_NBYTES
-        least = self.offset + _LOCAL.size + len(self.name) + self._zip64_nbytes + EXTRA.size + _PRIVATE.size
+        least = self.offset + _LOCAL.size + len(self.name) + self._zip64_nbytes + _EXTRA.size + _PRIVATE.size
         return align(max(least, self.offset + HEADER_NBYTES), 64) - self.offset
 
     @property
@@ -322,7 +328,7 @@ class Header:
 
     @property
     def _zip64_nbytes(self) -> int:
-        return _ZIP64_SIZES.size if self.payload_nbytes >= MAX32 else 0
+        return _ZIP64_SIZES.size if self.payload_nbytes >= _MAX32 else 0
 
 
 def pack_header(header: Header) -> bytes:
@@ -334,78 +340,44 @@ def pack_header(header: Header) -> bytes:
 def _pack_header(header: Header, header_crc: int) -> bytes:
     name = header.name.encode("ascii")
     wide = header._zip64_nbytes > 0
-    size = MAX32 if wide else header.payload_nbytes
-    nbytes = header.nbytes
-    extra_nbytes = nbytes - _LOCAL.size - len(name)
-    local = _LOCAL.pack(
-        b"PK\x03\x04",
-        45 if wide else 20,
-        0,
-        0,
-        0,
-        DATE,
-        header.payload_crc,
-        size,
-        size,
-        len(name),
-        extra_nbytes,
+    size = _MAX32 if wide else header.payload_nbytes
+    extra_nbytes = header.nbytes - _LOCAL.size - len(name)
+    version, sizes = 45 if wide else 20, (size, size, len(name), extra_nbytes)
+    local = _LOCAL.pack(_MAGIC, version, 0, 0, 0, _DATE, header.payload_crc, *sizes)
+    zip64 = _ZIP64_SIZES.pack(_ZIP64_ID, 16, header.payload_nbytes, header.payload_nbytes) if wide else b""
+    private = _PRIVATE.pack(VERSION, *_fields_of(header), header_crc)
+    private_nbytes = extra_nbytes - len(zip64) - _EXTRA.size
+    return (
+        local + name + zip64 + _EXTRA.pack(_EXTRA_ID, private_nbytes) + private.ljust(private_nbytes, b"\0")
     )
-    zip64 = _ZIP64_SIZES.pack(ZIP64_ID, 16, header.payload_nbytes, header.payload_nbytes) if wide else b""
-    private = _PRIVATE.pack(
-        VERSION,
-        header.kind,
-        nbytes,
-        header.uuid,
-        header.seq,
-        header.offset,
-        header.next,
-        header.link,
-        header.samples,
-        header.end_index,
-        header.table_nbytes,
-        header.durable,
-        header.table_crc,
-        header_crc,
-    )
-    private_nbytes = extra_nbytes - len(zip64) - EXTRA.size
-    return local + name + zip64 + EXTRA.pack(_EXTRA_ID, private_nbytes) + private.ljust(private_nbytes, b"\0")
 
 
 def parse_header(data: bytes) -> Header | None:
-    """Read a header from bytes that start with it, or None if they do not.
+    """The header that bytes begin with; None where they are not exactly what `pack_header` makes of it.
 
-    Args:
-        data: at least the header; more may follow. `MAX_HEADER_NBYTES` always suffice.
-    Returns:
-        The header, or None where its bytes are not exactly what `pack_header` makes of its own
-        fields: absent, torn, damaged and foreign look alike, and all mean "no entry here".
+    Absent, torn, damaged and foreign look alike: no entry here. `MAX_HEADER_NBYTES` always suffice.
     """
-    found = _private_fields(data)
-    if found is None:
+    if len(data) < HEADER_NBYTES or data[:4] != _MAGIC:
         return None
-    fields, payload_nbytes = found
-    if fields[0] != VERSION or fields[1] not in _NAMES:
+    local = _LOCAL.unpack_from(data)
+    payload_crc, payload_nbytes = local[6:8]
+    position = _LOCAL.size + local[9]
+    if payload_nbytes == _MAX32:
+        if position + _ZIP64_SIZES.size > len(data):
+            return None
+        payload_nbytes = _ZIP64_SIZES.unpack_from(data, position)[2]
+        position += _ZIP64_SIZES.size
+    position += _EXTRA.size
+    if position + _PRIVATE.size > len(data):
         return None
-    header = Header(
-        kind=fields[1],
-        uuid=fields[3],
-        seq=fields[4],
-        offset=fields[5],
-        next=fields[6],
-        link=fields[7],
-        samples=fields[8],
-        end_index=fields[9],
-        table_nbytes=fields[10],
-        durable=fields[11],
-        table_crc=fields[12],
-        payload_nbytes=payload_nbytes,
-        payload_crc=int.from_bytes(data[14:18], "little"),
-    )
-    nbytes = header.nbytes
-    if nbytes != fields[2] or len(data) < nbytes:
+    version, *values, header_crc = _PRIVATE.unpack_from(data, position)
+    fields = dict(zip(_FIELDS, values, strict=True))
+    nbytes = fields.pop("nbytes")
+    if version != VERSION or fields["kind"] not in _NAMES:
         return None
+    header = Header(**fields, payload_nbytes=payload_nbytes, payload_crc=payload_crc)
     packed = data[:nbytes]
-    if not _is_packed(header, fields[13], packed):
+    if header.nbytes != nbytes or len(packed) < nbytes or not _is_packed(header, header_crc, packed):
         return None
     object.__setattr__(header, "_link_after", link_after(packed))
     return header
@@ -415,26 +387,8 @@ def _is_packed(header: Header, header_crc: int, data: bytes) -> bool:
     """Whether the bytes are those of `pack_header`, which are packed here but once."""
     if _pack_header(header, header_crc) != data:
         return False
-    crc_end = _LOCAL.size + len(header.name) + header._zip64_nbytes + EXTRA.size + _PRIVATE.size
+    crc_end = _LOCAL.size + len(header.name) + header._zip64_nbytes + _EXTRA.size + _PRIVATE.size
     return crc32(data[crc_end:], crc32(bytes(4), crc32(data[: crc_end - 4]))) == header_crc
-
-
-def _private_fields(data: bytes) -> tuple[tuple[Any, ...], int] | None:
-    """(private fields, payload bytes), or None where the lengths do not fit."""
-    if len(data) < HEADER_NBYTES or data[:4] != b"PK\x03\x04":
-        return None
-    local = _LOCAL.unpack_from(data)
-    payload_nbytes = local[7]
-    position = _LOCAL.size + local[9]
-    if payload_nbytes == MAX32:
-        if position + _ZIP64_SIZES.size > len(data):
-            return None
-        payload_nbytes = _ZIP64_SIZES.unpack_from(data, position)[2]
-        position += _ZIP64_SIZES.size
-    position += EXTRA.size
-    if position + _PRIVATE.size > len(data):
-        return None
-    return _PRIVATE.unpack_from(data, position), payload_nbytes
 
 
 def link_after(packed: bytes) -> int:
@@ -449,12 +403,8 @@ def link_after(packed: bytes) -> int:
 class Head:
     """What an archive says about itself in its first pages.
 
-    uuid: 16 bytes that no other archive has.
-    length: number of samples of the source dataset, or None where it was unknown at creation.
-    codec: "native" or "pickle". compression: None or the text that chose it, such as "zstd:19".
-    labels: one [name, field path or None] per label column, in order.
-    fingerprint: what identifies the source and its arguments, or None (writer/fingerprint.py).
-    claim_size: consecutive indices that one claim of a fill covers.
+    length: None where it was unknown at creation. codec: "native" or "pickle". compression: as "zstd:19".
+    labels: [name, field path or None] of each column. claim_size: consecutive indices of one claim of a fill.
     """
 
     uuid: bytes
@@ -468,21 +418,9 @@ class Head:
 
 def pack_head(head: Head) -> bytes:
     """The first pages of an archive: header and JSON, padded with spaces to whole pages."""
-    text = json.dumps(
-        {
-            "format": "edcache",
-            "version": VERSION,
-            "uuid": head.uuid.hex(),
-            "length": head.length,
-            "codec": head.codec,
-            "compression": head.compression,
-            "labels": [list(pair) for pair in head.labels],
-            "claim_size": head.claim_size,
-            "fingerprint": head.fingerprint,
-        },
-        indent=1,
-        ensure_ascii=True,
-    ).encode("ascii")
+    fields = {key: getattr(head, key) for key in _HEAD_KEYS[2:]} | {"uuid": head.uuid.hex()}
+    meta = {"format": "edcache", "version": VERSION, **fields}
+    text = json.dumps(meta, indent=1, ensure_ascii=True).encode("ascii")
     total = align(HEADER_NBYTES + len(text) + 1, PAGE)
     if total > MAX_HEAD_NBYTES:
         raise OptionError(
@@ -490,28 +428,18 @@ def pack_head(head: Head) -> bytes:
             "shorten the fingerprint's arguments or the label names"
         )
     payload = text.ljust(total - HEADER_NBYTES - 1) + b"\n"
-    header = Header(
-        kind=KIND_HEAD,
-        uuid=head.uuid,
-        seq=0,
-        offset=0,
-        link=0,
-        next=total,
-        payload_nbytes=len(payload),
-        payload_crc=crc32(payload),
-        table_nbytes=len(payload),
-        table_crc=crc32(payload),
-    )
+    header = _head_header(head.uuid, len(payload), crc32(payload), total)
     return pack_header(header) + payload
 
 
-def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
-    """Read the head and return it with the place of the first entry.
+def _head_header(uuid: bytes, nbytes: int, crc: int, end: int) -> Header:
+    return Header(KIND_HEAD, uuid, 0, 0, 0, nbytes, crc, end, table_nbytes=nbytes, table_crc=crc)
 
-    Raises:
-        NotAnArchiveError: "notes.zip: not an edcache archive: ...".
-        FormatVersionError: the head is of a newer format.
-        CorruptArchiveError: it begins like an archive, but the head is torn or damaged.
+
+def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
+    """The head, and the place of the first entry.
+
+    Raises NotAnArchiveError, FormatVersionError for a newer format, CorruptArchiveError for a damaged head.
     """
     data = pread(0, PAGE)
     _check_magic(data, where)
@@ -525,19 +453,18 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
     if len(payload) != header.payload_nbytes or crc32(payload) != header.payload_crc:
         raise CorruptArchiveError(f"{where}: the head's {header.payload_nbytes:,} bytes fail their crc32")
     head = _parse_head(payload, header, where)
-    alone = (header.payload_nbytes, header.payload_crc)
-    expected = Header(KIND_HEAD, head.uuid, 0, 0, 0, *alone, header.next, 0, 0, *alone)
-    if header != expected:
+    if header != _head_header(head.uuid, header.payload_nbytes, header.payload_crc, header.next):
         raise CorruptArchiveError(f"{where}: the header at offset 0 is not one that begins an archive")
     return head, after(header)._replace(seq=0)
 
 
 def _check_magic(data: bytes, where: str) -> None:
     # The version is judged before the checksum: a newer format may compute it otherwise.
-    private = _LOCAL.size + len(_HEAD_NAME)
-    if data[:4] != b"PK\x03\x04" or data[_LOCAL.size : private] != _HEAD_NAME.encode():
+    name = _NAMES[KIND_HEAD]
+    private = _LOCAL.size + len(name)
+    if data[:4] != _MAGIC or data[_LOCAL.size : private] != name.encode():
         raise NotAnArchiveError(
-            f"{where}: not an edcache archive: it does not begin with a zip entry {_HEAD_NAME}"
+            f"{where}: not an edcache archive: it does not begin with a zip entry {name}"
             + ("; it is empty" if not data else "")
         )
     if len(data) >= private + 6 and data[private : private + 2] == _EXTRA_ID.to_bytes(2, "little"):
@@ -555,22 +482,16 @@ _HEAD_KEYS: Final = (
 
 def _parse_head(payload: bytes, header: Header, where: str) -> Head:
     try:
-        said = base.loads(payload)
-        if type(said) is not dict or tuple(said) != _HEAD_KEYS:
+        meta = base.loads(payload)
+        if type(meta) is not dict or tuple(meta) != _HEAD_KEYS:
             raise ValueError("it has other keys than those of this format version")
-        head = Head(
-            uuid=bytes.fromhex(said["uuid"]),
-            length=said["length"],
-            codec=said["codec"],
-            compression=said["compression"],
-            labels=tuple((name, path) for name, path in said["labels"]),
-            fingerprint=said["fingerprint"],
-            claim_size=said["claim_size"],
-        )
+        kind = meta.pop("format"), meta.pop("version")
+        labels = tuple((name, path) for name, path in meta["labels"])
+        head = Head(**meta | {"uuid": bytes.fromhex(meta["uuid"]), "labels": labels})
     except (ValueError, TypeError) as error:
         raise CorruptArchiveError(f"{where}: the head's JSON does not read: {error}") from error
     sound = (
-        (said["format"], said["version"]) == ("edcache", VERSION)
+        kind == ("edcache", VERSION)
         and head.uuid == header.uuid
         and (head.length is None or is_count(head.length))
         and is_count(head.claim_size)
@@ -616,15 +537,9 @@ def after(header: Header) -> Cursor:
 
 
 def walk(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Iterator[Header]:
-    """Yield the entries from `cursor` to the end of the chain; a seal gives its two at once.
+    """The entries from `cursor` on whose payload lies in the file; a seal gives its two at once.
 
-    Args:
-        pread: reads the file. size: bytes of the file; nothing behind it is believed.
-        uuid: the archive's. cursor: from `read_head`, or `after` an entry seen before.
-    Yields:
-        Headers whose payload lies within the file. The walk ends without an error at the first
-        place that holds no fitting header: that is where the next entry will be written.
-    Cost: one pread per entry; no payload is read.
+    It ends without an error where no fitting header is: there the next entry will be written. One pread each.
     """
     while True:
         header = _entry_at(pread, size, uuid, cursor)
@@ -675,14 +590,57 @@ def _is_consistent(header: Header, end: int) -> bool:
 # --- the zip directory --------------------------------------------------------------------------
 
 
-def pack_directory(headers: list[Header], offset: int) -> bytes:
-    """The zip central directory and end records, as they stand at `offset` of a sealed archive.
+def _pack_entry(name: str, crc: int, nbytes: int, offset: int, *, is_long: bool) -> bytes:
+    """The directory's entry of a stored file whose local header is at `offset`.
 
-    Args:
-        headers: every entry that the directory lists, in file order: head, chunks and the like,
-            then index and labels of this seal. Those of an earlier seal are dead bytes, not listed.
-        offset: where the directory starts, in bytes from the start of the file.
+    is_long: in the long form whatever its numbers, so that it has `long_nbytes` and ends with `offset`.
     """
+    wide_size = is_long or nbytes >= _MAX32
+    wide_offset = is_long or offset >= _MAX32
+    values = [nbytes] * 2 * wide_size + [offset] * wide_offset
+    zip64 = struct.pack(f"<HH{len(values)}Q", _ZIP64_ID, 8 * len(values), *values) if values else b""
+    version, lengths = 45 if values else 20, (len(name), len(zip64), 0)
+    size, place = _MAX32 if wide_size else nbytes, _MAX32 if wide_offset else offset
+    sizes = (crc, size, size, *lengths)
+    fixed = _CENTRAL.pack(b"PK\x01\x02", _MADE_BY, version, 0, 0, 0, _DATE, *sizes, 0, 0, _MODE, place)
+    return fixed + name.encode("ascii") + zip64
+
+
+def _long_nbytes(name: str) -> int:
+    """What the long form of an entry takes."""
+    return _CENTRAL.size + len(name) + _EXTRA.size + 24
+
+
+def pack_end(count: int, offset: int, nbytes: int) -> bytes:
+    """The end records behind a directory of so many entries: where it begins, how long it is."""
+    end64 = _END64.pack(b"PK\x06\x06", 44, _MADE_BY, 45, 0, 0, count, count, nbytes, offset)
+    locator = _LOCATOR.pack(b"PK\x06\x07", 0, offset + nbytes, 1)
+    end = _END.pack(END_SIGNATURE, 0, 0, _MAX16, _MAX16, _MAX32, _MAX32, 0)
+    return end64 + locator + end
+
+
+def _parse_end(end: bytes, size: int) -> int | None:
+    """Where the directory begins, of the last `END_NBYTES`; None unless they are what `pack_end` makes."""
+    fields = _END64.unpack_from(end)
+    count, nbytes, offset = fields[6], fields[8], fields[9]
+    # In this order: absurd numbers in foreign bytes would not pack.
+    if offset + nbytes + END_NBYTES != size or end != pack_end(count, offset, nbytes):
+        return None
+    return int(offset)
+
+
+def directory_offsets(directory: bytes) -> Iterator[int]:
+    """Where the entries of a zip directory say that they begin: unchecked, a hint for reading ahead."""
+    at = 0
+    while at + _CENTRAL.size <= len(directory) and directory[at : at + 4] == b"PK\x01\x02":
+        fields = _CENTRAL.unpack_from(directory, at)
+        at += _CENTRAL.size + sum(fields[10:13])
+        wide = fields[16] == _MAX32
+        yield int.from_bytes(directory[at - 8 : at], "little") if wide else fields[16]
+
+
+def pack_directory(headers: list[Header], offset: int) -> bytes:
+    """The zip directory of entries in file order, an earlier seal's left out, as it stands at `offset`."""
     central = b"".join([_pack_central(header) for header in headers])
     return central + pack_end(len(headers), offset, len(central))
 
@@ -690,16 +648,14 @@ def pack_directory(headers: list[Header], offset: int) -> bytes:
 def _pack_central(header: Header) -> bytes:
     # The seal's own entries take the long form always, so that they have a fixed place at the end.
     is_long = header.kind in (KIND_INDEX, KIND_LABELS)
-    return pack_entry(header.name, header.payload_crc, header.payload_nbytes, header.offset, is_long=is_long)
+    return _pack_entry(header.name, header.payload_crc, header.payload_nbytes, header.offset, is_long=is_long)
 
 
-_INDEX_CENTRAL: Final = long_nbytes(_INDEX_NAME)
-_LABELS_CENTRAL: Final = long_nbytes(_LABELS_NAME)
+_INDEX_CENTRAL, _LABELS_CENTRAL = (_long_nbytes(_NAMES[kind]) for kind in (KIND_INDEX, KIND_LABELS))
 TAIL_NBYTES: Final = _INDEX_CENTRAL + _LABELS_CENTRAL + END_NBYTES
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
+class Tail(NamedTuple):
     """The end of a sealed archive: where the directory, index.arrow and labels.arrow begin."""
 
     directory_offset: int
@@ -708,14 +664,10 @@ class Tail:
 
 
 def parse_tail(tail: bytes, size: int) -> Tail | None:
-    """Read the canonical end of a sealed archive, or None where the file does not end so.
-
-    Args:
-        tail: the last `TAIL_NBYTES` bytes of the file. size: bytes of the whole file.
-    """
+    """The canonical end of a sealed archive, of its last `TAIL_NBYTES`; None where it does not end so."""
     if len(tail) < TAIL_NBYTES:
         return None
-    offset = parse_end(tail[-END_NBYTES:], size)
+    offset = _parse_end(tail[-END_NBYTES:], size)
     if offset is None:
         return None
     labels = tail[-END_NBYTES - _LABELS_CENTRAL : -END_NBYTES]
@@ -724,10 +676,9 @@ def parse_tail(tail: bytes, size: int) -> Tail | None:
 
 
 def read_seal(pread: PRead, size: int, uuid: bytes) -> tuple[Header, Header] | None:
-    """The headers of index.arrow and labels.arrow of a sealed archive, or None if it is unsealed.
+    """The headers of index.arrow and labels.arrow of a sealed archive; None if it is unsealed.
 
-    Checks what section 4 demands of the seal itself; that the directory agrees with the whole
-    chain is the work of `edcache verify`, which walks it.
+    That the directory agrees with the whole chain is left to those who walk it.
     """
     tail_bytes = pread(max(0, size - TAIL_NBYTES), TAIL_NBYTES)
     tail = parse_tail(tail_bytes, size)
@@ -754,13 +705,9 @@ def read_seal(pread: PRead, size: int, uuid: bytes) -> tuple[Header, Header] | N
 
 
 def seal_headers(index: Header, labels: Header, headers: list[Header]) -> tuple[Header, Header, bytes]:
-    """Complete the headers of a seal and make its directory.
+    """The headers of a seal, with link, offset and next as `index.offset` makes them, and its directory.
 
-    Args:
-        index, labels: the two headers but for link, offset and next, which are set here from
-            `index.offset`; headers: what the directory lists before them.
-    Returns:
-        (index header, labels header, directory bytes); the directory goes to `labels.payload_end`.
+    headers: what the directory lists before them. It goes to `labels.payload_end`.
     """
     index = replace(index, next=index.payload_end)
     labels = replace(labels, offset=index.next, seq=index.seq + 1, link=link_after(pack_header(index)))

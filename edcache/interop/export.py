@@ -3,40 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
+from torch.utils.data import DataLoader, Dataset
 
-from edcache.base import OptionError, PartialArchiveError, parsed_bytes
+from edcache.base import EdcacheError, OptionError, PartialArchiveError, parsed_bytes
 from edcache.dataset import CachedDataset, Path, Samples
-from edcache.interop.export_columns import Columns, columns_of, joined
-from edcache.interop.export_files import Folders, Tars, check_json_labels, files_of
-from edcache.interop.export_leaves import nbytes_of
-from edcache.interop.export_npz import check_npz, write_npz
-from edcache.interop.export_plan import (
-    OnProgress,
-    Plan,
-    Writer,
-    labels_to_go,
-    of_interest,
-    prepared,
-    read,
-    worked,
-)
-from edcache.interop.export_tables import HuggingFace, Parquets, datasets_package
-from edcache.interop.export_targets import check_free, new_file, new_folder
-from edcache.storage import check_outlives, local_path
+from edcache.interop.export_columns import Columns, joined, nbytes_of
+from edcache.interop.export_formats import FORMATS, Format, Plan, check_free, new_file, new_folder, read
+from edcache.storage import check_outlives, local_path, refused
 from edcache.writer import worker_count
 
-FORMATS: Final = ("webdataset", "files", "parquet", "hf", "npz")
-_WRITERS: Final = {"webdataset": Tars, "files": Folders, "parquet": Parquets, "hf": HuggingFace}
-_FILES: Final = ("webdataset", "files")
-_FOLDERS_A_PART: Final = 1000
+_PROBES: Final = 32
 _LOOKED_AT: Final = 256
+
+OnProgress = Callable[[int, int], object]
+"""`on_progress(done, total)`: samples."""
 
 
 @dataclass(frozen=True)
@@ -106,23 +95,16 @@ def export(
     if shard_nbytes is None:
         raise OptionError(f'export(): shard_size={shard_size!r}; give bytes, or text such as "500MB"')
     count = worker_count(num_workers)
-    target = _target(out, to)
-    plan = _planned(_opened(ds, allow_partial), to, labels, count)
-    with closing(_written(plan, to, target, shard_nbytes, count)) as counts:
+    FORMATS[to].require()
+    check_outlives(out)
+    target = local_path(out)
+    check_free(target)
+    plan = _planned(_opened(ds, allow_partial), FORMATS[to], labels, count)
+    with closing(_written(plan, FORMATS[to], target, shard_nbytes, count)) as counts:
         for done in accumulate(counts, initial=0):
             if on_progress is not None:
                 on_progress(done, len(plan))
     return ExportReport(target, to, len(plan), *_measured(target))
-
-
-def _target(out: Path, to: str) -> str:
-    """Where it goes, if nothing is there and what writes it is installed."""
-    if to == "hf":
-        datasets_package()
-    check_outlives(out)
-    target = local_path(out)
-    check_free(target)
-    return target
 
 
 def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples:
@@ -135,25 +117,39 @@ def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples
         )
     if not len(samples):
         raise OptionError("export(): there is no sample to write")
-    return prepared(samples)
+    return samples._with_files()
 
 
-def _planned(ds: Samples, to: str, labels: bool | Sequence[str], num_workers: int) -> Plan:
+def _planned(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_workers: int) -> Plan:
     """What samples show before anything is written: one of every kind there is."""
-    positions = of_interest(ds, needs_shapes=to not in _FILES)
+    positions = _of_interest(ds, needs_shapes=bool(kind.arrays))
     parts = [positions[at : at + _LOOKED_AT].tolist() for at in range(0, len(positions), _LOOKED_AT)]
-    looks = [look for part in worked(_Look(ds, to), parts, num_workers) for look in part]
-    columns: Columns = {}
-    if to not in _FILES:
-        columns = joined((look.columns, look.place) for look in looks)
-    if to == "npz":
-        check_npz(columns)
+    looks = [look for part in _worked(partial(_looked, ds, kind), parts, num_workers) for look in part]
+    columns = joined((look.columns, look.place) for look in looks)
     names = {name for look in looks for name in look.names}
     sample_nbytes = sum(look.nbytes for look in looks) / max(len(looks), 1)
-    plan = Plan(ds, columns, labels_to_go(ds, labels, names), sample_nbytes)
-    if to in _FILES:
-        check_json_labels(plan)
+    plan = Plan(ds, columns, _labels_to_go(ds, labels, names), sample_nbytes)
+    kind.check(plan)
     return plan
+
+
+def _of_interest(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
+    """Positions of samples of every kind there is: one of each schema where that tells enough."""
+    every = np.arange(len(ds))
+    numbers, trees = ds._root._structures(ds._root_indices(every))
+    if ds._transform is not None:
+        return every
+    chosen = np.zeros(len(ds), bool)
+    for number, tree in enumerate(trees):
+        of_it = np.flatnonzero(numbers == number)
+        is_told = tree is not None and not (needs_shapes and any(map(_varies, tree.leaves())))
+        chosen[of_it[:1] if is_told else of_it] = True
+    chosen[:: max(1, len(ds) // _PROBES)] = True
+    return np.flatnonzero(chosen)
+
+
+def _varies(leaf: Any) -> bool:
+    return leaf.kind in ("tensor", "array") and leaf.shape is None
 
 
 class _Shown(NamedTuple):
@@ -165,48 +161,69 @@ class _Shown(NamedTuple):
     columns: Columns
 
 
-@dataclass(frozen=True)
-class _Look:
-    """Looks at samples as their format will, and so raises what writing them would raise."""
+def _looked(ds: Samples, kind: type[Format], positions: Sequence[int]) -> list[_Shown]:
+    return [
+        _Shown(place, tuple(leaves), nbytes_of(leaves), kind.look(leaves, place))
+        for place, leaves in read(ds, positions)
+    ]
 
-    ds: Samples
-    to: str
 
-    def __call__(self, positions: Sequence[int]) -> list[_Shown]:
-        shown = []
-        for place, leaves in read(self.ds, positions):
-            columns: Columns = {}
-            if self.to in _FILES:
-                files_of(leaves, place, self.to)
-            else:
-                columns = columns_of(leaves, place, self.to, "biufc" if self.to == "npz" else "biuf")
-            shown.append(_Shown(place, tuple(leaves), nbytes_of(leaves), columns))
-        return shown
+def _labels_to_go(ds: Samples, labels: bool | Sequence[str], names: set[str]) -> tuple[str, ...]:
+    """The label columns that go along: those named, or all, but for those that are leaves of the samples."""
+    if labels is False:
+        return ()
+    chosen = list(ds.labels) if labels is True else list(labels)
+    for name in chosen:
+        ds.labels.column(name)
+    fields: set[str] = set()
+    if ds._transform is None:
+        for path, column in ds._root._columns().items():
+            text = ".".join(map(str, path)) if isinstance(path, tuple) else str(path)
+            fields |= {column} if text in names else set()
+    return tuple(name for name in chosen if name not in fields)
 
 
 def _written(
-    plan: Plan, to: str, target: str, shard_nbytes: int, num_workers: int
+    plan: Plan, kind: type[Format], target: str, shard_nbytes: int, num_workers: int
 ) -> Generator[int, None, None]:
     """Write all; yields how many samples more were written."""
-    if to == "npz":
-        with new_file(target) as stream:
-            yield from write_npz(plan, os.path.dirname(target), stream)
-        return
-    parts = plan.parts(shard_nbytes)
-    if to == "files":
-        whole = range(len(plan))
-        parts = [whole[start : start + _FOLDERS_A_PART] for start in whole[::_FOLDERS_A_PART]]
-    with new_folder(target) as work:
-        folder = work
-        if to == "hf":
-            folder = os.path.join(work, "parts")
-            os.mkdir(folder)
-        writer: Writer = _WRITERS[to](plan, folder)
-        if isinstance(writer, HuggingFace):
-            writer.features  # noqa: B018 - what cannot be one is told now
-        yield from worked(writer, list(enumerate(parts)), num_workers)
-        if isinstance(writer, HuggingFace):
-            writer.assemble(work, len(parts))
+    new: Callable[[str], AbstractContextManager[Any]] = new_folder if kind.is_folder else new_file
+    with new(target) as where, closing(kind(plan, where)) as writer:
+        parts = list(enumerate(writer.parts(shard_nbytes)))
+        yield from _worked(writer, parts, num_workers if kind.is_folder else 0)
+        writer.finish()
+
+
+class _Parts(Dataset[Any]):
+    """Work on one part of the samples after another, for the workers of a DataLoader."""
+
+    def __init__(self, work: Callable[[Any], Any], parts: Sequence[Any]) -> None:
+        self._work, self._parts = work, parts
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __getitem__(self, number: int) -> tuple[Any, EdcacheError | None]:
+        try:
+            return self._work(self._parts[number]), None
+        except EdcacheError as error:
+            # Raised here, a worker's traceback would become a part of its message.
+            return None, error
+
+
+def _worked(work: Callable[[Any], Any], parts: Sequence[Any], num_workers: int) -> Iterator[Any]:
+    """What a function makes of each part, in their order, by so many processes; 0 works in this one."""
+    loader: Iterable[Any] = DataLoader(
+        _Parts(work, parts), batch_size=None, num_workers=min(num_workers, len(parts))
+    )
+    try:
+        loaded = iter(loader)
+    except OSError as denied:
+        refused("export()", "starting worker processes", denied)
+    for made, error in loaded:
+        if error is not None:
+            raise error
+        yield made
 
 
 def _measured(path: str) -> tuple[int, int]:
@@ -216,4 +233,4 @@ def _measured(path: str) -> tuple[int, int]:
     sizes = [
         os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names
     ]
-    return len(sizes), int(np.sum(sizes, dtype=np.int64))
+    return len(sizes), sum(sizes)

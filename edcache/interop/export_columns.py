@@ -1,40 +1,153 @@
-"""What a column holds, where samples become rows: found out from samples before anything is written."""
+"""A sample as named leaves of a few kinds, and the columns that leaves of many samples make."""
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
-from collections.abc import Iterable, Mapping
+import enum
+import io
+import pathlib
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import torch
 
 from edcache.base import ExportError
-from edcache.interop.export_leaves import Leaves, Picture, refused
+from edcache.codec import ImageFile
 from edcache.labels import Column
+
+_EXTENSIONS: Final = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif"}
+_PNG_MODES: Final = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
+_ATOMS: Final = (bool, int, float, str, type(None))
+_KINDS: Final = {bool: "bool", int: "int", float: "float", complex: "complex", str: "text", bytes: "bytes"}
+
+Leaves = dict[str, Any]
+"""Leaves by name: None, bool, int, float, complex, str, bytes, a date, a datetime, a numpy array, a `Picture`
+or a list of the first five."""
 
 Columns = dict[str, Column]
 
-_KINDS: Final = {bool: "bool", int: "int", float: "float", complex: "complex", str: "text", bytes: "bytes"}
+
+class Picture(NamedTuple):
+    """An image as the bytes of a file: extension without a dot, "jpg", "png", "bin" where nobody knows."""
+
+    data: bytes
+    extension: str
+
+
+def leaves_of(sample: Any, place: str) -> Leaves:
+    """The leaves of a sample by name: keys, indices and field names, with dots between; "" where it is one.
+
+    Lists of plain values are one leaf. `place` is what messages begin with: "export(): sample 17".
+    """
+    leaves: Leaves = {}
+    for path, value in _walked(sample, ()):
+        name = ".".join(map(str, path))
+        if name in leaves:
+            raise ExportError(f'{place}: two fields are called "{name}"; rename one with with_transform()')
+        leaves[name] = _plain(value, name, place)
+    if not leaves:
+        raise ExportError(f"{place}: it has no field; leave it out with a filter")
+    return leaves
+
+
+def _walked(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    children = children_of(value)
+    if children is None or (isinstance(value, list) and all(type(item) in _ATOMS for item in value)):
+        yield path, value
+        return
+    for key, child in children:
+        yield from _walked(child, (*path, key))
+
+
+def children_of(value: Any) -> list[tuple[Any, Any]] | None:
+    """Key and value of each child of a dict, dataclass, list or tuple; None for anything else."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | ImageFile):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    return list(enumerate(value)) if isinstance(value, list | tuple) else None
+
+
+def _plain(value: Any, name: str, place: str) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, (*_ATOMS, bytes, complex, datetime.date, list)):
+        return value
+    if isinstance(value, torch.Tensor):
+        try:
+            return value.detach().cpu().numpy()
+        except (TypeError, RuntimeError):
+            raise refused(place, name, value, "numpy has no such type") from None
+    if isinstance(value, np.ndarray | np.generic):
+        return np.asarray(value)
+    if isinstance(value, ImageFile):
+        return Picture(value.data, _EXTENSIONS.get(value.format or "", "bin"))
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, pathlib.PurePath | uuid.UUID):
+        return str(value)
+    if isinstance(value, datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if hasattr(value, "mode") and hasattr(value, "getpixel"):
+        return _png(value, name, place)
+    raise refused(place, name, value, "no format holds that")
+
+
+def _png(image: Any, name: str, place: str) -> Picture:
+    if image.mode not in _PNG_MODES:
+        raise refused(place, name, image, f"a PNG has no mode {image.mode!r}")
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return Picture(file.getvalue(), "png")
+
+
+def refused(place: str, name: str, value: object, why: str) -> ExportError:
+    """The error for a leaf that a format cannot hold."""
+    if isinstance(value, np.ndarray):
+        kind = f"an array of {value.dtype} {value.shape}"
+    elif isinstance(value, torch.Tensor):
+        kind = f"a tensor of {value.dtype} {tuple(value.shape)}"
+    elif isinstance(value, Picture):
+        kind = f"an image (.{value.extension})"
+    else:
+        kind = f"of type {type(value).__name__}"
+    field = f'field "{name}"' if name else "it"
+    return ExportError(
+        f"{place}: {field} is {kind}; {why}; leave it out with select(), or make something else of it with "
+        "with_transform()"
+    )
+
+
+def nbytes_of(leaves: Leaves) -> int:
+    """About so many bytes takes a sample."""
+    nbytes = 64
+    for value in leaves.values():
+        if isinstance(value, np.ndarray):
+            nbytes += value.nbytes
+        elif isinstance(value, Picture):
+            nbytes += len(value.data)
+        else:
+            nbytes += len(value) if isinstance(value, str | bytes) else 8
+    return nbytes
 
 
 def columns_of(leaves: Leaves, place: str, to: str, arrays: str) -> Columns:
-    """The columns that one sample needs.
-
-    Args:
-        to: the format. arrays: numpy's kinds of arrays that it holds.
-    Raises:
-        ExportError: a leaf that the format does not hold.
-    """
-    columns: Columns = {}
+    """The columns that one sample needs, in a format that holds arrays of some of numpy's kinds."""
     for name, value in leaves.items():
         if isinstance(value, complex) and "c" not in arrays:
             raise refused(place, name, value, f"{to} holds no complex numbers")
         if isinstance(value, np.ndarray) and not (value.dtype.kind in arrays and value.dtype.isnative):
             held = "arrays of bool, int and float" + (", complex too" if "c" in arrays else "")
             raise refused(place, name, value, f"{to} holds {held} in the byte order of this machine")
-        columns[name] = _column(name, value, place)
-    return columns
+    return {name: _column(name, value, place) for name, value in leaves.items()}
 
 
 def _column(name: str, value: Any, place: str) -> Column:
@@ -57,13 +170,7 @@ def _column(name: str, value: Any, place: str) -> Column:
 
 
 def joined(samples: Iterable[tuple[Columns, str]]) -> Columns:
-    """The columns that hold what all samples show.
-
-    Args:
-        samples: what each shows, and what messages about it begin with.
-    Raises:
-        ExportError: 'export(): sample 7: field "x" is float, and int in sample 0; ...'.
-    """
+    """The columns that hold what all samples show; what messages about each begin with comes with it."""
     known: dict[str, tuple[Column, str, int]] = {}
     count = 0
     for shown, place in samples:
@@ -94,11 +201,7 @@ def _both(old: Column, new: Column, where: str, place: str) -> Column:
 
 
 def check_fits(columns: Mapping[str, Column], shown: Mapping[str, Column], place: str) -> None:
-    """Refuse a sample that is otherwise than those that were looked at.
-
-    Raises:
-        ExportError: 'export(): sample 7: field "x" is an array of uint8 (3, 4), it was ...'.
-    """
+    """Refuse a sample that is otherwise than those that were looked at."""
     for name in columns.keys() | shown.keys():
         known, now = columns.get(name), shown.get(name, Column(name, "null"))
         if known is None or not _fits(known, now):

@@ -9,7 +9,7 @@ from typing import Final
 
 from edcache import base
 from edcache.base import ForeignCacheError, OptionError
-from edcache.interop.import_source import Files, read_whole, regular_files
+from edcache.interop.import_source import Files, read_whole, reading, regular_files
 
 METADATA: Final = "METADATA"
 SAMPLE: Final = re.compile(r"(\d{1,18})(\.pt)?", re.ASCII)
@@ -47,11 +47,7 @@ class TorchXla(Files):
 
 
 def _metadata(path: str) -> tuple[int | None, int]:
-    """(samples, files per folder) as METADATA says; (None, 1000) where there is none.
-
-    Raises:
-        ForeignCacheError: it is no METADATA of torch_xla.
-    """
+    """(samples, files per folder) as METADATA says; (None, 1000) where there is none."""
     file = os.path.join(path, METADATA)
     if not os.path.isfile(file):
         return None, 1000
@@ -82,16 +78,14 @@ def _digits(number: int, base: int) -> list[str]:
 
 def _samples(path: str, inside: str = "", depth: int = 0) -> Iterator[tuple[int, str, os.stat_result]]:
     """(index, path with slashes, stat) of every file named by a number, in folders named by numbers."""
-    try:
-        with os.scandir(os.path.join(path, inside) if inside else path) as entries:
-            for entry in entries:
-                match = SAMPLE.fullmatch(entry.name)
-                if match is not None and entry.is_file(follow_symlinks=False):
-                    yield int(match[1]), inside + entry.name, entry.stat(follow_symlinks=False)
-                elif match is not None and entry.is_dir(follow_symlinks=False) and depth < _DEEPEST:
-                    yield from _samples(path, f"{inside}{entry.name}/", depth + 1)
-    except OSError as error:
-        raise ForeignCacheError(f"{error.filename}: {error.strerror}") from error
+    folder = os.path.join(path, inside) if inside else path
+    with reading(folder), os.scandir(folder) as entries:
+        for entry in entries:
+            match = SAMPLE.fullmatch(entry.name)
+            if match is not None and entry.is_file(follow_symlinks=False):
+                yield int(match[1]), inside + entry.name, entry.stat(follow_symlinks=False)
+            elif match is not None and entry.is_dir(follow_symlinks=False) and depth < _DEEPEST:
+                yield from _samples(path, f"{inside}{entry.name}/", depth + 1)
 
 
 class Monai(Files):

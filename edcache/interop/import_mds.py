@@ -16,21 +16,14 @@ from edcache.codec import ImageFile
 from edcache.interop.import_source import OldCache, read_part, read_whole
 
 INDEX: Final = "index.json"
-
-_INDEX_NBYTES = 1 << 28
+INDEX_NBYTES: Final = 1 << 28
+"""Bytes that a file may have that says what a folder holds."""
 _LENGTH_DTYPES = ("<u1", "<u2", "<u4", "<u8")
-_VALUE_DTYPES = {8: "uint8", 9: "int8"} | {
-    16: "uint16",
-    17: "int16",
-    18: "float16",
-    32: "uint32",
-    33: "int32",
-    34: "float32",
-    64: "uint64",
-    65: "int64",
-    66: "float64",
+_VALUE_DTYPES = {
+    bits + k: f"{kind}{bits}" for bits in (8, 16, 32, 64) for k, kind in enumerate(("uint", "int", "float"))
 }
-_SCALARS = frozenset({*_VALUE_DTYPES.values()})
+del _VALUE_DTYPES[10]  # numpy has no float8
+_SCALARS = frozenset(_VALUE_DTYPES.values())
 _PLAIN: Final[dict[str, Callable[[bytes], Any]]] = {
     "bytes": bytes,
     "str": lambda data: data.decode("utf-8"),
@@ -59,14 +52,14 @@ class Mds(OldCache):
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
         file = os.path.join(path, INDEX)
-        text = read_whole(file, file, _INDEX_NBYTES)
+        text = read_whole(file, file, INDEX_NBYTES)
         try:
             shards = json.loads(text)["shards"]
             counts = [_count(shard["samples"]) for shard in shards]
             self._shards = [_shard(file, shard) for shard in shards]
+        except ForeignCacheError:
+            raise
         except (KeyError, TypeError, RecursionError, ValueError) as error:
-            if isinstance(error, ForeignCacheError):
-                raise
             raise ForeignCacheError(f"{file}: not as MDSWriter writes it: {error!r:.200}") from error
         self._ends = np.cumsum(counts, dtype=np.int64)
         self.identity = {INDEX: hashlib.sha256(text).hexdigest()[:16]}

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, Final, NamedTuple
 
 from edcache.base import ForeignCacheError
-from edcache.interop.import_source import read_part
+from edcache.interop.import_source import read_part, reading
 
 _HEADER: Final = struct.Struct("<4s2xHHxxxxIIIHH")
 _SIGNATURE: Final = b"PK\x03\x04"
@@ -33,25 +33,28 @@ class Member(NamedTuple):
     crc: int
     method: int
 
+    def shown(self, path: str) -> str:
+        """What messages about it begin with."""
+        return f"{path}: {self.name} at offset {self.offset:,}"
+
+    def check_crc(self, path: str, crc: int) -> None:
+        """Raise ForeignCacheError where its bytes have another checksum."""
+        if crc != self.crc:
+            where = self.shown(path)
+            raise ForeignCacheError(f"{where}: crc32 {crc:#010x}, its header says {self.crc:#010x}")
+
 
 def listed(path: str) -> tuple[list[Member], bool]:
-    """The members of a zip in the order of its directory, or, without one, of the file.
+    """The members of a zip in the order of its directory, and whether it has one; else as their headers lie.
 
-    Returns:
-        The members, and whether there was a directory. Without one, what a killed writer left unfinished at
-        the end is not among them.
-    Raises:
-        ForeignCacheError: members share bytes, as in a zip bomb; or the file cannot be read.
+    Without one, what a killed writer left unfinished at the end is not among them.
     """
-    try:
-        with open(path, "rb") as file:
-            try:
-                members, has_directory = _directory(file), True
-            except _NO_DIRECTORY:
-                members, has_directory = list(_headers(file)), False
-            total, size = sum(member.nbytes for member in members), os.fstat(file.fileno()).st_size
-    except OSError as error:
-        raise ForeignCacheError(f"{path}: {error.strerror}") from error
+    with reading(path), open(path, "rb") as file:
+        try:
+            members, has_directory = _directory(file), True
+        except _NO_DIRECTORY:
+            members, has_directory = list(_headers(file)), False
+        total, size = sum(member.nbytes for member in members), os.fstat(file.fileno()).st_size
     if total > size:
         raise ForeignCacheError(
             f"{path}: its members have {total:,} bytes and the file {size:,}: they share some, as in a bomb"
@@ -60,33 +63,35 @@ def listed(path: str) -> tuple[list[Member], bool]:
 
 
 def contents(path: str, member: Member, most: int) -> bytes:
-    """The unpacked bytes of a member.
-
-    Raises:
-        ForeignCacheError: 'old.zip: example_3.p at offset 4,096: crc32 0x..., its header says 0x...'; or
-            it claims more than `most` bytes, is damaged, or is packed by an unusual method.
-    """
-    where = f"{path}: {member.name} at offset {member.offset:,}"
+    """The unpacked bytes of a member, which are what its header says."""
+    where = member.shown(path)
     if member.method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ForeignCacheError(f"{where}: packed by method {member.method}; pack it anew with zip")
     if max(member.size, member.nbytes) > most:
         raise ForeignCacheError(f"{where}: claims {member.size:,} bytes, more than the {most:,} allowed")
-    raw = read_part(path, where, data_offset(path, member), member.nbytes)
-    if len(raw) < member.nbytes:
-        raise ForeignCacheError(f"{where}: the file ends in the middle of it")
-    data = _unpacked(where, raw, member)
-    crc = zlib.crc32(data)
-    if crc != member.crc:
-        raise ForeignCacheError(f"{where}: crc32 {crc:#010x}, its header says {member.crc:#010x}")
+    offset = data_offset(path, member)
+    data = read_part(path, where, offset, member.nbytes, "the file ends in the middle of it")
+    if member.method == zipfile.ZIP_DEFLATED:
+        data = _unpacked(where, data, member.size)
+    member.check_crc(path, zlib.crc32(data))
+    return data
+
+
+def _unpacked(where: str, data: bytes, size: int) -> bytes:
+    try:
+        data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
+    except zlib.error as error:
+        raise ForeignCacheError(f"{where}: does not unpack: {error}") from None
+    if len(data) != size:
+        raise ForeignCacheError(f"{where}: unpacks to other than the {size:,} bytes that it claims")
     return data
 
 
 def data_offset(path: str, member: Member) -> int:
-    """Where the stored bytes of a member begin. Raises: ForeignCacheError, where no member begins."""
-    where = f"{path}: {member.name} at offset {member.offset:,}"
-    header = read_part(path, where, member.offset, _HEADER.size)
+    """Where the stored bytes of a member begin; ForeignCacheError where no member begins."""
+    header = read_part(path, member.shown(path), member.offset, _HEADER.size)
     if len(header) < _HEADER.size or header[:4] != _SIGNATURE:
-        raise ForeignCacheError(f"{where}: no member begins there")
+        raise ForeignCacheError(f"{member.shown(path)}: no member begins there")
     *_, name, extra = _HEADER.unpack(header)
     return member.offset + _HEADER.size + int(name) + int(extra)
 
@@ -98,22 +103,9 @@ def prove(path: str, member: Member) -> None:
         file.seek(data_offset(path, member))
         while left and (data := file.read(min(left, 1 << 20))):
             crc, left = zlib.crc32(data, crc), left - len(data)
-    if left or crc != member.crc:
-        where = f"{path}: {member.name} at offset {member.offset:,}"
-        raise ForeignCacheError(f"{where}: crc32 {crc:#010x}, its header says {member.crc:#010x}")
-
-
-def _unpacked(where: str, raw: bytes, member: Member) -> bytes:
-    if member.method == zipfile.ZIP_STORED:
-        return raw
-    unpack = zlib.decompressobj(-zlib.MAX_WBITS)
-    try:
-        data = unpack.decompress(raw, member.size + 1)
-    except zlib.error as error:
-        raise ForeignCacheError(f"{where}: does not unpack: {error}") from None
-    if len(data) != member.size:
-        raise ForeignCacheError(f"{where}: unpacks to other than the {member.size:,} bytes that it claims")
-    return data
+    if left:
+        raise ForeignCacheError(f"{member.shown(path)}: the file ends in the middle of it")
+    member.check_crc(path, crc)
 
 
 def _directory(file: BinaryIO) -> list[Member]:

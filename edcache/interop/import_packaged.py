@@ -11,15 +11,13 @@ from typing import Any, ClassVar, Final
 from edcache.base import ForeignCacheError, MissingDependencyError, PickleRefusedError
 from edcache.codec import ImageFile
 from edcache.interop.folders import image_folder
+from edcache.interop.import_mds import INDEX, INDEX_NBYTES
 from edcache.interop.import_source import OldCache, read_whole
 from edcache.writer import declared
 
 STATE: Final = "state.json"
-INDEX: Final = "index.json"
 BEGUN: Final = "autocopy_start.txt"
 ENDED: Final = "autocopy_end.txt"
-INDEX_NBYTES: Final = 1 << 28
-"""Bytes that a file may have that says what a folder holds."""
 
 _CONTAINERS = frozenset({None, "builtins.dict", "builtins.list", "builtins.tuple"})
 _SAFE = frozenset(
@@ -33,9 +31,7 @@ _SAFE = frozenset(
 class Packaged(OldCache):
     """A folder that only a package reads, which opens it anew in each process.
 
-    Attributes:
-        package: what it is called, as pip knows it.
-        described_in: the file that says what the folder holds; its bytes tell this cache from others.
+    package: as pip knows it. described_in: the file whose bytes tell this cache from others.
     """
 
     package: ClassVar[str]
@@ -75,12 +71,7 @@ class Packaged(OldCache):
 
 
 class Litdata(Packaged):
-    """A folder that litdata.optimize wrote, read by `litdata.StreamingDataset`.
-
-    Raises:
-        MissingDependencyError: litdata is not installed.
-        PickleRefusedError: a field is pickled, which litdata unpickles whatever it is.
-    """
+    """A folder that litdata.optimize wrote; litdata would unpickle any field that is pickled."""
 
     kind = package = "litdata"
     described_in = INDEX

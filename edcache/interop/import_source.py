@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -25,8 +26,7 @@ class OldCache(Dataset[Any], abc.ABC):
     """A cache of another system as a source dataset; make one with `edcache.interop.old_cache`.
 
     Attributes:
-        path: as it was given.
-        kind: its name in `edcache.interop.KINDS`.
+        path: as it was given. kind: its name in `edcache.interop.KINDS`.
         identity: what tells this cache from others, as plain values.
         missing: the indices without a sample: int64 [k], sorted. Reading one raises MissingSampleError.
         in_memory_keys: the label columns that the old cache had, as far as samples have them; or None.
@@ -59,7 +59,7 @@ class OldCache(Dataset[Any], abc.ABC):
         if not 0 <= position < len(self):
             raise SampleIndexError(f"{self.path}: index {index} not in [-{len(self)}, {len(self)})")
         place = int(np.searchsorted(self.missing, position))
-        if place < len(self.missing) and int(self.missing[place]) == position:
+        if position in self.missing[place : place + 1]:
             raise MissingSampleError(f"{self.path}: no sample {position}; this {self.kind} cache has none")
         return self._read(position)
 
@@ -87,6 +87,9 @@ class OldCache(Dataset[Any], abc.ABC):
     def _unpickled(self, data: bytes, shown: str) -> Any:
         return restored(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
 
+    def _torch_loaded(self, data: bytes, shown: str) -> Any:
+        return torch_loaded(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
+
     def _set_indices(self, indices: Indices, length: int | None = None) -> None:
         """Take note of the indices that have a sample, unique and sorted, and of the length, if one was said.
 
@@ -107,11 +110,7 @@ class OldCache(Dataset[Any], abc.ABC):
             self.notes.append(f"{len(self.missing):,} of {self._length:,} samples are not in it: {shown}")
 
     def _set_length(self, length: int) -> None:
-        """Take note that so many samples are there, each of which has bytes of its own.
-
-        Raises:
-            ForeignCacheError: there is none.
-        """
+        """Take note that so many samples are there, each of which has bytes of its own."""
         if not length:
             raise ForeignCacheError(f"{self.path}: no sample in this {self.kind} cache")
         self._length = length
@@ -121,11 +120,7 @@ class Files(OldCache):
     """A folder with a file for each sample, of torch.save unless a kind decodes them otherwise."""
 
     def _set_files(self, files: Mapping[int, tuple[str, os.stat_result]], length: int | None = None) -> None:
-        """Take note of the files: their names inside the folder, with slashes, by index.
-
-        Raises:
-            ForeignCacheError: as `_set_indices`.
-        """
+        """Take note of the files: their names inside the folder, with slashes, by index."""
         indices: Indices = np.array(sorted(files), np.int64)
         self._names = [files[index][0] for index in indices.tolist()]
         self._indices = indices
@@ -139,7 +134,7 @@ class Files(OldCache):
         return self._decode(data, shown)
 
     def _decode(self, data: bytes, shown: str) -> Any:
-        return torch_loaded(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
+        return self._torch_loaded(data, shown)
 
 
 def files_digest(files: Iterable[tuple[object, os.stat_result]]) -> str:
@@ -150,44 +145,35 @@ def files_digest(files: Iterable[tuple[object, os.stat_result]]) -> str:
     return digest.hexdigest()[:16]
 
 
+@contextmanager
+def reading(shown: str) -> Iterator[None]:
+    """Errors of the system become ForeignCacheErrors."""
+    try:
+        yield
+    except OSError as error:
+        raise ForeignCacheError(f"{shown}: {error.strerror}") from error
+
+
 def read_whole(path: str, shown: str, most: int) -> bytes:
-    """The bytes of a file that is believed to be small.
-
-    Raises:
-        ForeignCacheError: it has more than `most` bytes, or cannot be read.
-    """
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > most:
-                raise ForeignCacheError(f"{shown} has {size:,} bytes, more than the {most:,} allowed")
-            return file.read(most + 1)
-    except OSError as error:
-        raise ForeignCacheError(f"{shown}: {error.strerror}") from error
+    """The bytes of a file; ForeignCacheError where it has more than `most`."""
+    with reading(shown), open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most:
+            raise ForeignCacheError(f"{shown} has {size:,} bytes, more than the {most:,} allowed")
+        return file.read(most + 1)
 
 
-def read_part(path: str, shown: str, offset: int, nbytes: int) -> bytes:
-    """So many bytes of a file, from an offset on, or fewer where it ends before.
-
-    Raises:
-        ForeignCacheError: it cannot be read.
-    """
-    try:
-        with open(path, "rb") as file:
-            file.seek(offset)
-            return file.read(nbytes)
-    except OSError as error:
-        raise ForeignCacheError(f"{shown}: {error.strerror}") from error
+def read_part(path: str, shown: str, offset: int, nbytes: int, ends: str | None = None) -> bytes:
+    """So many bytes of a file, or fewer where it ends before; `ends` says so as an error."""
+    with reading(shown), open(path, "rb") as file:
+        file.seek(offset)
+        data = file.read(nbytes)
+    if ends is not None and len(data) < nbytes:
+        raise ForeignCacheError(f"{shown}: {ends}")
+    return data
 
 
-def regular_files(folder: str) -> Iterable[os.DirEntry[str]]:
-    """The files of a folder, in no order; links, which may lead out of it, are not among them.
-
-    Raises:
-        ForeignCacheError: it cannot be listed.
-    """
-    try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if entry.is_file(follow_symlinks=False)]
-    except OSError as error:
-        raise ForeignCacheError(f"{folder}: {error.strerror}") from error
+def regular_files(folder: str) -> list[os.DirEntry[str]]:
+    """The files of a folder, in no order; links, which may lead out of it, are not among them."""
+    with reading(folder), os.scandir(folder) as entries:
+        return [entry for entry in entries if entry.is_file(follow_symlinks=False)]

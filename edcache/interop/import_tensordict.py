@@ -63,9 +63,8 @@ class Tensordict(OldCache):
         return sample
 
     def _row(self, leaf: _Leaf, index: int) -> torch.Tensor:
-        data = read_part(leaf.file, leaf.file, leaf.offset + index * leaf.nbytes, leaf.nbytes)
-        if len(data) < leaf.nbytes:
-            raise ForeignCacheError(f"{leaf.file}: it ends in the middle of row {index}")
+        offset, ends = leaf.offset + index * leaf.nbytes, f"it ends in the middle of row {index}"
+        data = read_part(leaf.file, leaf.file, offset, leaf.nbytes, ends)
         if not data:
             return torch.empty(leaf.shape, dtype=leaf.dtype)
         return torch.frombuffer(bytearray(data), dtype=leaf.dtype).reshape(leaf.shape)

@@ -16,7 +16,7 @@ import numpy as np
 
 from edcache import codec
 from edcache.base import CorruptRecordError, ForeignCacheError
-from edcache.codec import ImageFile, torch_loaded
+from edcache.codec import ImageFile
 from edcache.interop.import_source import OldCache, files_digest, read_part
 
 KEY: Final = "__key__"
@@ -44,7 +44,7 @@ class Webdataset(OldCache):
         folder = os.path.isdir(path)
         self._shards = sorted(glob.glob(os.path.join(glob.escape(path), "*.tar"))) if folder else [path]
         self._keys: list[str] = []
-        self._extensions: list[str] = []
+        self._extensions: dict[str, int] = {}
         self._begins, self._columns = array("q"), [array("q") for _ in range(4)]
         stats = []
         for number, shard in enumerate(self._shards):
@@ -52,6 +52,7 @@ class Webdataset(OldCache):
             self._add_shard(number, shard)
         self.identity = {"shards, sizes and times": files_digest(stats)}
         self._begins.append(len(self._columns[0]))
+        self._names = list(self._extensions)
         self._set_length(len(self._keys))
         self.in_memory_keys = [KEY, *self._common_labels()]
 
@@ -62,11 +63,12 @@ class Webdataset(OldCache):
         except _Cut:
             # Whether the last sample before the end is whole cannot be known.
             if len(self._keys) > begin:
-                self.notes.append(f"{shown} was cut: its last sample, {self._keys[-1]}, was left out")
-                self._drop_last()
+                self.notes.append(f"{shown} was cut: its last sample, {self._keys.pop()}, was left out")
+                last = self._begins.pop()
+                for column in self._columns:
+                    del column[last:]
 
     def _add_files(self, number: int, shard: str) -> None:
-        known = {name: place for place, name in enumerate(self._extensions)}
         key, seen = None, set[str]()
         for name, extension, offset, nbytes in _files(shard, self.notes):
             if name != key:
@@ -76,17 +78,9 @@ class Webdataset(OldCache):
             if extension in seen:
                 raise ForeignCacheError(f"{shard}: {name}.{extension} comes twice in one sample")
             seen.add(extension)
-            place = known.setdefault(extension, len(known))
-            if place == len(self._extensions):
-                self._extensions.append(extension)
+            place = self._extensions.setdefault(extension, len(self._extensions))
             for column, value in zip(self._columns, (number, offset, nbytes, place), strict=True):
                 column.append(value)
-
-    def _drop_last(self) -> None:
-        self._keys.pop()
-        begin = self._begins.pop()
-        for column in self._columns:
-            del column[begin:]
 
     def _common_labels(self) -> list[str]:
         """Extensions of numbers that every sample has."""
@@ -98,15 +92,13 @@ class Webdataset(OldCache):
         sample: dict[str, Any] = {KEY: self._keys[index]}
         for row in range(self._begins[index], self._begins[index + 1]):
             shard, offset, nbytes, extension = (column[row] for column in self._columns)
-            name = self._extensions[extension]
+            name = self._names[extension]
             shown = f"{self._shards[shard]}: {self._keys[index]}.{name}"
             if nbytes > self.most_nbytes:
                 raise ForeignCacheError(
                     f"{shown} has {nbytes:,} bytes, more than the {self.most_nbytes:,} allowed"
                 )
-            data = read_part(self._shards[shard], shown, offset, nbytes)
-            if len(data) < nbytes:
-                raise ForeignCacheError(f"{shown}: the file ends in the middle of it")
+            data = read_part(self._shards[shard], shown, offset, nbytes, "the file ends in the middle of it")
             sample[name] = self._value(name, data, shown)
         return sample
 
@@ -115,7 +107,7 @@ class Webdataset(OldCache):
         if last in _PICKLES:
             return self._unpickled(data, shown)
         if last == "pth":
-            return torch_loaded(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
+            return self._torch_loaded(data, shown)
         try:
             return _DECODERS.get(last, bytes)(data)
         except _UNDECODED as error:
@@ -123,11 +115,7 @@ class Webdataset(OldCache):
 
 
 def npy_array(data: bytes) -> Any:
-    """The array of an .npy file; numpy's own reader allocates what the header claims.
-
-    Raises:
-        ValueError: it is none, or one of objects; SyntaxError, TypeError, RecursionError and MemoryError too.
-    """
+    """The array of an .npy file; numpy's own reader allocates what the header claims."""
     if data[:6] != b"\x93NUMPY" or data[6:7] not in (b"\1", b"\2", b"\3"):
         raise ValueError(f"begins with {data[:8]!r}, as no .npy does")
     begin = 10 if data[6] == 1 else 12
@@ -167,12 +155,7 @@ class _Cut(Exception):
 
 
 def _files(shard: str, notes: list[str]) -> Iterator[tuple[str, str, int, int]]:
-    """(name up to the first dot, the rest, offset of the bytes, their number) of the files of a shard.
-
-    Raises:
-        _Cut: it has no end, as one whose writer was killed.
-        ForeignCacheError: it is no tar.
-    """
+    """(name up to the first dot, the rest, offset of the bytes, their number) of the files of a shard."""
     size, left_out, offset = os.path.getsize(shard), 0, 0
     try:
         with tarfile.open(shard, "r:") as tar:

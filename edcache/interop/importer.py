@@ -6,25 +6,17 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final
 
 from edcache.base import CacheKeywords, CacheOptions, ForeignCacheError, OptionError, once, takes
 from edcache.dataset import CachedDataset
 from edcache.interop.folders import EXTENSIONS
 from edcache.interop.import_edflow import EXAMPLE, EdflowFolder, EdflowZip
 from edcache.interop.import_folders import METADATA, SAMPLE, Monai, TorchXla
-from edcache.interop.import_mds import Mds
+from edcache.interop.import_mds import INDEX, INDEX_NBYTES, Mds
 from edcache.interop.import_members import listed
-from edcache.interop.import_packaged import (
-    BEGUN,
-    ENDED,
-    INDEX,
-    INDEX_NBYTES,
-    STATE,
-    HuggingFace,
-    Images,
-    Litdata,
-)
+from edcache.interop.import_packaged import BEGUN, ENDED, STATE, HuggingFace, Images, Litdata
 from edcache.interop.import_source import OldCache, read_whole
 from edcache.interop.import_tensordict import META, Tensordict
 from edcache.interop.import_webdataset import Webdataset
@@ -41,11 +33,7 @@ _OURS = b"edcache.json"  # the name of the first entry
 
 
 class _Place:
-    """What lies at a path, as far as it takes to recognise it.
-
-    Attributes:
-        is_zip, is_tar: by its first bytes. names: of the files in a folder, the first ten thousand.
-    """
+    """What lies at a path, to recognise it by: the first names in a folder, or bytes of a file."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -53,7 +41,7 @@ class _Place:
         self.names: set[str] = set()
         if os.path.isdir(path):
             with os.scandir(path) as entries:
-                self.names.update(entry.name for entry, _ in zip(entries, range(_MOST_NAMES), strict=False))
+                self.names = {entry.name for entry in islice(entries, _MOST_NAMES)}
             return
         with open(path, "rb") as file:
             first = file.read(4096)
@@ -75,11 +63,9 @@ class _Place:
     @once
     def index(self) -> dict[str, Any]:
         """What the index.json of a folder says, which several systems write; nothing where there is none."""
-        if INDEX not in self.names:
-            return {}
         file = os.path.join(self.path, INDEX)
         try:
-            index = json.loads(read_whole(file, file, INDEX_NBYTES))
+            index = json.loads(read_whole(file, file, INDEX_NBYTES)) if INDEX in self.names else {}
         except (RecursionError, ValueError):
             return {}
         return index if isinstance(index, dict) else {}
@@ -90,37 +76,27 @@ class _Place:
             return False
         with os.scandir(self.path) as entries:
             folders = [entry.path for entry in entries if entry.is_dir()][:_MOST_FOLDERS]
-        for folder in folders:
-            with os.scandir(folder) as entries:
-                if any(entry.name.lower().endswith(EXTENSIONS) for entry in entries):
-                    return True
-        return False
+        files = (name for folder in folders for name in os.listdir(folder))
+        return any(name.lower().endswith(EXTENSIONS) for name in files)
 
 
-class _Kind(NamedTuple):
-    """One kind of old cache: whether it lies at a place; what opens it, given path and trust_pickle."""
-
-    fits: Callable[[_Place], bool]
-    opened: Callable[..., OldCache]
-
-
-def _edflow(path: str, trust_pickle: bool) -> OldCache:
-    return (EdflowFolder if os.path.isdir(path) else EdflowZip)(path, trust_pickle)
-
-
-# The first that fits counts.
-KINDS: Final[dict[str, _Kind]] = {
-    "edflow": _Kind(lambda at: (at.is_zip and not at.is_tensordict) or at.has(EXAMPLE), _edflow),
-    "torch_xla": _Kind(
-        lambda at: METADATA in at.names or (bool(at.names) and all(map(SAMPLE.fullmatch, at.names))), TorchXla
+# How each kind of old cache is recognised, and what opens it. The first that fits counts.
+KINDS: Final[dict[str, tuple[Callable[[_Place], bool], Callable[..., OldCache]]]] = {
+    "edflow": (
+        lambda at: (at.is_zip and not at.is_tensordict) or at.has(EXAMPLE),
+        lambda path, trust: (EdflowFolder if os.path.isdir(path) else EdflowZip)(path, trust),
     ),
-    "monai": _Kind(lambda at: at.has(_HASH), Monai),
-    "webdataset": _Kind(lambda at: at.is_tar or at.has(_TAR), Webdataset),
-    "tensordict": _Kind(lambda at: at.is_tensordict, Tensordict),
-    "mds": _Kind(lambda at: "shards" in at.index, Mds),
-    "litdata": _Kind(lambda at: "chunks" in at.index, Litdata),
-    "huggingface": _Kind(lambda at: STATE in at.names, HuggingFace),
-    "images": _Kind(lambda at: bool({BEGUN, ENDED} & at.names) or at.has_images(), Images),
+    "torch_xla": (
+        lambda at: METADATA in at.names or (bool(at.names) and all(map(SAMPLE.fullmatch, at.names))),
+        TorchXla,
+    ),
+    "monai": (lambda at: at.has(_HASH), Monai),
+    "webdataset": (lambda at: at.is_tar or at.has(_TAR), Webdataset),
+    "tensordict": (lambda at: at.is_tensordict, Tensordict),
+    "mds": (lambda at: "shards" in at.index, Mds),
+    "litdata": (lambda at: "chunks" in at.index, Litdata),
+    "huggingface": (lambda at: STATE in at.names, HuggingFace),
+    "images": (lambda at: bool({BEGUN, ENDED} & at.names) or at.has_images(), Images),
 }
 
 
@@ -150,7 +126,7 @@ def old_cache(
         raise ForeignCacheError(f"{where}: No such file or directory")
     if kind is None:
         place = _Place(where)
-        kind = next((name for name, known in KINDS.items() if known.fits(place)), None)
+        kind = next((name for name, (fits, _) in KINDS.items() if fits(place)), None)
         if kind is None:
             raise ForeignCacheError(
                 f"{where}: not recognised as one of {', '.join(KINDS)}; name its kind with kind= (--from), "
@@ -158,11 +134,9 @@ def old_cache(
             )
     elif kind not in KINDS:
         raise OptionError(f"kind={kind!r}; choose one of {', '.join(KINDS)}")
-    if order is None:
-        return KINDS[kind].opened(where, trust_pickle)
-    if kind != "monai":
+    if order is not None and kind != "monai":
         raise OptionError(f'{where}: order= is for "monai", this is "{kind}"')
-    return Monai(where, trust_pickle, order)
+    return KINDS[kind][1](where, trust_pickle, *([] if order is None else [order]))
 
 
 @takes(CacheOptions)

@@ -19,15 +19,9 @@ def migrated(
 ) -> str:
     """The archive that stands for an old path, after the samples of an old cache were taken over.
 
-    Args:
-        path: where the archive lies unless an old cache does; then it is beside that, "toy.edcache.zip".
-        dataset: whose label columns an old cache without any gets; None has none.
-        options: of a CachedDataset; those that matter for importing count.
-        old: where else an old cache may lie.
-    Raises:
-        PickleRefusedError, ForeignCacheError, StaleCacheError: as `import_cache`.
-
-    The old cache is only read, and when its samples are all there it is not looked at again.
+    Where an old cache lies at the path the archive is beside it, "toy.edcache.zip"; `old` is where else one
+    may lie. It is only read, and when its samples are all there it is not looked at again. It gets the label
+    columns of `dataset` where it has none; of the options of a CachedDataset those for importing count.
     """
     if "://" in path:
         return path

@@ -1,9 +1,7 @@
-from .classes import Classes as Classes
-from .classes import classes as classes
-from .classes import sort_keys as sort_keys
-from .columns import LabelCollector as LabelCollector
-from .columns import collected as collected
-from .columns import collected_columns as collected_columns
+from .collector import LabelCollector as LabelCollector
+from .collector import collected as collected
+from .collector import collected_columns as collected_columns
+from .column import Classes as Classes
 from .exchange import Column as Column
 from .exchange import ParquetFile as ParquetFile
 from .exchange import arrow_column as arrow_column
@@ -21,3 +19,5 @@ from .spec import LabelSpec as LabelSpec
 from .spec import checked_name as checked_name
 from .view import Labels as Labels
 from .view import checked_indices as checked_indices
+from .view import classes as classes
+from .view import sort_keys as sort_keys

@@ -12,14 +12,15 @@ import math
 import operator
 import re
 from collections.abc import Iterable
+from fractions import Fraction
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from edcache.base import LabelTypeError, described, unknown_label
-from edcache.format import is_number, numpy_dtype, pa, pc
-from edcache.labels.comparable import comparable_type
+from edcache.format import is_number, is_text, numpy_dtype, pa, pc
+from edcache.labels.column import comparable_type
 
 _OPERATIONS = {
     "==": operator.eq,
@@ -32,11 +33,7 @@ _OPERATIONS = {
 
 
 class _Point(NamedTuple):
-    """Where a value lies on a column's axis.
-
-    `scalar` is the value itself if `exact`; otherwise the greatest value of the column's type below it,
-    None if there is none. A value that equals nothing and orders with nothing (nan) is no point at all.
-    """
+    """Where a value lies: at the scalar, or if not `exact` right above it, or below all where it is None."""
 
     scalar: pa.Scalar | None
     exact: bool
@@ -45,9 +42,7 @@ class _Point(NamedTuple):
 class Column:
     """One column of a schema as the left side of comparisons; each gives a pyarrow expression.
 
-    Raises:
-        UnknownLabelError: the schema has no such column.
-        LabelTypeError: in each method, a value that this column is not comparable with.
+    Raises UnknownLabelError, and each method LabelTypeError for what this column does not compare with.
     """
 
     def __init__(self, name: str, schema: pa.Schema) -> None:
@@ -68,23 +63,19 @@ class Column:
             return self.is_null() if operation == "==" else self._field.is_valid()
         self._check_order(operation)
         point = self._point(value)
-        if point is None:
+        if point is None or (not point.exact and operation in ("==", "!=")):
             return self._unless_null(pc.scalar(operation == "!="))
-        if point.exact:
-            return _OPERATIONS[operation](self._field, pc.scalar(point.scalar))
-        # The value lies right above the point, and is none of the column's.
-        is_less = operation in ("<", "<=")
-        if operation in ("==", "!=") or point.scalar is None:
-            return self._unless_null(pc.scalar(operation == "!=" or operation in (">", ">=")))
-        limit = pc.scalar(point.scalar)
-        return self._field <= limit if is_less else self._field > limit
+        if point.scalar is None:
+            return self._unless_null(pc.scalar(operation in (">", ">=")))
+        if not point.exact:  # it lies right above the point, and is none of the column's
+            operation = "<=" if operation in ("<", "<=") else ">"
+        return _OPERATIONS[operation](self._field, pc.scalar(point.scalar))
 
     def one_of(self, values: Iterable[object]) -> pc.Expression:
         """`column in values`, unknown where the column has no value and None is not among the values."""
         has_null, scalars = self._value_set(values)
-        if has_null:
-            return self.is_null() | self._field.isin(scalars) if len(scalars) else self.is_null()
-        return self._unless_null(self._field.isin(scalars) if len(scalars) else pc.scalar(False))
+        is_in = self._field.isin(scalars) if len(scalars) else pc.scalar(False)
+        return self.is_null() | is_in if has_null else self._unless_null(is_in)
 
     def between(self, first: int, last: int) -> pc.Expression:
         """`first <= column <= last`."""
@@ -127,10 +118,7 @@ class Column:
         return pc.if_else(coarse == other_coarse, compare(fine, other_fine), compare(coarse, other_coarse))
 
     def _steps(self, other: pa.DataType) -> tuple[pc.Expression, pc.Expression | None]:
-        """What compares exactly with a column of another type: if equal, then the second; None for no second.
-
-        Arrow would round one of the columns, or refuse it, where no type holds the values of both.
-        """
+        """What compares exactly with another type: this, if equal that. Arrow would round, or refuse."""
         field, kind = self._field, self.type
         if _family(kind) in _TIMES and _unit(kind) != _unit(other):
             ticks = field.cast(pa.int32()) if pa.types.is_date32(kind) else field
@@ -180,17 +168,22 @@ class Column:
         if family == "null":
             return None
         if family == "number" and isinstance(value, (int, float)) and not isinstance(value, bool):
-            return _number_point(value, self.type)
+            if value != value:
+                return None
+            is_integer = pa.types.is_integer(self.type)
+            return _integer_point(value, self.type) if is_integer else _float_point(value, self.type)
         if family in _TIMES:
             time = _attoseconds(value, self.type)
+            if time is _NAT:
+                return None
             if time is not None:
-                return None if time is _NAT else _time_point(time, self.type)
+                return _integer_point(Fraction(time, _ATTOSECONDS[_unit(self.type)]), self.type)
         if isinstance(value, _EXPECTED.get(family, ())):
-            return _Point(pa.scalar(value, self.type), exact=True) if _is_encodable(value) else None
-        raise self._mismatch(value, family)
-
-    def _mismatch(self, value: object, family: str) -> LabelTypeError:
-        return LabelTypeError(
+            try:
+                return _Point(pa.scalar(value, self.type), exact=True)
+            except UnicodeEncodeError:
+                return None
+        raise LabelTypeError(
             f'label "{self.name}" is {self.type}; {described(value)} does not compare with it; '
             f"{_REMEDIES[family]}"
         )
@@ -221,10 +214,8 @@ def _family(kind: pa.DataType) -> str:
         return "bool"
     if is_number(kind):
         return "number"
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return "string"
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return "bytes"
+    if is_text(kind):
+        return "string" if "string" in str(kind) else "bytes"
     if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
         return "time" if pa.types.is_date32(kind) or kind.tz is None else "UTC time"
     if pa.types.is_duration(kind):
@@ -232,22 +223,17 @@ def _family(kind: pa.DataType) -> str:
     return "null" if pa.types.is_null(kind) else "other"
 
 
-def _is_encodable(value: object) -> bool:
-    try:
-        return not isinstance(value, str) or value.encode() is not None
-    except UnicodeEncodeError:
-        return False
+def _integer_point(value: float | Fraction, kind: pa.DataType) -> _Point:
+    """Where a number lies among the integers of a type, or the ticks of a time's."""
+    ticks = pa.int32() if pa.types.is_date32(kind) else pa.int64()
+    limits = np.iinfo(numpy_dtype(kind if pa.types.is_integer(kind) else ticks))
+    if value < int(limits.min):
+        return _Point(None, exact=False)
+    floor = int(limits.max) if value > int(limits.max) else math.floor(value)
+    return _Point(pa.scalar(floor, kind), exact=floor == value)
 
 
-def _number_point(value: float, kind: pa.DataType) -> _Point | None:
-    if value != value:
-        return None
-    if pa.types.is_integer(kind):
-        limits = np.iinfo(numpy_dtype(kind))
-        if value < int(limits.min):
-            return _Point(None, exact=False)
-        floor = int(limits.max) if value > int(limits.max) else math.floor(value)
-        return _Point(pa.scalar(floor, kind), exact=floor == value)
+def _float_point(value: float, kind: pa.DataType) -> _Point:
     dtype = numpy_dtype(kind)
     try:
         wide = float(value)
@@ -332,16 +318,6 @@ def _ticks(value: Any) -> Any:
         near = np.int64(max(-_FAR, min(count, _FAR))).astype(f"M8[{unit}]")
         unit, count = "D", int(near.astype("M8[D]").astype("i8"))
     return count * _ATTOSECONDS[unit] if unit in _ATTOSECONDS else None
-
-
-def _time_point(time: int, kind: pa.DataType) -> _Point:
-    floor, rest = divmod(time, _ATTOSECONDS[_unit(kind)])
-    storage = pa.int32() if pa.types.is_date32(kind) else pa.int64()
-    limits = np.iinfo(numpy_dtype(storage))
-    if floor < int(limits.min):
-        return _Point(None, exact=False)
-    nearest = min(floor, int(limits.max))
-    return _Point(pa.array([nearest], type=storage).view(kind)[0], exact=not rest and floor == nearest)
 
 
 def _unit(kind: pa.DataType) -> str:

@@ -16,10 +16,7 @@ _CONTAINERS = frozenset({dict, tuple, list})
 
 
 class LabelSpec:
-    """The label columns that `in_memory_keys` asks for: their names, and where in a sample they lie.
-
-    Make one with `LabelSpec.parse`. It pickles if its callables do.
-    """
+    """The label columns that `in_memory_keys` asks for: their names, and where in a sample they lie."""
 
     def __init__(self, sources: Mapping[str, LabelSource]) -> None:
         self.names: tuple[str, ...] = tuple(sources)
@@ -30,21 +27,11 @@ class LabelSpec:
 
     @classmethod
     def parse(cls, in_memory_keys: object) -> LabelSpec:
-        """Read the user's `in_memory_keys`.
-
-        Args:
-            in_memory_keys: None; a list or tuple of field paths, each also the name of its column; or a
-                mapping from name to field path or to a callable that gets the sample. A field path is
-                a str ("image", "target.boxes"), an int, or a tuple of these.
-        Raises:
-            OptionError: anything else, an empty name, or two columns of one name.
-        """
-        if in_memory_keys is None:
-            return cls({})
+        """The user's `in_memory_keys`; OptionError unless None, a list of field paths, or a mapping."""
         if isinstance(in_memory_keys, Mapping):
             return cls({checked_name(name): _checked_source(src) for name, src in in_memory_keys.items()})
-        if isinstance(in_memory_keys, (list, tuple)):
-            return cls(_named_by_path(in_memory_keys))
+        if in_memory_keys is None or isinstance(in_memory_keys, (list, tuple)):
+            return cls(_named_by_path(in_memory_keys or ()))
         example = in_memory_keys if isinstance(in_memory_keys, str) and in_memory_keys else "label"
         raise OptionError(
             f"in_memory_keys={shown(in_memory_keys)} is {article(in_memory_keys)}; give a list of field "
@@ -53,21 +40,11 @@ class LabelSpec:
 
     def to_json(self) -> dict[str, object]:
         """What the archive's head records: name -> field path (a tuple as a list), None for a callable."""
-        pairs = zip(self.names, self._sources, strict=True)
-        sources = ((name, list(source) if isinstance(source, tuple) else source) for name, source in pairs)
-        return {name: None if callable(source) else source for name, source in sources}
+        paths = ([*source] if isinstance(source, tuple) else source for source in self._sources)
+        return {n: None if callable(p) else p for n, p in zip(self.names, paths, strict=True)}
 
     def extract(self, index: int, sample: Any) -> list[Any]:
-        """The label values of one sample, in the order of `names`.
-
-        Args:
-            index: the sample's index, for the error alone.
-            sample: the decoded sample; values are returned as they lie in it, not copied.
-        Raises:
-            LabelError: `label "lable": sample 3 has no field "lable"; its keys are "image", "label"; ...`.
-                Also where a callable raises; its exception is the cause.
-        Cost: 0.25 us per sample of a dict, list or tuple whose labels are on its top level.
-        """
+        """The label values of one sample, not copied; LabelError names the sample and what it has."""
         if self._top_level is not None and type(sample) in _CONTAINERS:
             try:
                 values = self._top_level(sample)
@@ -122,9 +99,8 @@ def checked_name(name: object, told: str = "in_memory_keys holds") -> str:
 
 def _checked_source(source: Any) -> LabelSource:
     parts = source if isinstance(source, tuple) else (source,)
-    if parts and all(isinstance(part, (str, int)) and not isinstance(part, bool) for part in parts):
-        return source  # type: ignore[no-any-return]
-    if callable(source):
+    is_path = parts and all(isinstance(part, (str, int)) and not isinstance(part, bool) for part in parts)
+    if is_path or callable(source):
         return source  # type: ignore[no-any-return]
     raise OptionError(
         f"in_memory_keys holds {shown(source)} ({article(source)}); a field path is a str, an int or a "
@@ -157,7 +133,12 @@ def _value(name: str, source: LabelSource, index: int, sample: Any) -> Any:
     for depth, part in enumerate(parts):
         child = _child(node, part)
         if child is _ABSENT:
-            raise _missing_field(name, source, parts[:depth], index, node)
+            field = f'"{source}"' if isinstance(source, str) else repr(source)
+            what = f'what is at "{_rendered(parts[:depth])}"' if depth else "it"
+            raise LabelError(
+                f'label "{name}": sample {index} has no field {field}; {_contents(node, what)}; name a field '
+                f'that every sample has, or give a callable: in_memory_keys={{"{name}": lambda sample: ...}}'
+            )
         node = child
     return node
 
@@ -183,17 +164,6 @@ def _field_names(node: Any) -> Iterable[str]:
     if dataclasses.is_dataclass(node):
         return [field.name for field in dataclasses.fields(node)]
     return ()
-
-
-def _missing_field(
-    name: str, source: FieldPath, walked: Sequence[str | int], index: int, node: Any
-) -> LabelError:
-    field = f'"{source}"' if isinstance(source, str) else repr(source)
-    what = f'what is at "{_rendered(tuple(walked))}"' if walked else "it"
-    return LabelError(
-        f'label "{name}": sample {index} has no field {field}; {_contents(node, what)}; name a field that '
-        f'every sample has, or give a callable: in_memory_keys={{"{name}": lambda sample: ...}}'
-    )
 
 
 def _contents(node: Any, what: str) -> str:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from copy import copy
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache.base import LabelTypeError, MissingDependencyError, OptionError, SampleIndexError, unknown_label
-from edcache.format import from_numpy, is_list, is_number, is_text, number_values, pa, take_rows
-from edcache.labels.comparable import comparable
-
-if TYPE_CHECKING:
-    from edcache.labels.summary import Description
+from edcache.format import from_numpy, is_text, pa, take_rows
+from edcache.labels.column import (
+    SMALL_RANGE,
+    Classes,
+    Description,
+    ascending,
+    classes_of,
+    comparable,
+    describe,
+    one_chunk,
+    sort_keys_of,
+    to_numpy,
+)
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -35,15 +44,18 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     def __init__(
         self,
-        table: pa.Table | Callable[[], pa.Table] | _Whole,
+        table: pa.Table | Callable[[], pa.Table],
         indices: npt.ArrayLike | None = None,
         *,
         num_rows: int | None = None,
     ) -> None:
-        self._whole = table if isinstance(table, _Whole) else _Whole(table, num_rows)
+        self._source = table
+        self._num_rows = num_rows
+        self._parent = None if indices is None else Labels(table, num_rows=num_rows)
         self._rows: Rows | None = None
         self._pending: tuple[npt.NDArray[Any], ...] = () if indices is None else (_as_indices(indices),)
-        self._columns: dict[str, npt.NDArray[Any]] = {}
+        self._arrays: dict[str, npt.NDArray[Any]] = {}
+        self._comparable: dict[str, pa.ChunkedArray] = {}  # of the whole alone
         self._table: pa.Table | None = None
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -54,26 +66,37 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """
         if not isinstance(name, str):
             raise unknown_label(name, list(self))
-        if name not in self._columns:
-            self._columns[name] = self._column(name)
-        return self._columns[name]
+        array = self._arrays.get(name)
+        if array is None:
+            array = self._arrays[name] = self._array(name)
+            array.flags.writeable = False
+        return array
+
+    def _array(self, name: str) -> npt.NDArray[Any]:
+        column, rows = self.whole.column(name), self.rows
+        if rows is None:
+            return to_numpy(one_chunk(column), nullable=column.null_count > 0)
+        if is_text(column.type):
+            # Objects for the taken rows alone: the whole column would be millions of str.
+            return to_numpy(one_chunk(self._taken(column)), nullable=False)
+        return self.whole[name][rows]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._whole.table.column_names)
+        return iter(self.whole.table.column_names)
 
     def __len__(self) -> int:
         """The number of columns; `num_rows` counts the samples."""
-        return len(self._whole.table.column_names)
+        return len(self.whole.table.column_names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._whole.table.column_names
+        return name in self.whole.table.column_names
 
     # A Mapping would compare arrays and be unhashable.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{field.name}: {field.type}" for field in self._whole.table.schema)
+        columns = ", ".join(f"{field.name}: {field.type}" for field in self.whole.table.schema)
         return f"Labels({columns or 'no columns'}; {self.num_rows} rows)"
 
     @property
@@ -81,20 +104,25 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """The number of samples in this view."""
         if self._pending:
             return len(self._pending[-1])
-        return self._whole.num_rows if self._rows is None else len(self._rows)
+        if self._rows is not None:
+            return len(self._rows)
+        return int(self.table.num_rows) if self._num_rows is None else self._num_rows
 
     @property
     def table(self) -> pa.Table:
         """The columns as a pyarrow Table; for a `take` a copy of its rows, made once."""
         if self._table is None:
             rows = self.rows
-            self._table = self._whole.table if rows is None else take_rows(self._whole.table, rows)
+            if rows is not None:
+                self._table = take_rows(self.whole.table, rows)
+            else:
+                self._table = self._source() if callable(self._source) else self._source
         return self._table
 
     @property
     def whole(self) -> Labels:
         """The labels of the whole dataset, whatever was taken."""
-        return Labels(self._whole)
+        return self if self._parent is None else self._parent
 
     @property
     def rows(self) -> Rows | None:
@@ -105,7 +133,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """
         for step in self._pending:
             rows = self._rows
-            positions = checked_indices(step, self._whole.num_rows if rows is None else len(rows))
+            positions = checked_indices(step, self.whole.num_rows if rows is None else len(rows))
             self._rows = positions if rows is None else rows[positions]
         self._pending = ()
         return self._rows
@@ -116,14 +144,15 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         Args:
             indices: integers in [-num_rows, num_rows). Not copied: do not change them afterwards.
         """
-        taken = Labels(self._whole)
-        taken._rows = self._rows
+        taken = copy(self)
+        taken._parent = self.whole
         taken._pending = (*self._pending, _as_indices(indices))
+        taken._arrays, taken._table = {}, None
         return taken
 
     def is_of(self, whole: Labels) -> bool:
         """Whether this was taken from the same table."""
-        return self._whole is whole._whole
+        return self.whole is whole.whole
 
     def to_pandas(self) -> Any:
         """The columns as a pandas DataFrame, row i = sample i of this view."""
@@ -166,8 +195,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
         A sequence with one entry a column, which prints as a small table. Costs as `counts` of each column.
         """
-        from edcache.labels.summary import describe
-
         return describe(self.table)
 
     def unique(self, name: str) -> npt.NDArray[Any]:
@@ -176,8 +203,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         Raises:
             UnknownLabelError: no such column. LabelTypeError: a column of lists.
         """
-        from edcache.labels.summary import ascending
-
         column = self.singles(name, "unique")
         if pa.types.is_null(column.type):
             return np.empty(0, object)
@@ -186,19 +211,26 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     def counts(self, name: str) -> dict[Any, int]:
         """How often each value of the column occurs, most frequent first; None counts missing values."""
-        from edcache.labels.classes import classes
-
         codes, values = classes(self, name, "counts")
         numbers = np.bincount(codes, minlength=len(values)).tolist()
         return dict(sorted(zip(values, numbers, strict=True), key=lambda pair: -pair[1]))
 
     def column(self, name: str) -> pa.ChunkedArray:
         """The column as Arrow has it."""
-        return self._taken(self._whole.column(name))
+        whole = self.whole.table
+        if name not in whole.column_names:
+            raise unknown_label(name, whole.column_names)
+        column = whole.column(name)
+        if pa.types.is_dictionary(column.type):
+            column = column.cast(column.type.value_type)
+        return self._taken(column)
 
     def comparable(self, name: str) -> pa.ChunkedArray:
-        """The column as every comparison sees it (see comparable.py), made once for all views."""
-        return self._taken(self._whole.comparable(name))
+        """The column as every comparison sees it (see column.py), made once for all views."""
+        column, made = self.whole.column(name), self.whole._comparable
+        if name not in made:
+            made[name] = comparable(column)
+        return self._taken(made[name])
 
     def singles(self, name: str, asked_by: str) -> pa.ChunkedArray:
         """The same of a column of single values.
@@ -206,7 +238,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         Raises:
             LabelTypeError: 'label "boxes" is list<item: int64>; group_by() needs a column of single values'.
         """
-        kind = self._whole.column(name).type
+        kind = self.whole.column(name).type
         if pa.types.is_nested(kind):
             raise LabelTypeError(f'label "{name}" is {kind}; {asked_by}() needs a column of single values')
         return self.comparable(name)
@@ -223,15 +255,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
             values = list(self[name])
         return values
 
-    def _column(self, name: str) -> npt.NDArray[Any]:
-        rows = self.rows
-        if rows is None:
-            return self._whole.array(name)
-        if is_text(self._whole.column(name).type):
-            # Objects for the taken rows alone: the whole column would be millions of str.
-            return _read_only(to_numpy(one_chunk(self.column(name)), nullable=False))
-        return _read_only(self._whole.array(name)[rows])
-
 
 @contextmanager
 def _needs(method: str, package: str) -> Iterator[None]:
@@ -241,94 +264,6 @@ def _needs(method: str, package: str) -> Iterator[None]:
         raise MissingDependencyError(
             f"labels.{method}() needs {package}; install it with: pip install edcache[{package}]"
         ) from None
-
-
-class _Whole:
-    """The table of the whole dataset and its columns as numpy, shared by every view of it."""
-
-    def __init__(self, table: pa.Table | Callable[[], pa.Table], num_rows: int | None) -> None:
-        self._source = table
-        self._num_rows = num_rows
-        self._arrays: dict[str, npt.NDArray[Any]] = {}
-        self._comparable: dict[str, pa.ChunkedArray] = {}
-
-    @property
-    def table(self) -> pa.Table:
-        if callable(self._source):
-            self._source = self._source()
-        return self._source
-
-    @property
-    def num_rows(self) -> int:
-        return int(self.table.num_rows) if self._num_rows is None else self._num_rows
-
-    def column(self, name: str) -> pa.ChunkedArray:
-        if name not in self.table.column_names:
-            raise unknown_label(name, self.table.column_names)
-        column = self.table.column(name)
-        return column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-
-    def comparable(self, name: str) -> pa.ChunkedArray:
-        column = self.column(name)
-        if name not in self._comparable:
-            self._comparable[name] = comparable(column)
-        return self._comparable[name]
-
-    def array(self, name: str) -> npt.NDArray[Any]:
-        if name not in self._arrays:
-            column = self.column(name)
-            self._arrays[name] = _read_only(to_numpy(one_chunk(column), nullable=column.null_count > 0))
-        return self._arrays[name]
-
-
-def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:
-    """One Arrow array as numpy, a view of the same memory where the layouts agree.
-
-    Args:
-        array: any type; a list column becomes 2-D if its lists are equally long numbers, else objects.
-        nullable: whether the column as a whole has missing values, which decides the dtype.
-    """
-    kind = array.type
-    if is_number(kind) and not nullable:
-        return number_values(array)
-    if is_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _lists_to_numpy(array, nullable)
-    if pa.types.is_null(kind):
-        return np.full(len(array), None, dtype=object)
-    if not nullable or not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-    filled = array.fill_null(pa.scalar(0).cast(kind))
-    values: npt.NDArray[Any] = filled.to_numpy(zero_copy_only=False).astype(object)
-    values[array.is_null().to_numpy(zero_copy_only=False)] = None
-    return values
-
-
-def _lists_to_numpy(array: pa.Array, nullable: bool) -> npt.NDArray[Any]:
-    flat = array.flatten()
-    values = to_numpy(flat, nullable=flat.null_count > 0)
-    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    is_numeric = is_number(flat.type) or pa.types.is_boolean(flat.type)
-    if is_numeric and not nullable and not flat.null_count and np.all(lengths == lengths[:1]):
-        return np.reshape(values, (len(array), int(lengths[0]) if len(array) else 0))
-    values.flags.writeable = False
-    missing = array.is_null().to_numpy(zero_copy_only=False)
-    ends = np.cumsum(lengths, dtype=np.int64).tolist()
-    rows = np.empty(len(array), dtype=object)
-    for i, (end, length) in enumerate(zip(ends, lengths.tolist(), strict=True)):
-        rows[i] = None if missing[i] else values[end - length : end]
-    return rows
-
-
-def one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one contiguous array."""
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
-
-
-def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    array.flags.writeable = False
-    return array
 
 
 def _as_indices(indices: npt.ArrayLike) -> npt.NDArray[Any]:
@@ -342,11 +277,7 @@ def _as_indices(indices: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
-    """Indices as int64 in [0, length), negative ones counted from the end.
-
-    Raises:
-        SampleIndexError: the first bad entry, as `indices[3] = 12 not in [-10, 10)`.
-    """
+    """Indices as int64 in [0, length); SampleIndexError says `indices[3] = 12 not in [-10, 10)`."""
     if not indices.size:
         return indices.astype(np.int64)
     low, high = int(indices.min()), int(indices.max())
@@ -355,3 +286,22 @@ def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
         raise SampleIndexError(f"indices[{at}] = {indices[at]} not in [-{length}, {length})")
     rows = indices.astype(np.int64, copy=False)
     return np.where(rows < 0, rows + length, rows) if low < 0 else rows
+
+
+def classes(labels: Labels, name: str, asked_by: str) -> Classes:
+    """The distinct values of a column; UnknownLabelError, or LabelTypeError for lists."""
+    return classes_of(_compared(labels, name, asked_by))
+
+
+def sort_keys(labels: Labels, name: str, descending: bool) -> npt.NDArray[Any]:
+    """Unsigned ints in the order of a column's values; missing ones and nans are last."""
+    return sort_keys_of(_compared(labels, name, "sort_by"), descending)
+
+
+def _compared(labels: Labels, name: str, asked_by: str) -> pa.ChunkedArray | npt.NDArray[Any]:
+    """A column as `classes_of` takes it."""
+    if pa.types.is_integer(labels.whole.column(name).type) and labels.num_rows:
+        column = labels[name]
+        if column.dtype.kind in "iu" and int(column.max()) - int(column.min()) < SMALL_RANGE:
+            return column
+    return labels.singles(name, asked_by)

@@ -50,15 +50,9 @@ class Where(NamedTuple):
 
 
 def parse_where(text: str, schema: pa.Schema) -> Where:
-    """Read a where-string; nothing in it is ever run as Python.
+    """Read a where-string of at most 10,000 characters, nested at most 50 deep, by this module's grammar.
 
-    Args:
-        text: at most 10,000 characters, nested at most 50 deep; the grammar is in this module's docstring.
-        schema: of the label table, for the names and types of its columns.
-    Raises:
-        WhereError: `where "label = = 3": column 9: found "=", expected a column or a literal; allowed ...`.
-        UnknownLabelError: a name that is no column.
-        LabelTypeError: a column compared with a value of another kind.
+    Raises WhereError, which names the column of text, UnknownLabelError or LabelTypeError.
     """
     if len(text) > _MAX_TEXT:
         raise WhereError(f"where-string of {len(text)} characters; at most {_MAX_TEXT} are read")
@@ -86,7 +80,7 @@ _TOKEN = re.compile(
 )
 _KEYWORDS = frozenset({"and", "or", "not", "in", "is"})
 _CONSTANTS = {"True": True, "False": False, "None": None}
-_FLIPPED = {"=": "=", "==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_FLIPPED = {"=": "==", "==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _SEARCHES = frozenset({"like", "ilike", "contains", "startswith", "endswith", "regexp", "match"})
 _ESCAPES = {r"\\": "\\", r"\"": '"', r"\'": "'", r"\n": "\n", r"\t": "\t", r"\r": "\r"}
 
@@ -99,13 +93,19 @@ _Operand: TypeAlias = "Column | _Literal | pc.Expression"
 _Join: TypeAlias = "Callable[[pc.Expression, pc.Expression], pc.Expression]"
 
 
-class _Tokens:
-    """The tokens of a where-string, one after another."""
+class _Parser:
+    """Recursive descent over the tokens, by the grammar of this module.
 
-    def __init__(self, text: str) -> None:
+    A lone column or literal passes through unchanged: in parentheses it may still be compared.
+    """
+
+    def __init__(self, text: str, schema: pa.Schema) -> None:
         self._text = text
+        self._schema = schema
         self._tokens = list(self._split())
         self._at = 0
+        self._depth = 0
+        self.columns: dict[str, Column] = {}
 
     def _split(self) -> Iterator[_Token]:
         at = 0
@@ -114,7 +114,7 @@ class _Tokens:
             match = _TOKEN.match(self._text, at)
             if match is None or match.lastgroup is None:
                 at = len(self._text) - len(self._text[at:].lstrip())
-                raise self.error(f"cannot read {self._text[at]!a}", at)
+                raise self._error(f"cannot read {self._text[at]!a}", at)
             yield _Token(match.lastgroup, match[match.lastgroup], match.start(match.lastgroup))
             at = match.end()
         yield _Token("end", "", end)
@@ -123,69 +123,52 @@ class _Tokens:
     def next(self) -> _Token:
         return self._tokens[self._at]
 
-    def take(self) -> _Token:
+    def _take(self) -> _Token:
         self._at += 1
         return self._tokens[self._at - 1]
 
-    def next_is(self, *operators: str) -> bool:
-        return self.next.kind == "op" and self.next.text in operators
+    def _next_is(self, *words: str) -> bool:
+        """Whether an operator or a keyword is next; no string is either, as its text has its quotes."""
+        text = self.next.text
+        return text in words or (text.isupper() and text.lower() in words)
 
-    def next_is_word(self, keyword: str) -> bool:
-        return self.next.kind == "name" and self.next.text in (keyword, keyword.upper())
-
-    def skip(self, keyword: str) -> bool:
-        is_there = self.next_is_word(keyword)
+    def _skip(self, word: str) -> bool:
+        is_there = self._next_is(word)
         self._at += is_there
         return is_there
 
-    def expect(self, operator: str) -> None:
-        if not self.next_is(operator):
+    def _expect(self, operator: str) -> None:
+        if not self._skip(operator):
             raise self.unexpected(f'"{operator}"')
-        self._at += 1
 
     def unexpected(self, expected: str) -> WhereError:
         token = self.next
         there = "the end" if token.kind == "end" else f'"{token.text:.40}"'
-        return self.error(f"found {there}, expected {expected}", token.start)
+        return self._error(f"found {there}, expected {expected}", token.start)
 
-    def error(self, problem: str, start: int) -> WhereError:
+    def _error(self, problem: str, start: int) -> WhereError:
         if (word := re.match(r"\w+", self._text[start:])) and word[0].lower() in _SEARCHES:
             problem = f'{problem}; text is searched by contains(name, "x") and startswith(name, "x")'
         text = self._text if len(self._text) <= 200 else f"{self._text[:200]}..."
         return WhereError(f'where "{text}": column {start + 1}: {problem}; {_ALLOWED}')
 
-
-class _Parser(_Tokens):
-    """Recursive descent over the tokens, by the grammar of this module."""
-
-    def __init__(self, text: str, schema: pa.Schema) -> None:
-        super().__init__(text)
-        self._schema = schema
-        self.columns: dict[str, Column] = {}
-        self._depth = 0
-
-    # A lone column or literal passes through unchanged: in parentheses it may still be compared.
-
     def disjunction(self) -> _Operand:
-        return self._joined("or", self._conjunction, or_)
+        return self._joined("or", or_, lambda: self._joined("and", and_, self._negation))
 
-    def _conjunction(self) -> _Operand:
-        return self._joined("and", self._negation, and_)
-
-    def _joined(self, word: str, part: Callable[[], _Operand], join: _Join) -> _Operand:
+    def _joined(self, word: str, join: _Join, part: Callable[[], _Operand]) -> _Operand:
         start = self.next.start
         first = part()
-        if not self.next_is_word(word):
+        if not self._next_is(word):
             return first
         terms = [self.condition(first, start)]
-        while self.skip(word):
+        while self._skip(word):
             start = self.next.start
             terms.append(self.condition(part(), start))
         return _folded(terms, join)
 
     def _negation(self) -> _Operand:
         negations = 0
-        while self.skip("not"):
+        while self._skip("not"):
             negations += 1
         start = self.next.start
         operand = self._comparison()
@@ -199,38 +182,31 @@ class _Parser(_Tokens):
         if isinstance(operand, Column):
             return operand.truth()
         if isinstance(operand, _Literal):
-            raise self.error("a literal alone is no condition", start)
+            raise self._error("a literal alone is no condition", start)
         return operand
 
     def _comparison(self) -> _Operand:
         start = self.next.start
         left = self._operand()
-        if self.next_is(*_FLIPPED):
+        if self._next_is(*_FLIPPED):
             return self._chain(left)
-        if self.skip("is"):
-            is_negated = self.skip("not")
-            if self.next.kind != "name" or self.next.text != "None":
-                raise self.unexpected("None (with any other value use ==)")
-            self.take()
-            is_in = self._column_only(left, "is", start).is_null()
-            return ~is_in if is_negated else is_in
-        is_negated = self.skip("not")
-        if self.skip("in"):
-            is_in = self._column_only(left, "in", start).one_of(self._literals())
-            return ~is_in if is_negated else is_in
-        if is_negated:
-            raise self.unexpected("in")
-        return left
-
-    def _column_only(self, operand: _Operand, word: str, start: int) -> Column:
-        if not isinstance(operand, Column):
-            raise self.error(f'"{word}" has no column on its left', start)
-        return operand
+        word = "is" if self._skip("is") else "in"
+        is_negated = self._skip("not")
+        if word == "in" and not self._skip("in"):
+            if is_negated:
+                raise self.unexpected("in")
+            return left
+        if word == "is" and not self._skip("None"):
+            raise self.unexpected("None (with any other value use ==)")
+        if not isinstance(left, Column):
+            raise self._error(f'"{word}" has no column on its left', start)
+        condition = left.is_null() if word == "is" else left.one_of(self._literals())
+        return ~condition if is_negated else condition
 
     def _chain(self, left: _Operand) -> pc.Expression:
         terms = []
-        while self.next_is(*_FLIPPED):
-            operator = self.take()
+        while self._next_is(*_FLIPPED):
+            operator = self._take()
             right = self._operand()
             terms.append(self._compared(left, operator, right))
             left = right
@@ -238,109 +214,103 @@ class _Parser(_Tokens):
 
     def _compared(self, left: _Operand, operator: _Token, right: _Operand) -> pc.Expression:
         operation = "==" if operator.text == "=" else operator.text
-        for side in (left, right):
-            if isinstance(side, _Literal) and side.value is None and operation not in ("==", "!="):
-                raise self.error(f"{operation} orders no None", operator.start)
+        has_none = any(isinstance(side, _Literal) and side.value is None for side in (left, right))
+        if has_none and operation not in ("==", "!="):
+            raise self._error(f"{operation} orders no None", operator.start)
         if isinstance(left, Column) and isinstance(right, Column):
             return left.compare_column(operation, right)
         if isinstance(left, Column) and isinstance(right, _Literal):
             return left.compare(operation, right.value)
         if isinstance(left, _Literal) and isinstance(right, Column):
             return right.compare(_FLIPPED[operation], left.value)
-        raise self.error(f'"{operator.text}" compares no column', operator.start)
+        raise self._error(f'"{operator.text}" compares no column', operator.start)
 
     def _operand(self) -> _Operand:
         token = self.next
         if token.kind in ("number", "string") or token.text in ("-", *_CONSTANTS):
             return self._literal()
-        if self.next_is("("):
-            self.take()
+        if self._skip("("):
             self._depth += 1
             if self._depth > _MAX_DEPTH:
-                raise self.error(f"nested deeper than {_MAX_DEPTH}", token.start)
+                raise self._error(f"nested deeper than {_MAX_DEPTH}", token.start)
             inner = self.disjunction()
-            self.expect(")")
+            self._expect(")")
             self._depth -= 1
             return inner
         if token.kind != "name" or token.text.lower() in _KEYWORDS:
             raise self.unexpected("a column or a literal")
-        self.take()
-        if self.next_is("("):
+        self._take()
+        if self._skip("("):
             return self._call(token)
         if self.next.kind in ("string", "number"):
             raise self.unexpected("a comparison")
         first = token.text.split(".")[0]
         if token.text not in self._schema.names and first != token.text and first in self._schema.names:
-            raise self.error(f'"{token.text}" is no column, and columns have no attributes', token.start)
+            raise self._error(f'"{token.text}" is no column, and columns have no attributes', token.start)
         return self._column(token.text)
 
     def _column(self, name: str) -> Column:
         return self.columns.setdefault(name, Column(name, self._schema))
 
     def _call(self, function: _Token) -> _Operand:
-        if function.text not in ("col", "startswith", "contains"):
-            raise self.error(f'"{function.text}" is no function here', function.start)
-        self.expect("(")
-        if function.text == "col":
-            name = self._string()
-            self.expect(")")
-            return self._column(name)
-        column = self._operand()
-        if not isinstance(column, Column):
-            raise self.error(
-                f'{function.text}() takes a column and a string, {function.text}(name, "x")', function.start
-            )
-        self.expect(",")
+        name = function.text
+        if name == "col":
+            column = self._column(self._string())
+            self._expect(")")
+            return column
+        if name not in ("startswith", "contains"):
+            raise self._error(f'"{name}" is no function here', function.start)
+        operand = self._operand()
+        if not isinstance(operand, Column):
+            text = f'{name}() takes a column and a string, {name}(name, "x")'
+            raise self._error(text, function.start)
+        self._expect(",")
         pattern = self._string()
-        self.expect(")")
-        return column.matches(function.text, pattern)
+        self._expect(")")
+        return operand.matches(name, pattern)
 
     def _literals(self) -> list[object]:
-        if not self.next_is("(", "["):
+        if not self._next_is("(", "["):
             raise self.unexpected('a list of literals, as in (0, 1) or ["a", "b"]')
-        closing = {"(": ")", "[": "]"}[self.take().text]
+        closing = {"(": ")", "[": "]"}[self._take().text]
         values: list[object] = []
-        while not self.next_is(closing):
+        while not self._skip(closing):
             values.append(self._literal().value)
-            if not self.next_is(closing):
-                self.expect(",")
-        self.take()
+            if not self._next_is(closing):
+                self._expect(",")
         return values
 
     def _literal(self) -> _Literal:
-        is_negative = self.next_is("-")
-        if is_negative:
-            self.take()
+        sign = -1 if self._skip("-") else 1
         token = self.next
         if token.kind == "number":
-            number = self._number(self.take())
-            return _Literal(-number if is_negative else number)
-        if is_negative:
+            return _Literal(sign * self._number(self._take()))
+        if sign < 0:
             raise self.unexpected("a number")
         if token.kind == "string":
             return _Literal(self._string())
-        if token.kind == "name" and token.text in _CONSTANTS:
-            return _Literal(_CONSTANTS[self.take().text])
-        raise self.unexpected("a literal")
+        if token.text not in _CONSTANTS:
+            raise self.unexpected("a literal")
+        return _Literal(_CONSTANTS[self._take().text])
 
     def _number(self, token: _Token) -> float:
         if token.text.isdigit():
             # Counted first: int() of many digits is slow, or refused by Python itself.
             if len(token.text) > 20 or int(token.text) >= 2**64:
-                raise self.error("an integer beyond 64 bits", token.start)
+                raise self._error("an integer beyond 64 bits", token.start)
             return int(token.text)
         number = float(token.text)
         if math.isinf(number):
-            raise self.error(f"{token.text:.30} is beyond float64", token.start)
+            raise self._error(f"{token.text:.30} is beyond float64", token.start)
         return number
 
     def _string(self) -> str:
         if self.next.kind != "string":
             raise self.unexpected("a string")
-        token = self.take()
+        token = self._take()
         for escape in re.findall(r"\\.", token.text):
             if escape not in _ESCAPES:
-                raise self.error(f"the string holds the unknown escape {escape}", token.start)
+                raise self._error(f"the string holds the unknown escape {escape}", token.start)
         return re.sub(r"\\.", lambda match: _ESCAPES[match[0]], token.text[1:-1])
 
 

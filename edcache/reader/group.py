@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import default_collate
 
 from edcache.base import CorruptRecordError, EdcacheError, LengthError
-from edcache.codec import Decoder, Field, Node, assembler, decoded_together, decompress_into
+from edcache.codec import Decoder, Node, assembler, decoded_together, decompress_into
 from edcache.format import LATTICE
 from edcache.reader.checks import LARGE, Check, Piece
 
@@ -109,7 +109,7 @@ class Group:
     def __len__(self) -> int:
         return len(self._start)
 
-    def gather(self, field: Field, dtype: torch.dtype, memory: Memory) -> torch.Tensor:
+    def gather(self, field: Node, dtype: torch.dtype, memory: Memory) -> torch.Tensor:
         """One field of fixed shape of every record: a tensor [n, *field.shape].
 
         Args:
@@ -214,8 +214,8 @@ class Group:
                 if isinstance(error, EdcacheError):
                     raise
                 # What else does not decode is named by the way below.
-        decode = self.decoder.decode_field
-        return [decode(path, self.record(row)) for row in range(len(self))]
+        decode = self.decoder.part(self.decoder.fields[path])
+        return [decode(self.record(row)) for row in range(len(self))]
 
     def decoded(self, copy: bool) -> list[Any]:
         """Every sample; see `Decoder.decode`."""
@@ -354,13 +354,13 @@ def _container(decoder: Decoder, node: Node, special: Special | None) -> Collate
     return lambda group, memory: assemble(collate(group, memory))
 
 
-def _gathered_nbytes(field: Field | None) -> int:
+def _gathered_nbytes(field: Node | None) -> int:
     """Bytes of a field that is gathered; 0 of any other."""
     is_gathered = field is not None and field.offset is not None and bulk_dtype(field) is not None
     return (field.nbytes or 0) if field is not None and is_gathered else 0
 
 
-def _leaf(field: Field, column: type) -> Collate:
+def _leaf(field: Node, column: type) -> Collate:
     dtype = bulk_dtype(field)
     if dtype is None:
         return lambda group, memory: default_collate(column(group.values(field.path)))
@@ -389,7 +389,7 @@ def _pictures(node: Node, column: type) -> Collate:
     return stack
 
 
-def bulk_dtype(field: Field) -> torch.dtype | None:
+def bulk_dtype(field: Node) -> torch.dtype | None:
     """The dtype of what default_collate stacks of a field; None where it does something else."""
     if field.kind == "tensor":
         assert isinstance(field.dtype, torch.dtype)

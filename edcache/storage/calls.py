@@ -1,4 +1,7 @@
-"""The calls that reach the operating system, all of them, so that a test can put others in their place."""
+"""The calls that reach the operating system, all of them, so that a test can put others in their place.
+
+What it refuses becomes an error of ours that keeps its errno: `refused`.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Any, Final, NoReturn
 
-from edcache.storage.naming import naming_of
+from edcache.base import ArchiveLockedError, StorageError
+from edcache.storage.registry import naming_of
 
 if sys.platform == "win32":
     import msvcrt
@@ -158,30 +162,23 @@ class System:
         if sys.platform == "win32":
             _windows_lock(fd, start, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK)
         elif _HAS_OFD_LOCKS:
-            request = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
-            fcntl.fcntl(fd, request, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
-        else:
-            if start == WHOLE_FILE_LOCK:
-                fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            _ofd_lock(fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, fcntl.F_WRLCK, start, length)
+        elif start == WHOLE_FILE_LOCK:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
     def share(self, fd: int, start: int) -> None:
         """Lock a byte together with others who share it, waiting for one who has it alone; Linux only."""
         if _HAS_OFD_LOCKS:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, start, 1, 0))
+            _ofd_lock(fd, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, start, 1)
 
     def is_locked(self, fd: int, start: int, length: int) -> bool:
         """Whether others hold a lock on one of the bytes; False where the system cannot tell."""
-        if sys.platform == "win32" or not _HAS_OFD_LOCKS:
-            return False
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
-        kind = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
-        return bool(kind != fcntl.F_UNLCK)
+        return bool(_HAS_OFD_LOCKS and self.first_locked(fd, start, length) is not None)
 
     def first_locked(self, fd: int, start: int, length: int) -> int | None:
         """One of these bytes on which another holds a lock, if there is one; Linux only."""
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
-        kind, _, found, *_ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
-        return None if kind == fcntl.F_UNLCK else int(found)
+        kind, _, byte, *_ = _FLOCK.unpack(_ofd_lock(fd, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, start, length))
+        return None if kind == fcntl.F_UNLCK else int(byte)
 
     def freeze(self, fd: int) -> None:
         """Let nobody write into memory any more, nor cut it, for as long as it is there; Linux only."""
@@ -196,7 +193,7 @@ class System:
         if sys.platform == "win32":
             _windows_lock(fd, start, msvcrt.LK_UNLCK)
         elif _HAS_OFD_LOCKS:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, start, length, 0))
+            _ofd_lock(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, start, length)
         elif start == WHOLE_FILE_LOCK:
             fcntl.flock(fd, fcntl.LOCK_UN)
 
@@ -207,6 +204,11 @@ if sys.platform == "win32":
         # msvcrt locks at the descriptor's position; nothing else here uses that position.
         os.lseek(fd, start, os.SEEK_SET)
         msvcrt.locking(fd, request, 1)
+
+else:
+
+    def _ofd_lock(fd: int, request: int, kind: int, start: int, length: int) -> bytes:
+        return fcntl.fcntl(fd, request, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
 
 
 system: System = System()
@@ -221,3 +223,30 @@ def replace_system(other: System) -> Iterator[System]:
         yield other
     finally:
         system = before
+
+
+def refused(path: str, doing: str, error: OSError) -> NoReturn:
+    """Raise what an error of the system means that fell while `doing` something to a path."""
+    if error.errno in (errno.EDEADLK, errno.ETIMEDOUT):
+        raise with_errno(ArchiveLockedError(f"{path}: {doing}: {error.strerror}"), error) from error
+    reason = (error.strerror or str(error)) + _remedy(error)
+    raise with_errno(StorageError(f"{path}: {doing}: {reason}"), error) from error
+
+
+def _remedy(error: OSError) -> str:
+    """What helps against a limit of this process; nothing where another error says enough."""
+    if error.errno != errno.EMFILE:
+        return ""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return "; close some"
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"; this process may have {limit:,} (ulimit -n): allow more, or open fewer archives and workers"
+
+
+def with_errno(raised: Any, cause: OSError) -> Any:
+    """The same error, with the errno and file name of its cause."""
+    raised.errno = cause.errno
+    raised.filename = cause.filename
+    return raised

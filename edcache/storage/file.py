@@ -17,13 +17,13 @@ from edcache.base import (
     ArchiveClosedError,
     ArchiveExistsError,
     ArchiveNotFoundError,
+    EdcacheError,
     OptionError,
     StorageError,
 )
 from edcache.storage import calls
-from edcache.storage.naming import naming_of
-from edcache.storage.refusals import refused, with_errno
-from edcache.storage.registry import scheme_of
+from edcache.storage.calls import refused, with_errno
+from edcache.storage.registry import naming_of, scheme_of
 from edcache.storage.source import ByteSource
 
 _MAX_OFFSET: Final = 1 << 62
@@ -42,9 +42,9 @@ Stamp = tuple[int, int, int]
 """Bytes of a file, when it was last written (in ns since 1970), its inode: equal while it is the same."""
 
 
-def stamp_of(found: os.stat_result) -> Stamp:
+def stamp_of(status: os.stat_result) -> Stamp:
     """The stamp in what the system says of a file."""
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def absolute(path: str | bytes | os.PathLike[str]) -> str:
@@ -106,7 +106,96 @@ class _Call:
         return self.pid == os.getpid() and self.thread != threading.get_ident()
 
 
-class File(ByteSource):
+class _Handle:
+    """The descriptor of an open file, which no thread closes while another is in a call with it."""
+
+    _is_ending = staticmethod(sys.is_finalizing)
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._descriptors: list[int] = []
+        # Calls that are under way, by id; one that was interrupted is there as long as its frame.
+        self._inside: dict[int, weakref.ref[_Call]] = {}
+        self._is_closing = False
+        self._naming = naming_of(path)
+
+    def __del__(self) -> None:
+        # A cache that is dropped without close() must not keep its descriptor.
+        # An interrupted __init__ may not have come so far.
+        # Where the interpreter ends, this module may have been cleared before (test_stress.py,
+        # test_an_interpreter_ends_quietly_*); the kernel closes what is open.
+        if self.__dict__.get("_descriptors") and not self._is_ending():
+            # No calls but these: an interrupt or an end of the memory that falls into what a finaliser calls
+            # is lost, and with it the descriptor (tests/faults/).
+            try:
+                if self._naming.is_volatile:
+                    self.close()
+                else:
+                    calls.system.close(self._descriptors)
+            except OSError:
+                pass  # nobody is there to hear it
+
+    def _call(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Call the system with the descriptor, which no other thread closes meanwhile.
+
+        Its number could be that of another file by then. No lock: a fork could leave it taken for ever.
+
+        Raises:
+            ArchiveClosedError: it was closed.
+        """
+        this = _Call()
+        try:
+            self._inside[id(this)] = weakref.ref(this)
+            # In this order: who closes either sees this call, or is seen by it.
+            if self._is_closing or not self._descriptors:
+                raise ArchiveClosedError(f"{self.path}: closed; open it again")
+            # In memory the descriptor is behind that of its entry. -1, which no call takes, once closed.
+            return call(self._descriptors[-1] if self._descriptors else -1, *arguments)
+        finally:
+            self._inside.pop(id(this), None)
+            if self._is_closing and self._descriptors:
+                self._let_go()
+
+    def _ask(self, doing: str, call: Callable[..., T], *arguments: Any) -> T:
+        """The same; what the system refuses is a StorageError that says what was being done."""
+        try:
+            return self._call(call, *arguments)
+        except OSError as error:
+            refused(self.path, doing, error)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+        return self._is_closing or not self._descriptors
+
+    def close(self) -> None:
+        """Close the descriptor, and with it every lock that only it held; idempotent.
+
+        Where other threads are in a call, the last of them closes it.
+        """
+        if not self._descriptors:
+            return
+        self._is_closing = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        made = [reference() for reference in list(self._inside.values())]
+        if any(call is not None and call.is_of_another_thread() for call in made):
+            return
+        self._naming.forget(calls.system, self._descriptors)
+        try:
+            self._close()
+        except OSError as error:
+            refused(self.path, "closing it", error)
+
+    def _close(self) -> None:
+        # Two threads may come here at once; each descriptor is taken out by one.
+        with suppress(IndexError):
+            while self._descriptors:
+                calls.system.close(self._descriptors)
+
+
+class File(_Handle, ByteSource):
     """One open regular file, read and written at offsets.
 
     path: as given. absolute: the same, whichever folder the process works in. writable: whether writes and
@@ -120,17 +209,11 @@ class File(ByteSource):
     """
 
     is_live = True
-    _is_ending = staticmethod(sys.is_finalizing)
 
     def __init__(self, path: str, writable: bool) -> None:
-        self.path = path
+        super().__init__(path)
         self.writable = writable
         self.can_lock = True
-        self._descriptors: list[int] = []
-        # Calls that are under way, by id; one that was interrupted is there as long as its frame.
-        self._inside: dict[int, weakref.ref[_Call]] = {}
-        self._is_closing = False
-        self._naming = naming_of(path)
         self.absolute = absolute(path)
         if writable:
             _lockable.add(self)
@@ -175,56 +258,14 @@ class File(ByteSource):
             raise
         return file
 
-    def __del__(self) -> None:
-        # A cache that is dropped without close() must not keep its descriptor.
-        # An interrupted __init__ may not have come so far.
-        # Where the interpreter ends, this module may have been cleared before (test_stress.py,
-        # test_an_interpreter_ends_quietly_*); the kernel closes what is open.
-        if self.__dict__.get("_descriptors") and not self._is_ending():
-            # No calls but these: an interrupt or an end of the memory that falls into what a finaliser calls
-            # is lost, and with it the descriptor (tests/faults/).
-            try:
-                if self._naming.is_volatile:
-                    self.close()
-                else:
-                    calls.system.close(self._descriptors)
-            except OSError:
-                pass  # nobody is there to hear it
-
-    def _call(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Call the system with the descriptor, which no other thread closes meanwhile.
-
-        Its number could be that of another file by then. No lock: a fork could leave it taken for ever.
-
-        Raises:
-            ArchiveClosedError: it was closed.
-        """
-        this = _Call()
-        try:
-            self._inside[id(this)] = weakref.ref(this)
-            # In this order: who closes either sees this call, or is seen by it.
-            if self._is_closing or not self._descriptors:
-                raise ArchiveClosedError(f"{self.path}: closed; open it again")
-            # In memory the descriptor is behind that of its entry. -1, which no call takes, once closed.
-            return call(self._descriptors[-1] if self._descriptors else -1, *arguments)
-        finally:
-            self._inside.pop(id(this), None)
-            if self._is_closing and self._descriptors:
-                self._let_go()
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._is_closing or not self._descriptors
-
     def size(self) -> int:
         """Bytes of the file now."""
         return self._stat().st_size
 
     def identity(self) -> tuple[int, int]:
         """(device, inode): equal for two names of one file."""
-        found = self._stat()
-        return found.st_dev, found.st_ino
+        status = self._stat()
+        return status.st_dev, status.st_ino
 
     def stamp(self) -> Stamp:
         """Which state of a file it is, also where its disk was mounted anew; see `Stamp`."""
@@ -258,19 +299,12 @@ class File(ByteSource):
             refused(self.path + ending, "looking for it", error)
         return True
 
-    def renamed(self, path: str) -> None:
-        """Note that this file has another name now."""
-        self.path, self.absolute = path, absolute(path)
-
     def modified(self) -> float:
         """When the file was last written, in seconds since 1970."""
         return self._stat().st_mtime
 
     def _stat(self) -> os.stat_result:
-        try:
-            return self._call(calls.system.stat)
-        except OSError as error:
-            refused(self.path, "asking for its size", error)
+        return self._ask("asking for its size", calls.system.stat)
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         """Read `nbytes` at `offset`; fewer only at the end of the file."""
@@ -306,13 +340,11 @@ class File(ByteSource):
         A file that another program cuts meanwhile gives zeros or a SIGBUS: nothing here can tell.
         """
         try:
-            return self._call(calls.system.map, nbytes)
-        except ArchiveClosedError:
+            return self._ask(f"mapping {nbytes:,} bytes", calls.system.map, nbytes)
+        except EdcacheError:
             raise
         except (OverflowError, MemoryError, ValueError) as error:  # the last where it was cut meanwhile
             raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: {error}") from error
-        except OSError as error:
-            refused(self.path, f"mapping {nbytes:,} bytes", error)
 
     def are_cached(self, offsets: Sequence[int]) -> bool:
         """Whether the pages of some offsets are in memory; True where the system cannot tell."""
@@ -354,10 +386,7 @@ class File(ByteSource):
 
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes."""
-        try:
-            self._call(calls.system.truncate, size)
-        except OSError as error:
-            refused(self.path, f"cutting it to {size:,} bytes", error)
+        self._ask(f"cutting it to {size:,} bytes", calls.system.truncate, size)
 
     def sync(self) -> None:
         """Bring everything written so far to the disk; a failure is final for this file."""
@@ -382,19 +411,16 @@ class File(ByteSource):
 
     def lock(self, start: int, length: int = 1) -> None:
         """Lock bytes for this open file, waiting for whoever holds them (signals interrupt)."""
-        try:
-            self._call(calls.system.lock, start, length, True)
-        except OSError as error:
-            self._do_without_lock(error)
+        self._lock(calls.system.lock, start, length, True)
 
     def try_lock(self, start: int, length: int = 1) -> bool:
         """Lock bytes if nobody else holds them; says whether it did."""
         try:
-            self._call(calls.system.lock, start, length, False)
-        except OSError as error:
+            self._lock(calls.system.lock, start, length, False)
+        except StorageError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
-            self._do_without_lock(error)
+            raise
         return True
 
     def share(self, start: int) -> None:
@@ -403,37 +429,31 @@ class File(ByteSource):
         A file that was opened to be read can share, and so can a forked child, which ends it with its last
         copy of the descriptor. Nothing on macOS and Windows.
         """
-        try:
-            self._call(calls.system.share, start)
-        except OSError as error:
-            self._do_without_lock(error)
+        self._lock(calls.system.share, start)
 
-    def _do_without_lock(self, error: OSError) -> None:
-        """Go on where the file system has no locks, and say what that takes; else raise."""
-        if error.errno not in _NO_LOCKS:
-            refused(self.path, "locking it", error)
-        if self.can_lock:
-            self.can_lock = False
-            warnings.warn(
-                f"{self.path}: its file system has no byte locks, so that processes cannot share the work; "
-                "see that only one writes at a time, or build it on a local disk and copy it",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    def _lock(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Take a lock; where the file system has none, go on and say what that takes."""
+        try:
+            self._call(call, *arguments)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                refused(self.path, "locking it", error)
+            if self.can_lock:
+                self.can_lock = False
+                warnings.warn(
+                    f"{self.path}: its file system has no byte locks, so that processes cannot share the "
+                    "work; see that only one writes at a time, or build it on a local disk and copy it",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def freeze(self) -> None:
         """Let nobody write into a file in memory any more, for as long as it is there."""
-        try:
-            self._call(calls.system.freeze)
-        except OSError as error:
-            refused(self.path, "protecting it from writing", error)
+        self._ask("protecting it from writing", calls.system.freeze)
 
     def is_frozen(self) -> bool:
         """Whether `freeze` was called for a file in memory, by whichever process."""
-        try:
-            return self._call(calls.system.is_frozen)
-        except OSError as error:
-            refused(self.path, "asking whether it is protected", error)
+        return self._ask("asking whether it is protected", calls.system.is_frozen)
 
     def is_locked(self, start: int, length: int) -> bool:
         """Whether another open file has locked one of the bytes; False where the system cannot tell."""
@@ -455,32 +475,6 @@ class File(ByteSource):
                 return
             refused(self.path, "releasing a lock", error)
 
-    def close(self) -> None:
-        """Close the descriptor, and with it every lock that only it held; idempotent.
-
-        Where other threads are in a call, the last of them closes it.
-        """
-        if not self._descriptors:
-            return
-        self._is_closing = True
-        self._let_go()
-
-    def _let_go(self) -> None:
-        made = [reference() for reference in list(self._inside.values())]
-        if any(call is not None and call.is_of_another_thread() for call in made):
-            return
-        self._naming.forget(calls.system, self._descriptors)
-        try:
-            self._close()
-        except OSError as error:
-            refused(self.path, "closing it", error)
-
-    def _close(self) -> None:
-        # Two threads may come here at once; each descriptor is taken out by one.
-        with suppress(IndexError):
-            while self._descriptors:
-                calls.system.close(self._descriptors)
-
 
 def _filesystem(device: int) -> str:
     """The type of the file system of a device number, "" where the system does not tell."""
@@ -490,8 +484,8 @@ def _filesystem(device: int) -> str:
             lines = [line.split(" - ") for line in mounts]
     except OSError:
         return ""
-    found = [after.split()[0] for before, *rest in lines for after in rest[:1] if before.split()[2] == name]
-    return found[-1] if found else ""
+    types = [after.split()[0] for before, *rest in lines for after in rest[:1] if before.split()[2] == name]
+    return types[-1] if types else ""
 
 
 def written_since_boot(file: File) -> bool:

@@ -1,8 +1,7 @@
 """The registry of backends: which one has a path or a URL, decided once, by its scheme.
 
 A backend is a subclass of `Location`; nearly always of `edcache.writer.Store`, which adds the samples to
-the bytes. Ours are in a table. Another's comes by a line of its packaging, an entry point of the group
-"edcache.backends" whose name is the scheme:
+the bytes. One that is not ours comes by a line of its packaging, an entry point whose name is the scheme:
 
     [project.entry-points."edcache.backends"]
     tape = "tapes.edcache:TapeStore"
@@ -16,20 +15,18 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Protocol, cast
+from typing import Any, ClassVar, Final, Protocol
 
 from edcache.base import OptionError
 from edcache.storage.source import ByteSource
 
-if TYPE_CHECKING:
-    from edcache.storage.naming import Naming
-
 GROUP: Final = "edcache.backends"
 _FILES: Final = "edcache.backends.file:FileStore"
-_OBJECTS: Final = "edcache.backends.remote.store:RemoteStore"
+_OBJECTS: Final = "edcache.backends.remote.object:RemoteStore"
 _REDIS: Final = "edcache.backends.redis.store:RedisStore"
 _MEMORY: Final = "edcache.backends.shm.memory:MemoryStore"
 _BACKENDS: Final = {
@@ -39,15 +36,54 @@ _BACKENDS: Final = {
     **dict.fromkeys(("redis", "rediss", "unix"), _REDIS),
     **dict.fromkeys(("http", "https", "s3", "s3a", "gs", "gcs", "hf"), _OBJECTS),
 }
-_LISTED: Final = "edcache.backends.mirror.evict"
 # By the words of `local=` and `preload=`: what opens a copy in the place of the archive.
 _COPIES: Final = {
-    "local": "edcache.backends.mirror.through:open_copy",
+    "local": "edcache.backends.mirror.read_through:open_copy",
     "shm": "edcache.backends.shm.preload:open_copy",
 }
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:://|::)")
 # Names that pass for paths: os.path and pathlib take away a slash or two.
 _LIKE_PATHS: Final = re.compile(r"(shm):(?:/|\Z)")
+
+
+class Naming:
+    """How a `System` finds the file of a name: by its path; a backend of other names has a subclass.
+
+    absent: what is said where nothing has the name. is_volatile: whether a file is gone with the last that
+    has it open, so that it is kept while it is made, and memory is taken before it is written.
+    """
+
+    absent: ClassVar[str] = "no such file; check the path, or build the cache first"
+    is_volatile: ClassVar[bool] = False
+
+    def open(self, system: Any, path: str, flags: int, into: list[int]) -> None:
+        """Append descriptors, of which the last is the file's; see `System.open`."""
+        flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+        into.extend(map(os.open, (path,), (flags,), (0o666,)))
+
+    def stat(self, system: Any, path: str) -> os.stat_result:
+        """Size, device and inode of what has the name."""
+        return os.stat(path)
+
+    def entry(self, path: str) -> str:
+        """The path in a file system that stands for the name."""
+        return path
+
+    def turn(self, system: Any, path: str, *, creates: bool = False) -> AbstractContextManager[None]:
+        """Let nobody else make, join or take away the name for the block."""
+        return nullcontext()
+
+    def reserve(self, fd: int, offset: int, nbytes: int) -> None:
+        """Take what a range needs that is to be written, or raise OSError."""
+
+    def forget(self, system: Any, descriptors: list[int]) -> None:
+        """Do what is to be done before the descriptors are closed."""
+
+    def inherit(self, system: Any, descriptors: list[int]) -> None:
+        """Do what is to be done in a forked child, which has copies of them."""
+
+
+PATHS: Final = Naming()
 
 
 class Stage(Protocol):
@@ -59,33 +95,15 @@ class Stage(Protocol):
         """Bring what was written, and sealed, to where it belongs."""
 
 
-class Copies(Protocol):
-    """The copies of archives that lie among archives on a disk, for who lists and deletes these."""
-
-    def copy_at(self, path: str) -> Any:
-        """The copy that belongs at a path, whole or not: origin, nbytes, here, used; None for any other."""
-
-    def why_stays(self, path: str) -> str | None:
-        """Why a copy should not be deleted now, in a few words; None where nothing speaks against it."""
-
-    def leftovers(self, path: str) -> list[str]:
-        """What lies beside a path because it is a copy: to be deleted with it."""
-
-    def discard_side(self, path: str) -> bool:
-        """Delete a side file that is of no copy, unless somebody makes that; says whether it is gone."""
-
-
 class Location(ABC):
     """Where one archive is or will be, as a backend has it; nothing of it is open.
 
     A subclass takes (text, storage_options): the path or URL as it was given, and a mapping or None.
 
-    Attributes:
-        path: as messages name it, without credentials.
-        by_request: whether reading it is asking another machine, which may answer wrongly once.
-        is_volatile: whether it is gone with the last process that has it open.
-        naming: how the system finds the file of a name, where there is one.
-        ending: of the names of archives there.
+    path: as messages name it, without credentials. by_request: whether reading it is asking another machine,
+    which may answer wrongly once. is_volatile: whether it is gone with the last process that has it open.
+    naming: how the system finds the file of a name, where there is one. ending: of names of archives there.
+
     Safety: pickles, without credentials unless multiprocessing is just starting a child.
     """
 
@@ -146,17 +164,30 @@ def backend_of(path: str) -> type[Location]:
 
 @cache
 def _backend(scheme: str) -> type[Location]:
-    home = _BACKENDS.get(scheme)
-    if home is not None:
-        return _load(home)  # type: ignore[no-any-return]
-    others = entry_points(group=GROUP, name=scheme)
-    backend: type[Location] = next((other.load() for other in others), None) or _load(_OBJECTS)
+    others = () if scheme in _BACKENDS else entry_points(group=GROUP, name=scheme)
+    backend: type[Location] = next((other.load() for other in others), None) or _load(
+        _BACKENDS.get(scheme, _OBJECTS)
+    )
     return backend
 
 
 def _load(home: str) -> Any:
     module, _, name = home.partition(":")
     return getattr(import_module(module), name)
+
+
+def naming_of(path: str) -> Naming:
+    """How the file of a name is found.
+
+    Raises:
+        OptionError: it is a URL, which is no file's.
+    """
+    if not scheme_of(path):
+        return PATHS
+    naming = backend_of(path).naming
+    if naming is None:
+        located(path).local_path()  # which refuses
+    return naming or PATHS
 
 
 def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Location:
@@ -203,9 +234,9 @@ def check_outlives(path: str | os.PathLike[str]) -> None:
         )
 
 
-def copies_on_disk() -> Copies:
-    """What knows copies that lie among archives."""
-    return cast("Copies", import_module(_LISTED))
+def copies_on_disk() -> Any:
+    """The module that knows the copies of archives that lie among archives: copy_at(), why_stays(), ..."""
+    return import_module("edcache.backends.mirror.evict")
 
 
 def open_copy(kind: str, where: Location, token: Any, **options: Any) -> ByteSource:

@@ -116,6 +116,15 @@ class ByteSource(ABC):
         """Let go of it; idempotent."""
 
 
+def _of_data(name: str) -> Any:
+    """A method that hands on to `data`."""
+
+    def method(self: Wrapped, *arguments: Any) -> Any:
+        return getattr(self.data, name)(*arguments)
+
+    return method
+
+
 class Wrapped(ByteSource):
     """A source whose bytes are those of another, `data`; a subclass says what is not."""
 
@@ -123,54 +132,9 @@ class Wrapped(ByteSource):
         self.data = data
         self.path, self.by_request = data.path, data.by_request
 
-    def size(self) -> int:
-        """See `ByteSource`."""
-        return self.data.size()
-
-    def identity(self) -> Any:
-        """See `ByteSource`."""
-        return self.data.identity()
-
-    def tag(self) -> tuple[object, ...]:
-        """See `ByteSource`."""
-        return self.data.tag()
-
-    def check_unchanged(self) -> None:
-        """See `ByteSource`."""
-        self.data.check_unchanged()
-
-    def pread(self, offset: int, nbytes: int) -> bytes:
-        """See `ByteSource`."""
-        return self.data.pread(offset, nbytes)
-
-    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """See `ByteSource`."""
-        return self.data.read_many(extents)
-
-    def map(self, nbytes: int) -> memoryview:
-        """See `ByteSource`."""
-        return self.data.map(nbytes)
-
-    def is_remote(self) -> bool:
-        """See `ByteSource`."""
-        return self.data.is_remote()
-
-    def are_cached(self, offsets: Sequence[int]) -> bool:
-        """See `ByteSource`."""
-        return self.data.are_cached(offsets)
-
-    def will_need(self, offset: int, nbytes: int) -> None:
-        """See `ByteSource`."""
-        self.data.will_need(offset, nbytes)
-
-    def next_data(self, offset: int) -> int:
-        """See `ByteSource`."""
-        return self.data.next_data(offset)
-
-    def is_locked(self, start: int, length: int) -> bool:
-        """See `ByteSource`."""
-        return self.data.is_locked(start, length)
-
-    def close(self) -> None:
-        """See `ByteSource`."""
-        self.data.close()
+    size, identity, tag = _of_data("size"), _of_data("identity"), _of_data("tag")
+    check_unchanged = _of_data("check_unchanged")
+    pread, read_many, map = _of_data("pread"), _of_data("read_many"), _of_data("map")
+    is_remote, are_cached, is_locked = _of_data("is_remote"), _of_data("are_cached"), _of_data("is_locked")
+    will_need, next_data = _of_data("will_need"), _of_data("next_data")
+    close = _of_data("close")

@@ -114,11 +114,7 @@ def _copied(
 
 
 def _caught_up(file: File, survey: Survey, new: Rewrite) -> tuple[Contents, Revised]:
-    """Copy what others have appended since the survey; they wait while this runs.
-
-    Raises:
-        ArchiveLockedError: one of them has written down what a power cut took.
-    """
+    """Copy what others have appended since the survey; they wait while this runs."""
     chain, pread, path = survey.chain, file.pread, file.path
     first, lost = chain.cursor.seq, set(chain.lost)
     chain.extend(pread, file.size())

@@ -1,7 +1,6 @@
 """The entries of a damaged archive that are whole, and what hides between them.
 
-An entry counts when its header fits its own crc32, stands where it says, and its number goes on from the
-entries before it. What lies between such entries hides.
+An entry counts when its header fits its own crc32, stands where it says, and its number goes on.
 """
 
 from __future__ import annotations
@@ -27,12 +26,9 @@ class Gap(NamedTuple):
 
 
 class Entries:
-    """The entries of a damaged archive that are whole, as runs, each linked from header to header.
+    """The entries that are whole as runs, linked from header to header, and the gaps between and behind them.
 
     Where a run ends before the file does, the pages behind are searched for the next one.
-
-    Attributes:
-        runs: by rising offset and sequence number. gaps: what hides between and behind them.
     """
 
     def __init__(self, file: File, uuid: bytes, cursor: Cursor | None) -> None:
@@ -45,7 +41,7 @@ class Entries:
             self.runs.append(list(format.walk(self._pread, ANYWHERE, uuid, cursor)))
         for run in self._searched():
             self._take(run)
-        self.gaps = [*self._gaps_between(), *self._gap_behind()]
+        self.gaps = list(self._gaps())
 
     def _searched(self) -> Iterator[list[Header]]:
         position = self._end(self.runs[0]) if self.runs else PAGE
@@ -86,49 +82,38 @@ class Entries:
             return run[0].seq >= self.runs[-1][-1].seq + 2
         return run[0].seq >= int(self._is_anchored)
 
-    def _gaps_between(self) -> Iterator[Gap]:
-        ends: list[tuple[int, int, bool]] = [(0, self._first.offset, False)]
-        for run in self.runs:
-            if not run:
-                continue
-            seq, start, labels_hide = ends[-1]
-            if run[0].seq > seq:
-                yield self._gap(seq + labels_hide, start, run[0])
-            last = run[-1]
-            ends.append((last.seq + 1, self._end(run), last.kind == format.KIND_INDEX))
-
-    def _gap(self, seq: int, start: int, following: Header) -> Gap:
-        hidden = following.seq - seq - (following.kind == format.KIND_LABELS)
-        tail = self._directory_in(start, following.offset)
-        if tail is not None and hidden >= 2:
-            hidden -= 2
-        follows = f"{following.name} follows at offset {following.offset:,}"
-        return Gap(seq, start, hidden, f"no entry fits here, {follows}")
-
-    def _gap_behind(self) -> Iterator[Gap]:
-        run = next((run for run in reversed(self.runs) if run), [])
-        last = run[-1] if run else None
-        seq, start = 0 if last is None else last.seq + 1, self._end(run)
-        if start >= self._size or (last is not None and last.kind == format.KIND_INDEX):
+    def _gaps(self) -> Iterator[Gap]:
+        """What hides before each run, and behind the last."""
+        seq, start, labels_hide = 0, self._first.offset, False
+        for run in filter(None, self.runs):
+            first, last = run[0], run[-1]
+            if first.seq > seq:
+                seq += labels_hide
+                hidden = first.seq - seq - (first.kind == format.KIND_LABELS)
+                if hidden >= 2 and self._directory_in(start, first.offset) is not None:
+                    hidden -= 2
+                follows = f"{first.name} follows at offset {first.offset:,}"
+                yield Gap(seq, start, hidden, f"no entry fits here, {follows}")
+            seq, start, labels_hide = last.seq + 1, self._end(run), last.kind == format.KIND_INDEX
+        if start >= self._size or labels_hide:
             return
         tail = self._directory_in(start, self._size)
         if tail is not None:
             hidden = int(tail.index_offset > start)
             yield Gap(seq, start, hidden, "a seal begins here or behind that is damaged")
         else:
-            yield from self._begun(seq, start)
+            yield self._begun(seq, start)
 
-    def _begun(self, seq: int, start: int) -> Iterator[Gap]:
+    def _begun(self, seq: int, start: int) -> Gap:
         """The header of an entry goes last: where a part of one stands, it was whole once, or nearly."""
         data = self._pread(start, format.HEADER_NBYTES)
         name = data[30:]
         if name.startswith(b"index.arrow"):
-            yield Gap(seq, start, 0, "a seal begins here that is damaged")
-        elif data.startswith(b"PK\x03\x04") or name.startswith((b"chunks/", b"zstd/", b"notes/", b"labels/")):
-            yield Gap(seq, start, 1, "an entry begins here that is damaged")
-        else:
-            nbytes = self._size - start
-            yield Gap(seq, start, 0, f"{nbytes:,} bytes behind the last entry are no entry: a torn tail")
+            return Gap(seq, start, 0, "a seal begins here that is damaged")
+        if data.startswith(b"PK\x03\x04") or name.startswith((b"chunks/", b"zstd/", b"notes/", b"labels/")):
+            return Gap(seq, start, 1, "an entry begins here that is damaged")
+        nbytes = self._size - start
+        return Gap(seq, start, 0, f"{nbytes:,} bytes behind the last entry are no entry: a torn tail")
 
     def _directory_in(self, start: int, end: int) -> format.Tail | None:
         """The end of a zip directory that lies behind `start`, and but for zeros right before `end`."""

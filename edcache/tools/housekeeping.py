@@ -11,6 +11,7 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -67,9 +68,6 @@ class Listed:
         return self.problem is None and self.sealed and self.present + self.absent == self.length
 
 
-# ------------------------------------------------------------------------------------------ looking
-
-
 def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
     """The archives in a folder and in those below it, least recently used first.
 
@@ -84,8 +82,8 @@ def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
     """
     top = os.fspath(directory)
     if not os.path.isdir(top):
-        found = "no folder" if os.path.lexists(top) else "no such folder"
-        raise OptionError(f"{top}: {found}; name one that holds archives")
+        what = "no folder" if os.path.lexists(top) else "no such folder"
+        raise OptionError(f"{top}: {what}; name one that holds archives")
     return sorted(_archives(top), key=lambda archive: (archive.used, archive.path))
 
 
@@ -148,53 +146,43 @@ def look_at(path: str | os.PathLike[str]) -> Listed:
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError, StorageError.
     """
     name = os.fspath(path)
-    file = _open_unnoticed(name)
-    try:
-        on_disk = _on_disk(name)
+    with closing(_open_unnoticed(name)) as file:
+        nbytes, used, was_read = _on_disk(name)
         head, cursor = format.read_head(file.pread, name)
-        present, absent, length, sealed = _samples(file, head, cursor)
-    finally:
-        file.close()
-    kept = copies_on_disk().copy_at(name)
-    nbytes, used, was_read = on_disk
-    if kept is not None and kept.used > used:
-        used, was_read = kept.used, True
-    origin = None if kept is None else kept.origin
-    said = (present, absent, length, sealed, head.fingerprint, None, origin)
-    return Listed(name, nbytes, used, was_read, *said)
+        counts = _samples(file, head, cursor)
+    copy = copies_on_disk().copy_at(name)
+    if copy is not None and copy.used > used:
+        used, was_read = copy.used, True
+    origin = None if copy is None else copy.origin
+    return Listed(name, nbytes, used, was_read, *counts, fingerprint=head.fingerprint, origin=origin)
 
 
 def head_of(path: str | os.PathLike[str]) -> Head:
     """What an archive says about itself; raises as `look_at`."""
     where = located(path)
-    file = where.open() if where.by_request else _open_unnoticed(where.path)
-    try:
+    with closing(where.open() if where.by_request else _open_unnoticed(where.path)) as file:
         return format.read_head(file.pread, file.path)[0]
-    finally:
-        file.close()
 
 
 def _open_unnoticed(path: str) -> File:
     """Open for reading, and leave the access time as it is if that can be asked for."""
-    if not _NO_ACCESS_TIME or not os.path.isfile(path):
-        return File.open(path, "r")
-    try:
-        return File.open(path, "r", _NO_ACCESS_TIME)
-    except StorageError:
-        # Another user's file, which may be read all the same; or an error that this puts into words.
-        return File.open(path, "r")
+    if _NO_ACCESS_TIME and os.path.isfile(path):
+        # Another user's file may be read all the same; other errors are put into words below.
+        with suppress(StorageError):
+            return File.open(path, "r", _NO_ACCESS_TIME)
+    return File.open(path, "r")
 
 
 def _on_disk(path: str) -> tuple[int, float, bool]:
     """Bytes, time of the last use, and whether that was a read."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:  # gone since
         return 0, 0.0, False
-    nbytes = found.st_size
-    if stat.S_ISDIR(found.st_mode):
+    nbytes = status.st_size
+    if stat.S_ISDIR(status.st_mode):
         nbytes = sum(_on_disk(os.path.join(path, name))[0] for name in os.listdir(path))
-    return nbytes, max(found.st_atime, found.st_mtime), found.st_atime >= found.st_mtime
+    return nbytes, max(status.st_atime, status.st_mtime), status.st_atime >= status.st_mtime
 
 
 def _samples(file: File, head: Head, cursor: Cursor) -> tuple[int, int, int, bool]:
@@ -226,9 +214,6 @@ def _sealed_absent(file: File, index: Header) -> int:
     return sum(failure.final for failure in failures)
 
 
-# ------------------------------------------------------------------------------------------ deleting
-
-
 def in_use(path: str | os.PathLike[str]) -> bool:
     """Whether anybody fills an archive or appends to it at this moment, this process included.
 
@@ -243,22 +228,17 @@ def in_use(path: str | os.PathLike[str]) -> bool:
     name = os.fspath(path)
     if not os.path.exists(name):
         return False  # to open it for a lock would make it
-    file = File.open(name, "a")
-    try:
+    with closing(File.open(name, "a")) as file:
         return not file.try_lock(*_EVERY_LOCK)
-    finally:
-        file.close()
 
 
 def why_not_now(path: str) -> str | None:
     """Why a file should not be deleted at this moment, in one line; None where nothing speaks against it."""
     if writer.is_temporary(path):
         return f"{path}: another process is writing it" if writer.is_held(path) else None
-    reason = (
-        copies_on_disk().why_stays(path.removesuffix(PARTIAL).removesuffix(SIDE))
-        if os.path.exists(path)
-        else None
-    )
+    if not os.path.exists(path):
+        return None
+    reason = copies_on_disk().why_stays(path.removesuffix(PARTIAL).removesuffix(SIDE))
     if reason is not None:
         return f"{path}: {reason}"
     try:
@@ -303,31 +283,25 @@ def delete(path: str | os.PathLike[str]) -> int:
         StorageError: "train.zip: deleting it: Permission denied".
     """
     name = os.fspath(path)
-    try:
-        if writer.is_temporary(name):
-            nbytes = _on_disk(name)[0]
-            return nbytes if writer.discard(name) else 0
-        if name.endswith(SIDE):
-            nbytes = _on_disk(name)[0]
-            return nbytes if copies_on_disk().discard_side(name) else 0
-        nbytes = os.lstat(name).st_size
-        storage.remove(name)
+    nbytes, is_gone = _on_disk(name)[0], True
+    if writer.is_temporary(name):
+        is_gone = writer.discard(name)
+    elif name.endswith(SIDE):
+        is_gone = copies_on_disk().discard_side(name)
+    else:
+        try:
+            storage.remove(name)
+        except FileNotFoundError:
+            return 0
         for beside in copies_on_disk().leftovers(name):
-            storage.remove(beside)
-    except FileNotFoundError:
-        return 0
-    return nbytes
-
-
-# ------------------------------------------------------------------------------------------- pruning
+            with suppress(FileNotFoundError):
+                storage.remove(beside)
+    return nbytes if is_gone else 0
 
 
 @dataclass(slots=True)
 class Pruning:
-    """What a pruning takes and what it leaves, each least recently used first.
-
-    doomed, kept: archives. busy: why some are kept that would have to go, a line each.
-    """
+    """What goes, what stays, least recently used first, and why some stay that would have to go."""
 
     doomed: list[Listed] = field(default_factory=list)
     kept: list[Listed] = field(default_factory=list)

@@ -112,10 +112,8 @@ def merge(
 class Source:
     """One archive as it was when it was surveyed; what others append meanwhile is left out.
 
-    Attributes:
-        file, head: of it. table: the index, of its records and what goes with them. index: the sample of each
-            record. labels: its label table, revisions included. absent: the samples without a record that
-            have labels. length: samples of its dataset.
+    table: the index, of its records and what goes with them. index: the sample of each record. labels: its
+    label table, revisions included. absent: the samples without a record that have labels.
     """
 
     def __init__(self, file: ByteSource, allow_partial: bool) -> None:
@@ -147,11 +145,8 @@ def opened(paths: Sequence[str], allow_partial: bool) -> Iterator[list[Source]]:
 class Share:
     """Samples of one archive, which rise, one after the other in a new one.
 
-    Attributes:
-        source: the archive. length: how many samples. rows: of the records of those that have one, int64;
-            places: which of the share's samples these are. absent, absent_places: the same of samples without
-            a record that have labels, as rows of the label table. failures: of samples without a record, with
-            their places.
+    rows: of the records of those that have one; places: which of the share's samples these are. absent,
+    absent_places: the same of samples without a record that have labels, as rows of the label table.
     """
 
     def __init__(self, source: Source, samples: range | Ints) -> None:
@@ -192,13 +187,7 @@ def _within(rising: Ints, samples: range | Ints) -> tuple[Ints, Ints]:
 
 
 def join(target: str, shares: Sequence[Share], progress: Progress, asked_by: str) -> Piece:
-    """Write a sealed archive of the samples of some shares, one after the other; nothing may be at the path.
-
-    Raises:
-        OptionError, LengthError: as `joined_head`. LabelTypeError: label columns that make none together.
-        CorruptRecordError: a record fails its crc32.
-        ArchiveExistsError, ArchiveLockedError, StorageError; then there is no new archive.
-    """
+    """Write a sealed archive of the samples of some shares, one after the other, where nothing is."""
     firsts = np.cumsum([0, *(share.length for share in shares)]).tolist()
     length = firsts.pop()
     labels, revision = _joined_labels(shares, firsts, asked_by)
@@ -232,13 +221,9 @@ def _joined_labels(
 
 
 def joined_head(sources: Sequence[Source], names: Sequence[str], length: int, asked_by: str) -> Head:
-    """The head of an archive of samples of these.
+    """The head of an archive of samples of these, which no call makes, so that it has no fingerprint.
 
-    Its compression is that of the first that compresses; of a label column it knows the field only if that is
-    the same in all of them. It has no fingerprint: no call makes these samples.
-
-    Raises:
-        OptionError: their codecs differ, or they have too many schemas. LengthError: too many samples.
+    It compresses as the first that does; of a label column it knows the field if all have the same.
     """
     first = sources[0]
     for other in sources:

@@ -35,8 +35,6 @@ def check_chunk(
 ) -> int:
     """Compare records, blocks and gaps of a chunk with its table; returns the crc32 of its payload.
 
-    Args:
-        table_bytes: of the table, read already.
     Memory: a window of 1 MiB, whatever the chunk's size.
     """
     wrong = check_layout(header, table, on_problem)

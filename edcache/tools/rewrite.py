@@ -37,7 +37,7 @@ class Selection(NamedTuple):
     """Records of one archive, in the order in which they go into a new one.
 
     contents: where they lie, the sample of the new archive that each is, their labels row by row, and the
-    dictionaries that they may need. samples: what each is in its own archive; None where that is the same.
+    dictionaries that they may need. samples: what each is in its own archive, where that is not the same.
     """
 
     file: ByteSource
@@ -68,10 +68,7 @@ def check_free(target: str) -> None:
 def rewriting(target: str, head: Head, like: ByteSource, progress: Progress) -> Iterator[Rewrite]:
     """A new archive for a path; what was written goes, unless the block publishes it.
 
-    Args:
-        like: what it gets its permissions from, where that is a file.
-    Raises:
-        ArchiveLockedError: another process is writing the same file.
+    It has the permissions of `like`, where that is a file.
     """
     storage.check_outlives(target)
     with writer.replacing(target) as session:
@@ -82,11 +79,7 @@ def rewriting(target: str, head: Head, like: ByteSource, progress: Progress) -> 
 
 
 class Rewrite:
-    """A new archive on its way; `rewriting` makes it.
-
-    Attributes:
-        out: what appends to it. nbytes: of the file, once published.
-    """
+    """A new archive on its way, which `out` appends to; nbytes: of the file, once published."""
 
     def __init__(self, target: str, session: File, out: Appender, progress: Progress) -> None:
         self._target, self._session, self._progress = target, session, progress
@@ -96,11 +89,8 @@ class Rewrite:
     def copy(self, selection: Selection, on_damage: OnDamage | None = None) -> None:
         """Append records and their labels, as chunks of about 4 MiB.
 
-        Args:
-            on_damage: takes note of records that are left out: those that fail their crc32, and those that
-                need a dictionary that is damaged. None raises.
-        Raises:
-            CorruptRecordError: "train.zip: record 17 at offset 8,192 fails its crc32; ...".
+        `on_damage` takes note of records that are left out: those that fail their crc32, and those that need
+        a dictionary that is damaged. None raises CorruptRecordError.
         """
         file, contents, _ = selection
         table, records = contents.index, contents.index.records
@@ -112,11 +102,10 @@ class Rewrite:
             part = records.take(rows)
             data = _read(file, part)
             self._progress.advance(int(part.nbytes.sum()))
-            crcs = np.array([format.crc32(record) for record in data], np.uint32)
-            good = crcs == part.crc32
-            if on_damage is None:
-                _check_all(selection, rows[~good])
-            elif not good.all():
+            good = np.array([format.crc32(record) for record in data], np.uint32) == part.crc32
+            if not good.all():
+                if on_damage is None:
+                    raise _damaged(selection, int(rows[~good][0]))
                 on_damage(rows[~good], "fails its crc32")
             if on_damage is not None and is_compressed:
                 is_readable = np.array([dictionary_of(frame) in known for frame in data], bool)
@@ -150,10 +139,7 @@ class Rewrite:
     ) -> None:
         """Write down what the records do not tell, seal it, bring it to the disk and give it its name.
 
-        Args:
-            length: of the dataset, where neither head nor records say it. failures: of samples without a
-                record. revision: of the labels.
-            replace: what is at the target; else it is an ArchiveExistsError.
+        length: of the dataset, where neither head nor records say it. replace: what is at the target.
         """
         changes: dict[str, object] = {}
         if length not in (None, self.out.length):
@@ -171,13 +157,10 @@ class Rewrite:
         self.out.move(self._target)
 
 
-def _check_all(selection: Selection, rows: Ints) -> None:
-    """Raise CorruptRecordError for the first of some rows that fail their crc32."""
-    if not len(rows):
-        return
-    row, path, records = int(rows[0]), selection.file.path, selection.contents.index.records
+def _damaged(selection: Selection, row: int) -> CorruptRecordError:
+    path, records = selection.file.path, selection.contents.index.records
     samples = records.index if selection.samples is None else selection.samples
-    raise CorruptRecordError(
+    return CorruptRecordError(
         f"{path}: record {row if samples is None else samples[row]} at offset {records.offset[row]:,} fails "
         f'its crc32; run "edcache repair {path} -o NEW"'
     )
@@ -202,13 +185,9 @@ def _compressed(
     records: Records, data: Sequence[memoryview], compression: Compression
 ) -> tuple[Records, list[memoryview]]:
     frames = [memoryview(compression.compress(record)) for record in data]
-    compressed = replace(
-        records,
-        nbytes=np.array([len(frame) for frame in frames], np.uint64),
-        crc32=np.array([format.crc32(frame) for frame in frames], np.uint32),
-        raw_nbytes=records.nbytes,
-    )
-    return compressed, frames
+    nbytes = np.array(list(map(len, frames)), np.uint64)
+    crcs = np.array(list(map(format.crc32, frames)), np.uint32)
+    return replace(records, nbytes=nbytes, crc32=crcs, raw_nbytes=records.nbytes), frames
 
 
 def intact_dictionaries(file: ByteSource, dictionaries: Sequence[Dictionary]) -> Iterator[bytes]:
@@ -230,11 +209,7 @@ def dictionary_of(frame: memoryview) -> int:
 
 
 def chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
-    """Consecutive rows that make a chunk each: one that reaches `CHUNK_NBYTES` is full.
-
-    Args:
-        nbytes: uint64 [n], of the records.
-    """
+    """Consecutive rows that make a chunk each: one that reaches `CHUNK_NBYTES` is full."""
     # Records of a few bytes take as much in the table.
     ends = np.cumsum(np.maximum(nbytes, 32).astype(np.int64))
     first = 0
@@ -246,30 +221,20 @@ def chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
 
 
 def _chunk(table: IndexTable, records: Records, index: Ints, labels: Any, data: list[memoryview]) -> Chunk:
-    offsets, buffer = _laid_out(data)
+    """Records at their alignment, with zeros between them."""
+    starts, pieces, end = list[int](), list[bytes | memoryview](), 0
+    for record in data:
+        start = format.align(end, format.record_alignment(len(record)))
+        pieces += bytes(start - end), record
+        starts.append(start)
+        end = start + len(record)
+    buffer = memoryview(b"".join(pieces))
     used, numbers = np.unique(records.schema, return_inverse=True)
     moved = replace(
         records,
-        offset=offsets.astype(np.uint64),
+        offset=np.array(starts, np.uint64),
         schema=numbers.reshape(-1).astype(np.uint16),
         index=index,
     )
     schemas = [table.schemas[number] for number in used.tolist()]
     return Chunk(moved, labels, schemas, buffer, format.block_crcs(buffer), False)
-
-
-def _laid_out(data: list[memoryview]) -> tuple[Ints, memoryview]:
-    """Records at their alignment, zeros between them: where each starts, and the bytes."""
-    starts, end, is_dense = [], 0, True
-    for length in map(len, data):
-        start = format.align(end, format.record_alignment(length))
-        is_dense = is_dense and start == end
-        starts.append(start)
-        end = start + length
-    offsets = np.array(starts, np.int64)
-    if is_dense:
-        return offsets, memoryview(b"".join(data))
-    buffer = np.zeros(end, np.uint8).data
-    for start, record in zip(starts, data, strict=True):
-        buffer[start : start + len(record)] = record
-    return offsets, buffer

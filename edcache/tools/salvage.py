@@ -1,17 +1,17 @@
 """What a damaged archive still proves: the newest record of each sample, and their labels.
 
-Of the entries that are whole (entries.py) a table counts when it fits the crc32 in its header: the table of
-a chunk says of its samples where they are, and so does the index of a seal of all samples before it, so that
-each can stand in for the other. Whether a record is good, its crc32 tells later.
+Of the entries that are whole (entries.py) a table counts when it fits its crc32. That of a chunk says where
+its samples are, and so does the index of a seal of all samples before it: each can stand in for the other.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import zip_longest
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from edcache.base import (
     NotAnArchiveError,
 )
 from edcache.format import (
+    MAX_SCHEMAS,
     Chain,
     ChunkTable,
     Contents,
@@ -49,14 +50,15 @@ from edcache.format import (
     revised,
     spread,
     take_rows,
+    unify,
 )
 from edcache.storage import File
 from edcache.tools.entries import ANYWHERE, Entries
-from edcache.tools.rows import Rows, indexed, joined, rows_of, without
 
 _PICKLES: Final = '{"pickle":5}'
 
 Ints = npt.NDArray[np.int64]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,21 +79,45 @@ class Doubtful:
     entries: int = 1
 
 
+@dataclass(frozen=True)
+class _Rows:
+    """Records with their offsets in the file and their index, their schemas, and their labels row by row."""
+
+    records: Records
+    schemas: list[str]
+    labels: Any
+
+    @property
+    def index(self) -> Ints:
+        """The sample of each."""
+        assert self.records.index is not None
+        return self.records.index
+
+    def without(self, index: Ints) -> _Rows:
+        """Those of other samples than these."""
+        kept = np.flatnonzero(~np.isin(self.index, index))
+        return _Rows(self.records.take(kept), self.schemas, take_rows(self.labels, kept))
+
+
+@dataclass(frozen=True)
+class _Sealed:
+    """The newest intact index, its sequence number, and the labels that go with it."""
+
+    seq: int
+    index: IndexTable | None
+    labels: Any
+
+
 class Salvage:
-    """What a damaged file proves.
+    """What a damaged file proves. Whether a record is good, its crc32 tells later.
 
     Attributes:
-        head: as it reads, or what can be told without it. head_lost: whether it did not read.
+        head: as it reads, or what can be told without it, where it is lost.
         contents: the newest record of each sample as far as anything tells, each once, none overlapping.
-        length: of the dataset. lost: indices of samples whose newest record cannot be in `contents`.
-        unlabelled: indices whose labels are lost. doubtful: see there.
+        lost: samples whose newest record cannot be in `contents`. unlabelled: whose labels are lost.
         revision: what all revisions of labels that are intact say, as one; None where that is nothing.
         lost_revisions: names of those of which nothing intact tells what they said.
-        dictionaries: where they lie, whole or not. failures: of samples without a record.
-        problems: one line each, with path and offset.
-    Raises:
-        NotAnArchiveError, CorruptArchiveError: nothing of an archive is there.
-        FormatVersionError: the head is of a newer format.
+    Raises: as `repair`.
     """
 
     def __init__(self, file: File) -> None:
@@ -141,7 +167,7 @@ class Salvage:
             raise damage
         return Head(uuid), format.after(first)._replace(seq=0)
 
-    def _guessed_head(self, rows: Rows) -> Head:
+    def _guessed_head(self, rows: _Rows) -> Head:
         compression = None
         if rows.records.raw_nbytes is not None:
             compression = "zstd+dict" if self.dictionaries else "zstd"
@@ -162,61 +188,56 @@ class Salvage:
             for header in run:
                 if len(run) > 1 or header.kind != format.KIND_LABELS:
                     chain.note(self._pread, header)
-                if header.kind == format.KIND_AMENDMENT and self._read_whole(header) is None:
-                    self._problem(header.offset, f"{header.name} is damaged: what it revised is not known")
+                if header.kind == format.KIND_AMENDMENT:
+                    self._parsed(header, bytes, f"{header.name} is damaged: what it revised is not known")
         return chain
 
-    def _read_whole(self, header: Header) -> bytes | None:
-        """The table bytes of an entry, if they fit their crc32."""
-        if header.payload_offset + header.table_nbytes > self._size:
-            return None
-        data = self._pread(header.payload_offset, header.table_nbytes)
-        return data if format.crc32(data) == header.table_crc else None
-
-    def _table(self, header: Header) -> ChunkTable | None:
+    def _parsed(self, header: Header, parse: Callable[[bytes], T], damage: str) -> T | None:
+        """The table of an entry; None, and a problem, where it fits no crc32 or does not parse."""
         # With a fitting crc32 a header may say any number: it decides not how much memory is taken.
-        if header.table_nbytes <= self._size:
+        if header.payload_offset + header.table_nbytes <= self._size:
+            data = self._pread(header.payload_offset, header.table_nbytes)
             try:
-                return read_table(self._pread, header, self.path)
+                if format.crc32(data) == header.table_crc:
+                    return parse(data)
             except CorruptArchiveError:
                 pass
-        self._problem(header.offset, f"{header.name}: the table of its {header.samples:,} samples is damaged")
-        if header.seq > self._sealed.seq:
-            self.doubtful.append(Doubtful(header.seq, header.offset, header.samples))
+        self._problem(header.offset, damage)
         return None
+
+    def _table(self, header: Header) -> ChunkTable | None:
+        damage = f"{header.name}: the table of its {header.samples:,} samples is damaged"
+        table = self._parsed(header, lambda data: read_table(lambda *_: data, header, self.path), damage)
+        if table is None and header.seq > self._sealed.seq:
+            self.doubtful.append(Doubtful(header.seq, header.offset, header.samples))
+        return table
+
+    def _revision(self, header: Header) -> Revision | None:
+        damage = f"{header.name}: labels that were added or dropped are damaged"
+        return self._parsed(header, lambda data: read_revision(lambda *_: data, header, self.path), damage)
 
     def _last_index(self) -> _Sealed:
         """The newest index that is intact, with its labels where they are intact too."""
         headers = [header for run in self._entries.runs for header in run]
         sealed = _Sealed(-1, None, None)
         for header, following in zip_longest(headers, headers[1:]):
-            index = self._index(header) if header.kind == format.KIND_INDEX else None
+            if header.kind != format.KIND_INDEX:
+                continue
+            index = self._parsed(header, partial(parse_index, rows=header.samples), "index.arrow is damaged")
             if index is not None:
                 sealed = _Sealed(header.seq, index, self._labels(index, following))
         return sealed
 
-    def _index(self, header: Header) -> IndexTable | None:
-        data = self._read_whole(header)
-        try:
-            if data is not None:
-                return parse_index(data, header.samples)
-        except CorruptArchiveError:
-            pass
-        self._problem(header.offset, "index.arrow is damaged")
-        return None
-
     def _labels(self, index: IndexTable, header: Header | None) -> Any:
-        rows = len(index.records.offset)
+        def parse(data: bytes) -> Any:
+            assert header is not None
+            if header.samples not in (len(index.records.offset), index.length):
+                raise CorruptArchiveError("rows of other samples")
+            return parse_labels(data, header.samples)
+
         if header is None or header.kind != format.KIND_LABELS:
             return None
-        data = self._read_whole(header)
-        try:
-            if data is not None and header.samples in (rows, index.length):
-                return parse_labels(data, header.samples)
-        except CorruptArchiveError:
-            pass
-        self._problem(header.offset, "labels.arrow is damaged")
-        return None
+        return self._parsed(header, parse, "labels.arrow is damaged")
 
     def _look_at_gaps(self) -> None:
         for gap in self._entries.gaps:
@@ -227,7 +248,7 @@ class Salvage:
 
     # --- rows ---
 
-    def _newest_rows(self) -> Rows:
+    def _newest_rows(self) -> _Rows:
         """The newest record of each sample as far as anything tells; contradictions are lost."""
         seq, index = self._sealed.seq, self._sealed.index
         after = self._merged([header for header in self._chain.chunks if header.seq > seq])
@@ -236,17 +257,17 @@ class Salvage:
         before = self._merged([header for header in self._chain.chunks if header.seq < seq])
         base = self._reconciled(index, before)
         self.unlabelled = self.unlabelled[~np.isin(self.unlabelled, after.index)]
-        return joined(without(base, after.index), after, self.path)
+        return _joined(base.without(after.index), after, self.path)
 
-    def _merged(self, chunks: Sequence[Header]) -> Rows:
+    def _merged(self, chunks: Sequence[Header]) -> _Rows:
         sound = [header for header in chunks if self._tables[header.seq] is not None]
         names = [name for name, _ in self.head.labels]
         contents = merge(sound, lambda header: self._tables[header.seq], [], None, names, self.path)
-        return rows_of(contents)
+        return _Rows(_indexed(contents.index.records), contents.index.schemas, contents.labels)
 
-    def _reconciled(self, index: IndexTable, before: Rows) -> Rows:
+    def _reconciled(self, index: IndexTable, before: _Rows) -> _Rows:
         """The rows of an index, as far as no chunk before it contradicts them, with their labels."""
-        records = indexed(index.records)
+        records = _indexed(index.records)
         assert records.index is not None
         at = np.searchsorted(before.index, records.index)
         known = at < len(before.index)
@@ -274,7 +295,7 @@ class Salvage:
         self._lose(forgotten, "index.arrow leaves out what a chunk holds:")
         rows = np.flatnonzero(believed)
         labels = self._labels_of(records, rows, before, np.where(same, at, -1))
-        return Rows(records.take(rows), index.schemas, labels)
+        return _Rows(records.take(rows), index.schemas, labels)
 
     def _is_in_sound_chunk(self, offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         sound = [
@@ -289,7 +310,7 @@ class Salvage:
         run = np.searchsorted(start, offsets, "right") - 1
         return (run >= 0) & (offsets < end[np.maximum(run, 0)])
 
-    def _labels_of(self, records: Records, rows: Ints, before: Rows, at: Ints) -> Any:
+    def _labels_of(self, records: Records, rows: Ints, before: _Rows, at: Ints) -> Any:
         """The labels that rows of an index had when they were written: its own, or those the chunks tell."""
         labels, index = self._sealed.labels, self._sealed.index
         assert index is not None
@@ -321,7 +342,7 @@ class Salvage:
             self.problems.append(f"{self.path}: {why} {len(index):,} samples, the first is {int(index[0])}")
             self.lost = np.union1d(self.lost, index)
 
-    def _contents(self, rows: Rows) -> Contents:
+    def _contents(self, rows: _Rows) -> Contents:
         """The rows that lie within the file and overlap no other, by index."""
         records = rows.records
         offset, nbytes = records.offset, records.nbytes
@@ -366,15 +387,6 @@ class Salvage:
         self.lost_revisions += [h.name for h, labels in each if labels is None and h.seq > since]
         rest = [Placed(h.seq, labels) for h, labels in each if labels is not None and h.seq > since]
         return rest if sealed is None else [Placed(since, sealed), *rest]
-
-    def _revision(self, header: Header) -> Revision | None:
-        if self._read_whole(header) is not None:
-            try:
-                return read_revision(self._pread, header, self.path)
-            except CorruptArchiveError:
-                pass
-        self._problem(header.offset, f"{header.name}: labels that were added or dropped are damaged")
-        return None
 
     def _sealed_revision(self, before: Sequence[Revision | None]) -> Revision | None:
         """What the revisions before a seal came to, as its labels.arrow has it."""
@@ -431,14 +443,30 @@ class Salvage:
         return sorted(last[k] for k in index[stays].tolist())
 
 
-@dataclass(frozen=True)
-class _Sealed:
-    """The newest intact index, its sequence number, and the labels that go with it."""
-
-    seq: int
-    index: IndexTable | None
-    labels: Any
-
-
 def _replacing(revision: Revision) -> Revision:
     return replace(revision, dropped=[*{*revision.dropped, *revision.labels.column_names}])
+
+
+def _indexed(records: Records) -> Records:
+    """The same with an index, where row i is sample i without one."""
+    return records if records.index is not None else replace(records, index=np.arange(len(records.offset)))
+
+
+def _joined(first: _Rows, second: _Rows, where: str) -> _Rows:
+    """Both together, one behind the other; CorruptArchiveError where they have too many schemas."""
+    if not len(second.index):
+        return first
+    schemas = list(dict.fromkeys([*first.schemas, *second.schemas]))
+    if len(schemas) > MAX_SCHEMAS:
+        raise CorruptArchiveError(f"{where}: {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
+    compresses = any(rows.records.raw_nbytes is not None for rows in (first, second))
+    columns = []
+    for rows in (first, second):
+        numbers = np.array([*map(schemas.index, rows.schemas), 0], np.uint16)
+        own = rows.records.columns() | {"schema": numbers[rows.records.schema]}
+        if compresses:
+            own.setdefault("raw_nbytes", np.zeros(len(rows.index), np.uint64))
+        columns.append(own)
+    records = Records(**{name: np.concatenate([own[name] for own in columns]) for name in columns[0]})
+    labels = unify([first.labels, second.labels], where) if len(first.index) else second.labels
+    return _Rows(records, schemas, labels)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +19,6 @@ from edcache.base import EdcacheError, OptionError, human_bytes, parsed_bytes
 from edcache.dataset import Path
 from edcache.format import (
     ChunkTable,
-    IndexTable,
     LabelTypes,
     pack_chunk_table,
     pack_index,
@@ -39,6 +40,9 @@ _COLUMN_NBYTES: Final = 3 * 64
 # A header, its name in the zip directory with sizes of 64 bits, and its place in the index.
 _ENTRY_NBYTES: Final = format.MAX_HEADER_NBYTES + 256
 _ROW_NBYTES: Final = 6 * 8
+
+# The value of the label that a piece is for, and its samples.
+_Cut = tuple[Any, range | Ints]
 
 
 def split(
@@ -80,25 +84,23 @@ def split(
 
     >>> edcache.split("cache/train.zip", "parts", max_size="2GB")
     """
-    _check_asked(max_size, parts, by)
     where = local_path(folder)
+    _check_asked(max_size, parts, by)
     with opened([os.fspath(path)], allow_partial) as (source,):
         whole = Share(source, range(source.length))
-        cuts: list[tuple[Any, range | Ints]]
         if by is not None:
             cuts = list(_by_value(source, by))
         elif parts is not None:
-            cuts = [(None, samples) for samples in _equal(source, parts)]
+            cuts = [(None, samples) for samples in _equal(source.length, parts)]
         else:
             cuts = [(None, samples) for samples in _Sizes(whole).cut(_bytes_of(max_size))]
-        values = [value for value, _ in cuts]
         stem = os.path.splitext(os.path.basename(source.file.path))[0]
-        targets = _names(os.path.join(where, stem), values, by is not None)
+        digits = max(_DIGITS, len(str(len(cuts) - 1)))
+        names = [f"-{_in_a_name(value)}" if by is not None else "" for value, _ in cuts]
+        targets = [os.path.join(where, f"{stem}-{k:0{digits}}{name}.zip") for k, name in enumerate(names)]
         for target in targets:
             check_free(target)
-        shares = (Share(source, samples) for _, samples in cuts)
-        pieces = _joined(zip(targets, shares, strict=True), Progress(on_progress, whole.nbytes))
-    return [replace(piece, value=value) for piece, value in zip(pieces, values, strict=True)]
+        return _written(source, targets, cuts, Progress(on_progress, whole.nbytes))
 
 
 def _check_asked(max_size: int | str | None, parts: int | None, by: str | None) -> None:
@@ -108,18 +110,12 @@ def _check_asked(max_size: int | str | None, parts: int | None, by: str | None) 
         raise OptionError(f"split(): parts={parts!r}; give a number of archives, 1 or more")
 
 
-def _bytes_of(max_size: object) -> int:
-    nbytes = parsed_bytes(max_size)
-    if nbytes is None:
-        raise OptionError(f'split(): max_size={max_size!r}; give bytes, or text such as "2GB"')
-    return nbytes
-
-
-def _joined(shares: Iterable[tuple[str, Share]], progress: Progress) -> list[Piece]:
+def _written(source: Source, targets: list[str], cuts: list[_Cut], progress: Progress) -> list[Piece]:
     pieces: list[Piece] = []
     try:
-        for target, share in shares:
-            pieces.append(join(target, [share], progress, _ASKED_BY))
+        for target, (value, samples) in zip(targets, cuts, strict=True):
+            piece = join(target, [Share(source, samples)], progress, _ASKED_BY)
+            pieces.append(replace(piece, value=value))
     except BaseException:
         for piece in pieces:
             # The error that led here is the one to report.
@@ -129,29 +125,24 @@ def _joined(shares: Iterable[tuple[str, Share]], progress: Progress) -> list[Pie
     return pieces
 
 
-def _names(stem: str, values: Sequence[Any], has_values: bool) -> list[str]:
-    digits = max(_DIGITS, len(str(len(values) - 1)))
-    return [
-        f"{stem}-{k:0{digits}}{'-' + _in_a_name(value) if has_values else ''}.zip"
-        for k, value in enumerate(values)
-    ]
+def _bytes_of(max_size: object) -> int:
+    nbytes = parsed_bytes(max_size)
+    if nbytes is None:
+        raise OptionError(f'split(): max_size={max_size!r}; give bytes, or text such as "2GB"')
+    return nbytes
 
 
 def _in_a_name(value: Any) -> str:
     return "none" if value is None else _UNSAFE.sub("_", str(value))[:_MOST_NAMED]
 
 
-# ------------------------------------------------------------------------------------ which samples
-
-
-def _equal(source: Source, parts: int) -> Iterator[range]:
-    length = source.length
+def _equal(length: int, parts: int) -> Iterator[range]:
     if parts > max(length, 1):
         raise OptionError(f"split(): parts={parts:,}, the archive has {length:,} samples; ask for fewer")
     return (range(length * k // parts, length * (k + 1) // parts) for k in range(parts))
 
 
-def _by_value(source: Source, name: str) -> Iterator[tuple[Any, range | Ints]]:
+def _by_value(source: Source, name: str) -> Iterator[_Cut]:
     length, file = source.length, source.file
     base.justify(48 * length, file.size(), file.path, f"{length:,} samples")
     labels = Labels(lambda: spread(source.labels, source.index, length), num_rows=length)
@@ -190,23 +181,17 @@ class _Sizes:
     def _last(self, first: int, start: int, most: int) -> int:
         """One past the last record that fits behind the first."""
         count = len(self._share.rows)
-        low, high = min(first + 1, count), count
-        if self._nbytes(first, low, start) > most:
+        least = min(first + 1, count)
+        nbytes = partial(self._nbytes, first, start)
+        if nbytes(least) > most:
             what = f"sample {int(self._share.places[first])} alone" if count else "no sample at all"
-            size = human_bytes(self._nbytes(first, low, start))
             raise OptionError(
-                f"split(): {what} takes an archive of up to {size}, max_size is {human_bytes(most)}; "
-                "allow more"
+                f"split(): {what} takes an archive of up to {human_bytes(nbytes(least))}, max_size is "
+                f"{human_bytes(most)}; allow more"
             )
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._nbytes(first, middle, start) <= most:
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return least + bisect_right(range(least + 1, count + 1), most, key=nbytes)
 
-    def _nbytes(self, first: int, last: int, start: int) -> int:
+    def _nbytes(self, first: int, start: int, last: int) -> int:
         """At most so many bytes has an archive of these records, whose samples begin at `start`."""
         places, count = self._share.places, last - first
         stop = int(places[last]) if last < len(places) else self._source.length
@@ -227,19 +212,15 @@ class _Sizes:
 
     def _overheads(self) -> tuple[int, int]:
         """What an archive takes without records, and what each chunk takes besides."""
-        source, none = self._source, np.empty(0, np.int64)
-        index, empty = source.table, source.labels.slice(0, 0)
-        types = LabelTypes.of(empty)
+        index, empty = self._source.table, self._source.labels.slice(0, 0)
+        none = index.records.take(np.empty(0, np.int64))
         columns = _COLUMN_NBYTES * (empty.num_columns + _ROW_NBYTES // 8)
-        table = ChunkTable(index.records.take(none), empty, list(index.schemas), types, 0)
+        table = ChunkTable(none, empty, list(index.schemas), LabelTypes.of(empty), 0)
         chunk = len(pack_chunk_table(table)) + columns + format.PAGE + 64 + _ENTRY_NBYTES
-        bare = IndexTable(
-            table.records, index.length, index.schemas, index.dictionaries, index.blocks[:0], []
-        )
-        head = joined_head([source], empty.column_names, source.length, _ASKED_BY)
-        fixed = (
-            len(format.pack_head(head)) + len(pack_index(bare)) + 2 * len(pack_labels(empty)) + 3 * columns
-        )
+        head = joined_head([self._source], empty.column_names, index.length, _ASKED_BY)
+        bare = index._replace(records=none, blocks=index.blocks[:0], failures=[], labels=None)
+        fixed = len(format.pack_head(head)) + len(pack_index(bare)) + 2 * len(pack_labels(empty))
+        fixed += 3 * columns
         fixed += sum(format.align(entry.nbytes, format.PAGE) + _ENTRY_NBYTES for entry in index.dictionaries)
         # The seal's two entries; an amendment and a revision, each with what fills its page; the zip's end.
         return fixed + 4 * (_ENTRY_NBYTES + format.PAGE) + format.END_NBYTES, chunk + 32 * empty.num_columns

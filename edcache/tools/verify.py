@@ -1,4 +1,4 @@
-"""Prove an archive: its chain, seals and tables, and every byte of its samples, against one another."""
+"""Prove an archive: its chain, seals, tables and samples, against one another; and identify it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from edcache.format import (
     read_table,
     same_tables,
 )
-from edcache.reader import OnProgress, check_digest, no_digest, parse_digest
+from edcache.reader import OnProgress, check_digest, file_digest, no_digest, parse_digest
 from edcache.storage import ByteSource, File, located, written_since_boot
 from edcache.tools.proof import check_chunk, check_layout
 
@@ -141,13 +141,33 @@ def verify(
     )
 
 
+def digest(
+    path: str | os.PathLike[str],
+    on_progress: OnProgress | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> str:
+    """Hash a sealed archive: "sha256:" and the hex digits that `sha256sum` prints for the file.
+
+    Args:
+        path: the archive, or its URL. storage_options: for a URL, as in `edcache.Reader`.
+        on_progress: called with (bytes hashed, bytes of the file) now and then.
+    Raises:
+        DigestError: "train.zip: it is not sealed, so it may still grow and has no digest; ...".
+        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError (the head).
+    Cost: reads the file once. Writes and locks nothing; proves nothing: that the
+        file is sound says `verify`.
+    """
+    with closing(located(path, storage_options).open()) as file:
+        head, _ = format.read_head(file.pread, file.path)
+        if format.read_seal(file.pread, file.size(), head.uuid) is None:
+            raise no_digest(file.path)
+        return file_digest(file, on_progress)[0]
+
+
 class Survey:
     """The structure of an archive as it was when its size was taken; it may grow meanwhile.
 
-    Args:
-        reads_records: check the samples' bytes too, which are most of the file.
-        forgives_power_cut: leave out what a power cut took from an unsealed archive, as a writer would.
-        on_position: called with the offset up to which the file was looked at, now and then.
     Attributes:
         head, chain, seal: as far as they read; seal is that of a sealed archive, else None.
         contents: the newest record of every sample. revised: the label table, revisions included. Where the
@@ -155,7 +175,6 @@ class Survey:
         has_writer: whether a process writes the archive now; False where that cannot be asked.
         superseded: records that a newer one of the same sample has outdated.
         problems: one line each, with path and offset.
-    Raises: as `format.read_head`.
     """
 
     def __init__(
@@ -379,11 +398,8 @@ class Survey:
 def sound_survey(file: ByteSource, allow_partial: bool) -> Survey:
     """Survey an archive whose records will be copied, without reading them.
 
-    Args:
-        allow_partial: an archive will do that is not sealed.
     Raises:
-        CorruptArchiveError: it is damaged; the text has the first problem.
-        PartialArchiveError: it is not sealed: what was made of it would pass for whole.
+        CorruptArchiveError: the first problem. PartialArchiveError: what was made of it would pass for whole.
     """
     survey = Survey(file, False, forgives_power_cut=True)
     while (

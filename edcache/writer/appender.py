@@ -10,34 +10,17 @@ from typing import Final
 
 from edcache import format, storage
 from edcache.base import StaleArchiveError, StorageError, Sync
-from edcache.format import (
-    ChunkTable,
-    Head,
-    Revision,
-    RevisionTypes,
-    check_types,
-    pack_chunk_table,
-    pack_revision,
-    settled,
-)
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
-from edcache.writer.claims import FileClaims
 from edcache.writer.log import Log
-from edcache.writer.protocol import AnyAppender
 from edcache.writer.recovery import discard_abandoned, lacks_head, recover_log
+from edcache.writer.store import AnyAppender
 
 _MOST_REPLACED: Final = 20
 
 
 def until_it_stays(run: Callable[[], object], is_done: Callable[[], bool] = lambda: False) -> None:
-    """Run something again where the archive was replaced meanwhile by another process.
-
-    That has compacted it, or has published and deleted what stood for it.
-
-    Args:
-        is_done: whether what took its place is what was to be made.
-    """
+    """Run something again where another process replaced the archive, unless that `is_done` then."""
     for _ in range(_MOST_REPLACED):
         with suppress(StaleArchiveError):
             run()
@@ -47,41 +30,69 @@ def until_it_stays(run: Callable[[], object], is_done: Callable[[], bool] = lamb
     run()
 
 
-class Appender(AnyAppender):
-    """An archive in a file, open for appending by this process.
+class _Claims:
+    """Locks on bytes far behind a file's data, which the kernel frees when a process ends."""
 
-    Each publication takes the file's append lock, and cuts the torn tail of a process that died.
-    """
+    def __init__(self, file: File) -> None:
+        self._file = file
+
+    @property
+    def can_lock(self) -> bool:
+        return self._file.can_lock
+
+    @property
+    def has_fillers(self) -> bool:
+        return self._file.is_locked(format.LOCK_FILLER, format.FILLERS)
+
+    def join_fillers(self) -> bool:
+        is_first = not self.has_fillers
+        # Of several that begin at once, one gets the first byte.
+        if self._file.try_lock(format.LOCK_FILLER):
+            return is_first
+        own = os.getpid()
+        for place in range(own, own + format.FILLERS):
+            if self._file.try_lock(format.LOCK_FILLER + place % format.FILLERS):
+                break
+        return False
+
+    def claim(self, number: int) -> bool:
+        return self._file.try_lock(format.LOCK_CLAIM + number)
+
+    def wait(self, number: int) -> None:
+        self._file.lock(format.LOCK_CLAIM + number)
+
+    def release(self, number: int) -> None:
+        self._file.unlock(format.LOCK_CLAIM + number)
+
+
+class Appender(AnyAppender):
+    """An archive in a file: each publication takes its append lock, and cuts the torn tail of who died."""
 
     _log: Log
 
     def __init__(self, log: Log) -> None:
-        super().__init__(log, FileClaims(log.file))
-        self.path = log.file.path
-        self.head = log.head
-        self._revision_types: dict[int, RevisionTypes] = {}
+        super().__init__(log, _Claims(log.file))
+        self.path, self.head = log.file.path, log.head
+        self._revision_types: dict[int, format.RevisionTypes] = {}
 
     @classmethod
     def open(
         cls,
         path: str | os.PathLike[str],
-        head: Head,
+        head: format.Head,
         *,
         create: bool,
         sync: Sync = "seal",
-        begins_anew: Callable[[Head], bool] | None = None,
+        begins_anew: Callable[[format.Head], bool] | None = None,
         joins: bool = False,
     ) -> Appender:
         """Open an archive, or make one with `head` where there is none yet.
 
         Args:
-            head: used only when the file is new (or was never finished being created).
-            create: True: the path must not exist. False: continue what is there, or make it.
+            create: the path must not exist.
             begins_anew: whether an archive with another head gives way to a new one, where its first fill
                 failed before its first sample and no process writes it.
             joins: whether others see from the start that this process writes it; see `join_fillers`.
-        Raises:
-            ArchiveExistsError, NotAnArchiveError, CorruptArchiveError, StorageError.
         Safety: two processes that create one path at once end up with one head.
         """
         name = os.fspath(path)
@@ -120,9 +131,9 @@ class Appender(AnyAppender):
                 records = replace(records, index=records.index - records.index[0] + self.end_index)
             assert records.index is not None
             types = self._joined_types(chunk.labels)
-            check_types(types, self._revised_types(), self.path)
-            stream = pack_chunk_table(
-                ChunkTable(records, chunk.labels, chunk.schemas, types, len(chunk.data))
+            format.check_types(types, self._revised_types(), self.path)
+            stream = format.pack_chunk_table(
+                format.ChunkTable(records, chunk.labels, chunk.schemas, types, len(chunk.data))
             )
             table = b"".join([stream, chunk.block_crcs])
             self._log.publish(
@@ -152,54 +163,44 @@ class Appender(AnyAppender):
         with self._appending():
             self._log.publish_whole(format.KIND_AMENDMENT, text)
 
-    def revise(self, revision: Revision) -> None:
+    def revise(self, revision: format.Revision) -> None:
         """Publish a revision of labels, synced; an archive that was sealed is sealed again.
 
-        What it drops and others dropped before is left out; where nothing is left, nothing is published.
-
-        Raises:
-            LabelTypeError: a column does not go with what the archive has of it.
-            StorageError: nothing of the revision was published, or all of it, and it is not sealed.
+        What others dropped before is left out; where nothing is left, nothing is published. LabelTypeError
+        where a column does not go with what the archive has. After a StorageError all of it is there or none.
         """
         with self._appending():
             before, names = self._revised_types(), [name for name, _ in self.head.labels]
             length = max(self.chain.length or 0, self.end_index)
-            revision = settled(revision, names, before, length)
+            revision = format.settled(revision, names, before, length)
             if not (revision.labels.num_columns or revision.dropped):
                 return
-            types = RevisionTypes.of(revision)
-            check_types(self.label_types(), [*before, types], self.path)
+            types = format.RevisionTypes.of(revision)
+            format.check_types(self.label_types(), [*before, types], self.path)
             was_sealed = self.chain.seal is not None
             rows = {"samples": revision.labels.num_rows, "end_index": revision.end_index}
-            self._log.publish_whole(format.KIND_REVISION, pack_revision(revision), **rows)
+            self._log.publish_whole(format.KIND_REVISION, format.pack_revision(revision), **rows)
             self._revision_types[self.chain.cursor.seq - 1] = types
             if was_sealed:
                 self._log.seal()
             else:
                 self._log.sync()
 
-    def _revised_types(self) -> list[RevisionTypes]:
+    def _revised_types(self) -> list[format.RevisionTypes]:
         """Of the revisions published so far, in order; each is read once."""
         for header in self.chain.revisions:
             if header.seq not in self._revision_types:
-                self._revision_types[header.seq] = RevisionTypes.of(self._log.revision(header))
+                self._revision_types[header.seq] = format.RevisionTypes.of(self._log.revision(header))
         return [self._revision_types[header.seq] for header in self.chain.revisions]
 
     def seal(self) -> None:
-        """Write index, labels and zip directory, unless the archive already ends with them.
-
-        Cost: reads every chunk's table; writes about 30 bytes a sample plus its labels.
-        """
+        """See the base class; reads every chunk's table, writes about 30 bytes a sample plus its labels."""
         with self._appending():
             if self.chain.seal is None:
                 self._log.seal()
 
     def check_tables(self) -> None:
-        """Read the tables that `seal` will read.
-
-        Raises:
-            CorruptArchiveError: one is damaged.
-        """
+        """Read the tables that `seal` will read; raises CorruptArchiveError where one is damaged."""
         self._revised_types()
         for header in self.chain.chunks:
             self._log.table(header)
@@ -223,11 +224,7 @@ class Appender(AnyAppender):
         return self._log.file.closed
 
     def close(self) -> None:
-        """See the base class.
-
-        Raises:
-            StorageError: sync= is a number, and what was published last could not be synced.
-        """
+        """See the base class; StorageError where sync= is a number, and the last could not be synced."""
         try:
             if self._log.timed is not None and not self.closed and self._pid == os.getpid():
                 self._log.timed.finish()

@@ -8,6 +8,7 @@ import os
 import uuid as uuid_module
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from edcache.labels import LabelSpec
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import CHUNK_NBYTES
-from edcache.writer.publisher import PublishClock, Publisher
+from edcache.writer.publisher import Publisher
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -113,16 +114,17 @@ class CacheWriter:
         where = storage.located(path, storage_options)
         self.path = self._local = where.path
         self._replaces = mode == "w"
-        self._has_replaced = False
         spec = LabelSpec.parse(options.in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
         # What is written where the path is that of no file.
         self._stage = where.stage(mode, options.spool)
         if self._stage is not None:
             self._local = self._stage.path
-        self._session = temporary.start(self._local) if self._replaces else None
-        work = self._local if self._session is None else self._session.path
-        try:
+        with ExitStack() as undo:
+            self._session = temporary.start(self._local) if self._replaces else None
+            if self._session is not None:
+                undo.callback(self._session.close)
+            work = self._local if self._session is None else self._session.path
             self._appender = Appender.open(
                 work,
                 head,
@@ -131,11 +133,7 @@ class CacheWriter:
                 joins=True,
                 begins_anew=lambda other: mode == "x" or _contradicts(other, head, codec, compression),
             )
-        except BaseException:
-            if self._session is not None:
-                self._session.close()
-            raise
-        try:
+            undo.callback(self._appender.close)
             self._appender.check_tables()
             spec = adopt_labels(self._appender.head, spec, work)
             check_options(self._appender.head, work, codec=codec, compression=compression)
@@ -143,11 +141,9 @@ class CacheWriter:
             self._publisher = Publisher(
                 *(self._appender, spec, options.chunk_size, chunk_nbytes),
                 path=self.path,
-                clock=PublishClock(seconds, seconds),
+                seconds=(seconds, seconds),
             )
-        except BaseException:
-            self._close_files()
-            raise
+            undo.pop_all()
         self._appending = True
 
     @property
@@ -193,9 +189,9 @@ class CacheWriter:
         if length is not None and self._appender.end_index > length:
             self._appender.amend(length=self._appender.end_index)
         self._appender.seal()
-        if self._replaces and not self._has_replaced:
+        if self._replaces:
             self._appender.move(self._local)
-            self._has_replaced = True
+            self._replaces = False
 
     def close(self) -> None:
         """Seal, let go of the file, and upload it where it goes to a URL; idempotent."""
@@ -216,6 +212,13 @@ class CacheWriter:
             self._close_files()
         return is_open
 
+    def _close_files(self) -> None:
+        try:
+            self._appender.close()
+        finally:
+            if self._session is not None:
+                self._session.close()
+
     def __enter__(self) -> CacheWriter:
         return self
 
@@ -228,7 +231,11 @@ class CacheWriter:
         try:
             self.abort()
         except EdcacheError as second:
-            _add_note(error, f"The last samples were not published: {second}")
+            text = f"The last samples were not published: {second}"
+            if hasattr(error, "add_note"):
+                error.add_note(text)
+            else:  # Python 3.10
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _switch(self, appending: bool) -> None:
         # A chunk holds either given indices or ones that continue the archive, never both.
@@ -244,33 +251,20 @@ class CacheWriter:
         if self._publisher.full or self._publisher.overdue:
             self.flush()
 
-    def _close_files(self) -> None:
-        try:
-            self._appender.close()
-        finally:
-            if self._session is not None:
-                self._session.close()
-
-
-def _add_note(error: BaseException, text: str) -> None:
-    if hasattr(error, "add_note"):
-        error.add_note(text)
-    else:  # Python 3.10
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
-
 
 def _contradicts(other: Head, head: Head, codec: str | None, compression: str | None) -> bool:
     """Whether an archive was begun with other options than those that were asked for: not None, no labels."""
-    chosen = ((codec, other.codec), (compression, other.compression))
-    is_other = any(value is not None and value != begun_with for value, begun_with in chosen)
-    return is_other or (bool(head.labels) and other.labels != head.labels)
+    return (
+        codec not in (None, other.codec)
+        or compression not in (None, other.compression)
+        or (bool(head.labels) and other.labels != head.labels)
+    )
 
 
 def adopt_labels(head: Head, spec: LabelSpec, where: str) -> LabelSpec:
     """The label columns for continuing an archive: those asked for, or those that it has.
 
-    Raises:
-        OptionError: they differ, or the archive's were made by callables and none were given.
+    OptionError where they differ, or the archive's were made by callables and none were given.
     """
     names = [name for name, _ in head.labels]
     if spec.names:
@@ -293,7 +287,7 @@ def check_options(head: Head, where: str, **options: str | None) -> None:
     """Raise OptionError where an option was asked for that the archive was not begun with."""
     for name, value in options.items():
         given = getattr(head, name)
-        if value is not None and value != given:
+        if value not in (None, given):
             raise OptionError(
                 f"{where}: {name}={value!r}, the archive was begun with {given!r}; leave {name} out, "
                 "or build a new archive"

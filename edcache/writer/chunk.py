@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,8 +46,7 @@ class Chunk:
     def indices(self) -> list[int]:
         """Of its samples."""
         assert self.records.index is not None
-        indices: list[int] = self.records.index.tolist()
-        return indices
+        return self.records.index.tolist()  # type: ignore[no-any-return]
 
     def fits(self, nbytes: int) -> int:
         """How many of its records, from the first on, make a chunk of at most so many bytes in a file."""
@@ -66,17 +65,15 @@ class Chunk:
         rows = np.array([row for row, known in enumerate(self.indices) if known not in indices], np.int64)
         if len(rows) == self.count:
             return self
-        records, data, ends = self.records.take(rows), bytearray(), []
-        for offset, nbytes in zip(records.offset.tolist(), records.nbytes.tolist(), strict=True):
-            data += bytes(format.align(len(data), format.record_alignment(nbytes)) - len(data))
-            data += self.data[offset : offset + nbytes]
-            ends.append(len(data))
+        records = self.records.take(rows)
+        extents = zip(records.offset.tolist(), records.nbytes.tolist(), strict=True)
+        data, offsets, _ = _aligned(self.data[offset : offset + nbytes] for offset, nbytes in extents)
         return replace(
             self,
-            records=replace(records, offset=np.array(ends, np.uint64) - records.nbytes),
+            records=replace(records, offset=np.array(offsets, np.uint64)),
             labels=take_rows(self.labels, rows),
-            data=memoryview(data),
-            block_crcs=format.block_crcs(memoryview(data)),
+            data=data,
+            block_crcs=format.block_crcs(data),
         )
 
 
@@ -88,8 +85,7 @@ class ChunkBuilder:
     """Collects encoded samples until they are published together.
 
     Adding a sample either takes all of it, record and labels, or raises and leaves the builder as it
-    was, whatever raises and wherever, a KeyboardInterrupt too. The sample's memory is copied before
-    `add` returns.
+    was, whatever raises and wherever, a KeyboardInterrupt too. The sample's memory is copied then.
 
     Attributes:
         unpublished: the chunk that was made of it, until a successor takes its place.
@@ -127,12 +123,7 @@ class ChunkBuilder:
         return [index for index, *_ in self._rows]
 
     def add(self, index: int, sample: object) -> None:
-        """Encode a sample and collect its labels.
-
-        Raises:
-            UnsupportedTypeError: 'sample 7: sample["boxes"]: cannot store set; ...'.
-            LabelError, LabelTypeError: the label columns cannot take it.
-        """
+        """Encode a sample and collect its labels; CodecError or LabelError where that cannot be done."""
         try:
             encoded = self._encoder.encode(sample)
         except CodecError as error:
@@ -171,11 +162,7 @@ class ChunkBuilder:
         return self._buffer
 
     def successor(self, *, is_published: bool = False) -> ChunkBuilder:
-        """An empty one that goes on from here: the label columns keep their types.
-
-        Args:
-            is_published: nobody needs the bytes of this one any more.
-        """
+        """An empty one with the same types of labels, in this one's memory where that `is_published`."""
         collector, used = self._collector.successor(), self.nbytes
         # Faulting new pages in takes as long as filling them; among small records new zeros are cheaper.
         if is_published and used >= _LARGE * max(1, len(self)):
@@ -188,17 +175,14 @@ class ChunkBuilder:
         return [bytes(self._buffer[offset : offset + nbytes]) for _, offset, nbytes, _ in self._rows]
 
     def chunk(self, compress: Callable[[Any], bytes] | None, appended: bool) -> Chunk:
-        """Everything added so far as a chunk, which is `unpublished` from now on.
-
-        Args:
-            compress: bytes-like -> bytes, applied to each record; None stores them as they are.
-        """
+        """All that was added as a chunk, `unpublished` from now on, each record compressed unless by None."""
         self._settle()
         index, offset, nbytes, schema = (list(column) for column in zip(*self._rows, strict=True))
         data, raw_nbytes = self._buffer[: self.nbytes], None
         if compress is not None:
             raw_nbytes = np.array(nbytes, np.uint64)
-            data, offset, nbytes = _compressed(data, offset, nbytes, compress)
+            raw, extents = data, zip(offset, nbytes, strict=True)
+            data, offset, nbytes = _aligned(compress(raw[at : at + size]) for at, size in extents)
         crcs = [format.crc32(data[o : o + n]) for o, n in zip(offset, nbytes, strict=True)]
         used = sorted(set(schema))
         local = {known: position for position, known in enumerate(used)}
@@ -220,15 +204,14 @@ def _zeros(nbytes: int) -> memoryview:
     return np.zeros(nbytes, np.uint8).data
 
 
-def _compressed(
-    raw: memoryview, offset: list[int], nbytes: list[int], compress: Any
-) -> tuple[memoryview, list[int], list[int]]:
-    out = bytearray()
-    new_offset, new_nbytes = [], []
-    for start, length in zip(offset, nbytes, strict=True):
-        frame = compress(raw[start : start + length])
-        out.extend(bytes(format.align(len(out), format.record_alignment(len(frame))) - len(out)))
-        new_offset.append(len(out))
-        new_nbytes.append(len(frame))
-        out += frame
-    return memoryview(out), new_offset, new_nbytes
+def _aligned(pieces: Iterable[Any]) -> tuple[memoryview, list[int], list[int]]:
+    """Records one after another, each at its alignment with zeros before it; their offsets and sizes."""
+    data, offsets, sizes = bytearray(), [], []
+    for piece in pieces:
+        nbytes = len(piece)
+        offset = format.align(len(data), format.record_alignment(nbytes))
+        data += bytes(offset - len(data))
+        data += piece
+        offsets.append(offset)
+        sizes.append(nbytes)
+    return memoryview(data), offsets, sizes

@@ -13,19 +13,16 @@ from concurrent.futures import CancelledError, Executor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from edcache.base import EdcacheError, MissingDependencyError, SourceError, WorkerError
 from edcache.format import Failure
 from edcache.writer.cache import adopt_labels
 from edcache.writer.chunk import Chunk
 from edcache.writer.job import Job
-from edcache.writer.part import Part, Watch
-from edcache.writer.presence import Presence
-from edcache.writer.protocol import AnyAppender
+from edcache.writer.part import Part, Presence, Watch
 from edcache.writer.publisher import ChunkEncoder
+from edcache.writer.store import AnyAppender
 
 # Every task carries the source and looks through the archive, so there are not too many of them.
 _MOST_TASKS, _TASKS_A_WORKER = 128, 4
@@ -33,27 +30,19 @@ _MOST_TASKS, _TASKS_A_WORKER = 128, 4
 _IN_FLIGHT = 64
 _TICK_SECONDS, _POLL_SECONDS = 0.2, 0.01
 
-
 _Task = tuple[int, Callable[[], Any]]
 """A number, and what submits a task and returns its future."""
-
-
-class Encoded(NamedTuple):
-    """What a task returns that does not see the file."""
-
-    chunks: list[Chunk]
-    failures: list[Failure]
 
 
 def fill_claims(job: Job, claims: list[int]) -> int:
     """A task: compute what is missing in some claims, and append it; returns how many samples."""
     with closing(job.open()) as appender:
         appender.join_fillers()
-        return Part(job, appender, Watch(), claims).run()
+        return Part(job, appender, Presence(appender, job.length, job.since), Watch()).run(claims)
 
 
-def encode_samples(job: Job, indices: list[int]) -> Encoded:
-    """A task: compute some samples, and return them encoded."""
+def encode_samples(job: Job, indices: list[int]) -> tuple[list[Chunk], list[Failure]]:
+    """A task that does not see the file: compute some samples, and return them encoded."""
     spec = adopt_labels(job.head, job.spec, job.path)
     encoder = ChunkEncoder(job.head, job.path, spec, job.chunk_size, failure_of=job.failure_of)
     chunks: list[Chunk] = []
@@ -68,48 +57,25 @@ def encode_samples(job: Job, indices: list[int]) -> Encoded:
             chunks.append(encoder.take())
     if encoder.pending:
         chunks.append(encoder.take())
-    return Encoded(chunks, encoder.failures)
-
-
-def _has_failed(future: Any) -> bool:
-    return bool(future.cancelled() or future.exception() is not None)
+    return chunks, encoder.failures
 
 
 class Cluster:
-    """One fill by an engine.
+    """One fill by an engine, `job.options.executor`; `tick` is called several times a second."""
 
-    Args:
-        tick: called several times a second.
-    """
-
-    def __init__(
-        self,
-        executor: Executor,
-        job: Job,
-        appender: AnyAppender,
-        presence: Presence,
-        tick: Callable[[], None],
-    ) -> None:
-        self._executor = executor
+    def __init__(self, job: Job, appender: AnyAppender, presence: Presence, tick: Callable[[], None]) -> None:
+        self._executor = job.options.executor
         self._job = job
         self._appender = appender
         self._presence = presence
         self._tick = tick
-        self._size = appender.head.claim_size
+        self._held: set[int] = set()
 
-    def run(self, shared_filesystem: bool) -> int:
-        """Have all that is missing computed; returns how many samples were published.
-
-        Raises: what a task raised; what was published stays.
-        """
-        return self._run_appending() if shared_filesystem else self._run_returning()
-
-    def _missing_claims(self) -> list[int]:
-        claims: list[int] = np.unique(np.flatnonzero(self._presence.missing) // self._size).tolist()
-        return claims
-
-    def _run_appending(self) -> int:
-        claims = self._missing_claims()
+    def run(self) -> int:
+        """Have all that is missing computed; returns how many were published, or raises what a task did."""
+        claims = self._presence.missing_claims
+        if not self._job.options.shared_filesystem:
+            return self._run_returning(claims)
         workers = getattr(self._executor, "_max_workers", None)
         tasks_wanted = _TASKS_A_WORKER * workers if isinstance(workers, int) else _MOST_TASKS
         size = max(1, -(-len(claims) // tasks_wanted))
@@ -117,56 +83,57 @@ class Cluster:
         tasks = ((0, partial(self._executor.submit, fill_claims, self._job, part)) for part in parts)
         return sum(published for _, published in self._results(tasks, len(parts)))
 
-    def _run_returning(self) -> int:
+    def _run_returning(self, claims: list[int]) -> int:
         # The head says how records are encoded; the engine's processes have nothing else to learn it from.
         self._job = replace(self._job, head=self._appender.head)
         self._publisher = self._job.publisher(self._appender)
         of_others: list[int] = []
-        published = self._encode(self._claimed(self._missing_claims(), of_others))
-        for claim in of_others:
-            # Nothing is held while waiting.
-            self._appender.wait_claim(claim)
-            published += self._encode(iter([claim]))
+        try:
+            published = self._encode(self._tasks(claims, of_others))
+            for claim in of_others:
+                # Nothing is held while waiting.
+                self._appender.wait_claim(claim)
+                published += self._encode(self._task(claim))
+        finally:
+            for claim in list(self._held):
+                self._release(claim)
         return published
 
-    def _claimed(self, claims: list[int], of_others: list[int]) -> Iterator[int]:
-        """Those that nobody else computes, locked one by one; the others go into a list."""
+    def _tasks(self, claims: list[int], of_others: list[int]) -> Iterator[_Task]:
+        """Those of claims that nobody else computes, locked one by one; the others go into a list."""
         for claim in claims:
             if self._appender.claim(claim):
-                yield claim
+                yield from self._task(claim)
             else:
                 of_others.append(claim)
 
-    def _encode(self, claims: Iterator[int]) -> int:
-        """Have locked claims computed, append what comes back, and let go of each."""
-        held: set[int] = set()
+    def _task(self, claim: int) -> Iterator[_Task]:
+        """What computes a locked claim, if anything is missing in it."""
+        self._held.add(claim)
+        # Its last holder published before letting go, so now is the time to look.
+        self._presence.update()
+        indices = self._presence.missing_in(claim)
+        if indices:
+            yield claim, partial(self._executor.submit, encode_samples, self._job, indices)
+        else:
+            self._release(claim)
+
+    def _encode(self, tasks: Iterator[_Task]) -> int:
+        """Append what comes back, and let go of each claim."""
         published = 0
-        try:
-            for claim, encoded in self._results(self._encodings(claims, held), _IN_FLIGHT):
-                published += self._append(encoded)
-                held.remove(claim)
-                self._appender.release(claim)
-        finally:
-            for claim in held:
-                self._appender.release(claim)
+        for claim, (chunks, failures) in self._results(tasks, _IN_FLIGHT):
+            published += self._append(chunks, failures)
+            self._release(claim)
         return published
 
-    def _encodings(self, claims: Iterator[int], held: set[int]) -> Iterator[_Task]:
-        for claim in claims:
-            held.add(claim)
-            # Its last holder published before letting go, so now is the time to look.
-            self._presence.update()
-            indices = self._presence.missing_in(claim)
-            if indices:
-                yield claim, partial(self._executor.submit, encode_samples, self._job, indices)
-            else:
-                held.remove(claim)
-                self._appender.release(claim)
+    def _release(self, claim: int) -> None:
+        self._held.remove(claim)
+        self._appender.release(claim)
 
-    def _append(self, encoded: Encoded) -> int:
+    def _append(self, chunks: list[Chunk], failures: list[Failure]) -> int:
         published = 0
-        self._publisher.failures += encoded.failures
-        for chunk in encoded.chunks:
+        self._publisher.failures += failures
+        for chunk in chunks:
             self._presence.update()
             new = chunk.without({i for i in chunk.indices if self._presence.present[i]})
             if new.count:
@@ -211,6 +178,10 @@ class Cluster:
             f"{self._job.path}: a task of {type(self._executor).__name__} failed: "
             f"{type(error).__name__}: {error}; what was published is kept, and filling again continues"
         ) from error
+
+
+def _has_failed(future: Any) -> bool:
+    return bool(future.cancelled() or future.exception() is not None)
 
 
 def ray_executor(**options: Any) -> Executor:

@@ -22,9 +22,8 @@ from typing import Any
 from edcache.base import OptionError, SourceError, WorkerError, check_workers
 from edcache.format import Failure
 from edcache.storage import refused
-from edcache.writer.board import MOST_ASIDE, Board
 from edcache.writer.job import Job
-from edcache.writer.worker import work
+from edcache.writer.worker import MOST_ASIDE, Board, work
 
 logger = logging.getLogger("edcache")
 
@@ -63,7 +62,7 @@ class Crew:
         tick: Callable[[], None],
         record: Callable[[Failure], None],
     ) -> None:
-        self._job = job
+        self._job, self._path, self._options = job, job.path, job.options
         self._context = context
         self._tick = tick
         self._record = record
@@ -77,19 +76,16 @@ class Crew:
         self._delays: Counter[int] = Counter()
         self._progress = (0, 0)
         self._barren_deaths = 0
+        self._most_deaths = max(_DEATHS, job.options.retries + 1)
         self.set_aside: list[Failure] = []
 
     @property
     def computed(self) -> int:
         """Samples that the workers have published."""
-        return self._board.total
+        return sum(self._board.published)
 
     def run(self) -> None:
-        """Start the workers, and return when all have ended.
-
-        Raises:
-            SourceError, EdcacheError: what a worker raised. WorkerError: workers end without reason.
-        """
+        """Start the workers, and return when all have ended; raises what a worker did, or WorkerError."""
         try:
             for number in range(self._size):
                 self._start(number)
@@ -100,25 +96,24 @@ class Crew:
             self._stop()
 
     def _start(self, number: int) -> None:
+        end = None
         try:
             results, end = self._context.Pipe(duplex=False)
-        except OSError as error:
-            refused(self._job.path, "starting a worker process", error)
-        process = self._context.Process(
-            target=work, args=(self._job, self._board, number, end), name=f"edcache-{number}"
-        )
-        try:
+            process = self._context.Process(
+                target=work, args=(self._job, self._board, number, end), name=f"edcache-{number}"
+            )
             process.start()
             self._workers.append(_Worker(number, process, results, since=time.monotonic()))
         except OSError as error:
-            refused(self._job.path, "starting a worker process", error)
+            refused(self._path, "starting a worker process", error)
         except Exception as error:
             raise OptionError(
-                f"{self._job.path}: the source cannot be sent to worker processes: {error}; use "
+                f"{self._path}: the source cannot be sent to worker processes: {error}; use "
                 f'num_workers=0, or multiprocessing_context="fork"'
             ) from error
         finally:
-            end.close()
+            if end is not None:
+                end.close()
 
     def _wait(self) -> None:
         events = [event for worker in self._workers for event in (worker.results, worker.process.sentinel)]
@@ -135,98 +130,93 @@ class Crew:
         try:
             message = worker.results.recv()
         except (EOFError, OSError):  # it died in the middle of a word, or before the first
+            message = False
+        if message is False:  # or somebody else ended it, or its sample took too long
             self._replace(worker)
             return
-        if message is False:
-            # Somebody else ended it, or its sample took too long.
-            self._replace(worker)
-            return
-        error = None if message is None else _received(worker.results, message)
+        error = None if message is True else _received(worker.results, message)
         self._workers.remove(worker)
         _reap(worker)
         if error is not None:
             raise error
 
     def _look_at_clock(self, worker: _Worker) -> None:
-        index, begun = self._board.at(worker.number)
-        now = time.monotonic()
-        if begun != worker.began or index is None:
+        timeout, now = self._options.timeout, time.monotonic()
+        at, begun = self._board.at[worker.number], self._board.begun[worker.number]
+        if begun != worker.began or not at:
             worker.began, worker.since = begun, now
-        elif self._job.options.timeout is not None and now - worker.since > self._job.options.timeout:
+        elif timeout is not None and now - worker.since > timeout:
             # Code in Python ends and what was computed before is published; code in C does not hear it.
             if not worker.is_late:
                 # Before it lets go of its claim, or the next one would hang there too.
-                self._note_delay(index)
+                self._note_delay(at - 1)
                 worker.is_late = True
                 worker.process.terminate()
-            elif now - worker.since > self._job.options.timeout + _STOP_SECONDS:
+            elif now - worker.since > timeout + _STOP_SECONDS:
                 worker.process.kill()
 
     def _replace(self, worker: _Worker) -> None:
         """Somebody ended without a word: start another, unless its sample has done so before."""
         _reap(worker)
         self._workers.remove(worker)
-        index, _ = self._board.at(worker.number)
-        if index is not None and not worker.is_late:
-            self._note_death(index, worker.process.exitcode)
+        at = self._board.at[worker.number]
+        if at and not worker.is_late:
+            self._note_death(at - 1, worker.process.exitcode)
         # Not before: whoever has the dead one's claim now waits to hear whether the sample is set aside.
-        self._board.end(worker.number)
+        self._board.at[worker.number] = 0
         if not worker.is_late:
             self._check_progress(worker.process.exitcode)
         self._start(worker.number)
 
     def _check_progress(self, exitcode: int | None) -> None:
         """Give up where one worker after the other ends and nothing comes of it."""
-        progress = self._board.total, len(self.set_aside)
+        progress = self.computed, len(self.set_aside)
         self._barren_deaths = 1 if progress != self._progress else self._barren_deaths + 1
         self._progress = progress
-        if self._barren_deaths > max(_DEATHS, self._job.options.retries + 1) * (self._size + 1):
+        if self._barren_deaths > self._most_deaths * (self._size + 1):
             raise WorkerError(
-                f"{self._job.path}: {self._barren_deaths} worker processes ended one after the other "
+                f"{self._path}: {self._barren_deaths} worker processes ended one after the other "
                 f"({_ending(exitcode)}) and published nothing; what was there is kept; use num_workers=0 to "
                 "see why"
             )
 
     def _note_delay(self, index: int) -> None:
         self._delays[index] += 1
-        if self._delays[index] <= self._job.options.retries:
+        if self._delays[index] <= self._options.retries:
             return
-        text = f"took longer than timeout={self._job.options.timeout:g} seconds"
-        if self._job.options.on_error == "raise":
+        text = f"took longer than timeout={self._options.timeout:g} seconds"
+        if self._options.on_error == "raise":
             raise SourceError(
-                f"{self._job.path}: sample {index} {text}; what was computed before is kept, and filling "
+                f"{self._path}: sample {index} {text}; what was computed before is kept, and filling "
                 "again continues there"
             )
         self._put_aside(index, "TimeoutError", text)
 
     def _note_death(self, index: int, exitcode: int) -> None:
         self._deaths[index] += 1
-        logger.warning(
-            "%s: the process that computed sample %d ended (%s)", self._job.path, index, _ending(exitcode)
-        )
-        if self._deaths[index] >= max(_DEATHS, self._job.options.retries + 1):
-            text = f"ended its process {self._deaths[index]} times ({_ending(exitcode)})"
-            self._put_aside(index, "WorkerError", text)
+        ending = _ending(exitcode)
+        logger.warning("%s: the process that computed sample %d ended (%s)", self._path, index, ending)
+        if self._deaths[index] >= self._most_deaths:
+            self._put_aside(index, "WorkerError", f"ended its process {self._deaths[index]} times ({ending})")
 
     def _put_aside(self, index: int, error: str, text: str) -> None:
-        if any(failure.index == index for failure in self.set_aside):
+        if index in self._board:
             return  # another worker had begun it before it was
-        is_final = self._job.options.on_error == "skip_final"
-        failure = Failure(index, is_final, error, f"sample {index} {text}", "")
+        failure = Failure(index, self._options.on_error == "skip_final", error, f"sample {index} {text}", "")
         self.set_aside.append(failure)
-        if self._job.options.on_error != "raise":
+        if self._options.on_error != "raise":
             # At once: whatever ends this fill, the next need not find it out again.
             self._record(failure)
         if len(self.set_aside) > MOST_ASIDE:
             raise WorkerError(
-                f"{self._job.path}: {len(self.set_aside)} samples ended or hung their process, the last is "
+                f"{self._path}: {len(self.set_aside)} samples ended or hung their process, the last is "
                 f"{index}: it {text}; what was published is kept; use num_workers=0 to see why"
             )
         self._board.set_aside(index)
 
     def _stop(self) -> None:
         """End whoever is left: politely, so that it publishes, then by force; a second interrupt at once."""
-        self._board.stop()
+        self._board.stop.value = 1
         try:
             for worker in self._workers:
                 with suppress(ProcessLookupError):
@@ -280,37 +270,23 @@ def usable_cpus() -> int:
     """How many processors this process may use: its affinity and its control group, not the machine."""
     affinity = getattr(os, "sched_getaffinity", None)
     count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    return max(1, min(count, _cgroup_cpus() or count))
-
-
-def _cgroup_cpus() -> int | None:
-    """The whole processors that the control group's quota allows; None where there is no quota."""
-    try:
+    with suppress(OSError, StopIteration, ValueError):
         with open("/proc/self/cgroup", encoding="ascii") as file:
             group = next(line.split(":", 2)[2].strip() for line in file if line.startswith("0::"))
         with open(f"/sys/fs/cgroup{group.rstrip('/')}/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()
-    except (OSError, StopIteration, ValueError):
-        return None
-    return None if quota == "max" else max(1, int(quota) // int(period))
+            quota, period = file.read().split()  # "max" where there is none
+        count = min(count, int(quota) // int(period))
+    return max(1, count)
 
 
 def worker_count(asked: int | str | None) -> int:
-    """How many workers `num_workers=` asks for.
-
-    Raises:
-        OptionError: it is no number from 0 up, and not "auto".
-    """
+    """How many workers `num_workers=` asks for; OptionError for what is no number from 0 up, nor "auto"."""
     check_workers(asked)
     return asked if isinstance(asked, int) else usable_cpus()
 
 
 def crew_context(asked: Any) -> Any:
-    """A multiprocessing context: the platform's default, or the one asked for by name.
-
-    Raises:
-        OptionError: there is no such start method.
-    """
+    """A multiprocessing context: the platform's, or one by name; OptionError where there is none such."""
     if asked is None or isinstance(asked, str):
         try:
             return multiprocessing.get_context(asked)

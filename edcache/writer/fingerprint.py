@@ -2,12 +2,10 @@
 
 A fingerprint is JSON in the archive's head. That of a call: the factory's qualified name, its arguments
 with defaults applied, the user's `version`, and a digest of the factory's source. That of an object: its
-class, its attributes, and a digest of its classes' source. An attribute is described by its value, an object
-that it holds (a wrapped dataset, a transform) by its own attributes: "dataset.split",
-"transform.transforms[1].size". Nothing in it depends on where a file of code lies, when it was changed, on
-line numbers, on the number of workers or on the order in which samples were computed. An argument that
-cannot be described the same way in every process is an error, never a random key; an attribute counts as
-None then.
+class, its attributes ("dataset.split", "transform.transforms[1].size"), and a digest of its classes' source.
+Nothing in it depends on where a file of code lies, when it was changed, on line numbers, on the number of
+workers or on the order in which samples were computed. An argument that cannot be described the same way in
+every process is an error, never a random key; an attribute counts as None then.
 """
 
 from __future__ import annotations
@@ -46,14 +44,10 @@ _factories: WeakKeyDictionary[FunctionType, tuple[Any, ...]] = WeakKeyDictionary
 def call_fingerprint(
     factory: Callable[..., Any], arguments: Mapping[str, Any], version: object = None
 ) -> dict[str, Any]:
-    """Describe a call of a dataset factory.
+    """Describe a call of a dataset factory, given every parameter by name.
 
-    Args:
-        arguments: every parameter by name, defaults applied.
-        version: the user's own word for "this makes other data now".
     Raises:
-        FingerprintError: 'argument "transform" of data:train, a Resize at 0x..., has no stable
-            description; ...'.
+        FingerprintError: 'argument "transform" of data:train: <Resize at 0x...> has no description that ...'.
     """
     name, digest = _code_of(factory)
     return {
@@ -89,8 +83,8 @@ def _argument(factory: str, key: str, value: object) -> Any:
 def source_fingerprint(source: object) -> dict[str, Any]:
     """Describe a source dataset of which only the object is known: by its class and its attributes.
 
-    If its class has a method `__edcache_fingerprint__`, what that returns is described instead of the
-    attributes; the items of a dict as arguments, each with its own line in a StaleCacheError.
+    What a method `__edcache_fingerprint__` of its class returns is described instead of the attributes; the
+    items of a dict as arguments, each with its own line in a StaleCacheError.
     """
     cls = type(source)
     name = qualified_name(cls)
@@ -107,8 +101,7 @@ def comparable(
 ) -> dict[str, Any]:
     """The fingerprint of a source, its attributes in the form that they have in the archive's fingerprint.
 
-    Args:
-        lengths: samples that the source has now, and that the archive was begun for, where both are known.
+    lengths: samples that the source has now, and that the archive was begun for, where both are known.
     """
     detail = (found or {}).get("detail")
     grown = lengths is not None and lengths[0] != lengths[1]
@@ -207,14 +200,9 @@ def _shown(value: Any) -> str:
 def _attributes_of(
     source: Any, lengths: tuple[int, int] | None = None, detail: int | None = None
 ) -> dict[str, Any]:
-    """The attributes of a source, as they stand in a fingerprint.
+    """The "attributes" of a source as in a fingerprint, how much "detail" they have, and its "source".
 
-    Args:
-        lengths: as of `Texts`.
-        detail: how much is said, as another fingerprint has it; as much as fits by default.
-    Returns:
-        "attributes", a JSON value by name; "detail"; "source", a digest of the code of its classes and
-        functions that are no installed library's, None where there is none to read.
+    lengths: as of `Texts`. detail: as another fingerprint has it; as much as fits by default.
     """
     description = _Description(source, lengths)
     choices = range(len(_DETAILS))

@@ -168,11 +168,7 @@ NO_ACCESS: Final = Access()
 
 
 def access_by_reading(cls: type, holder: Access) -> Access:
-    """What reading does with the attributes of an object of that class.
-
-    Args:
-        holder: what whoever holds the object does with it: it may call methods beside those that read.
-    """
+    """What reading does with an object's attributes, and its holder, which may call other methods."""
     used = {path[0] for path in holder.used if path and hasattr(cls, path[0])}
     return _access(cls, _READING | used) | holder
 

@@ -55,13 +55,10 @@ class NoDescription(Exception):
 
 
 def describe(value: Any) -> Any:
-    """A JSON value that stands for `value` in every process; different values have different ones.
+    """A JSON value that stands for `value` in every process; NoDescription where there is none.
 
     None, bool, int and str stand for themselves. Everything else is a list of one text, so that 0.5 and
     "0.5" differ; long texts end in a digest.
-
-    Raises:
-        NoDescription: there is none.
     """
     if value is None or type(value) in (bool, int):
         return value
@@ -90,9 +87,8 @@ def fields_of(value: Any, access: Access = NO_ACCESS, *, exact: bool = False) ->
     An object is what is read or called: a dataset, a transform, a dataclass, anything whose class is not
     of an installed library. Attributes that reading changes are not among them.
 
-    Args:
-        access: what reading of whoever holds the object does with it.
-        exact: only of what says all that it is: a dataclass, a named tuple, an object with a description.
+    access: what reading of whoever holds the object does with it.
+    exact: only of what says all that it is: a dataclass, a named tuple, an object with a description.
     """
     cls = type(value)
     if hasattr(cls, "__edcache_fingerprint__"):
@@ -157,11 +153,9 @@ class Texts:
     With `exact` every part counts, and a value without a text is an error. Without, what has no value that
     another process would have too counts as None: an open file, a lock, a random generator; a path is equal
     to its text; and what is large is known by its size and by elements that lie evenly spread in it: 4,096
-    of a list of numbers or texts, 1,024 of other containers and arrays.
+    of a list of numbers or texts, 1,024 of other containers and arrays. Where `lengths` are given, what has
+    the first length is cut to the second, so that a source that has grown is as the one that it was.
 
-    Args:
-        lengths: samples of the source, and those that it is to be described with: what is as long as the
-            source is cut, so that one that has grown is as the one that it was.
     Attributes:
         code: the classes and functions that were met and are no installed library's, by name.
         roots: names of folders; what lies below one is known by its place there.
@@ -175,13 +169,9 @@ class Texts:
         self._open: set[int] = set()  # objects that hold what is being described
 
     def text(self, value: Any, limit: int = _PICKS, access: Access = NO_ACCESS) -> str:
-        """A text for a value.
+        """A text for a value with about `limit` of the values in it; 0 leaves a container its size.
 
-        Args:
-            limit: about as many of the values in it, unless exact; with 0 a container is known by its size.
-            access: what reading of the object that holds it does with it.
-        Raises:
-            NoDescription: there is none; only where exact.
+        access: what reading of the object that holds it does with it.
         """
         if self._exact:
             limit = sys.maxsize

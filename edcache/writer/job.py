@@ -7,7 +7,6 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edcache import base
 from edcache.base import (
     EdcacheError,
     FillOptions,
@@ -16,23 +15,19 @@ from edcache.base import (
     SourceError,
     StaleCacheError,
     Sync,
+    check_books,
 )
 from edcache.format import MAX_LENGTH, Failure, Head
 from edcache.labels import LabelSpec
 from edcache.writer import temporary
 from edcache.writer.cache import adopt_labels
 from edcache.writer.fingerprint import comparable, differences, stale_message
-from edcache.writer.protocol import AnyAppender
 from edcache.writer.publisher import FailureOf, Publisher
-from edcache.writer.registry import Store, store_at
+from edcache.writer.store import AnyAppender, Store, store_at
 
 # What a fill knows of each sample, and what comes and goes while it looks for those that are missing.
 _BOOKS_NBYTES: Final = 4
 _MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
-
-
-class Stopped(KeyboardInterrupt):
-    """The fill ends for this worker; what it has computed is to be published."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +60,7 @@ class Job:
         return self.head.length
 
     def open(self) -> AnyAppender:
-        """The archive, made if it is not there yet.
-
-        Raises:
-            StaleCacheError: it is of another source, or has another length.
-        """
+        """The archive, made if it is not there yet; StaleCacheError for another source or length."""
         appender = self.store.appender(self.head, self.sync)
         try:
             check_origin(self.path, appender.head, self)
@@ -87,8 +78,7 @@ class Job:
     def publisher(self, appender: AnyAppender, *, keeps_failures: bool = True) -> Publisher:
         """What encodes and publishes samples, with the label columns that the archive was begun with.
 
-        Args:
-            keeps_failures: whether `on_error` may keep samples that are refused from ending the fill.
+        keeps_failures: whether `on_error` may keep samples that are refused from ending the fill.
         """
         spec = adopt_labels(appender.head, self.spec, self.path)
         failure_of = self.failure_of if keeps_failures else None
@@ -98,15 +88,17 @@ class Job:
         """One sample from the source, tried as often as asked for.
 
         Raises:
-            SourceError: "train.zip: the source raised at index 7: ValueError: ...; ..."; the source's
-                exception is its __cause__.
+            SourceError: "train.zip: the source raised at index 7: ValueError: ...; ..."; the cause is there.
         """
-        for _ in range(self.options.retries):
+        retries = self.options.retries
+        while True:
             try:
-                return compute(self.source, index, self.path)
-            except SourceError:
-                continue
-        return compute(self.source, index, self.path)
+                return self.source[index]
+            except BaseException as error:
+                check_blame(error, index)
+                if not retries:
+                    raise refusal(error, index, self.path) from error
+                retries -= 1
 
     @property
     def failure_of(self) -> FailureOf | None:
@@ -117,20 +109,7 @@ class Job:
         cause = error.__cause__ if isinstance(error, SourceError) and error.__cause__ else error
         is_final = self.options.on_error == "skip_final"
         text = traceback_of(cause)[-_MOST_TRACEBACK:]
-        return Failure(index, is_final, type(cause).__name__, text_of(cause), text)
-
-
-def compute(source: Any, index: int, path: str) -> Any:
-    """One sample from the source.
-
-    Raises:
-        SourceError: as `Job.compute`.
-    """
-    try:
-        return source[index]
-    except BaseException as error:
-        check_blame(error, index)
-        raise refusal(error, index, path) from error
+        return Failure(index, is_final, type(cause).__name__, _text_of(cause), text)
 
 
 def check_blame(error: BaseException, index: int) -> None:
@@ -152,12 +131,12 @@ def refusal(error: BaseException, index: int, path: str) -> SourceError:
     """What is raised where the source raised at an index."""
     kept = "what was computed before is kept, and filling again continues there"
     return SourceError(
-        f"{path}: the source raised at index {index}: {type(error).__name__}: {text_of(error)}; "
+        f"{path}: the source raised at index {index}: {type(error).__name__}: {_text_of(error)}; "
         f"{temporary.KEPT if temporary.is_temporary(path) else kept}"
     )
 
 
-def text_of(error: BaseException) -> str:
+def _text_of(error: BaseException) -> str:
     """What an exception says, however long, and whatever its `__str__` does."""
     try:
         text = str(error)
@@ -171,7 +150,7 @@ def traceback_of(error: BaseException) -> str:
     try:
         return "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001 - of the user's class
-        return f"{type(error).__name__}: {text_of(error)}\n"
+        return f"{type(error).__name__}: {_text_of(error)}\n"
 
 
 def claim_size(length: int) -> int:
@@ -188,10 +167,9 @@ def check_source(source: Any, path: str) -> None:
 
 
 def check_origin(path: str, archive: Head, job: Job) -> dict[str, Any] | None:
-    """Raise StaleCacheError where an archive was made of another source.
+    """The source's fingerprint in the form of the archive's; None where one has none.
 
-    Returns:
-        The source's fingerprint, in the form of the archive's; None where one of them has none.
+    StaleCacheError where they differ.
     """
     head = job.head
     if archive.fingerprint is None or head.fingerprint is None:
@@ -211,20 +189,15 @@ def check_origin(path: str, archive: Head, job: Job) -> dict[str, Any] | None:
 
 
 def length_of(source: Any, path: str) -> int:
-    """How many samples a source has.
-
-    Raises:
-        SourceError: its len() raised, or gave no whole number from 0 up.
-        LengthError: so many that the books of them do not fit into memory, or no archive holds them.
-    """
+    """How many samples a source has; SourceError for no length, LengthError for one that nothing can hold."""
     try:
         length = len(source)
     except Exception as error:
         raise SourceError(
             f"{path}: len() of the source, a {type(source).__name__}, raised {type(error).__name__}: "
-            f"{text_of(error)}; give a source whose len() is a whole number from 0 up"
+            f"{_text_of(error)}; give a source whose len() is a whole number from 0 up"
         ) from error
-    base.check_books(length, _BOOKS_NBYTES, path)
+    check_books(length, _BOOKS_NBYTES, path)
     if length >= MAX_LENGTH:
         raise LengthError(f"{path}: {length:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
     return length

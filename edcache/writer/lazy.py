@@ -8,7 +8,6 @@ fills takes little longer than one over the source.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import threading
 import time
@@ -19,14 +18,12 @@ from contextlib import closing, contextmanager
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
-from edcache.base import ForkLock, OptionError, StorageError
+from edcache.base import ForkLock, OptionError, StorageError, parsed_bytes
 from edcache.writer.chunk import ChunkBuilder
 from edcache.writer.job import Job
-from edcache.writer.presence import Presence
+from edcache.writer.part import Presence
+from edcache.writer.store import store_at
 
-logger = logging.getLogger("edcache")
-
-ON_FULL: Final = ("passthrough", "raise")
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 _MOST_WAITING = 2
 # Of no samples: whoever holds it lets an archive grow whose size is limited.
@@ -35,8 +32,21 @@ _LOOK_SECONDS = 0.2
 # A worker whose epoch is over is told nothing; it reads no more.
 _IDLE_SECONDS = 0.3
 
-
 _opening: Final = ForkLock()
+
+
+def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
+    """How large `max_bytes=` lets an archive grow: bytes, text such as "20GB", or a part of the disk."""
+    if asked is None:
+        return None
+    if isinstance(asked, float) and 0 < asked <= 1:
+        return store_at(path).part(asked)
+    nbytes = parsed_bytes(asked)
+    if nbytes is None:
+        raise OptionError(
+            f'max_bytes={asked!r}; give bytes, text such as "20GB", or a part of the free disk such as 0.5'
+        )
+    return nbytes
 
 
 class LazyFiller:
@@ -47,14 +57,11 @@ class LazyFiller:
     latest, and when the process ends in any way that runs Python's exit handlers.
 
     Args:
-        max_bytes: the archive grows no larger; a float is a part of the disk's free space. None: no limit.
-        on_full: what a full disk does: "passthrough" computes from then on and keeps nothing, with one
-            warning; "raise" raises StorageError.
+        max_bytes: the archive grows no larger; None: no limit.
+        on_full: what a full disk does: "passthrough" computes from then on and keeps nothing; or "raise".
     """
 
     def __init__(self, job: Job, max_bytes: int | None = None, on_full: str = "passthrough") -> None:
-        if on_full not in ON_FULL:
-            raise OptionError(f"on_full={on_full!r}; choose one of {', '.join(map(repr, ON_FULL))}")
         self._job = job
         self._max_bytes = max_bytes
         self._on_full = on_full
@@ -118,14 +125,15 @@ class _OpenArchive:
         self._path, length = job.path, job.length
         self._looker = job.open()
         self._seen = Presence(self._looker, length)
+        self._looking = threading.Lock()
         self._publisher = job.publisher(job.open(), keeps_failures=False)
-        self._presence = Presence(self._publisher.appender, length)
+        self._appender = self._publisher.appender
+        self._presence = Presence(self._appender, length)
         self._max_bytes = max_bytes
         self._raises_when_full = raises_when_full
         self._is_full = False
         self._kept_at = 0.0
         self._turn = threading.Condition()
-        self._looking = threading.Lock()
         self._waiting: deque[ChunkBuilder] = deque()
         # Builders that were handed to the thread, and those that it is done with.
         self._handed = self._done = 0
@@ -161,11 +169,9 @@ class _OpenArchive:
             if not self._is_running():
                 self._thread = threading.Thread(target=self._run, name="edcache-lazy", daemon=True)
                 self._thread.start()
-            if self._publisher.full or self._has_all():
+            has_all = self._seen.count + len(self.pending) >= len(self._seen.present)
+            if self._publisher.full or has_all:
                 self._hand_over()
-
-    def _has_all(self) -> bool:
-        return self._seen.count + len(self.pending) >= len(self._seen.present)
 
     def _hand_over(self) -> None:
         """Give what is pending to the thread; with `_turn`."""
@@ -178,7 +184,7 @@ class _OpenArchive:
 
     def flush(self) -> None:
         """Publish what is pending now, and seal when nothing is missing any more."""
-        if not self.is_mine or self._publisher.appender.closed or self._is_in_thread():
+        if not self.is_mine or self._appender.closed or self._is_in_thread():
             return
         with self._turn:
             if self._publisher.pending:
@@ -191,7 +197,7 @@ class _OpenArchive:
 
     def close(self) -> None:
         """Publish and let go; idempotent, and nothing in a process that inherited it."""
-        if not self.is_mine or self._publisher.appender.closed:
+        if not self.is_mine or self._appender.closed:
             return
         if self._is_in_thread():
             # The collector dropped the last reader while this thread ran; it ends by itself.
@@ -211,7 +217,7 @@ class _OpenArchive:
         return threading.current_thread() is self._thread
 
     def _close_files(self) -> None:
-        self._publisher.appender.close()
+        self._appender.close()
         self._looker.close()
 
     def _raise_error(self) -> None:
@@ -226,7 +232,11 @@ class _OpenArchive:
             try:
                 self._publish(builder)
             except BaseException as error:  # noqa: BLE001 - raised in whoever reads, flushes or closes next
-                self._give_up(error)
+                is_full = isinstance(error, StorageError) and error.errno in _FULL
+                if is_full and not self._raises_when_full:
+                    self._stop_keeping(str(error))
+                else:
+                    self._error = error
             with self._turn:
                 self.pending.difference_update(builder.indices)
                 self._done += 1
@@ -238,49 +248,40 @@ class _OpenArchive:
         """Wait for something to publish; None where nothing will come."""
         with self._turn:
             while not self._waiting:
-                if self._is_closing and not self._publisher.pending:
+                pending = self._publisher.pending > 0
+                if self._is_closing and not pending:
                     return None
-                if self._is_closing or self._is_due():
+                is_idle = time.monotonic() - self._kept_at > _IDLE_SECONDS
+                if self._is_closing or (pending and (is_idle or self._publisher.overdue)):
                     self._hand_over()
                 else:
-                    self._turn.wait(_LOOK_SECONDS if self._publisher.pending else None)
+                    self._turn.wait(_LOOK_SECONDS if pending else None)
             return self._waiting.popleft()
-
-    def _is_due(self) -> bool:
-        is_idle = time.monotonic() - self._kept_at > _IDLE_SECONDS
-        return self._publisher.pending > 0 and (is_idle or self._publisher.overdue)
 
     def _publish(self, builder: ChunkBuilder) -> None:
         self._presence.update()
         with self._measuring() as room:
             # A sample may have been computed twice at a time; it is stored once.
             published = [index for index in builder.indices if self._presence.present[index]]
-            fits = self._publisher.publish_taken(builder, self._publisher.appender.present(published), room)
+            fits = self._publisher.publish_taken(builder, self._appender.present(published), room)
         self._presence.update()
         if self._presence.complete:
-            self._publisher.appender.seal()
+            self._appender.seal()
         elif not fits:
             self._stop_keeping(f"the archive would grow beyond max_bytes={self._max_bytes:,}")
 
     @contextmanager
     def _measuring(self) -> Iterator[int | None]:
         """How many bytes the archive may grow by, and nobody else lets it grow in the block; None for any."""
-        appender = self._publisher.appender
         if self._max_bytes is None:
             yield None
             return
-        appender.wait_claim(_SIZE_CLAIM)
+        self._appender.wait_claim(_SIZE_CLAIM)
         try:
             self._presence.update()
-            yield self._max_bytes - appender.end_offset
+            yield self._max_bytes - self._appender.end_offset
         finally:
-            appender.release(_SIZE_CLAIM)
-
-    def _give_up(self, error: BaseException) -> None:
-        if isinstance(error, StorageError) and error.errno in _FULL and not self._raises_when_full:
-            self._stop_keeping(str(error))
-            return
-        self._error = error
+            self._appender.release(_SIZE_CLAIM)
 
     def _stop_keeping(self, reason: str) -> None:
         with self._turn:

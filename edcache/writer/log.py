@@ -1,8 +1,21 @@
-"""The chain of entries in a file, and their publication at its end: payload first, header last."""
+"""The chain of entries in a file, their publication at its end, and when they are brought to the disk.
+
+Payload first, header last. What survives, whatever `sync=` is: after a crash of the process everything that
+was published, and never other bytes than were written. After a power cut:
+
+    sync=        an unsealed archive                              once `seal` returned
+    "never"      any part may be missing, and is noticed          the same
+    "seal"       the same                                         everything
+    seconds      what was published so long before                everything
+    "chunk"      everything that was published                    everything
+
+tests/faults/test_filesystems.py and tests/faults/test_crash_states.py hold every line of this table.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -23,7 +36,44 @@ from edcache.format import (
     read_table,
 )
 from edcache.storage import File
-from edcache.writer.syncing import TimedSync
+
+
+class TimedSync:
+    """Syncs, in a thread, no later than so many seconds after something was published."""
+
+    def __init__(self, seconds: float, sync: Callable[[], None]) -> None:
+        self._seconds = seconds
+        self._sync = sync
+        self._timer: threading.Timer | None = None
+        # Held while syncing, so that `finish` does not let the file be closed meanwhile.
+        self._turn = threading.Lock()
+
+    def published(self) -> None:
+        """Something new wants to be synced."""
+        if self._timer is None:
+            self._timer = threading.Timer(self._seconds, self._run)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def finish(self) -> None:
+        """Sync now what was published since the last time."""
+        timer = self._timer
+        if timer is not None:
+            timer.cancel()
+        with self._turn:
+            if self._timer is not None:
+                self._timer = None
+                self._sync()
+
+    def _run(self) -> None:
+        with self._turn:
+            if self._timer is None:
+                return
+            # Before it syncs: what is published from here on is not in this sync for certain.
+            self._timer = None
+            # The archive is marked as failed; whoever uses it next raises.
+            with suppress(StorageError):
+                self._sync()
 
 
 class Log:
@@ -57,11 +107,7 @@ class Log:
 
     @contextmanager
     def appending(self) -> Iterator[None]:
-        """Hold the file's append lock, with everything taken in that others published and no torn tail.
-
-        Raises:
-            StaleArchiveError: another file has its name now.
-        """
+        """Hold the append lock, with everything taken in that others published and no torn tail."""
         with self.file.locked(format.LOCK_APPEND):
             if not self.file.is_named():
                 raise StaleArchiveError(
@@ -97,8 +143,7 @@ class Log:
     ) -> None:
         """Write an entry at the end of the chain: payload first, header last, or both by one call.
 
-        Args:
-            content: what `is_published` will be asked about, or None.
+        content: what `is_published` will be asked about, or None.
         """
         cursor = self.chain.cursor
         bare = Header(kind, self.head.uuid, cursor.seq, cursor.offset, cursor.link, 0, 0)
@@ -194,19 +239,14 @@ class Log:
         self.sync()
 
     def _seal_header(self, kind: int, data: memoryview, rows: int, length: int) -> Header:
-        crc, cursor = format.crc32(data), self.chain.cursor
+        nbytes, crc, cursor = len(data), format.crc32(data), self.chain.cursor
         # The index's header is written behind the seal's first sync, that of the labels before it.
         is_synced = kind == format.KIND_INDEX and self._sync != "never"
-        sizes = {"samples": rows, "end_index": length, "table_nbytes": len(data), "table_crc": crc}
-        durable = cursor.offset if is_synced else self.chain.durable
         return Header(
-            kind,
-            self.head.uuid,
-            cursor.seq,
-            cursor.offset,
-            cursor.link,
-            len(data),
-            crc,
-            durable=durable,
-            **sizes,
+            *(kind, self.head.uuid, cursor.seq, cursor.offset, cursor.link, nbytes, crc),
+            samples=rows,
+            end_index=length,
+            table_nbytes=nbytes,
+            table_crc=crc,
+            durable=cursor.offset if is_synced else self.chain.durable,
         )

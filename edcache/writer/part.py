@@ -1,4 +1,4 @@
-"""One process's part in filling an archive.
+"""One process's part in filling an archive, and which samples an archive has.
 
 A fill walks the claims of the archive: runs of `claim_size` consecutive indices. Whoever locks a
 claim's byte computes what is missing in it; the kernel frees the lock when that process ends,
@@ -8,15 +8,85 @@ for a dead one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
+import numpy.typing as npt
 
 from edcache.base import SourceError
 from edcache.writer.job import Job
-from edcache.writer.presence import Presence
-from edcache.writer.protocol import AnyAppender
+from edcache.writer.store import AnyAppender
+
+
+class Presence:
+    """Which samples an archive holds, kept up to date as chunks are published by anyone.
+
+    Args:
+        since: failures that were recorded before the entry of this sequence number are tried again.
+    Attributes:
+        present: bool [length], which have a record. count: how many.
+        absent: bool [length], which are recorded as absent for good.
+        tried: bool [length], which failed since. retried: which failed before.
+    """
+
+    def __init__(self, appender: AnyAppender, length: int, since: int = 0) -> None:
+        self._appender = appender
+        self._claim_size = appender.head.claim_size
+        self._since = since
+        self._entries = self._chunks = self._lost = 0
+        self.present, self.absent, self.tried, self.retried = (np.zeros(length, bool) for _ in range(4))
+        self.count = 0
+        self.update()
+
+    def update(self) -> int:
+        """Take in what was published since the last call; returns how many samples are new."""
+        self._appender.catch_up()
+        chain = self._appender.chain
+        if chain.cursor.seq == self._entries and len(chain.lost) == self._lost:
+            return 0
+        self._entries = chain.cursor.seq
+        for failed, (entry, failure) in chain.failures.items():
+            if failed < len(self.present):
+                self.absent[failed] = failure.final
+                self.tried[failed] = entry >= self._since
+                self.retried[failed] = entry < self._since
+        if len(chain.lost) != self._lost:
+            # What a power cut took is missing again, and stands in the list of chunks no more.
+            self._lost, self._chunks, self.present[:] = len(chain.lost), 0, False
+        index = self._appender.indices_of(chain.chunks[self._chunks :])
+        self._chunks = len(chain.chunks)
+        self.present[index[index < len(self.present)]] = True
+        before, self.count = self.count, int(np.count_nonzero(self.present))
+        return self.count - before
+
+    @property
+    def missing(self) -> npt.NDArray[np.bool_]:
+        """Which samples are to be computed: bool [length]."""
+        return self._missing(slice(None))
+
+    def missing_in(self, claim: int) -> list[int]:
+        """The indices in a claim that are to be computed."""
+        start = claim * self._claim_size
+        part = self._missing(slice(start, start + self._claim_size))
+        return [start + offset for offset in np.flatnonzero(part).tolist()]
+
+    def _missing(self, part: slice) -> npt.NDArray[np.bool_]:
+        missing: npt.NDArray[np.bool_] = ~(self.present[part] | self.absent[part] | self.tried[part])
+        return missing
+
+    @property
+    def missing_claims(self) -> list[int]:
+        """The claims in which something is to be computed, first those with samples that failed before."""
+        starts = np.arange(0, len(self.present), self._claim_size)
+        missing = self.missing
+        retried = np.logical_or.reduceat(missing & self.retried, starts)
+        missing = np.logical_or.reduceat(missing, starts)
+        return [*np.flatnonzero(retried).tolist(), *np.flatnonzero(missing & ~retried).tolist()]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every sample has a record, or is recorded as absent for good."""
+        return bool((self.present | self.absent).all())
 
 
 class Watch:
@@ -44,40 +114,34 @@ class Watch:
 
 
 class Part:
-    """One process's part in filling one archive; its caller seals.
+    """One process's part in filling one archive, which nobody else may use meanwhile; its caller seals."""
 
-    Args:
-        appender: the archive; nobody else may use it meanwhile.
-        claims: those to look at; None for all.
-    """
-
-    def __init__(
-        self, job: Job, appender: AnyAppender, watch: Watch, claims: list[int] | None = None
-    ) -> None:
+    def __init__(self, job: Job, appender: AnyAppender, presence: Presence, watch: Watch) -> None:
         self._job = job
         self._appender = appender
+        self._presence = presence
         self._watch = watch
         self._publisher = job.publisher(appender)
-        self.presence = Presence(appender, job.length, job.since)
-        self._only = claims
         self._held: list[int] = []
         self._published = self._unseen = 0
 
-    def run(self) -> int:
+    def run(self, claims: list[int]) -> int:
         """Compute what is missing, and wait for what others have claimed; returns how many were published.
 
-        Raises: what ends the fill; before it goes on, what was computed is published.
+        What was computed is published before anything is raised.
         """
         try:
-            self._compute_claims()
+            self._compute_claims(claims)
         finally:
             self._publish()
-            self.presence.update()
+            self._presence.update()
         return self._published
 
-    def _compute_claims(self) -> None:
+    def _compute_claims(self, claims: list[int]) -> None:
         claimed_by_others = []
-        for claim in self._claims():
+        for claim in claims:
+            if not self._presence.missing_in(claim):
+                continue
             if self._appender.claim(claim):
                 self._compute(claim)
             else:
@@ -89,22 +153,15 @@ class Part:
                 self._appender.wait_claim(claim)
             self._compute(claim)
 
-    def _claims(self) -> Iterator[int]:
-        """The numbers of the claims in which something is missing, first those that failed before."""
-        size, presence = self._appender.head.claim_size, self.presence
-        first = np.unique(np.flatnonzero(presence.retried & presence.missing) // size).tolist()
-        everything = range(-(-len(presence.present) // size)) if self._only is None else self._only
-        first = [claim for claim in first if claim in everything]
-        for claim in [*first, *(claim for claim in everything if claim not in set(first))]:
-            if presence.missing_in(claim):
-                yield claim
-
     def _compute(self, claim: int) -> None:
         """Compute what is missing in a claim that this process has locked."""
         self._held.append(claim)
         # Its last holder published before letting go, so now is the time to look.
-        self._look()
-        for index in self.presence.missing_in(claim):
+        others = self._presence.update() - self._unseen
+        self._unseen = 0
+        if others > 0:
+            self._watch.found(others)
+        for index in self._presence.missing_in(claim):
             if self._watch.is_aside(index):
                 continue
             self._add(index)
@@ -124,12 +181,6 @@ class Part:
         else:
             self._publisher.add(index, sample)
         self._watch.done(self._publisher.pending_nbytes - before)
-
-    def _look(self) -> None:
-        others = self.presence.update() - self._unseen
-        self._unseen = 0
-        if others > 0:
-            self._watch.found(others)
 
     def _publish(self, keep: int | None = None) -> None:
         """Publish what is pending and let go of the claims, but for the one still being computed."""

@@ -12,35 +12,14 @@ from edcache.codec import Compression, Encoder, train_dictionary
 from edcache.format import Failure, Head, LabelTypes
 from edcache.labels import LabelCollector, LabelSpec
 from edcache.writer.chunk import CHUNK_NBYTES, Chunk, ChunkBuilder
-from edcache.writer.protocol import AnyAppender
+from edcache.writer.store import AnyAppender
 
-LEAST_SECONDS: Final = 0.2
-MOST_SECONDS: Final = 2.0
+# Between two publications where chunks do not get full: a tenth of the time so far, within these bounds. A
+# kill then costs little of what was computed, even in the first seconds; chunks of slow sources are not tiny.
+_SECONDS: Final = (0.2, 2.0)
 
 FailureOf = Callable[[int, EdcacheError], Failure]
 """What the archive keeps of a sample that could not be made or stored."""
-
-
-class PublishClock:
-    """When to publish although the chunk is not full.
-
-    After a tenth of the time spent so far, 0.2 to 2 seconds by default: a kill then costs little of what was
-    computed, even in the first seconds, and chunks of slow sources do not become tiny.
-    """
-
-    def __init__(self, least: float = LEAST_SECONDS, most: float = MOST_SECONDS) -> None:
-        self._least, self._most = least, most
-        self._began = self._published = time.monotonic()
-
-    @property
-    def due(self) -> bool:
-        """Whether enough time has passed since the last publication."""
-        now = time.monotonic()
-        return now - self._published > min(max((now - self._began) / 10, self._least), self._most)
-
-    def published(self) -> None:
-        """Start counting anew."""
-        self._published = time.monotonic()
 
 
 class ChunkEncoder:
@@ -51,6 +30,7 @@ class ChunkEncoder:
         chunk_size: most samples in a chunk, or None.
         chunk_nbytes: a chunk is full when its records have this many bytes before compression.
         failure_of: what is kept of a sample that is refused; None lets the error end the work.
+        label_types: of the columns that the archive has.
     Attributes:
         failures: of the samples that were refused.
     """
@@ -63,6 +43,7 @@ class ChunkEncoder:
         chunk_size: int | None,
         chunk_nbytes: int = CHUNK_NBYTES,
         failure_of: FailureOf | None = None,
+        label_types: LabelTypes | None = None,
     ) -> None:
         self.failures: list[Failure] = []
         self._path = path
@@ -71,7 +52,9 @@ class ChunkEncoder:
         self._failure_of = failure_of
         self._encoder = Encoder(head.codec)
         self._compression = Compression.parse(head.compression)
-        self._builder = self._new_builder()
+        # Of the archive, which is not there where tasks encode; a frame without one is read as well.
+        self._dictionary: bytes | None = None
+        self._builder = self._new_builder(label_types)
 
     @property
     def pending(self) -> int:
@@ -90,11 +73,7 @@ class ChunkEncoder:
         return self._builder.nbytes >= self._most_nbytes or (self._most is not None and pending >= self._most)
 
     def add(self, index: int, sample: object) -> None:
-        """Encode a sample.
-
-        Raises:
-            CodecError, LabelError: as `ChunkBuilder.add`, with the path, unless failures are kept.
-        """
+        """Encode a sample; raises as `ChunkBuilder.add`, with the path, unless failures are kept."""
         try:
             self._builder.add(index, sample)
         except (CodecError, LabelError) as error:
@@ -119,22 +98,14 @@ class ChunkEncoder:
         taken = self.detach()
         return taken.chunk(self._compressor(taken), False)
 
-    def _new_builder(self) -> ChunkBuilder:
+    def _new_builder(self, label_types: LabelTypes | None) -> ChunkBuilder:
         nbytes = min(self._most_nbytes, CHUNK_NBYTES) + (CHUNK_NBYTES >> 3)
-        return ChunkBuilder(self._encoder, LabelCollector(self._spec, self._label_types()), nbytes)
-
-    def _label_types(self) -> LabelTypes | None:
-        return None
+        return ChunkBuilder(self._encoder, LabelCollector(self._spec, label_types), nbytes)
 
     def _compressor(self, builder: ChunkBuilder) -> Callable[[Any], bytes] | None:
-        compression = self._compression
-        if compression is None:
+        if self._compression is None:
             return None
-        return partial(compression.compress, dictionary=self._dictionary_for(builder, compression))
-
-    def _dictionary_for(self, builder: ChunkBuilder, compression: Compression) -> bytes | None:
-        # The archive's is not here; a frame without one is read as well.
-        return None
+        return partial(self._compression.compress, dictionary=self._dictionary)
 
 
 class Publisher(ChunkEncoder):
@@ -142,7 +113,7 @@ class Publisher(ChunkEncoder):
 
     Args:
         appender: the archive. path: what messages call it, if not by its own path.
-        clock: when to publish although the chunk is not full. Else as `ChunkEncoder`.
+        seconds: least and most between two publications. Else as `ChunkEncoder`.
     """
 
     def __init__(
@@ -154,24 +125,24 @@ class Publisher(ChunkEncoder):
         failure_of: FailureOf | None = None,
         *,
         path: str | None = None,
-        clock: PublishClock | None = None,
+        seconds: tuple[float, float] = _SECONDS,
     ) -> None:
         self.appender = appender
-        self._clock = clock or PublishClock()
-        self._dictionary: bytes | None = None
-        path = path or appender.path
-        super().__init__(appender.head, path, spec, chunk_size, chunk_nbytes, failure_of)
+        self._seconds = seconds
+        self._began = self._published = time.monotonic()
+        path, types = path or appender.path, appender.label_types()
+        super().__init__(appender.head, path, spec, chunk_size, chunk_nbytes, failure_of, types)
 
     @property
     def overdue(self) -> bool:
         """Whether the pending samples have waited long enough."""
-        return self._clock.due
+        now, (least, most) = time.monotonic(), self._seconds
+        return now - self._published > min(max((now - self._began) / 10, least), most)
 
     def add(self, index: int, sample: object) -> None:
-        """Encode a sample; the caller publishes when `full` or `overdue` says so, or earlier.
+        """As `ChunkEncoder.add`; where an earlier publication failed, it is tried again first.
 
-        Where an earlier publication failed, it is tried again first, and raises again. Else as
-        `ChunkEncoder.add`.
+        The caller publishes when `full` or `overdue` says so, or earlier.
         """
         failed = self._builder.unpublished
         if failed is not None:
@@ -181,12 +152,9 @@ class Publisher(ChunkEncoder):
     def publish(self, appended: bool = False) -> int:
         """Publish the pending samples as one chunk, and the failures; returns how many samples.
 
-        Args:
-            appended: their indices continue whatever the archive holds at that moment.
-
-        Raises:
-            LabelTypeError: another process published labels of another type; the samples are let go.
-        After any other exception they are pending still, and the next call publishes them, once.
+        appended: their indices continue whatever the archive holds at that moment.
+        After an exception they are pending still, and the next call publishes them, once; but for a
+        LabelTypeError, where another process published labels of another type, and they are let go.
         """
         try:
             # First: a stream's sample that failed is gone with its iteration.
@@ -194,7 +162,7 @@ class Publisher(ChunkEncoder):
             count = self._publish_pending(appended)
             self._publish_failures()
         finally:
-            self._clock.published()
+            self._published = time.monotonic()
         return count
 
     def _publish_failures(self) -> None:
@@ -210,17 +178,20 @@ class Publisher(ChunkEncoder):
         try:
             count = self.append(chunk)
         except LabelError:
-            self._builder = self._new_builder()
+            self._builder = self._new_builder(self.appender.label_types())
             raise
         # One assignment, so that an interrupt finds all of it pending, or nothing.
-        self._builder = builder.successor(is_published=True) if count else self._new_builder()
+        if count:
+            self._builder = builder.successor(is_published=True)
+        else:
+            self._builder = self._new_builder(self.appender.label_types())
         return count
 
     def append(self, chunk: Chunk) -> int:
         """Publish a chunk that was encoded here or elsewhere; returns how many samples.
 
-        Raises: as `AnyAppender.append`. Samples whose labels another process has made another type, so that
-            no later call could publish them either, are refused where failures are kept.
+        Samples whose labels another process has made another type, so that no later call could publish them
+        either, are refused where failures are kept.
         """
         try:
             self.appender.append(chunk)
@@ -234,31 +205,24 @@ class Publisher(ChunkEncoder):
     def publish_taken(
         self, taken: ChunkBuilder, but: Set[int] = frozenset(), most_nbytes: int | None = None
     ) -> bool:
-        """Publish samples that were detached, but for some indices; those that come first, where not all fit.
+        """Publish samples that were detached, but for some indices; says whether all of them fit.
 
-        Args:
-            most_nbytes: that the archive may grow by.
-        Returns:
-            Whether all of them fit.
-        Raises: as `publish`; the samples are let go whatever is raised.
+        most_nbytes: that the archive may grow by; those that come first are published, where not all fit.
+        The samples are let go whatever is raised.
         """
-        self._clock.published()
-        chunk = taken.chunk(self._compressor(taken), False).without(but)
-        fitting = (
-            chunk if most_nbytes is None else chunk.without(set(chunk.indices[chunk.fits(most_nbytes) :]))
-        )
+        self._published = time.monotonic()
+        chunk = fitting = taken.chunk(self._compressor(taken), False).without(but)
+        if most_nbytes is not None:
+            fitting = chunk.without(set(chunk.indices[chunk.fits(most_nbytes) :]))
         if fitting.count:
             self.appender.append(fitting, restores=True)
         return fitting is chunk
 
-    def _label_types(self) -> LabelTypes | None:
-        return self.appender.label_types()
-
-    def _dictionary_for(self, builder: ChunkBuilder, compression: Compression) -> bytes | None:
-        if compression.dictionary and self._dictionary is None:
+    def _compressor(self, builder: ChunkBuilder) -> Callable[[Any], bytes] | None:
+        if self._compression is not None and self._compression.dictionary and self._dictionary is None:
             # Too few records to train on leave it None, and the next chunk tries again.
             self._dictionary = self._shared_dictionary(builder)
-        return self._dictionary
+        return super()._compressor(builder)
 
     def _shared_dictionary(self, builder: ChunkBuilder) -> bytes | None:
         """The archive's dictionary; where there is none, train one on the builder's records."""

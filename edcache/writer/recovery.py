@@ -21,21 +21,13 @@ _CONSTANT: Final = [*range(14), *range(26, len(_HEAD_PREFIX))]  # the rest is cr
 
 
 def recover(path: str) -> None:
-    """Do to an archive what opening it for appending does, for one who reads before writing.
-
-    Raises:
-        CorruptArchiveError: it is damaged where nothing says that a power cut did it.
-        StorageError: it cannot be written.
-    """
+    """Do to an archive what opening it for appending does, for one who reads before writing."""
     with closing(File.open(path, "a")) as file, file.locked(format.LOCK_APPEND):
         recover_log(Log(file, *format.read_head(file.pread, path), "never"))
 
 
 def recover_log(log: Log) -> None:
-    """Take in what is there, and make it an archive that reads, whatever a crash left behind.
-
-    Safety: with the file's append lock.
-    """
+    """Take in what is there, and make it an archive that reads, whatever a crash left; append lock held."""
     log.catch_up()
     is_fresh = storage.written_since_boot(log.file)
     end, size = log.end, log.file.size()
@@ -49,16 +41,10 @@ def recover_log(log: Log) -> None:
 
 
 def _refuse_damage(log: Log, is_fresh: bool, end: int, size: int) -> None:
-    """Tell damage, behind which entries stand that must not be cut off, from a torn tail.
+    """Raise CorruptArchiveError for damage, behind which entries stand that are no torn tail to cut off.
 
     A kill leaves no whole entry behind a broken one, but the labels of a seal. A power cut may, where
-    that entry does not say that everything before it was synced.
-
-    Args:
-        is_fresh: the file was last written since the machine started, so no power cut came after that.
-        end: where the file ends when nothing is torn. size: where it does.
-    Raises:
-        CorruptArchiveError: "train.zip: no entry fits at offset 8,192, but chunks/00000002 follows ...".
+    that entry does not say that everything before it was synced; none came after a fresh file was written.
     """
     if log.chain.gave_up_last:
         return

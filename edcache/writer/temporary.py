@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Final
 
 from edcache import format, storage
@@ -45,10 +45,9 @@ def start(target: str, wait: float | None = None, *, is_folder: bool = False) ->
     What a process that was killed left there is deleted, not cut: somebody may have it mapped.
 
     Args:
-        wait: seconds after which it is tried again while another process is at it; None raises.
+        wait: seconds after which it is tried again while another process is at it; None raises
+            ArchiveLockedError.
         is_folder: the result is the file in it that is locked.
-    Raises:
-        ArchiveLockedError: another process is at it.
     """
     work = name_for(target)
     locked = _locked_of(work) if is_folder else work
@@ -116,29 +115,20 @@ def copies_beside(side: str) -> tuple[str, str]:
 
 def is_held(path: str) -> bool:
     """Whether a living process writes what is temporary; False where the system cannot tell."""
-    try:
-        file = File.open(_locked_of(path) if os.path.isdir(path) else path, "r")
-    except ArchiveNotFoundError:
-        return False
-    try:
+    locked = _locked_of(path) if os.path.isdir(path) else path
+    with suppress(ArchiveNotFoundError), closing(File.open(locked, "r")) as file:
         return file.is_locked(format.LOCK_SESSION, 1)
-    finally:
-        file.close()
+    return False
 
 
 def discard(path: str) -> bool:
     """Delete what is temporary, unless a living process writes it; says whether it is gone."""
-    try:
-        file = File.open(_locked_of(path), "a") if os.path.isdir(path) else File.open(path, "r+")
-    except ArchiveNotFoundError:
-        return True
-    try:
+    locked, mode = (_locked_of(path), "a") if os.path.isdir(path) else (path, "r+")
+    with suppress(ArchiveNotFoundError), closing(File.open(locked, mode)) as file:
         if not file.try_lock(format.LOCK_SESSION):
             return False
         if file.is_named():
             storage.remove_tree(path)
-    finally:
-        file.close()
     return True
 
 

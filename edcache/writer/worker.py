@@ -1,4 +1,4 @@
-"""What runs in a worker process of a fill."""
+"""What runs in a worker process of a fill, and the board by which its parent knows of it."""
 
 from __future__ import annotations
 
@@ -9,55 +9,88 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from multiprocessing import connection, parent_process
-from typing import Any
+from typing import Any, Final
 
 import torch
 
-from edcache.writer.board import Board
-from edcache.writer.job import Job, Stopped, refusal, traceback_of
-from edcache.writer.part import Part, Watch
+from edcache.writer.job import Job, refusal, traceback_of
+from edcache.writer.part import Part, Presence, Watch
 
 # Whoever lost its parent may finish its sample, and publish, for so long.
 GRACE_SECONDS = 2.0
+# More samples than this that kill or hang their process, and something else is wrong.
+MOST_ASIDE: Final = 1024
 _LOOK_SECONDS = 0.5
 _COUNT_SECONDS = 0.01
+
+
+class Stopped(KeyboardInterrupt):
+    """The fill ends for this worker; what it has computed is to be published."""
+
+
+class Board:
+    """What workers and their parent know of each other, in shared memory.
+
+    Each number has one writer, so there is no lock that a killed process could hold.
+
+    Args:
+        context: a multiprocessing context. workers: how many.
+    Attributes, by worker:
+        at: the sample that it computes, counted from 1; 0 between samples. begun: samples so far.
+        published: samples that are in the archive.
+    Attributes, by the parent:
+        aside, count: samples, counted from 1, that no worker is to compute any more, and how many.
+        stop: whether every worker is to end before its next sample.
+    """
+
+    def __init__(self, context: Any, workers: int) -> None:
+        self.at, self.begun, self.published = (context.RawArray("q", workers) for _ in range(3))
+        self.aside, self.count = context.RawArray("q", MOST_ASIDE), context.RawValue("q", 0)
+        self.stop = context.RawValue("b", 0)
+
+    def set_aside(self, index: int) -> None:
+        """Let no worker compute a sample any more; at most MOST_ASIDE of them."""
+        self.aside[self.count.value] = index + 1
+        self.count.value += 1
+
+    def __contains__(self, index: int) -> bool:
+        """Whether a sample was set aside."""
+        count = self.count.value
+        return count > 0 and index + 1 in self.aside[:count]
 
 
 def work(job: Job, board: Board, number: int, results: Any) -> None:
     """Fill together with others until nothing is missing.
 
-    Sends to `results`: None where nothing is missing, False where it was ended; or, of the exception that
+    Sends to `results`: True where nothing is missing, False where it was ended; or, of the exception that
     ended the fill, the traceback as text, then the exception and its cause, where each can be sent.
     """
     watch = _Watch(board, number)
     _settle(watch, number)
     error: BaseException | None = None
-    is_stopped = False
     try:
-        appender = job.open()
-        try:
+        with closing(job.open()) as appender:
             appender.join_fillers()
-            Part(job, appender, watch).run()
-        finally:
-            appender.close()
-    except Stopped:
-        is_stopped = True
+            presence = Presence(appender, job.length, job.since)
+            Part(job, appender, presence, watch).run(presence.missing_claims)
+    except Stopped as stopped:
+        error = stopped
     except KeyboardInterrupt as raised:  # by the source: a signal raises Stopped here
-        error = refusal(raised, board.at(number)[0] or 0, job.path)
+        error = refusal(raised, max(0, board.at[number] - 1), job.path)
         error.__cause__ = raised
     except BaseException as raised:  # noqa: BLE001 - raised in the parent
         error = raised
     with suppress(BrokenPipeError):
-        results.send(False) if is_stopped else _report(error, results)
+        if error is None or isinstance(error, Stopped):
+            results.send(error is None)
+        else:
+            _report(error, results)
     results.close()
 
 
-def _report(error: BaseException | None, results: Any) -> None:
-    if error is None:
-        results.send(None)
-        return
+def _report(error: BaseException, results: Any) -> None:
     results.send(traceback_of(error))
     cause = error.__cause__
     # Where tblib is installed, as by Dask, an exception is pickled with these, which may not be possible.
@@ -78,23 +111,24 @@ class _Watch(Watch):
         self._is_asked = False
 
     def is_aside(self, index: int) -> bool:
-        # The kernel lets go of a dead worker's claim before the parent has counted that death
+        # Another computes it, or died in it: the kernel lets go of a claim before the parent has counted that
         # (test_crew.py, test_nobody_begins_a_sample_whose_last_death_was_not_yet_counted).
-        while self._board.is_at_another(self._number, index):
+        while any(at == index + 1 and number != self._number for number, at in enumerate(self._board.at)):
             with self.interruptible():
                 time.sleep(_COUNT_SECONDS)
         return index in self._board
 
     def begin(self, index: int) -> None:
-        if self._is_asked or self._board.stopped:
+        if self._is_asked or self._board.stop.value:
             raise Stopped
-        self._board.begin(self._number, index)
+        self._board.at[self._number] = index + 1
+        self._board.begun[self._number] += 1
 
     def done(self, nbytes: int) -> None:
-        self._board.end(self._number)
+        self._board.at[self._number] = 0
 
     def published(self, samples: int) -> None:
-        self._board.published(self._number, samples)
+        self._board.published[self._number] += samples
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:

@@ -25,8 +25,7 @@ import edcache
 from edcache import CachedDataset, CacheWriter, copy_to_local, storage
 from edcache.backends.mirror.copy import Copying, copy_local
 from edcache.backends.mirror.evict import copies_in, evict
-from edcache.backends.mirror.origin import open_origin
-from edcache.backends.mirror.side import SIDE
+from edcache.backends.mirror.sidecar import SIDE
 from edcache.cli import main
 from edcache.errors import (
     ArchiveExistsError,
@@ -607,7 +606,7 @@ def test_who_waited_for_a_copy_compares_it_with_the_digest(far, ssd):
     make(far, 60)
     copying = Copying(str(ssd / far.name), str(ssd), 2, None, [])
     copy_to_local(far, ssd)
-    origin = open_origin(storage.located(far))
+    origin = storage.located(far).open()
     assert copying.copy_from(origin, edcache.digest(far))[1] == 0
     assert copying.copy_from(origin, edcache.digest(far))[1] == 0
     with pytest.raises(DigestError, match="it is not the file that was published"):

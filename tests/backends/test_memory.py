@@ -303,7 +303,7 @@ def test_building_anew_computes_each_sample_once(name, log):
 def test_what_takes_the_name_and_goes_while_a_cache_is_opened_is_not_missed(name):
     class Slow(Source):
         def __getattribute__(self, attribute):
-            if attribute == "__getitem__" and storage.keeping._keepers and not built:
+            if attribute == "__getitem__" and storage.paths._keepers and not built:
                 built.append(name)
                 with children(lambda _: CachedDataset(Source(), name, keep_existing=False, **same)) as [
                     other

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader
-from edcache.backends.remote.extents import GAP_NBYTES, Run, cut, runs_of
+from edcache.backends.remote.object import GAP_NBYTES, Run, cut, runs_of
 from edcache.backends.remote.url import Url
 from edcache.cli import main
 from edcache.errors import (
@@ -683,7 +683,7 @@ def test_credentials_stay_with_the_server_that_they_are_for(served, local):
     ],
 )
 def test_urls_are_shown_without_credentials(url, shown):
-    assert Url(url).shown == shown
+    assert Url(url) == shown
     assert repr(Url(url, {"key": SECRET})) == f"Url('{shown}')"
 
 

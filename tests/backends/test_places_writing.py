@@ -23,7 +23,7 @@ from edcache.errors import (
     SourceError,
     StaleCacheError,
 )
-from edcache.writer.registry import store_at
+from edcache.writer.store import store_at
 
 UUID = bytes(range(16))
 COUNT = 120

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 
 from edcache import CachedDataset, CacheWriter, Reader, copy_to_local, storage, verify
 from edcache.backends.mirror.copy import copy_local
-from edcache.backends.mirror.side import SIDE
-from edcache.backends.mirror.through import BLOCK_NBYTES, ReadThrough, _open_by
+from edcache.backends.mirror.read_through import BLOCK_NBYTES, ReadThrough, _open_by
+from edcache.backends.mirror.sidecar import SIDE
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptRecordError,
@@ -262,7 +262,7 @@ def test_it_is_read_from_whatever_gives_bytes_at_offsets(far, ssd):
     assert f"got 99 of 262,144 bytes at offset {missing * BLOCK_NBYTES:,}; read again" in str(caught.value)
     assert file.size() == size
     file.close()
-    assert file.closed
+    assert file.data.closed
     assert origin.closed
 
 

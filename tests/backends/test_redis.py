@@ -35,7 +35,7 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.samplers import ChunkShuffle
-from edcache.writer.registry import store_at
+from edcache.writer.store import store_at
 
 PASSWORD = "s3cret-word"
 COUNT = 60

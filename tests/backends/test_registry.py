@@ -14,7 +14,7 @@ from edcache import CachedDataset, CacheWriter
 from edcache.backends.objects import ObjectStore
 from edcache.errors import ArchiveExistsError, ArchiveNotFoundError, OptionError, SourceError
 from edcache.storage.registry import located
-from edcache.writer.registry import store_at
+from edcache.writer.store import store_at
 
 COUNT = 60
 

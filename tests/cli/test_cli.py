@@ -22,7 +22,7 @@ from click.testing import CliRunner
 
 from edcache import CachedDataset, CacheWriter, Reader
 from edcache.base.selection import index_ranges
-from edcache.base.sizes import human_bytes
+from edcache.base.wording import human_bytes
 from edcache.cli import main
 from edcache.format.spec import Head
 from edcache.writer.appender import Appender

@@ -13,7 +13,7 @@ from test_merge import expect_as_concat, sample, write
 from test_split import expect_as_original
 
 from edcache import CachedDataset, CacheWriter
-from edcache.base.sizes import human_bytes
+from edcache.base.wording import human_bytes
 from edcache.cli import exchange, main
 from edcache.interop.export import FORMATS
 

@@ -14,7 +14,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from codec_samples import encode, round_trip, run_script, same
+from codec_samples import encode, encoded_bytes, round_trip, run_script, same
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_collate
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, default_collate
 from edcache import CachedDataset, collate
 from edcache.codec import packages
 from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoder, encoded_bytes
+from edcache.codec.encode import Encoder
 from edcache.codec.registry import register
 from edcache.errors import (
     CorruptRecordError,

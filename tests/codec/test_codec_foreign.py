@@ -17,8 +17,7 @@ import torch
 from likeness import same
 from scale import scaled, seeded
 
-from edcache.codec.foreign import restored
-from edcache.codec.torchsave import LEGACY, torch_loaded
+from edcache.codec.foreign import LEGACY, restored, torch_loaded
 from edcache.errors import ForeignCacheError, PickleRefusedError
 
 TRUST = (

@@ -281,7 +281,7 @@ def test_one_leaf_alone_is_as_corrupt_as_its_record(value, broken, message):
     assert decoder.structure is not None
     for decode in (
         lambda: decoder.decode(memoryview(broken)),
-        lambda: decoder.decode_field(("a",), memoryview(broken)),
+        lambda: decoder.part(decoder.fields["a",])(memoryview(broken)),
         lambda: decoder.part(decoder.structure)(memoryview(broken)),
     ):
         with pytest.raises(CorruptRecordError, match=message):

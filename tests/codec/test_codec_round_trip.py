@@ -7,13 +7,13 @@ import pickle
 
 import numpy as np
 import torch
-from codec_samples import encode, round_trip, same, samples
+from codec_samples import encode, encoded_bytes, round_trip, same, samples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scale import scaled
 
 from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoder, encoded_bytes
+from edcache.codec.encode import Encoder
 
 LOOSE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 

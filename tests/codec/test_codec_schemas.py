@@ -10,10 +10,10 @@ import struct
 import numpy as np
 import pytest
 import torch
-from codec_samples import Box, Point, encode, run_script, same
+from codec_samples import Box, Point, encode, encoded_bytes, run_script, same
 
 from edcache.codec.decode import Decoder, _shared
-from edcache.codec.encode import Encoder, encoded_bytes
+from edcache.codec.encode import Encoder
 from edcache.codec.schema import Layout, parse
 
 
@@ -87,7 +87,7 @@ def test_layout_is_a_function_of_the_text_with_aligned_offsets():
     ]
     text, record = encode(sample)
     layout = Layout(parse(text))
-    spans = sorted((layout.offsets[i], layout.leaves[i]) for i in layout.fixed)
+    spans = sorted((layout.leaves[i].offset, layout.leaves[i]) for i in layout.fixed)
     end = 0
     for offset, leaf in spans:
         assert offset % leaf.align == 0

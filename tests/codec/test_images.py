@@ -15,6 +15,7 @@ import numpy as np
 import pictures
 import pytest
 import torch
+from codec_samples import encoded_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import FILES, as_pillow
@@ -26,7 +27,7 @@ import edcache
 from edcache import CachedDataset, CacheWriter, Decoding, ImageFile
 from edcache.codec import images
 from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoder, encoded_bytes
+from edcache.codec.encode import Encoder
 from edcache.errors import ImageError, MissingDependencyError, OptionError
 
 FORMS = ("pil", "numpy", "tensor", None)

@@ -34,7 +34,7 @@ from scenarios import (
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
-from edcache.backends.mirror.side import SIDE
+from edcache.backends.mirror.sidecar import SIDE
 from edcache.errors import NotAnArchiveError
 from edcache.format import chain
 from edcache.format import spec as format

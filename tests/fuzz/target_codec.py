@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from codec_samples import same
+from codec_samples import encoded_bytes, same
 from fuzz_draw import Draw
 
 from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoder, encoded_bytes
+from edcache.codec.encode import Encoder
 from edcache.errors import EdcacheError
 
 _LEAVES = [

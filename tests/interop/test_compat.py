@@ -32,7 +32,8 @@ from edcache.errors import (
     StaleCacheError,
     UnsupportedTypeError,
 )
-from edcache.interop import edflow, torch_xla
+from edcache.interop import compat_edflow as edflow
+from edcache.interop import compat_torch_xla as torch_xla
 
 EDFLOW_SCRIPT = """
     import os

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.fixture(scope="module")
 def ours():
-    from edcache.interop import monai
+    from edcache.interop import compat_monai as monai
 
     return monai
 

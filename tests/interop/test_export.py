@@ -45,8 +45,7 @@ from edcache.errors import (
     StorageError,
     UnknownLabelError,
 )
-from edcache.interop.export import FORMATS
-from edcache.interop.export_targets import new_folder
+from edcache.interop.export_formats import FORMATS, new_folder
 
 DAY = datetime.date(2024, 2, 29)
 
@@ -402,7 +401,7 @@ def npz_value(loaded: Any, key: str, k: int) -> Any:
 
 
 @settings(max_examples=scaled(15), deadline=None, suppress_health_check=list(HealthCheck))
-@given(SAMPLES, st.sampled_from(FORMATS), st.sampled_from([None, "zstd"]), st.integers(1, 400))
+@given(SAMPLES, st.sampled_from(list(FORMATS)), st.sampled_from([None, "zstd"]), st.integers(1, 400))
 def test_random_samples_come_out_of_every_format_as_they_went_in(tally, samples, to, compression, size):
     with tempfile.TemporaryDirectory() as name:
         with CacheWriter(Path(name, "a.zip"), compression=compression) as w:

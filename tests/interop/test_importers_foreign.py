@@ -30,7 +30,7 @@ from edcache.errors import (
     PickleRefusedError,
     SourceError,
 )
-from edcache.interop import edflow
+from edcache.interop import compat_edflow as edflow
 from edcache.interop.importer import import_cache, old_cache
 
 FOREIGN = Path(__file__).parents[1] / "conformance" / "golden" / "foreign"

@@ -21,7 +21,7 @@ import torch
 from hypothesis import strategies as st
 
 from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoder, encoded_bytes
+from edcache.codec.encode import Encoded, Encoder
 from edcache.codec.registry import register
 
 
@@ -140,6 +140,15 @@ def tensor_bytes(t: torch.Tensor) -> bytes:
     t = t.resolve_neg().contiguous()
     start, item = t.storage_offset(), t.dtype.itemsize
     return bytes(t.untyped_storage())[start * item : (start + t.numel()) * item]
+
+
+def encoded_bytes(encoded: Encoded) -> bytes:
+    """Join the pieces of a record, with zeros between them."""
+    parts, end = [], 0
+    for offset, piece in encoded.pieces:
+        parts += [bytes(offset - end), piece]
+        end = offset + memoryview(piece).nbytes
+    return b"".join([*parts, bytes(encoded.nbytes - end)])
 
 
 def encode(sample, encoder: Encoder | None = None) -> tuple[str, bytes]:

@@ -70,8 +70,11 @@ class Far:
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.pread(*extent) for extent in extents]
 
-    def identity(self) -> str:
-        return self.etag
+    def tag(self) -> tuple[str]:
+        return (self.etag,)
+
+    def will_need(self, offset: int, nbytes: int) -> None:
+        pass
 
     def close(self) -> None:
         self.closed += 1

@@ -19,7 +19,7 @@ from filled import note
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache.interop.torch_xla import CachedDataset as OldCachedDataset
+from edcache.compat.torch_xla import CachedDataset as OldCachedDataset
 from edcache.samplers import ChunkShuffle
 
 COUNT, RANKS, BATCH = 240, 4, 10

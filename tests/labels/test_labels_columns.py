@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 
 from edcache.errors import LabelError, LabelTypeError, OptionError
 from edcache.format.types import LabelTypes, unify
-from edcache.labels import columns
-from edcache.labels.columns import LabelCollector
+from edcache.labels import collector
+from edcache.labels.collector import LabelCollector
 from edcache.labels.spec import LabelSpec
 
 
@@ -428,9 +428,9 @@ def test_no_validity_bitmap_without_a_missing_value():
         assert collect(*values).chunk(0).buffers()[0] is None
 
 
-@pytest.mark.parametrize("module", ["columns", "view", "query", "where"])
+@pytest.mark.parametrize("module", ["collector", "view", "query", "where"])
 def test_the_room_imports_neither_torch_nor_pandas(module):
-    path = Path(columns.__file__).with_name(f"{module}.py")
+    path = Path(collector.__file__).with_name(f"{module}.py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
     found = set()
     for node in tree.body:

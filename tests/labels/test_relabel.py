@@ -22,7 +22,7 @@ from scale import scaled, seeded
 
 import edcache
 from edcache import CachedDataset, CacheWriter, storage
-from edcache.cli.reports import repair_lines
+from edcache.cli.maintenance import repair_lines
 from edcache.errors import CorruptArchiveError, LabelError, LabelTypeError, OptionError, UnknownLabelError
 from edcache.storage import calls
 

@@ -32,7 +32,6 @@ def test_a_file_defines_what_is_said_to_be_in_it(path, name):
     node = ast.parse((ROOT / "edcache" / path).read_text(encoding="utf-8"))
     for part in name.split("."):
         named = {getattr(each, "name", None): each for each in node.body}
-        constants = {t.id for each in node.body if isinstance(each, ast.Assign) for t in each.targets}
-        constants |= {each.target.id for each in node.body if isinstance(each, ast.AnnAssign)}
-        assert part in named or part in constants
+        targets = [t for each in node.body for t in getattr(each, "targets", [getattr(each, "target", None)])]
+        assert part in named or part in {getattr(target, "id", None) for target in targets}
         node = named.get(part)

@@ -23,8 +23,8 @@ from edcache import CachedDataset, Reader, storage
 from edcache.errors import OptionError, SourceError, StaleCacheError, StorageError, UnsupportedTypeError
 from edcache.storage import calls
 from edcache.writer import lazy
+from edcache.writer.lazy import bytes_limit
 from edcache.writer.publisher import Publisher
-from edcache.writer.space import bytes_limit
 
 
 class Logged:

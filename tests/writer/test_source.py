@@ -31,7 +31,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, cachable
 from edcache.backends.redis.url import prefix_for
-from edcache.cli.reports import fingerprint_lines
+from edcache.cli.housekeeping import fingerprint_lines
 from edcache.errors import OptionError, StaleCacheError
 from edcache.writer.fingerprint import source_fingerprint
 from edcache.writer.fingerprint_code import source_digest

@@ -17,7 +17,7 @@ from edcache.errors import LabelError, OptionError, SourceError, StaleCacheError
 from edcache.format.spec import Head
 from edcache.writer.appender import Appender
 from edcache.writer.publisher import Publisher
-from edcache.writer.registry import store_at
+from edcache.writer.store import store_at
 
 
 def sample(i):

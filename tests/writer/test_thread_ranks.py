@@ -19,7 +19,7 @@ from scale import scaled
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.backends.objects import Spool
-from edcache.writer.registry import store_at
+from edcache.writer.store import store_at
 
 COUNT, RANKS = 150, 4
 

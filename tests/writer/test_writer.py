@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from codec_samples import encoded_bytes
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, storage
-from edcache.codec.encode import Encoder, encoded_bytes
+from edcache.codec.encode import Encoder
 from edcache.errors import (
     ArchiveClosedError,
     ArchiveExistsError,
@@ -34,8 +35,8 @@ from edcache.format import spec as format
 from edcache.labels.spec import LabelSpec
 from edcache.storage import calls
 from edcache.writer.appender import Appender
+from edcache.writer.log import TimedSync
 from edcache.writer.publisher import ChunkEncoder, Publisher
-from edcache.writer.syncing import TimedSync
 
 
 @pytest.fixture

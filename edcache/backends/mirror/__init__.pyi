@@ -1,4 +1,2 @@
-from .copy import Copied as Copied
-from .copy import CopyOptions as CopyOptions
 from .copy import copy_local as copy_local
 from .copy import copy_to_local as copy_to_local

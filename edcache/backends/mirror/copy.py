@@ -11,22 +11,23 @@ from typing import Any, Final, NamedTuple
 
 from edcache import format, storage, writer
 from edcache.backends.mirror.evict import check_space, limit_of, make_room
-from edcache.backends.mirror.fetch import Plan, fetch
-from edcache.backends.mirror.origin import Origin, identity_at, identity_of, open_origin
-from edcache.backends.mirror.side import (
+from edcache.backends.mirror.fetch import Fetch, Plan
+from edcache.backends.mirror.sidecar import (
     PARTIAL,
     SIDE,
     Note,
     Side,
     Version,
+    identity_at,
+    identity_of,
     locked_side,
     note_of,
     note_use,
     stamp_of,
 )
-from edcache.base import ArchiveExistsError, ByteProgress, DigestError, NotAnArchiveError, OptionError, Show
+from edcache.base import ArchiveExistsError, DigestError, NotAnArchiveError, OptionError, Show, byte_progress
 from edcache.reader import OnProgress, check_digest, parse_digest
-from edcache.storage import File, Location, local_path, located, shown
+from edcache.storage import ByteSource, File, Location, local_path, located, shown
 
 logger = logging.getLogger("edcache")
 
@@ -35,22 +36,8 @@ THREADS: Final = 8
 _PASSED_OVER: Final = (writer.SUFFIX, PARTIAL, SIDE)
 
 
-@dataclass(frozen=True)
-class CopyOptions:
-    """How to copy, in the words of `copy_to_local`."""
-
-    num_threads: int = THREADS
-    expected_digest: str | None = None
-    max_bytes: int | str | None = None
-    storage_options: Mapping[str, Any] | None = None
-
-
 class Copied(NamedTuple):
-    """What a call copied.
-
-    path: the copy, or the folder of copies. archives: how many there are. nbytes: of all of them. fetched:
-    bytes of them that this call read from the origin.
-    """
+    """What a call copied: `path` of the copy or the folder; bytes of all, and those that were fetched."""
 
     path: str
     archives: int
@@ -99,34 +86,43 @@ def copy_to_local(
     what did not change from the old one, and who reads the old one keeps it.
     Cost: reads the origin once, and writes as much.
     """
-    options = CopyOptions(num_threads, expected_digest, max_bytes, storage_options)
-    with ByteProgress(f"copying {os.path.basename(shown(src))}", progress) as tell:
-        return copy_local(src, target, options, on_progress=tell).path
+    with byte_progress(f"copying {os.path.basename(shown(src))}", progress) as tell:
+        return copy_local(
+            src,
+            target,
+            num_threads=num_threads,
+            expected_digest=expected_digest,
+            max_bytes=max_bytes,
+            storage_options=storage_options,
+            on_progress=tell,
+        ).path
 
 
 def copy_local(
     src: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    options: CopyOptions = CopyOptions(),
+    *,
+    num_threads: int = THREADS,
+    expected_digest: str | None = None,
+    max_bytes: int | str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Copied:
     """What `copy_to_local` does; says what was copied."""
-    expected = None if options.expected_digest is None else parse_digest(options.expected_digest)
-    threads = options.num_threads
-    if type(threads) is not int or threads < 1:
-        raise OptionError(f"num_threads={threads!r}; give a number from 1 on")
-    limit = limit_of(options.max_bytes)
+    expected = None if expected_digest is None else parse_digest(expected_digest)
+    if type(num_threads) is not int or num_threads < 1:
+        raise OptionError(f"num_threads={num_threads!r}; give a number from 1 on")
+    limit = limit_of(max_bytes)
     storage.check_outlives(target)
-    source, target = located(src, options.storage_options), local_path(target)
+    source, target = located(src, storage_options), local_path(target)
     if not source.by_request and os.path.isdir(source.path):
         if expected is not None:
             raise OptionError(f"{source.path}: a folder; expected_digest= is that of one archive")
-        return _copy_folder(source.path, target, threads, limit, on_progress)
-    name = source.path
-    is_file = not (os.path.isdir(target) or target.endswith(os.sep))
-    if not (is_file and target.endswith(os.path.splitext(name)[1])):
-        target = os.path.join(target, os.path.basename(name))
-    copying = Copying(target, os.path.dirname(target), threads, limit, [target])
+        return _copy_folder(source.path, target, num_threads, limit, on_progress)
+    is_folder = os.path.isdir(target) or target.endswith(os.sep)
+    if is_folder or not target.endswith(os.path.splitext(source.path)[1]):
+        target = os.path.join(target, os.path.basename(source.path))
+    copying = Copying(target, os.path.dirname(target), num_threads, limit, [target])
     nbytes, fetched = copying.copy(source, expected, on_progress)
     return Copied(target, 1, nbytes, fetched)
 
@@ -147,9 +143,8 @@ def _copy_folder(
             if on_progress is not None:
                 on_progress(before + done, total)
 
-        fetched += Copying(copy, target, threads, limit, copies.values()).copy(located(path), None, advance)[
-            1
-        ]
+        copying = Copying(copy, target, threads, limit, copies.values())
+        fetched += copying.copy(located(path), None, advance)[1]
         before += size
     return Copied(target, len(copies), total, fetched)
 
@@ -164,11 +159,11 @@ def _archives_below(folder: str) -> Iterator[str]:
 
 
 def _is_archive(path: str) -> bool:
-    with closing(File.open(path, "r")) as file:
-        try:
+    try:
+        with closing(File.open(path, "r")) as file:
             format.read_head(file.pread, path)
-        except NotAnArchiveError:
-            return False
+    except NotAnArchiveError:
+        return False
     return True
 
 
@@ -182,11 +177,7 @@ def current(copy: str, identity: tuple[str, ...]) -> Version | None:
 
 @dataclass(frozen=True)
 class Copying:
-    """Making one copy.
-
-    path: where it belongs. folder: whose copies may go to make room for it. threads: reads at a time. limit:
-    bytes of all copies in the folder; None for any. keep: copies that must not go.
-    """
+    """Making one copy: where it belongs, and the folder whose copies, but for `keep`, may go to make room."""
 
     path: str
     folder: str
@@ -202,11 +193,11 @@ class Copying:
             note_use(self.path)
             return version.nbytes, 0
         storage.make_parent(self.path)
-        with closing(open_origin(source)) as origin:
+        with closing(source.open()) as origin:
             return self.copy_from(origin, expected, on_progress)
 
     def copy_from(
-        self, origin: Origin, expected: str | None = None, on_progress: OnProgress | None = None
+        self, origin: ByteSource, expected: str | None = None, on_progress: OnProgress | None = None
     ) -> tuple[int, int]:
         """Copy an open origin unless that was done, alone on this machine; returns as `copy`."""
         with locked_side(self.path) as side:
@@ -225,13 +216,10 @@ class Copying:
             return
         with closing(File.open(self.path, "r")) as file:
             check_digest(file, expected)
-        note = side.read()
-        assert note is not None
-        proven = tuple(v._replace(digest=expected) if v == version else v for v in note.versions)
-        side.write(note._replace(versions=proven))
+        side.replace(version, version._replace(digest=expected))
 
     def _make(
-        self, side: Side, origin: Origin, expected: str | None, on_progress: OnProgress | None
+        self, side: Side, origin: ByteSource, expected: str | None, on_progress: OnProgress | None
     ) -> tuple[int, int]:
         identity, plan = identity_of(origin), Plan(origin)
         version = Version(identity, plan.uuid.hex(), plan.size)
@@ -244,9 +232,13 @@ class Copying:
         with ExitStack() as stack:
             partial = stack.enter_context(closing(File.open(self.path + PARTIAL, "a")))
             older = None if before is None else stack.enter_context(closing(File.open(self.path, "r")))
-            fetched = fetch(origin, plan, partial, threads=self.threads, older=older, on_progress=on_progress)
+            fetched = Fetch(origin, plan, partial, self.threads, on_progress).run(older)
             if expected is not None:
-                self._check_digest(partial, expected)
+                try:
+                    check_digest(partial, expected)
+                except DigestError as error:
+                    storage.remove(partial.path)
+                    raise DigestError(str(error).replace(partial.path, self.path, 1)) from None
             partial.sync()
             # Before it has its name: the stamp stays, so whenever this is killed the side file is right.
             proven = version._replace(stamp=partial.stamp(), digest=expected)
@@ -255,14 +247,7 @@ class Copying:
             storage.move(partial, self.path)
         return plan.size, fetched
 
-    def _check_digest(self, partial: File, expected: str) -> None:
-        try:
-            check_digest(partial, expected)
-        except DigestError as error:
-            storage.remove(partial.path)
-            raise DigestError(str(error).replace(partial.path, self.path, 1)) from None
-
-    def _before(self, side: Side, origin: Origin, version: Version) -> Version | None:
+    def _before(self, side: Side, origin: ByteSource, version: Version) -> Version | None:
         """The version that the copy is of which is there, where it may be replaced."""
         stamp, note = stamp_of(self.path), side.read()
         if stamp is None:
@@ -285,10 +270,10 @@ class Copying:
 def whole_copies_of(path: str, folder: str) -> list[tuple[str, Version]]:
     """Whole copies of an origin in a folder, newest first, for when the origin cannot be asked."""
     copies: list[tuple[int, str, Version]] = []
-    for name in os.listdir(folder) if os.path.isdir(folder) else []:
-        copy = os.path.join(folder, name.removesuffix(SIDE))
-        note, stamp = note_of(copy) if name.endswith(SIDE) else None, stamp_of(copy)
-        version = None if note is None or stamp is None else note.version_at(stamp)
-        if note is not None and note.origin == path and stamp is not None and version is not None:
-            copies.append((stamp[1], copy, version))
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    for copy in (os.path.join(folder, name.removesuffix(SIDE)) for name in names if name.endswith(SIDE)):
+        note, stamp = note_of(copy), stamp_of(copy)
+        if note is not None and stamp is not None and note.origin == path:
+            version = note.version_at(stamp)
+            copies += [] if version is None else [(stamp[1], copy, version)]
     return [(copy, version) for _, copy, version in sorted(copies, reverse=True)]

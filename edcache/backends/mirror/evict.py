@@ -10,18 +10,16 @@ from contextlib import closing, suppress
 from typing import NamedTuple
 
 from edcache import storage
-from edcache.backends.mirror.side import LOCK_COPY, LOCK_USE, PARTIAL, SIDE, locked_side, note_of, stamp_of
+from edcache.backends.mirror.sidecar import LOCK_COPY, LOCK_USE, PARTIAL, SIDE, locked_side, note_of, stamp_of
 from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes, parsed_bytes
 from edcache.storage import File
 from edcache.writer import copies_beside
 
 
 class Copy(NamedTuple):
-    """A copy as it lies in a folder.
+    """A copy in a folder; `path` has `PARTIAL` behind it until it is whole.
 
-    path: of the copy, which has `PARTIAL` behind its name until it is whole. origin: what it is a copy of, ""
-    where that is not known. nbytes: of all of it; here: that it takes of the disk. used: when it was last
-    opened or copied, in seconds since 1970.
+    origin: "" where it is not known. nbytes: of all of it; here: on the disk. used: seconds since 1970.
     """
 
     path: str
@@ -33,10 +31,7 @@ class Copy(NamedTuple):
 
 
 def copies_in(folder: str) -> list[Copy]:
-    """The copies in a folder and in those below it, least recently used first; other archives are not listed.
-
-    A copy that was changed since, or replaced, is a copy no more.
-    """
+    """The copies in a folder and in those below it that are as they were made, least recently used first."""
     names = (os.path.join(parent, name) for parent, _, names in os.walk(folder) for name in names)
     copies = (copy_at(name.removesuffix(SIDE)) for name in names if name.endswith(SIDE))
     return sorted((copy for copy in copies if copy is not None), key=lambda copy: (copy.used, copy.path))
@@ -61,10 +56,7 @@ def copy_at(path: str) -> Copy | None:
 
 
 def why_stays(path: str) -> str | None:
-    """Why a copy should not be deleted now, in a few words; None where nothing speaks against it.
-
-    On macOS and Windows, which do not tell, nothing does.
-    """
+    """Why a copy should not be deleted now; None where nothing, or macOS and Windows, speaks against it."""
     if _is_locked(path + SIDE, LOCK_COPY):
         return "another process is copying it"
     is_open = any(_is_locked(name, LOCK_USE) for name in (path, path + PARTIAL))
@@ -100,11 +92,7 @@ def leftovers(path: str) -> list[str]:
 
 
 def limit_of(max_bytes: int | str | None) -> int | None:
-    """How many bytes the copies of a folder may have.
-
-    Raises:
-        OptionError: 'max_bytes=-1; give bytes, or text such as "200GB"'.
-    """
+    """How many bytes the copies of a folder may have; OptionError: 'max_bytes=-1; give bytes, or ...'."""
     limit = parsed_bytes(max_bytes)
     if max_bytes is not None and limit is None:
         raise OptionError(f'max_bytes={max_bytes!r}; give bytes, or text such as "200GB"')
@@ -114,12 +102,7 @@ def limit_of(max_bytes: int | str | None) -> int | None:
 def make_room(folder: str, limit: int | None, nbytes: int, what: str, keep: Collection[str]) -> None:
     """Delete copies that nobody has open, least recently used first, until a new one fits the limit.
 
-    Args:
-        limit: bytes that all copies below the folder may have together, each counted whole; None for any.
-        nbytes: of the new one. what: where it belongs. keep: copies that stay.
-    Raises:
-        OptionError: "far/train.zip: 3.2 GB, max_bytes= allows 1.0 GB for all copies in ssd; ...".
-        StorageError: what is open, or must stay, leaves too little.
+    Raises OptionError where the new one is above the limit itself, StorageError where too much has to stay.
     """
     if limit is None:
         return
@@ -145,10 +128,7 @@ def make_room(folder: str, limit: int | None, nbytes: int, what: str, keep: Coll
 
 
 def evict(path: str) -> bool:
-    """Delete a copy, whole or not, unless somebody has it open or makes it; says whether it is gone.
-
-    Who had it mapped keeps what is mapped.
-    """
+    """Delete a copy, unless somebody has it open or makes it; says whether it is gone."""
     try:
         with locked_side(path, wait=False) as side:
             # Looked at again: since it was listed, another archive may have come to be there.
@@ -169,13 +149,7 @@ def _removed(path: str) -> bool:
 
 
 def check_space(path: str, nbytes: int) -> None:
-    """Refuse to begin a copy that the disk cannot hold.
-
-    Args:
-        nbytes: that are still to be written.
-    Raises:
-        StorageError: "ssd/train.zip: the copy takes 3.2 GB more, the disk has 1.0 GB left; free some, ...".
-    """
+    """Raise StorageError where the disk cannot hold the `nbytes` of a copy that are still to be written."""
     free = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
     if nbytes > free:
         raise _no_space(

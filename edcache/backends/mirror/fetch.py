@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from edcache import format
-from edcache.backends.mirror.origin import Origin
 from edcache.base import CorruptArchiveError, OptionError, StaleArchiveError
 from edcache.format import Chain, Header, PRead, has_sound_payload
 from edcache.reader import OnProgress
-from edcache.storage import File
+from edcache.storage import ByteSource, File
 
 PIECE_NBYTES: Final = 1 << 22
 # The directory of a million entries.
@@ -55,71 +54,68 @@ class _Part:
 class Plan:
     """What a sealed archive consists of, as the origin says it; reads its headers, not its samples.
 
-    Attributes:
-        size: bytes. uuid: of the archive.
-    Raises:
-        NotAnArchiveError, FormatVersionError, CorruptArchiveError.
-        OptionError: "train.zip: it is not sealed, so it may still grow; ...".
+    Raises OptionError where it is not sealed, and as opening does.
     """
 
-    def __init__(self, origin: Origin) -> None:
-        self._where = origin.path
-        self.size = origin.size()
+    def __init__(self, origin: ByteSource) -> None:
+        self.size, self.uuid, self._seal = sealed(origin)
         head, cursor = format.read_head(origin.pread, origin.path)
-        self.uuid = head.uuid
-        seal = format.read_seal(origin.pread, self.size, head.uuid)
-        if seal is None:
-            raise not_sealed(origin.path)
-        self._seal = seal
-        pread = _reading_ahead(origin, seal[1].payload_end, self.size)
-        self._chain = Chain(head, cursor, origin.path)
-        headers = [self._chain.head_header(pread)]
+        pread = _reading_ahead(origin, self._seal[1].payload_end, self.size)
+        chain = Chain(head, cursor, origin.path)
+        headers = [chain.head_header(pread)]
         for header in format.walk(pread, self.size, head.uuid, cursor):
-            self._chain.note(pread, header)
+            chain.note(pread, header)
             headers.append(header)
-        self._chain.check_seal(pread, self.size, seal)
-        self.parts = list(self._divided(headers))
+        chain.check_seal(pread, self.size, self._seal)
+        self.parts = list(self._divided(headers, chain.lost))
 
-    def _divided(self, headers: Iterable[Header]) -> Iterator[_Part]:
+    def _divided(self, headers: Iterable[Header], lost: set[int]) -> Iterator[_Part]:
         position = 0
         for header in headers:
             if header.offset > position:
                 yield _Part(position, header.offset)
             # What a power cut took fits no crc32; it is copied as it is.
-            is_lost = header.kind != format.KIND_HEAD and header.seq in self._chain.lost
+            is_lost = header.kind != format.KIND_HEAD and header.seq in lost
             yield _Part(header.offset, header.payload_end, None if is_lost else header)
             position = header.payload_end
         if position < self.size:
             yield _Part(position, self.size)
 
     def check(self, file: File) -> None:
-        """Check that a file whose parts are sound is this archive: one chain, its seal, its directory.
-
-        Raises:
-            CorruptArchiveError.
-        """
+        """Raise CorruptArchiveError where a file whose parts are sound is not this archive, seal and all."""
         head, cursor = format.read_head(file.pread, file.path)
         chain = Chain(head, cursor, file.path)
         chain.extend(file.pread, self.size)
         chain.check_seal(file.pread, self.size, self._seal)
 
 
-def not_sealed(path: str) -> OptionError:
-    """The error for an archive that may still change."""
-    return OptionError(
-        f"{path}: it is not sealed, so it may still grow; copy it when its fill has ended, or seal what is "
-        f'there with "edcache compact --allow-partial {path}"'
-    )
+def sealed(origin: ByteSource) -> tuple[int, bytes, tuple[Header, Header]]:
+    """How many bytes an archive has, its uuid, and its seal; raises as `Plan`."""
+    nbytes, head = origin.size(), format.read_head(origin.pread, origin.path)[0]
+    seal = format.read_seal(origin.pread, nbytes, head.uuid)
+    if seal is None:
+        raise OptionError(
+            f"{origin.path}: it is not sealed, so it may still grow; copy it when its fill has ended, or "
+            f'seal what is there with "edcache compact --allow-partial {origin.path}"'
+        )
+    return nbytes, head.uuid, seal
 
 
-def _reading_ahead(origin: Origin, directory: int, size: int) -> PRead:
+def read_many(origin: ByteSource, extents: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:
+    """The bytes of extents (offset, nbytes); the kernel is told of all before the first is read."""
+    for extent in extents if len(extents) > 1 else ():
+        origin.will_need(*extent)
+    return origin.read_many(extents)
+
+
+def _reading_ahead(origin: ByteSource, directory: int, size: int) -> PRead:
     """Reads an origin, the headers that its zip directory lists all at once."""
     listed = origin.pread(directory, min(size - directory, _DIRECTORY_NBYTES))
     offsets = [offset for offset in format.directory_offsets(listed) if offset < size]
     known: dict[int, bytes] = {directory: listed}
     for first in range(0, len(offsets), _HEADERS_AT_ONCE):
         some = offsets[first : first + _HEADERS_AT_ONCE]
-        headers = origin.read_many([(offset, format.MAX_HEADER_NBYTES) for offset in some])
+        headers = read_many(origin, [(offset, format.MAX_HEADER_NBYTES) for offset in some])
         known |= zip(some, map(bytes, headers), strict=True)
 
     def pread(offset: int, nbytes: int) -> bytes:
@@ -129,54 +125,41 @@ def _reading_ahead(origin: Origin, directory: int, size: int) -> PRead:
     return pread
 
 
-def fetch(
-    origin: Origin,
-    plan: Plan,
-    file: File,
-    *,
-    threads: int,
-    older: File | None = None,
-    on_progress: OnProgress | None = None,
-) -> int:
-    """Make a file equal to an origin, byte for byte, whatever it held before; not synced.
+class Fetch:
+    """Make a file equal to an origin, byte for byte, whatever it held before; not synced."""
 
-    Args:
-        plan: of the origin. file: writable. threads: as many reads at a time.
-        older: a copy of an earlier state, of which parts may have stayed what they were.
-        on_progress: called with (bytes that are here, bytes of the archive), by this thread.
-    Returns:
-        Bytes that were fetched from the origin.
-    Raises:
-        CorruptArchiveError: "far/train.zip: chunks/00000003 at offset 16,384 fails its crc32, read twice;
-            ...".
-        StaleArchiveError: the origin became shorter. StorageError.
-    Cost: reads once what the file has, and writes what it lacks; `PIECE_NBYTES` of memory a thread, twice.
-    """
-    fetching = _Fetch(origin, plan, file, threads, on_progress or (lambda done, size: None))
-    fetching.run(older)
-    return fetching.fetched
-
-
-class _Fetch:
-    def __init__(self, origin: Origin, plan: Plan, file: File, threads: int, on_progress: OnProgress) -> None:
+    def __init__(
+        self,
+        origin: ByteSource,
+        plan: Plan,
+        file: File,
+        threads: int,
+        on_progress: OnProgress | None = None,
+    ) -> None:
         self._origin, self._plan, self._file = origin, plan, file
-        self._threads, self._on_progress = threads, on_progress
+        self._threads, self._on_progress = threads, on_progress or (lambda done, size: None)
         self._counting = threading.Lock()
         self._done = 0
-        self.fetched = 0
 
-    def run(self, older: File | None) -> None:
-        """Fetch all of it."""
-        parts = self._plan.parts
+    def run(self, older: File | None = None) -> int:
+        """Fetch all of it; returns the bytes that came from the origin.
+
+        Args:
+            older: a copy of an earlier state, of which parts may have stayed what they were.
+        Raises:
+            CorruptArchiveError: an entry fails its crc32, read twice. StaleArchiveError, StorageError.
+        """
+        parts, fetched = self._plan.parts, 0
         self._file.truncate(self._plan.size)
-        self._look(parts, self._file, self._note)
+        self._each(lambda part: self._look(part, self._file), parts)
         if older is not None:
             missing = _missing(parts)
-            self._look(missing, older, lambda nbytes: None)
+            self._each(lambda part: self._look(part, older), missing, counts=False)
             self._copy([part for part in missing if part.is_sound], older.pread)
         for _ in range(2):
             missing = _missing(parts)
-            self.fetched += self._copy(missing, self._origin.pread)
+            self._copy(missing, self._origin.pread)
+            fetched += sum(part.nbytes for part in missing)
             self._done -= sum(part.nbytes for part in _missing(missing))
         for part in _missing(parts):
             assert part.header is not None
@@ -185,24 +168,19 @@ class _Fetch:
                 f'twice; run "edcache verify {self._origin.path}"'
             )
         self._plan.check(self._file)
+        return fetched
 
-    def _look(self, parts: list[_Part], file: File, note: Callable[[int], object]) -> None:
-        """Which parts a file has."""
+    def _look(self, part: _Part, file: File) -> int:
+        part.is_sound = part.is_in(file)
+        return part.nbytes if part.is_sound else 0
 
-        def look(part: _Part) -> int:
-            part.is_sound = part.is_in(file)
-            return part.nbytes if part.is_sound else 0
-
-        self._each(look, parts, note)
-
-    def _copy(self, parts: list[_Part], pread: PRead) -> int:
-        """Write parts as `pread` has them, and look which of them came out sound; returns their bytes."""
-
-        def pieces() -> Iterator[tuple[_Part, int]]:
-            for part in parts:
-                starts = range(part.start, part.end, PIECE_NBYTES)
-                part.pieces_left, part.is_sound = len(starts), False
-                yield from ((part, start) for start in starts)
+    def _copy(self, parts: list[_Part], pread: PRead) -> None:
+        """Write parts as `pread` has them, and look which of them came out sound."""
+        pieces: list[tuple[_Part, int]] = []
+        for part in parts:
+            starts = range(part.start, part.end, PIECE_NBYTES)
+            part.pieces_left, part.is_sound = len(starts), False
+            pieces += ((part, start) for start in starts)
 
         def copy(piece: tuple[_Part, int]) -> int:
             part, start = piece
@@ -222,27 +200,26 @@ class _Fetch:
                 self._file.write_back(part.start, part.nbytes)
             return nbytes
 
-        self._each(copy, pieces(), self._note)
-        return sum(part.nbytes for part in parts)
+        self._each(copy, pieces)
 
-    def _note(self, nbytes: int) -> None:
-        if nbytes:
-            self._done += nbytes
-            self._on_progress(self._done, self._plan.size)
+    def _each(self, work: Callable[[Item], int], items: Iterable[Item], *, counts: bool = True) -> None:
+        """Do something with each of many, by several threads; this one counts the bytes that are done."""
 
-    def _each(
-        self, work: Callable[[Item], int], items: Iterable[Item], note: Callable[[int], object]
-    ) -> None:
-        """Do something with each of many, by several threads; this one hears of what is done."""
+        def count(future: Future[int]) -> None:
+            nbytes = future.result()
+            if nbytes and counts:
+                self._done += nbytes
+                self._on_progress(self._done, self._plan.size)
+
         pending: deque[Future[int]] = deque()
         with ThreadPoolExecutor(self._threads, "edcache-copy") as pool:
             try:
                 for item in items:
                     pending.append(pool.submit(work, item))
                     if len(pending) >= 2 * self._threads:
-                        note(pending.popleft().result())
+                        count(pending.popleft())
                 while pending:
-                    note(pending.popleft().result())
+                    count(pending.popleft())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise

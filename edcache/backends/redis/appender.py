@@ -70,11 +70,10 @@ class RedisAppender(AnyAppender):
 
     @classmethod
     def open(cls, path: str, head: Head) -> RedisAppender:
-        """Open a cache, or make one with `head` where there is none yet.
+        """Open a cache, or make one with `head` where there is none; two that make one share a head.
 
         Raises:
             OptionError: the URL names no prefix; compression="zstd+dict". StorageError, CorruptArchiveError.
-        Safety: two processes that make one at once end up with one head.
         """
         if head.compression is not None and "+dict" in head.compression:
             raise OptionError(
@@ -85,8 +84,7 @@ class RedisAppender(AnyAppender):
         known = read_head(client)
         if known is None:
             packed_head = format.pack_head(replace(head, uuid=uuid_of(head)))
-            ttl, key = client.server.ttl, client.server.head_key
-            client.ask("set", key, packed_head, nx=True, px=None if ttl is None else _ms(ttl))
+            client.ask("set", client.server.head_key, packed_head, nx=True, px=client.server.ttl_ms)
             known = read_head(client)
             if known is None:
                 raise StorageError(
@@ -95,27 +93,21 @@ class RedisAppender(AnyAppender):
         return cls(Log(client, *known))
 
     def indices_of(self, chunks: Iterable[Header]) -> npt.NDArray[np.int64]:
-        """The sample indices in these chunks: int64 [n], a copy.
-
-        Of what was published before this was opened, those alone that the server still has.
-        """
+        """See the base class: of what was published before this was opened, those that are still there."""
         headers = list(chunks)
         before = super().indices_of(header for header in headers if header.seq < self._opened_at)
         since = super().indices_of(header for header in headers if header.seq >= self._opened_at)
-        is_there = held(self._client, [self._keys.record(index) for index in before.tolist()])
-        return np.concatenate([before[is_there], since])
+        return np.concatenate([before[self._held(before.tolist())], since])
 
     def present(self, indices: Sequence[int]) -> set[int]:
         """Which of some samples that were published the server still has."""
-        is_there = held(self._client, [self._keys.record(index) for index in indices])
-        return set(itertools.compress(indices, is_there.tolist()))
+        return set(itertools.compress(indices, self._held(indices).tolist()))
+
+    def _held(self, indices: Sequence[int]) -> npt.NDArray[np.bool_]:
+        return held(self._client, [self._keys.record(index) for index in indices])
 
     def append(self, chunk: Chunk, *, restores: bool = False) -> None:
-        """See the base class.
-
-        With `restores`, a server that evicts and gets the same records again and again has a log that does
-        not grow.
-        """
+        """See the base class; with `restores` the log of a server that evicts does not grow."""
         self.check_usable()
         self._store(chunk)
         try:
@@ -160,8 +152,7 @@ class RedisAppender(AnyAppender):
 
     def _push(self, entry: bytes) -> bool:
         """Append an entry to the log unless somebody else was first; with none, let it live on."""
-        ttl = self.path.ttl
-        seen = [self._log.packed_head, self._log.last_header, entry, 0 if ttl is None else _ms(ttl)]
+        seen = [self._log.packed_head, self._log.last_header, entry, self.path.ttl_ms or 0]
         answer = self._client.run(_APPEND, [self._keys.head, self._keys.log], seen)
         if answer < 0:
             raise stale(self.path)
@@ -173,7 +164,7 @@ class RedisAppender(AnyAppender):
 
     def _store(self, chunk: Chunk) -> None:
         """Set the records of a chunk: none of them counts before the log tells of it."""
-        ttl = self.path.ttl
+        ttl = self.path.ttl_ms
         try:
             for piece in pieces_of(chunk.records.nbytes):
                 values = self._values(chunk, piece)
@@ -184,7 +175,7 @@ class RedisAppender(AnyAppender):
                         ("mset", {key: values[key] for key in keys[part]}) for part in parts
                     ]
                 else:
-                    sets = [("set", key, value, None, _ms(ttl)) for key, value in values.items()]
+                    sets = [("set", key, value, None, ttl) for key, value in values.items()]
                 self._client.ask_all(sets)
         except StorageError as error:
             if error.errno == errno.ENOSPC:
@@ -265,12 +256,5 @@ class _Logged:
 
 
 def uuid_of(head: Head) -> bytes:
-    """The uuid of a cache that nobody asked to build anew: of equal heads the same.
-
-    So whoever makes a head again that the server has lost makes the same one.
-    """
+    """The uuid of a cache that nobody asked to build anew: the same for whoever makes a lost head again."""
     return hashlib.sha256(format.pack_head(replace(head, uuid=bytes(16)))).digest()[:16]
-
-
-def _ms(seconds: float) -> int:
-    return max(1, int(seconds * 1000))

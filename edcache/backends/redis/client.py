@@ -28,10 +28,7 @@ PIECE_KEYS: Final = 1000
 
 
 class Client:
-    """A server, asked by any process that has this: it connects at the first question.
-
-    Safety: threads, fork, spawn; connections stay in the process that made them.
-    """
+    """A server, asked by any thread or process that has this: each process connects at its first question."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -41,11 +38,7 @@ class Client:
         return Client, (self.server,)
 
     def ask(self, command: str, *arguments: Any, **options: Any) -> Any:
-        """The answer to one command, a method of redis-py's client.
-
-        Raises:
-            StorageError: as "redis://...: the server does not answer: ...".
-        """
+        """The answer to one command, a method of redis-py's client; StorageError where there is none."""
         with self.translated():
             return getattr(self.connected, command)(*arguments, **options)
 
@@ -141,11 +134,7 @@ class Client:
 
 
 def library(server: Server) -> Any:
-    """redis-py.
-
-    Raises:
-        MissingDependencyError: it is not installed.
-    """
+    """redis-py; MissingDependencyError where it is not installed."""
     try:
         import redis
     except ImportError:

@@ -17,11 +17,7 @@ _KINDS: Final = (format.KIND_CHUNK, format.KIND_AMENDMENT)
 
 
 def read_head(client: Client) -> tuple[bytes, Head, Cursor] | None:
-    """What a cache says about itself, packed and parsed, and where its log begins; None where there is none.
-
-    Raises:
-        CorruptArchiveError, NotAnArchiveError, FormatVersionError.
-    """
+    """The head of a cache, packed and parsed, and where its log begins; None where there is none."""
     packed = client.ask("get", client.server.head_key)
     if packed is None:
         return None
@@ -40,10 +36,7 @@ def no_cache(server: Server) -> ArchiveNotFoundError:
 class Log:
     """The entries of a cache's log in their order, as far as seen, and what they amount to.
 
-    Attributes:
-        head: of the cache. packed_head: as the server has it.
-        chain: of the entries, whose offsets are those of an archive that had the records too.
-        nbytes: of the entries. last_header: the bytes of the last one's; none before the first.
+    Offsets of the chain are those of an archive that had the records too. nbytes: of the entries.
     """
 
     def __init__(self, client: Client, packed_head: bytes, head: Head, start: Cursor) -> None:
@@ -77,11 +70,7 @@ class Log:
         return other
 
     def catch_up(self) -> bool:
-        """Take in what was published since; says whether anything changed.
-
-        Raises:
-            CorruptArchiveError: the list has what no release of edcache wrote.
-        """
+        """Take in what was published since; says whether anything changed."""
         changed, begun = False, self.seen == 0
         count = self.client.ask("llen", self.keys.log)
         if count < self.seen:
@@ -129,11 +118,7 @@ class Log:
         return self._at.get(offset, b"")[:nbytes]
 
     def table(self, header: Header) -> ChunkTable:
-        """The table of a chunk.
-
-        Raises:
-            CorruptArchiveError: it does not read.
-        """
+        """The table of a chunk; CorruptArchiveError where it does not read."""
         if header.seq not in self._tables:
             try:
                 self._tables[header.seq] = read_table(self._pread, header, self.server)

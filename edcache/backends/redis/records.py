@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import threading
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -63,11 +62,7 @@ def packed(index: int, schema: int, data: memoryview, raw_nbytes: int) -> bytes:
 
 
 def unpacked(value: Any, index: int) -> Frame:
-    """The record in a value, which is not copied.
-
-    Raises:
-        CorruptRecordError: "crc32 0x1c291ca3, its frame says 0x9ae0daf0"; the caller says which record.
-    """
+    """The record in a value, which is not copied; CorruptRecordError, which does not say of which record."""
     if len(value) < FRAME_NBYTES or value[:4] != _MAGIC:
         raise CorruptRecordError("its value is none that edcache wrote")
     _, expected, schema, at, nbytes, raw_nbytes = _FRAME.unpack_from(value)
@@ -78,27 +73,6 @@ def unpacked(value: Any, index: int) -> Frame:
     if crc != expected:
         raise CorruptRecordError(f"crc32 {crc:#010x}, its frame says {expected:#010x}")
     return Frame(schema, view[FRAME_NBYTES : FRAME_NBYTES + nbytes], raw_nbytes)
-
-
-class Fetched(threading.local):
-    """Values that a thread has fetched for a batch, and will read one by one."""
-
-    def __init__(self) -> None:
-        self._uuid = b""
-        self._values: dict[int, Any] = {}
-
-    def keep(self, uuid: bytes, indices: Ints, values: list[Any]) -> None:
-        """Keep these of a cache, and no others."""
-        self._uuid = uuid
-        self._values = dict(zip(indices.tolist(), values, strict=True))
-
-    def has_all(self, uuid: bytes, indices: Ints) -> bool:
-        """Whether all of these are kept."""
-        return self._uuid == uuid and self._values.keys() >= set(indices.tolist())
-
-    def take(self, uuid: bytes, index: int) -> Any:
-        """A value, once; None where it must be asked for."""
-        return self._values.pop(index, None) if self._uuid == uuid else None
 
 
 def pieces_of(nbytes: npt.NDArray[np.uint64], most: int = PIECE_NBYTES) -> list[slice]:
@@ -127,11 +101,7 @@ def held(client: Client, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
 def gathered_from(
     values: list[Any], indices: Iterable[int], decoder: Decoder, *, is_compressed: bool
 ) -> Group | None:
-    """What the server sent for records of one schema, as a group over memory of its own.
-
-    Returns:
-        None where the records must be looked at one by one: some are lost, or not as the log says.
-    """
+    """What the server sent for records of one schema, as a group; None where one is lost or not as logged."""
     if None in values:
         return None
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,6 @@ import numpy.typing as npt
 from edcache.backends.redis.client import Client
 from edcache.backends.redis.log import Log, no_cache, read_head
 from edcache.backends.redis.records import (
-    Fetched,
     Frame,
     gathered_from,
     held,
@@ -31,21 +31,10 @@ Ints = npt.NDArray[np.int64]
 
 
 class RedisReader(AnyReader):
-    """Random access to the samples of a cache in Redis, complete or still filling.
+    """Random access to the samples of a cache in Redis, complete or still filling; asks at the first use.
 
-    Args:
-        path: a URL with a prefix. Nothing is asked before the first use.
-        allow_pickle, decode: as for `edcache.Reader`.
-    Raises, at the first use:
-        ArchiveNotFoundError, CorruptArchiveError, FormatVersionError.
-        StorageError: the server does not answer, or refuses.
-        StaleArchiveError: unpickled in a process where another cache is under the prefix.
-
-    Every record's crc32 is checked whenever it is read. What is known of the samples, their labels too, is
-    asked once in each process, and again by `refresh`: some 40 bytes a sample and the labels, of its own.
-    Cost: a batch is one round trip, and its records pass through the connection whole; `missing` takes one
-    round trip for a few thousand samples.
-    Safety: threads, fork, spawn, forkserver. A pickle has the URL, and no password.
+    Every record's crc32 is checked whenever it is read. What is known of the samples is asked once in each
+    process, and again by `refresh`. A batch is one round trip. A pickle has the URL, and no password.
     """
 
     by_request = True
@@ -65,11 +54,7 @@ class RedisReader(AnyReader):
         return session
 
     def refresh(self) -> bool:
-        """Take in what was published since, and forget what was found to be gone; says whether either was.
-
-        Raises:
-            StaleArchiveError: another cache is under the prefix now.
-        """
+        """Take in what was published since, and forget what was found gone; says whether either was."""
         session = self.session
         assert isinstance(session, RedisSession)
         session.log.check_head()
@@ -81,14 +66,15 @@ class RedisReader(AnyReader):
         return bool(forgotten)
 
 
-class RedisSession(Session):
-    """What one process knows of a cache, as of one look at its log.
+class _Fetched(threading.local):
+    """Values by index that a thread has fetched, and will read one by one."""
 
-    Args:
-        before: an earlier session with the same cache.
-    Attributes:
-        gone: published samples that the server was found to have lost.
-    """
+    def __init__(self) -> None:
+        self.values: dict[int, Any] = {}
+
+
+class RedisSession(Session):
+    """What one process knows of a cache, as of one look at its log; `gone`: samples found to be lost."""
 
     def __init__(
         self, log: Log, allow_pickle: bool, decoding: Decoding | None, before: RedisSession | None = None
@@ -99,7 +85,7 @@ class RedisSession(Session):
         self.gone: set[int] = set()
         self._newer: RedisSession | None = None
         # Of a batch that cannot be gathered: its samples are read one by one next, by the same thread.
-        self._fetched: Fetched = Fetched() if before is None else before._fetched
+        self._fetched: _Fetched = _Fetched() if before is None else before._fetched
 
     # --- what is there ---
 
@@ -176,7 +162,7 @@ class RedisSession(Session):
     def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]:
         """See the base class: all of the record, whatever is wanted."""
         row = self.row(index)
-        value = self._fetched.take(self.head.uuid, index)
+        value = self._fetched.values.pop(index, None)
         if value is None:
             value = self._values(np.array([index]), np.array([row]))[0]
         if value is None:
@@ -210,7 +196,7 @@ class RedisSession(Session):
 
     @once
     def _numbers(self) -> dict[int, int]:
-        """The number of each schema in the index, by its number in"""
+        """The number of each schema in the index, by its number in frames."""
         texts = self.contents.index.schemas
         return {schema_number(text): number for number, text in enumerate(texts)}
 
@@ -229,16 +215,12 @@ class RedisSession(Session):
         indices = checked_indices(indices, self.length)
         rows = self.rows_of(indices)
         found = indices[rows >= 0]
-        if len(found) and not self._fetched.has_all(self.head.uuid, found):
-            self._fetched.keep(self.head.uuid, found, self._values(found, rows[rows >= 0]))
+        if not self._fetched.values.keys() >= set(found.tolist()):
+            self._keep(found, self._values(found, rows[rows >= 0]))
         yield
 
     def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
-        """See the base class; None too where the server has lost one of the records.
-
-        Args:
-            wanted: of no use here: a record comes whole, since its crc32 is of all of it.
-        """
+        """See the base class; None too where one is lost. A record comes whole, as its crc32 is."""
         indices = checked_indices(indices, self.length)
         alike = self.alike(indices)
         if alike is None:
@@ -247,8 +229,11 @@ class RedisSession(Session):
         is_compressed = self.head.compression is not None
         group = gathered_from(values, indices.tolist(), alike.decoder, is_compressed=is_compressed)
         if group is None:
-            self._fetched.keep(self.head.uuid, indices, values)
+            self._keep(indices, values)
         return group
+
+    def _keep(self, indices: Ints, values: list[Any]) -> None:
+        self._fetched.values = dict(zip(indices.tolist(), values, strict=True))
 
     def _values(self, indices: Ints, rows: Ints) -> list[Any]:
         """What the server has under the keys of records, by one round trip; None where it has nothing."""

@@ -112,10 +112,7 @@ class RedisStore(Store):
         return RedisAppender.open(self.path, head)
 
     def begin_anew(self, head: Head) -> bool:
-        """See the base class: another head takes the old one's place, and the old one's keys are deleted.
-
-        Where another process does the same already, this one joins it.
-        """
+        """See the base class: the old one's keys are deleted; who does the same at once is joined."""
         with closing(Client(self.path)) as client:
             known = read_head(client)
             if known is None:
@@ -147,10 +144,7 @@ class RedisStore(Store):
                 )
 
     def delete(self) -> dict[str, int]:
-        """See the base class: all keys that caches made under the prefix; others that begin with it stay.
-
-        Cost: the server walks over all of its keys, a thousand at a time, and frees memory in the background.
-        """
+        """See the base class: all keys that caches made; the server walks over all of its keys for that."""
         with closing(Client(self.path)) as client:
             return _unlink(client)
 

@@ -29,11 +29,8 @@ ID_LENGTH: Final = 12
 class Server(ShownUrl):
     """A URL without its credentials; make one with `Server.of`.
 
-    Attributes:
-        secrets: the credentials: pairs of redis-py's option and its value.
-        client_url: as redis-py takes it: without options of ours, nor credentials.
-        prefix: what all keys begin with; empty where the URL does not say.
-        ttl: seconds after which what is written expires, or None. claim_seconds: after which a claim does.
+    secrets: the credentials: pairs of redis-py's option and its value. client_url: as redis-py takes it:
+    without options of ours, nor credentials. prefix: "" where the URL does not say.
     """
 
     secrets: tuple[tuple[str, str], ...]
@@ -44,11 +41,7 @@ class Server(ShownUrl):
 
     @classmethod
     def of(cls, url: str) -> Server:
-        """Read a URL; one that was read already is returned as it is.
-
-        Raises:
-            OptionError: 'redis://localhost/0?ttl=soon: ttl=soon; give seconds above 0', and the like.
-        """
+        """Read a URL; OptionError: 'redis://localhost/0?ttl=soon: ttl=soon; give seconds above 0'."""
         if isinstance(url, Server):
             return url
         try:
@@ -98,6 +91,11 @@ class Server(ShownUrl):
             raise OptionError(f"{self}: {name}={options[name]}; give seconds above 0")
         return seconds
 
+    @property
+    def ttl_ms(self) -> int | None:
+        """The same in milliseconds."""
+        return None if self.ttl is None else max(1, int(self.ttl * 1000))
+
     def format(self, *values: object, **named: object) -> Server:
         """As of a text, with the credentials of this one."""
         # A + is itself in what arguments are made of.
@@ -114,11 +112,7 @@ class Server(ShownUrl):
 
     @property
     def stem(self) -> str:
-        """What every key of a cache begins with.
-
-        Raises:
-            OptionError: the URL names no prefix.
-        """
+        """What every key of a cache begins with; OptionError where the URL names no prefix."""
         if not self.prefix:
             raise OptionError(
                 f"{self}: names no prefix; all keys of a cache begin with it: append ?prefix=name to the URL"

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from http.client import responses
 from typing import Any, Final
 
-from edcache.backends.remote import loop
-from edcache.backends.remote.hub import HubEngine
-from edcache.backends.remote.request import Engine, Failing, Stamp, refused
+from edcache.backends.remote.http import Address, HttpEngine, failure_of, plain_engine
+from edcache.backends.remote.requests import Changed, Engine, Failing, Forbidden, Stamp, kept, refused
 from edcache.backends.remote.url import Url
-from edcache.backends.remote.web import Plain, WebEngine, check_installed
 from edcache.base import MissingDependencyError, OptionError, StorageError
 
 _WEB: Final = ("http", "https")
@@ -34,107 +33,79 @@ _TAGS: Final = (
 
 
 def engine_of(url: Url, options: Mapping[str, Any]) -> Engine:
-    """What reads an object, in this process.
+    """What reads an object, in this process; raises MissingDependencyError, OptionError."""
+    scheme, is_chain = url.scheme, "::" in url.url
+    if scheme in _WEB and not is_chain:
+        import fsspec.config
 
-    Raises:
-        MissingDependencyError: "reading s3:// needs s3fs; install it with: pip install edcache[s3]".
-        OptionError: fsspec knows no such scheme, or the options are not its.
-    """
-    scheme = url.scheme
-    if scheme in _WEB and "::" not in url.url:
-        check_installed()
-        plain = Plain(url, _configured(scheme) | dict(options))
-        return WebEngine(plain, plain.client_options)
+        # What its configuration and environment (FSSPEC_HTTP and the like) say of the scheme.
+        return plain_engine(url, {**fsspec.config.conf.get(scheme, {}), **options})
     filesystem, path = filesystem_of(url, options)
     inner = FilesystemEngine(filesystem, path)
-    if "::" in url.url:
+    if is_chain:
         return inner
-    if scheme in _S3 and "?" not in path and not any(map(_options_of(filesystem, options).get, _UNSIGNED)):
-        return _Preferring(WebEngine(_Signed(filesystem, path)), inner)
+    if scheme in _S3 and "?" not in path:
+        all_options = {**getattr(filesystem, "storage_options", {}), **options}
+        if not any(map(all_options.get, _UNSIGNED)):
+            return _Preferring(HttpEngine(_signed(filesystem, path)), inner)
     if scheme in _GS:
-        return _Preferring(_GoogleEngine(filesystem, path), inner)
+        return _Preferring(_Described(inner.stamp, _generation(filesystem, path)), inner)
     if scheme == _HUB:
-        return HubEngine(filesystem, path)
+        file = _HubFile(filesystem, path)
+        return _Described(file.stamp, file.address)
     return inner
 
 
-def _configured(scheme: str) -> dict[str, Any]:
-    """What fsspec's configuration and environment (FSSPEC_HTTP and the like) say of a scheme."""
-    import fsspec.config
-
-    return dict(fsspec.config.conf.get(scheme, {}))
-
-
-def _options_of(filesystem: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {**dict(getattr(filesystem, "storage_options", {})), **options}
-
-
 def filesystem_of(url: Url, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """The file system of fsspec's for a URL, and the object's path in it.
-
-    Raises: as `engine_of`.
-    """
+    """The file system of fsspec's for a URL, and the object's path in it; raises as `engine_of`."""
     import fsspec
 
-    failed: Exception
+    failure: Exception
     try:
         filesystem, path = fsspec.core.url_to_fs(url.url, **options)
     except ImportError as error:
-        failed = _missing(url, error)
+        extra = _EXTRAS.get(url.scheme)
+        remedy = "" if extra is None else f"; install it with: pip install {extra}"
+        failure = MissingDependencyError(
+            f"reading {url.scheme}:// needs another package: {url.scrubbed(str(error))}{remedy}"
+        )
     except (ValueError, TypeError) as error:
-        failed = OptionError(f"{url.shown}: {url.scrubbed(str(error))}")
+        failure = OptionError(f"{url}: {url.scrubbed(str(error))}")
     except Exception as error:  # noqa: BLE001 - some connect already, and raise what they like
-        failed = StorageError(f"{url.shown}: {type(error).__name__}: {url.scrubbed(str(error))}")
+        failure = StorageError(f"{url}: {type(error).__name__}: {url.scrubbed(str(error))}")
     else:
         # Kept, as the finaliser of one that a fork inherits would wait for the parent's event loop.
-        return loop.kept(filesystem, lambda: filesystem), path
+        return kept(filesystem, lambda: filesystem), path
     # Not within the except block, whose error may have credentials in its text.
-    raise failed
+    raise failure
 
 
-def _missing(url: Url, error: ImportError) -> MissingDependencyError:
-    extra = _EXTRAS.get(url.scheme)
-    told = url.scrubbed(str(error))
-    if extra is None:
-        return MissingDependencyError(f"reading {url.scheme}:// needs another package: {told}")
-    return MissingDependencyError(
-        f"reading {url.scheme}:// needs another package: {told}; install it with: pip install {extra}"
-    )
-
-
-class FilesystemEngine:
-    """An object of any fsspec file system; an `Engine`."""
+class FilesystemEngine(Engine):
+    """An object of any fsspec file system."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
         self._filesystem = filesystem
         self._path = path
-
-    async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
-        """See `Engine`: what the file system takes to describe the object, and one request."""
-        stamp = await self.stamp()
-        return stamp, await self.fetch(stamp, 0, min(nbytes, stamp.size))
 
     async def stamp(self) -> Stamp:
         """See `Engine`."""
         filesystem = self._filesystem
         filesystem.invalidate_cache()
         if hasattr(filesystem, "_get_object"):  # gcsfs: without a listing beside it
-            found = await filesystem._get_object(self._path)
+            info = await filesystem._get_object(self._path)
         elif filesystem.async_impl:
-            found = await filesystem._info(self._path)
+            info = await filesystem._info(self._path)
         else:
-            found = await asyncio.to_thread(filesystem.info, self._path)
-        if found.get("type") == "directory":
+            info = await asyncio.to_thread(filesystem.info, self._path)
+        if info.get("type") == "directory":
             raise refused("a folder, not a file")
-        if not isinstance(found.get("size"), int):
+        if not isinstance(info.get("size"), int):
             raise refused("its size is unknown")
-        tags = ((str(found[name]), name) for name in _TAGS if found.get(name))
-        return Stamp(found["size"], *next(tags, ("", "")))
+        tags = ((str(info[name]), name) for name in _TAGS if info.get(name))
+        return Stamp(info["size"], *next(tags, ("", "")))
 
     async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes:
         """See `Engine`: one request. Only its length is checked here; the archive's crc32s tell the rest."""
-        if start == end:
-            return b""
         filesystem = self._filesystem
         if filesystem.async_impl:
             data = await filesystem._cat_file(self._path, start=start, end=end)
@@ -145,84 +116,120 @@ class FilesystemEngine:
         return bytes(data)
 
 
-class _Signed:
-    """The address of an object of S3: a URL that s3fs signs, anew before it expires."""
+class _Described(Engine):
+    """An object whose state a library tells, and which our own client reads."""
 
-    def __init__(self, filesystem: Any, path: str) -> None:
-        self._filesystem, self._path = filesystem, path
-        self._signed: tuple[str, float] | None = None
-
-    async def now(self, stamp: Stamp | None) -> tuple[str, dict[str, str]]:
-        """See `Address`."""
-        found = self._signed
-        if found is None or time.monotonic() - found[1] > _SIGNED_ANEW:
-            sign = self._filesystem.sign
-            url = await asyncio.to_thread(sign, self._path, expiration=_SIGNED_SECONDS)
-            found = self._signed = url, time.monotonic()
-        return found[0], {}
-
-
-class _Generation:
-    """The address of one generation of an object of Google Cloud Storage, with a token of gcsfs's."""
-
-    def __init__(self, filesystem: Any, path: str) -> None:
-        self._filesystem, self._path = filesystem, path
-
-    async def now(self, stamp: Stamp | None) -> tuple[str, dict[str, str]]:
-        """See `Address`."""
-        headers: dict[str, str] = {}
-        # It may ask for a new token.
-        await asyncio.to_thread(self._filesystem.credentials.apply, headers)
-        generation = None if stamp is None else stamp.tag
-        return self._filesystem.url(self._path, generation=generation), headers
-
-
-class _GoogleEngine:
-    """An object of Google Cloud Storage: gcsfs tells its state, our client reads that generation of it."""
-
-    def __init__(self, filesystem: Any, path: str) -> None:
-        self._filesystem = FilesystemEngine(filesystem, path)
-        self._web = WebEngine(_Generation(filesystem, path))
-
-    async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
-        """See `Engine`: two requests."""
-        stamp = await self.stamp()
-        return stamp, await self.fetch(stamp, 0, min(nbytes, stamp.size))
+    def __init__(self, describe: Callable[[], Awaitable[Stamp]], address: Address) -> None:
+        self._describe = describe
+        self._web = HttpEngine(address)
 
     async def stamp(self) -> Stamp:
-        """See `Engine`: one request."""
-        return await self._filesystem.stamp()
+        return await self._describe()
 
     async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes:
-        """See `Engine`: one request."""
-        return b"" if start == end else await self._web.fetch(stamp, start, end)
+        return await self._web.fetch(stamp, start, end)
 
 
-class _Preferring:
+class _Preferring(Engine):
     """One engine, and another one from then on where a server refuses the first at the first request."""
 
     def __init__(self, first: Engine, other: Engine) -> None:
-        self._first, self._other = first, other
-        self._chosen: Engine | None = None
+        self._engine, self._other = first, other
+        self._has_begun = False
 
     async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
-        """See `Engine`."""
-        if self._chosen is None:
-            try:
-                found = await self._first.begin(nbytes)
-            except Failing as failing:
-                if failing.tries != 1:
-                    raise
-                self._chosen = self._other
-            else:
-                self._chosen = self._first
-                return found
-        return await self._chosen.begin(nbytes)
+        try:
+            begun = await self._engine.begin(nbytes)
+        except (Failing, Forbidden) as failing:
+            if self._has_begun or (isinstance(failing, Failing) and failing.tries != 1):
+                raise
+            self._engine, self._has_begun = self._other, True
+            return await self._engine.begin(nbytes)
+        self._has_begun = True
+        return begun
 
     async def stamp(self) -> Stamp:
-        """See `Engine`."""
-        return await (self._chosen or self._first).stamp()
+        return await self._engine.stamp()
 
-    async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes | bytearray:
-        """See `Engine`."""
-        return await (self._chosen or self._first).fetch(stamp, start, end)
+    async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes:
+        return await self._engine.fetch(stamp, start, end)
+
+
+def _signed(filesystem: Any, path: str) -> Address:
+    """Of an object of S3: a URL that s3fs signs, anew before it expires."""
+    signed: tuple[str, float] = ("", -_SIGNED_SECONDS)
+
+    async def address(stamp: Stamp | None) -> tuple[str, dict[str, str]]:
+        nonlocal signed
+        if not signed[0] or time.monotonic() - signed[1] > _SIGNED_ANEW:
+            url = await asyncio.to_thread(filesystem.sign, path, expiration=_SIGNED_SECONDS)
+            signed = url, time.monotonic()
+        return signed[0], {}
+
+    return address
+
+
+def _generation(filesystem: Any, path: str) -> Address:
+    """Of one generation of an object of Google Cloud Storage, with a token of gcsfs's."""
+
+    async def address(stamp: Stamp | None) -> tuple[str, dict[str, str]]:
+        headers: dict[str, str] = {}
+        # It may ask for a new token.
+        await asyncio.to_thread(filesystem.credentials.apply, headers)
+        return filesystem.url(path, generation=None if stamp is None else stamp.tag), headers
+
+    return address
+
+
+class _HubFile:
+    """A file of a Hugging Face repository: the hub says which commit is meant, which is read ever after.
+
+    fsspec's own file system reads ahead five megabytes wherever one byte is asked for.
+    """
+
+    def __init__(self, filesystem: Any, path: str) -> None:
+        self._filesystem, self._path = filesystem, path
+        # By what tells a state of the file.
+        self._urls: dict[str, str] = {}
+        self._headers: dict[str, str] = {}
+
+    async def stamp(self) -> Stamp:
+        """Its state: two requests, later one."""
+        return await asyncio.to_thread(self._look)
+
+    async def address(self, stamp: Stamp | None) -> tuple[str, dict[str, str]]:
+        """See `Address`."""
+        assert stamp is not None
+        if stamp.tag not in self._urls:
+            # Opened by another process, which knew the commit.
+            await self.stamp()
+        if stamp.tag not in self._urls:
+            raise Changed("another file was committed")
+        return self._urls[stamp.tag], self._headers
+
+    def _look(self) -> Stamp:
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.utils import HfHubHTTPError, build_hf_headers
+
+        failure: Exception
+        filesystem = self._filesystem
+        try:
+            file = filesystem.resolve_path(self._path)
+            names = file.repo_id, file.path_in_repo
+            kind = {"repo_type": file.repo_type, "endpoint": filesystem.endpoint}
+            url = hf_hub_url(*names, revision=file.revision, **kind)
+            known = get_hf_file_metadata(url, token=filesystem.token)
+        except FileNotFoundError:
+            # The hub does not tell which; and there has to be one before anything is uploaded.
+            failure = Forbidden("no such repository, or none that you may read")
+        except HfHubHTTPError as error:
+            status = error.response.status_code
+            failure = failure_of(status, f"{status} {responses.get(status, '')}".strip())
+        else:
+            if known.size is None or not known.etag or not known.commit_hash:
+                raise refused("its size, its ETag or its commit is unknown")
+            self._headers = build_hf_headers(token=filesystem.token)
+            self._urls[known.etag] = hf_hub_url(*names, revision=known.commit_hash, **kind)
+            return Stamp(known.size, known.etag, "file")
+        # Not within the except block, whose error may have credentials in its text.
+        raise failure

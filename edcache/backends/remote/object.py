@@ -1,22 +1,29 @@
-"""An object behind a URL as a `ByteSource`: it must stay what it was when it was opened."""
+"""An object behind a URL as a `ByteSource`, which must stay what it was when it was opened; and its store."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
+from urllib.parse import urlsplit
 
 from edcache import format
-from edcache.backends.remote import loop
+from edcache.backends import ObjectStore
 from edcache.backends.remote.engines import engine_of
-from edcache.backends.remote.extents import Run, cut, runs_of
-from edcache.backends.remote.request import Engine, Patience, Stamp, answered, patience_of
+from edcache.backends.remote.requests import Engine, Requests, Stamp, gathered, run
+from edcache.backends.remote.upload import check_writable, upload
 from edcache.backends.remote.url import Url
-from edcache.base import PerProcess, StaleArchiveError, StorageError
-from edcache.storage import ByteSource
+from edcache.base import OptionError, PerProcess, StaleArchiveError, StorageError
+from edcache.storage import ByteSource, File
 
+# What lies no further apart is one request. A small range of nginx on the same machine takes 0.4 ms, in which
+# 100 KiB more come with one that is made anyway; with gaps of 1 MiB a batch takes twice as long as with none.
+GAP_NBYTES: Final = 1 << 16
+# A larger run is fetched in parts of this size, several at a time.
+PART_NBYTES: Final = 1 << 23
 # What is fetched of the end at once: the seal's headers and directory of some thousand entries.
 TAIL_NBYTES: Final = 1 << 16
 # An index up to so large is one request, for some two million samples; a larger one comes in parts.
@@ -26,6 +33,40 @@ _MOST_AT_A_TIME: Final = 32
 _AHEAD_NBYTES, _MOST_AHEAD_NBYTES = 1 << 16, 1 << 24
 # The header of an entry, which a walk reads, comes with its table, which is read after the walk.
 _MOST_WALKED: Final = 256
+
+
+class Run(NamedTuple):
+    """Bytes [start, end) that are fetched and kept as one piece of memory."""
+
+    start: int
+    end: int
+
+    def parts(self, nbytes: int = PART_NBYTES) -> list[tuple[int, int]]:
+        """The requests that fetch it, each of at most `nbytes`: half-open."""
+        return [(low, min(low + nbytes, self.end)) for low in range(self.start, self.end, nbytes)]
+
+
+def runs_of(extents: Sequence[tuple[int, int]]) -> list[Run]:
+    """The runs that cover extents (offset, nbytes), in file order, none within `GAP_NBYTES` of the next."""
+    runs: list[Run] = []
+    for offset, nbytes in sorted(extents):
+        end = offset + nbytes
+        if not nbytes:
+            continue
+        if runs and offset <= runs[-1].end + GAP_NBYTES:
+            runs[-1] = Run(runs[-1].start, max(runs[-1].end, end))
+        else:
+            runs.append(Run(offset, end))
+    return runs
+
+
+def cut(runs: Sequence[Run], data: Sequence[memoryview], offset: int, nbytes: int) -> memoryview:
+    """The bytes of one extent, out of those of the runs."""
+    if not nbytes:
+        return memoryview(b"")
+    k = bisect_right(runs, offset, key=lambda run: run.start) - 1
+    start = offset - runs[k].start
+    return data[k][start : start + nbytes]
 
 
 class _Window(NamedTuple):
@@ -38,40 +79,26 @@ class _Window(NamedTuple):
     def end(self) -> int:
         return self.start + len(self.data)
 
-    def holds(self, start: int, end: int) -> bool:
-        """Whether it has these bytes."""
-        return self.start <= start and end <= self.end
-
-    def part(self, start: int, end: int) -> memoryview:
-        """Those bytes, not copied."""
-        return self.data[start - self.start : end - self.start]
-
 
 class RemoteObject(ByteSource):
     """One state of an object behind a URL.
 
     Opening makes one request, for its state and its first page. The first `pread` behind that page fetches
     the end, and where the archive is sealed what lies from index.arrow to the header of labels.arrow: two
-    more. All of that is kept.
-
-    Raises:
-        StorageError: "https://example.org/train.zip: reading 4,096 bytes at offset 8,192: 503 Service
-            Unavailable, asked 5 times". A request is limited to `request_timeout` seconds and one more for
-            each half MiB, and made `request_tries` times; both are storage options.
-        StaleArchiveError: the object was replaced or deleted since it was opened.
-    Safety: threads, fork. Event loop and clients are of the process that uses it.
+    more. All of that is kept. Event loop and clients are of the process that uses it.
     """
 
     by_request = True
 
     def __init__(self, url: Url) -> None:
-        self.path = url.shown
+        self.path = str(url)
         self._url = url
-        self._patience: Patience
-        self._patience, self._options = patience_of(url.options)
+        self._requests = Requests(url)
         self._engines: PerProcess[Engine] = PerProcess()
-        self._stamp: Stamp
-        self._stamp, head = self._ask("opening it", format.PAGE, lambda engine: engine.begin(format.PAGE))
+        engine = self._engine()
+        self._stamp, head = self._requests.answer(
+            "opening it", format.PAGE, lambda: engine.begin(format.PAGE)
+        )
         self._windows = [_Window(0, memoryview(head))]
         self._ahead = _Window(0, memoryview(b""))
         self._walked: deque[_Window] = deque(maxlen=_MOST_WALKED)
@@ -81,8 +108,7 @@ class RemoteObject(ByteSource):
 
     def size(self) -> int:
         """See `ByteSource`."""
-        size: int = self._stamp.size
-        return size
+        return self._stamp.size
 
     def identity(self) -> Stamp:
         """See `ByteSource`."""
@@ -90,8 +116,8 @@ class RemoteObject(ByteSource):
 
     def tag(self) -> tuple[object, ...]:
         """See `ByteSource`."""
-        told = f"{self.path}\0{self._stamp.size}\0{self._stamp.tag}"
-        return (hashlib.sha256(told.encode()).hexdigest()[:32],)
+        text = f"{self.path}\0{self._stamp.size}\0{self._stamp.tag}"
+        return (hashlib.sha256(text.encode()).hexdigest()[:32],)
 
     def reopened(self) -> RemoteObject:
         """See `ByteSource`."""
@@ -99,11 +125,11 @@ class RemoteObject(ByteSource):
 
     def check_unchanged(self) -> None:
         """See `ByteSource`: one request."""
-        found = self._ask("looking for its state", 0, lambda engine: engine.stamp())
-        if found != self._stamp:
+        stamp = self._requests.answer("looking for its state", 0, self._engine().stamp)
+        if stamp != self._stamp:
             raise StaleArchiveError(
-                f"{self.path}: the object was replaced since it was opened: it has {found.size:,} bytes and "
-                f"the state {found.tag[:80] or 'unknown'}, {self._stamp.size:,} and "
+                f"{self.path}: the object was replaced since it was opened: it has {stamp.size:,} bytes and "
+                f"the state {stamp.tag[:80] or 'unknown'}, {self._stamp.size:,} and "
                 f"{self._stamp.tag[:80] or 'unknown'} then; open it again"
             )
 
@@ -112,65 +138,57 @@ class RemoteObject(ByteSource):
     def pread(self, offset: int, nbytes: int) -> bytes:
         """See `ByteSource`."""
         start, end = self._clipped(offset, nbytes)
-        found = self._kept(start, end)
-        if found is None and not self._has_end:
+        data = self._known(start, end)
+        if data is None and not self._has_end:
             self._fetch_end()
-            found = self._kept(start, end)
-        return bytes(self._fetched_ahead(start, end) if found is None else found)
+            data = self._known(start, end)
+        return bytes(self._fetched_ahead(start, end) if data is None else data)
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
         """See `ByteSource`: up to 32 requests at a time; a run of over 8 MiB is several."""
-        clipped = [self._clipped(offset, nbytes) for offset, nbytes in extents]
-        kept = [self._kept(start, end) for start, end in clipped]
-        absent = [
-            (start, end - start) for (start, end), found in zip(clipped, kept, strict=True) if found is None
-        ]
-        runs = runs_of(absent)
-        data = self._fetch(runs)
+        ranges = [self._clipped(offset, nbytes) for offset, nbytes in extents]
+        known = [self._known(start, end) for start, end in ranges]
+        runs = runs_of([(a, b - a) for (a, b), data in zip(ranges, known, strict=True) if data is None])
+        fetched = self._fetch(runs)
         return [
-            cut(runs, data, start, end - start) if found is None else found
-            for (start, end), found in zip(clipped, kept, strict=True)
+            cut(runs, fetched, start, end - start) if data is None else data
+            for (start, end), data in zip(ranges, known, strict=True)
         ]
 
     def _clipped(self, offset: int, nbytes: int) -> tuple[int, int]:
-        size = self._stamp.size
-        start = min(offset, size)
-        return start, min(start + nbytes, size)
+        start = min(offset, self._stamp.size)
+        return start, min(start + nbytes, self._stamp.size)
 
-    def _kept(self, start: int, end: int) -> memoryview | None:
+    def _known(self, start: int, end: int) -> memoryview | None:
         if start == end:
             return memoryview(b"")
         for window in (*self._windows, self._ahead, *self._walked):
-            if window.holds(start, end):
-                return window.part(start, end)
+            if window.start <= start and end <= window.end:
+                return window.data[start - window.start : end - window.start]
         return None
 
     def _fetch_end(self) -> None:
         """Fetch the tail, and what a seal has before it: the index and the header behind it."""
-        size = self._stamp.size
-        first = self._windows[0].end
+        size, first = self._stamp.size, self._windows[0].end
         start = max(first, (size - TAIL_NBYTES) // 64 * 64)
         (tail,) = self._fetch([Run(start, size)])
         windows = [_Window(start, tail)]
         seal = format.parse_tail(bytes(tail[-format.TAIL_NBYTES :]), size)
         if seal is not None and first <= seal.index_offset < min(start, seal.labels_offset):
             end = min(seal.labels_offset + format.MAX_HEADER_NBYTES, size)
-            windows = self._with_index(Run(seal.index_offset, min(end, start)), windows[0], end > start)
+            (index,) = self._fetch([Run(seal.index_offset, min(end, start))], _INDEX_PART_NBYTES)
+            if end > start:
+                windows = [_Window(seal.index_offset, memoryview(b"".join((index, tail))))]
+            else:
+                windows.append(_Window(seal.index_offset, index))
         self._windows = [*self._windows, *windows]
         self._has_end = True
-
-    def _with_index(self, run: Run, tail: _Window, is_joined: bool) -> list[_Window]:
-        (index,) = self._fetch([run], _INDEX_PART_NBYTES)
-        if not is_joined:
-            return [_Window(run.start, index), tail]
-        return [_Window(run.start, memoryview(b"".join((index, tail.data))))]
 
     def _fetched_ahead(self, start: int, end: int) -> memoryview:
         before = self._ahead
         goes_on = before.start < start <= before.end
         ahead = min(2 * len(before.data), _MOST_AHEAD_NBYTES) if goes_on else _AHEAD_NBYTES
-        run = Run(start, min(max(end, start + ahead), self._stamp.size))
-        (data,) = self._fetch([run])
+        (data,) = self._fetch([Run(start, min(max(end, start + ahead), self._stamp.size))])
         self._ahead = _Window(start, data)
         if not goes_on:
             self._walked.append(self._ahead)
@@ -178,51 +196,33 @@ class RemoteObject(ByteSource):
 
     # --- requests ---
 
-    def _fetch(self, runs: Sequence[Run], part_nbytes: int | None = None) -> list[memoryview]:
+    def _fetch(self, runs: Sequence[Run], part_nbytes: int = PART_NBYTES) -> list[memoryview]:
         if not runs:
             return []
-        parts = [run.parts() if part_nbytes is None else run.parts(part_nbytes) for run in runs]
-        wanted = [part for some in parts for part in some]
-        found = iter(loop.run(self._fetch_parts(self._engine(), wanted)))
-        return [
-            self._joined([next(found) for _ in of_run], run) for of_run, run in zip(parts, runs, strict=True)
-        ]
+        parts = [run.parts(part_nbytes) for run in runs]
+        engine = self._engine()
+        calls = [partial(self._fetch_part, engine, *part) for some in parts for part in some]
+        pieces = iter(run(gathered(calls, _MOST_AT_A_TIME)))
+        return [self._joined([next(pieces) for _ in some]) for some in parts]
 
-    def _joined(self, pieces: list[bytes | bytearray], run: Run) -> memoryview:
+    def _joined(self, pieces: list[bytes]) -> memoryview:
         if len(pieces) == 1:
             return memoryview(pieces[0])
         try:
             return memoryview(b"".join(pieces))
         except MemoryError:
-            raise StorageError(f"{self.path}: no memory for {run.end - run.start:,} bytes") from None
+            nbytes = sum(map(len, pieces))
+            raise StorageError(f"{self.path}: no memory for {nbytes:,} bytes") from None
 
-    async def _fetch_parts(self, engine: Engine, parts: list[tuple[int, int]]) -> list[bytes | bytearray]:
-        turns = asyncio.Semaphore(_MOST_AT_A_TIME)
-
-        async def fetch(start: int, end: int) -> bytes | bytearray:
-            nbytes = end - start
-            doing = f"reading {nbytes:,} bytes at offset {start:,}"
-            async with turns:
-                return await answered(
-                    self._url, self._patience, doing, nbytes, lambda: engine.fetch(self._stamp, start, end)
-                )
-
-        tasks = [asyncio.ensure_future(fetch(start, end)) for start, end in parts]
-        try:
-            return list(await asyncio.gather(*tasks))
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
-
-    def _ask(self, doing: str, nbytes: int, ask: Any) -> Any:
-        engine = self._engine()
-        return loop.run(answered(self._url, self._patience, doing, nbytes, lambda: ask(engine)))
+    async def _fetch_part(self, engine: Engine, start: int, end: int) -> bytes:
+        doing = f"reading {end - start:,} bytes at offset {start:,}"
+        return await self._requests.answered(
+            doing, end - start, lambda: engine.fetch(self._stamp, start, end)
+        )
 
     def _engine(self) -> Engine:
         # Made in the thread that asks: some file systems connect when they are made, and wait for the loop.
-        return self._engines.get(lambda: engine_of(self._url, self._options))
+        return self._engines.get(lambda: engine_of(self._url, self._requests.options))
 
     def map(self, nbytes: int) -> NoReturn:
         """See `ByteSource`: it cannot be."""
@@ -230,3 +230,32 @@ class RemoteObject(ByteSource):
 
     def close(self) -> None:
         """See `ByteSource`: clients are of the process, not of this."""
+
+
+class RemoteStore(ObjectStore):
+    """A URL, with the options of the engine that reads it."""
+
+    def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        try:
+            urlsplit(text)
+        except ValueError as error:  # not shown: it may have credentials
+            raise OptionError(f"a {text.partition(':')[0]} URL that does not read: {error}") from None
+        self.url = Url(text, storage_options)
+        super().__init__(str(self.url))
+
+    @property
+    def key(self) -> str:
+        """See the base class."""
+        return f"{self.path} {self.url.options.get('endpoint_url', '')}"
+
+    def open(self) -> RemoteObject:
+        """See the base class."""
+        return RemoteObject(self.url)
+
+    def check_writable(self) -> None:
+        """See the base class."""
+        check_writable(self.url)
+
+    def put(self, path: str, state: File, tell: Callable[[int], object]) -> None:
+        """See the base class."""
+        upload(self.url, path, state, tell)

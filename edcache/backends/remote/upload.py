@@ -8,12 +8,13 @@ import json
 import os
 import uuid
 from collections.abc import Callable
+from contextlib import closing
+from functools import partial
 from typing import Any, Final
 
 from edcache import base
-from edcache.backends.remote import loop
 from edcache.backends.remote.engines import filesystem_of
-from edcache.backends.remote.request import Patience, answered, patience_of
+from edcache.backends.remote.requests import Requests, gathered, run
 from edcache.backends.remote.url import Url
 from edcache.base import OptionError, StorageError
 from edcache.storage import File
@@ -30,108 +31,93 @@ _STATE_NBYTES: Final = 1 << 12
 # Networks send more slowly than they receive.
 _SLOWER: Final = 8
 
-Tell = Callable[[int], object]
-"""`tell(nbytes)`: so many more bytes are there."""
-
 
 def check_writable(url: Url) -> None:
     """Raise OptionError where nothing can be written to such a URL."""
     if url.scheme in _READ_ONLY or "::" in url.url:
         raise OptionError(
-            f"{url.shown}: {url.scheme}:// is only read; write to s3://, gs:// or another store of objects, "
+            f"{url}: {url.scheme}:// is only read; write to s3://, gs:// or another store of objects, "
             "or to a path"
         )
 
 
-def upload(url: Url, path: str, state: File, tell: Tell) -> None:
-    """Send a file.
-
-    Args:
-        state: keeps what a later call needs to go on with this upload, if it is interrupted.
-    Raises:
-        StorageError: "s3://bucket/train.zip: sending part 3 of 12: ...; asked 5 times".
-    """
+def upload(url: Url, path: str, state: File, tell: Callable[[int], object]) -> None:
+    """Send a file; `state` keeps what a later call needs to go on with this one, if it is interrupted."""
     check_writable(url)
-    patience, options = patience_of(url.options)
-    filesystem, target = filesystem_of(url, options)
-    sending = _Sending(url, patience, filesystem, target, path, tell)
-    if url.scheme in _S3 and sending.nbytes > _PART_NBYTES:
-        _Parts(sending, state).send()
-    else:
-        sending.send(target if url.scheme in _WHOLE else f"{target}.{uuid.uuid4().hex[:8]}.part")
+    is_large = url.scheme in _S3 and os.path.getsize(path) > _PART_NBYTES
+    sending = (_Parts if is_large else _Upload)(url, path, state, tell)
+    sending.send()
     sending.check()
 
 
-class _Sending:
+class _Upload:
     """One file on its way to one object."""
 
-    def __init__(
-        self, url: Url, patience: Patience, filesystem: Any, target: str, path: str, tell: Tell
-    ) -> None:
-        self.url, self.patience = url, patience
-        self.filesystem, self.target = filesystem, target
-        self.path, self.tell = path, tell
-        self.nbytes = os.path.getsize(path)
+    def __init__(self, url: Url, path: str, state: File, tell: Callable[[int], object]) -> None:
+        self._path, self._state, self._tell = path, state, tell
+        self._nbytes = os.path.getsize(path)
+        self._requests = Requests(url)
+        self._filesystem, self._target = filesystem_of(url, self._requests.options)
 
-    def ask(self, doing: str, nbytes: int, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def _ask(self, doing: str, nbytes: int, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Call a file system, again if it fails, in another thread than its event loop's."""
-        return loop.run(self.asked(doing, nbytes, call, *given, **named))
+        return run(self._asked(doing, nbytes, call, *given, **named))
 
-    async def asked(
+    async def _asked(
         self, doing: str, nbytes: int, call: Callable[..., Any], *given: Any, **named: Any
     ) -> Any:
         """The same, to be awaited."""
-        return await answered(
-            self.url, self.patience, doing, _SLOWER * nbytes, lambda: asyncio.to_thread(call, *given, **named)
+        return await self._requests.answered(
+            doing, _SLOWER * nbytes, lambda: asyncio.to_thread(call, *given, **named)
         )
 
-    def send(self, name: str) -> None:
-        """Send all of it under a name, and give it its own where that is another."""
-        filesystem = self.filesystem
-        self.ask(f"sending {self.nbytes:,} bytes", self.nbytes, filesystem.put_file, self.path, name)
-        if name != self.target:
-            self.ask("giving it its name", self.nbytes, filesystem.mv, name, self.target)
-        self.tell(self.nbytes)
+    def send(self) -> None:
+        """Send all of it; under another name first, where a part of it would be seen."""
+        is_whole = self._requests.url.scheme in _WHOLE
+        name = self._target if is_whole else f"{self._target}.{uuid.uuid4().hex[:8]}.part"
+        put = self._filesystem.put_file
+        self._ask(f"sending {self._nbytes:,} bytes", self._nbytes, put, self._path, name)
+        if not is_whole:
+            self._ask("giving it its name", self._nbytes, self._filesystem.mv, name, self._target)
+        self._tell(self._nbytes)
 
     def check(self) -> None:
         """Compare the object with the file by its size."""
-        self.filesystem.invalidate_cache()
-        found = self.ask("looking at what was sent", 0, self.filesystem.info, self.target)["size"]
-        if found != self.nbytes:
+        self._filesystem.invalidate_cache()
+        nbytes = self._ask("looking at what was sent", 0, self._filesystem.info, self._target)["size"]
+        if nbytes != self._nbytes:
             raise StorageError(
-                f"{self.url.shown}: {self.nbytes:,} bytes were sent from {self.path}, {found:,} are there; "
-                "send it again"
+                f"{self._requests.url}: {self._nbytes:,} bytes were sent from {self._path}, {nbytes:,} are "
+                "there; send it again"
             )
 
 
-class _Parts:
+class _Parts(_Upload):
     """A multipart upload to S3, which goes on where an earlier one was interrupted.
 
-    A part that is there counts if its ETag is the MD5 of the file's bytes; where the server makes other
-    ETags, all are sent again.
+    A part that is there counts if its ETag is the MD5 of the file's bytes; else it is sent again.
     """
 
-    def __init__(self, sending: _Sending, state: File) -> None:
-        self._sending, self._state = sending, state
-        bucket, key, _ = sending.filesystem.split_path(sending.target)
+    def __init__(self, url: Url, path: str, state: File, tell: Callable[[int], object]) -> None:
+        super().__init__(url, path, state, tell)
+        bucket, key, _ = self._filesystem.split_path(self._target)
         self._where = {"Bucket": bucket, "Key": key}
-        self._part_nbytes = max(_PART_NBYTES, -(-sending.nbytes // _MOST_PARTS))
-        self._count = -(-sending.nbytes // self._part_nbytes)
+        self._part_nbytes = max(_PART_NBYTES, -(-self._nbytes // _MOST_PARTS))
+        self._count = -(-self._nbytes // self._part_nbytes)
 
     def send(self) -> None:
         """Send what is missing, then let the object appear."""
         upload_id, there = self._begun()
-        where = self._where | {"UploadId": upload_id}
-        file = File.open(self._sending.path, "r")
-        try:
-            tags = loop.run(self._send_parts(file, where, there))
-        finally:
-            file.close()
-        parts = [{"PartNumber": number, "ETag": tag} for number, tag in tags]
-        self._ask("completing it", "complete_multipart_upload", **where, MultipartUpload={"Parts": parts})
+        self._where["UploadId"] = upload_id
+        with closing(File.open(self._path, "r")) as file:
+            numbers = range(1, self._count + 1)
+            calls = [partial(self._send_part, file, number, there.get(number)) for number in numbers]
+            tags = run(gathered(calls, _PARTS_AT_A_TIME))
+        parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
+        self._call("completing it", "complete_multipart_upload", MultipartUpload={"Parts": parts})
 
-    def _ask(self, doing: str, method: str, **named: Any) -> Any:
-        return self._sending.ask(doing, 0, self._sending.filesystem.call_s3, method, **named)
+    def _call(self, doing: str, method: str, **named: Any) -> Any:
+        return self._ask(doing, 0, self._filesystem.call_s3, method, **self._where, **named)
 
     def _begun(self) -> tuple[str, dict[int, str]]:
         """An upload that was begun, and the ETags of the parts that it has; or a new one."""
@@ -141,60 +127,36 @@ class _Parts:
                 return known, self._listed(known)
             except (StorageError, FileNotFoundError):
                 pass  # the server has forgotten it
-        upload_id = str(
-            self._ask("beginning to send it", "create_multipart_upload", **self._where)["UploadId"]
-        )
-        said = json.dumps({"upload": upload_id, "part_nbytes": self._part_nbytes}).encode()
+        upload_id = str(self._call("beginning to send it", "create_multipart_upload")["UploadId"])
         self._state.truncate(0)
-        self._state.pwrite(0, said)
+        self._state.pwrite(0, json.dumps({"upload": upload_id, "part_nbytes": self._part_nbytes}).encode())
         return upload_id, {}
 
     def _known(self) -> str | None:
         try:
-            said = base.loads(self._state.pread(0, _STATE_NBYTES) or b"null")
+            state = base.loads(self._state.pread(0, _STATE_NBYTES) or b"null")
         except ValueError:
             return None
-        if not isinstance(said, dict) or said.get("part_nbytes") != self._part_nbytes:
+        if not isinstance(state, dict) or state.get("part_nbytes") != self._part_nbytes:
             return None
-        return str(said.get("upload", "")) or None
+        return str(state.get("upload", "")) or None
 
     def _listed(self, upload_id: str) -> dict[int, str]:
-        found: dict[int, str] = {}
-        marker = 0
-        while True:
-            page = self._ask(
-                "asking which parts are there",
-                "list_parts",
-                **self._where,
-                UploadId=upload_id,
-                PartNumberMarker=marker,
-            )
-            found |= {part["PartNumber"]: part["ETag"].strip('"') for part in page.get("Parts", [])}
-            if not page.get("IsTruncated"):
-                return found
-            marker = page["NextPartNumberMarker"]
+        tags: dict[int, str] = {}
+        page: dict[str, Any] = {"IsTruncated": True}
+        while page.get("IsTruncated"):
+            marker = {"UploadId": upload_id, "PartNumberMarker": page.get("NextPartNumberMarker", 0)}
+            page = self._call("asking which parts are there", "list_parts", **marker)
+            tags |= {part["PartNumber"]: part["ETag"].strip('"') for part in page.get("Parts", [])}
+        return tags
 
-    async def _send_parts(
-        self, file: File, where: dict[str, str], there: dict[int, str]
-    ) -> list[tuple[int, str]]:
-        turns = asyncio.Semaphore(_PARTS_AT_A_TIME)
-
-        async def send(number: int) -> tuple[int, str]:
-            async with turns:
-                return number, await self._send_part(file, where, number, there.get(number))
-
-        return list(await asyncio.gather(*map(send, range(1, self._count + 1))))
-
-    async def _send_part(self, file: File, where: dict[str, str], number: int, there: str | None) -> str:
+    async def _send_part(self, file: File, number: int, there: str | None) -> str:
         data = await asyncio.to_thread(file.pread, (number - 1) * self._part_nbytes, self._part_nbytes)
         tag = hashlib.md5(data, usedforsecurity=False).hexdigest()
         if there != tag:
-            sending = self._sending
-            doing = f"sending part {number:,} of {self._count:,}"
-            call = sending.filesystem.call_s3
-            found = await sending.asked(
-                doing, len(data), call, "upload_part", **where, PartNumber=number, Body=data
-            )
-            tag = found["ETag"].strip('"')
-        self._sending.tell(len(data))
+            doing, call = f"sending part {number:,} of {self._count:,}", self._filesystem.call_s3
+            part = {"PartNumber": number, "Body": data}
+            answer = await self._asked(doing, len(data), call, "upload_part", **self._where, **part)
+            tag = answer["ETag"].strip('"')
+        self._tell(len(data))
         return tag

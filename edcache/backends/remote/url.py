@@ -1,60 +1,49 @@
-"""A URL and its options. Nothing shows its credentials, and a pickle has them only on the way to a process
-that multiprocessing is just spawning."""
+"""A URL of an object, with its options and credentials."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from multiprocessing.context import get_spawning_popen
 from typing import Any, Final
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
-_USERINFO: Final = re.compile(r"(?<=://)[^/?#]*@")
+from edcache.backends import ShownUrl, scrubbed, userinfo_of, without_userinfo
+
 _QUERY: Final = re.compile(r"[?#].*", re.DOTALL)
 # A "?" there is part of the object's name, or names its version.
 _BUCKETS: Final = ("s3", "s3a", "gs", "gcs", "memory")
 # Options whose values are no secrets, and help in a message.
 _HARMLESS: Final = frozenset({"endpoint_url", "region_name", "project", "request_timeout", "request_tries"})
-# Shorter ones would blank out ordinary words.
-_LEAST_SECRET: Final = 4
 
 
-class Url:
-    """Where an object is, and what it takes to get at it.
+class Url(ShownUrl):
+    """Where an object is, as text without userinfo and signed query; and what it takes to get at it.
 
-    Attributes:
-        url: with its credentials. options: for the engine, credentials among them; do not change it.
-        shown: the same URL without userinfo and signed query; the only one that leaves this process.
-        has_lost_credentials: it had some, and came out of a pickle without them.
+    url: with its credentials. options: for the engine, credentials among them; do not change it.
+    has_lost_credentials: it had some, and came out of a pickle without them.
     """
 
-    __slots__ = ("has_lost_credentials", "options", "shown", "url")
+    url: str
+    options: dict[str, Any]
+    has_lost_credentials: bool
 
-    def __init__(
-        self, url: str, options: Mapping[str, Any] | None = None, has_lost_credentials: bool = False
-    ) -> None:
-        self.url = url
-        self.options = dict(options or {})
-        self.shown = _without_credentials(url)
-        self.has_lost_credentials = has_lost_credentials
+    def __new__(
+        cls, url: str, options: Mapping[str, Any] | None = None, has_lost_credentials: bool = False
+    ) -> Url:
+        """Read a URL, or what a pickle has of one."""
+        new = super().__new__(cls, "::".join(map(_without_credentials, url.split("::"))))
+        new.url, new.options = url, dict(options or {})
+        new.has_lost_credentials = has_lost_credentials
+        return new
 
     def __repr__(self) -> str:
-        return f"Url({self.shown!r})"
+        return f"Url({str(self)!r})"
 
-    def __copy__(self) -> Url:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Url:
-        return self
-
-    def __reduce__(self) -> Any:
-        if get_spawning_popen() is not None:
+    def _pickled(self, with_credentials: bool) -> tuple[Any, ...]:
+        if with_credentials:
             return Url, (self.url, self.options, self.has_lost_credentials)
-        loses = self.has_lost_credentials or self.url != self.shown or bool(self.options)
-        return Url, (self.shown, None, loses)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.__reduce__()
+        loses = self.has_lost_credentials or self.url != self or bool(self.options)
+        return Url, (str(self), None, loses)
 
     @property
     def scheme(self) -> str:
@@ -63,25 +52,15 @@ class Url:
 
     def scrubbed(self, text: str) -> str:
         """A text without whatever of it could be a credential of this URL."""
-        text = text.replace(self.url, self.shown)
-        for secret in sorted(set(self._secrets()), key=len, reverse=True):
-            text = text.replace(secret, "***")
-        return text
+        return scrubbed(text.replace(self.url, self), self._secrets())
 
     def _secrets(self) -> Iterator[str]:
-        parts = urlsplit(self.url)
-        told = [parts.query, *(value for _, value in parse_qsl(parts.query))]
-        told += [part.partition("=")[2] for part in parts.query.split("&")]
-        userinfo = _USERINFO.search(self.url)
-        if userinfo:
-            told += [userinfo[0][:-1], *userinfo[0][:-1].split(":", 1)]
-        if parts.scheme in _BUCKETS:
-            told = []
-        told += _texts(self.options)
-        for text in told:
-            for secret in (text, unquote(text)):
-                if len(secret) >= _LEAST_SECRET:
-                    yield secret
+        yield from _texts(self.options)
+        query, userinfo = urlsplit(self.url).query, userinfo_of(self.url)
+        if urlsplit(self.url).scheme not in _BUCKETS:
+            yield from (query, *(value for _, value in parse_qsl(query)))
+            yield from (part.partition("=")[2] for part in query.split("&"))
+            yield from (userinfo, *userinfo.split(":", 1))
 
 
 def _texts(options: Any, key: object = None) -> Iterator[str]:
@@ -97,10 +76,6 @@ def _texts(options: Any, key: object = None) -> Iterator[str]:
             yield text
 
 
-def _without_credentials(url: str) -> str:
-    parts = []
-    for part in url.split("::"):
-        bare = _USERINFO.sub("", part)
-        scheme = bare.partition("://")[0].lower()
-        parts.append(bare if scheme in _BUCKETS else _QUERY.sub("", bare))
-    return "::".join(parts)
+def _without_credentials(part: str) -> str:
+    bare = without_userinfo(part)
+    return bare if bare.partition("://")[0].lower() in _BUCKETS else _QUERY.sub("", bare)

@@ -1,2 +1,1 @@
-from .memory import Held as Held
 from .memory import archives_in_memory as archives_in_memory

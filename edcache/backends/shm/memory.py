@@ -38,6 +38,7 @@ from edcache.storage import Naming, System, calls
 PREFIX: Final = "shm://"
 _TOP, _SUFFIX = "/dev/shm", ".entry"  # noqa: S108 - the folder in it is the user's own, which is checked
 _MOST_NAME: Final = 200
+_FLAGS: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _TURN: Final = 0
 _HOLDERS: Final = 1 << 60
 _NUMBER_BITS: Final = 31
@@ -79,11 +80,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def entry(path: str) -> str:
-    """The file that stands for a name: its entry.
-
-    Raises:
-        OptionError: no archive can be in memory here, or have this name.
-    """
+    """The file that stands for a name: its entry; OptionError where no archive can have this name here."""
     if not (hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd") and os.path.isdir(_TOP)):
         raise OptionError(
             f"{path}: archives in memory take Linux with memfd_create, /proc and /dev/shm; elsewhere give "
@@ -101,97 +98,25 @@ def _folder() -> str:
     return os.path.join(_TOP, f"edcache-{os.geteuid()}")
 
 
-def open_memory(system: System, path: str, flags: int, into: list[int]) -> None:
-    """Open what has a name in memory; with O_CREAT make it where nothing has.
-
-    Args:
-        flags: as of open(2). into: gets the descriptor of the entry, then that of the memory. Both are to be
-            closed together, after `forget`.
-    Raises:
-        FileNotFoundError, FileExistsError, OSError; OptionError, as `entry`.
-    """
-    where, creates = entry(path), bool(flags & os.O_CREAT)
-    _check_folder(creates)
-    try:
-        with _opening, _turn_at(system, where, creates, into):
-            if flags & os.O_EXCL and _is_held(system, into[0]):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-            if not _join(system, flags & ~(os.O_CREAT | os.O_EXCL), into):
-                if not creates:
-                    os.unlink(where)
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-                _make(system, path, into)
-            _hold(system, into)
-    except BaseException:
-        _close(into)
-        raise
-
-
 def _hold(system: System, into: list[int]) -> None:
-    """Lock the byte of a number under which the memory is open.
-
-    The byte of one that this process had before may still be locked by a child that another thread has just
-    forked, and that has not let go of it yet.
-    """
+    """Lock the byte of a number under which the memory is open."""
     while True:
         try:
             system.lock(into[0], Holder(os.getpid(), into[-1]).byte, 1, False)
             break
         except BlockingIOError:
+            # By a child that another thread has just forked, of what this process had under that number.
             # In one call, as is the closing below: an interrupt between two would leak a descriptor.
             into.extend(map(os.dup, into[-1:]))
     while len(into) > 2:
         list(map(os.close, map(into.pop, (1,))))
 
 
-def forget(system: System, descriptors: list[int]) -> None:
-    """Take the name away, before its descriptors are closed, where nobody else holds it.
-
-    What cannot be done at once is left to the next who makes a name.
-    """
-    if len(descriptors) < 2 or not _opening.acquire(blocking=False):
-        return
-    try:
-        with suppress(OSError):
-            # Not waiting: a garbage collection may come within the turn of this very thread.
-            system.lock(descriptors[0], _TURN, 1, False)
-            try:
-                _remove_unheld(system, os.readlink(f"/proc/self/fd/{descriptors[0]}"), descriptors[0])
-            finally:
-                system.unlock(descriptors[0], _TURN, 1)
-    finally:
-        _opening.release()
-
-
-def inherit(system: System, descriptors: list[int]) -> None:
-    """Hold, in a forked child, what the parent holds; the parent's own lock ends with the parent."""
-    if len(descriptors) < 2:
-        return
-    held: list[int] = []
-    # Without, the child still has the memory, but nobody finds it there.
-    with suppress(OSError):
-        held.extend(map(os.open, (f"/proc/self/fd/{descriptors[0]}",), (os.O_RDWR | os.O_CLOEXEC,)))
-        system.lock(held[0], Holder(os.getpid(), descriptors[1]).byte, 1, False)
-        os.dup2(held[0], descriptors[0], inheritable=False)
-    _close(held)
-
-
-@contextmanager
-def turn(system: System, path: str, *, creates: bool = False) -> Iterator[None]:
-    """Let nobody else make, join or take away a name in memory for the block."""
-    where, descriptors = entry(path), list[int]()
-    try:
-        with _opening, _turn_at(system, where, creates, descriptors):
-            yield
-    finally:
-        _close(descriptors)
-
-
 def holders(system: System, path: str) -> list[Holder]:
     """Who has open what has a name in memory; nobody where nothing has it."""
     descriptors: list[int] = []
     try:
-        descriptors.extend(map(os.open, (entry(path),), (os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW,)))
+        descriptors.extend(map(os.open, (entry(path),), (_FLAGS,)))
         return sorted(_holders(system, descriptors[0]))
     except FileNotFoundError:
         return []
@@ -211,22 +136,10 @@ def names() -> list[str]:
 # ------------------------------------------------------------------------------------------ entries
 
 
-def _check_folder(creates: bool) -> None:
-    """See that the folder of the entries is this user's own."""
-    folder = _folder()
-    if creates:
-        with suppress(FileExistsError):
-            os.mkdir(folder, 0o700)
-    with suppress(FileNotFoundError):
-        found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise OSError(errno.EPERM, f"{folder} is not a folder of this user; delete it")
-
-
 @contextmanager
 def _turn_at(system: System, where: str, creates: bool, into: list[int]) -> Iterator[None]:
     """Open an entry, made if it is to be, and have its turn for the block. The caller closes it."""
-    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_CREAT if creates else 0)
+    flags = _FLAGS | (os.O_CREAT if creates else 0)
     while True:
         into.extend(map(os.open, (where,), (flags,), (0o600,)))
         system.lock(into[0], _TURN, 1, True)
@@ -242,10 +155,9 @@ def _turn_at(system: System, where: str, creates: bool, into: list[int]) -> Iter
 
 def _leads_to(where: str, fd: int) -> bool:
     try:
-        named, found = os.lstat(where), os.fstat(fd)
+        return os.path.samestat(os.lstat(where), os.fstat(fd))
     except FileNotFoundError:
         return False
-    return (named.st_dev, named.st_ino) == (found.st_dev, found.st_ino)
 
 
 def _holders(system: System, fd: int) -> Iterator[Holder]:
@@ -270,32 +182,19 @@ def _make(system: System, path: str, into: list[int]) -> None:
     made = os.fstat(into[1])
     os.ftruncate(into[0], 0)
     os.pwrite(into[0], f"{made.st_dev} {made.st_ino} {process_namespace()}\n".encode("ascii"), 0)
-    folder = _folder()
-    for name in os.listdir(folder):
-        _sweep(system, os.path.join(folder, name))
-
-
-def _sweep(system: System, where: str) -> None:
-    descriptors: list[int] = []
-    # What cannot be opened or has its turn now is looked at another time.
-    with suppress(OSError):
-        descriptors.extend(map(os.open, (where,), (os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW,)))
-        system.lock(descriptors[0], _TURN, 1, False)
-        _remove_unheld(system, where, descriptors[0])
-    _close(descriptors)
+    for where in (os.path.join(_folder(), name) for name in os.listdir(_folder())):
+        descriptors: list[int] = []
+        # What cannot be opened or has its turn now is looked at another time.
+        with suppress(OSError):
+            descriptors.extend(map(os.open, (where,), (_FLAGS,)))
+            system.lock(descriptors[0], _TURN, 1, False)
+            _remove_unheld(system, where, descriptors[0])
+        _close(descriptors)
 
 
 def _remove_unheld(system: System, where: str, fd: int) -> None:
     if not _is_held(system, fd) and _leads_to(where, fd):
         os.unlink(where)
-
-
-def _read(fd: int) -> tuple[int, int, int]:
-    words = os.pread(fd, 100, 0).split()
-    if len(words) != 3 or not all(map(bytes.isdigit, words)):
-        raise OSError(errno.EINVAL, f"{os.readlink(f'/proc/self/fd/{fd}')} is damaged; choose another name")
-    device, inode, namespace = map(int, words)
-    return device, inode, namespace
 
 
 def process_namespace() -> int:
@@ -304,16 +203,16 @@ def process_namespace() -> int:
 
 
 def _join(system: System, flags: int, into: list[int]) -> bool:
-    """Open the memory that an entry leads to; False where nobody holds it.
-
-    Raises:
-        OSError: somebody does, whom this process cannot look into.
-    """
+    """Open the memory that an entry leads to; False where nobody holds it."""
     until = time.monotonic() + _ENDING_SECONDS
     while True:
         holder, why = None, ""
         for holder in _holders(system, into[0]):
-            device, inode, namespace = _read(into[0])
+            words = os.pread(into[0], 100, 0).split()
+            if len(words) != 3 or not all(map(bytes.isdigit, words)):
+                where = os.readlink(f"/proc/self/fd/{into[0]}")
+                raise OSError(errno.EINVAL, f"{where} is damaged; choose another name")
+            device, inode, namespace = map(int, words)
             if namespace != process_namespace():
                 why = " (it is in another container)"
                 break
@@ -329,8 +228,8 @@ def _join(system: System, flags: int, into: list[int]) -> bool:
         if holder is None:
             return False
         if why or time.monotonic() > until:
-            told = f"process {holder.pid} has it, which this one cannot look into"
-            raise OSError(errno.EACCES, f"{told}{why}; choose another name")
+            text = f"process {holder.pid} has it, which this one cannot look into{why}; choose another name"
+            raise OSError(errno.EACCES, text)
         time.sleep(_LOOK_SECONDS)
 
 
@@ -346,27 +245,6 @@ class _Unlooked:
     nbytes = _UNLOOKED_NBYTES
 
 
-def reserve(fd: int, offset: int, nbytes: int) -> None:
-    """Take the memory of a range that is to be written, or say that there is none.
-
-    Raises:
-        OSError: ENOMEM before the kernel has to end processes; or what it says itself.
-    """
-    if offset + nbytes <= os.fstat(fd).st_size:
-        return
-    _Unlooked.nbytes += nbytes
-    if _Unlooked.nbytes > _UNLOOKED_NBYTES:
-        free = base.available()
-        if nbytes > free:
-            text = f"{os.strerror(errno.ENOMEM)}, {human_bytes(free)} are free; {_REMEDY}"
-            raise OSError(errno.ENOMEM, text)
-        _Unlooked.nbytes = 0
-    try:
-        os.posix_fallocate(fd, offset, nbytes)
-    except OSError as error:
-        raise OSError(error.errno, f"{os.strerror(error.errno or 0)}; {_REMEDY}") from None
-
-
 # ------------------------------------------------------------------------------------------ backend
 
 
@@ -375,21 +253,96 @@ class MemoryNaming(Naming):
 
     absent = "no process of this user has it open in memory; build the cache first, and keep it open there"
     is_volatile = True
-    open = staticmethod(open_memory)
     entry = staticmethod(entry)
-    turn = staticmethod(turn)
-    reserve = staticmethod(reserve)
-    forget = staticmethod(forget)
-    inherit = staticmethod(inherit)
+
+    def open(self, system: System, path: str, flags: int, into: list[int]) -> None:
+        """Open what has a name in memory; with O_CREAT make it where nothing has.
+
+        `into` gets the descriptor of the entry, then that of the memory: closed together, after `forget`.
+        """
+        where, folder, creates = entry(path), _folder(), bool(flags & os.O_CREAT)
+        if creates:
+            with suppress(FileExistsError):
+                os.mkdir(folder, 0o700)
+        with suppress(FileNotFoundError):
+            status = os.lstat(folder)
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+                raise OSError(errno.EPERM, f"{folder} is not a folder of this user; delete it")
+        try:
+            with _opening, _turn_at(system, where, creates, into):
+                if flags & os.O_EXCL and _is_held(system, into[0]):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+                if not _join(system, flags & ~(os.O_CREAT | os.O_EXCL), into):
+                    if not creates:
+                        os.unlink(where)
+                        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                    _make(system, path, into)
+                _hold(system, into)
+        except BaseException:
+            _close(into)
+            raise
 
     def stat(self, system: System, path: str) -> os.stat_result:
         """See the base class."""
         descriptors: list[int] = []
-        open_memory(system, path, os.O_RDONLY, descriptors)
+        self.open(system, path, os.O_RDONLY, descriptors)
         try:
             return os.fstat(descriptors[-1])
         finally:
             _close(descriptors)
+
+    @contextmanager
+    def turn(self, system: System, path: str, *, creates: bool = False) -> Iterator[None]:
+        """Let nobody else make, join or take away a name in memory for the block."""
+        where, descriptors = entry(path), list[int]()
+        try:
+            with _opening, _turn_at(system, where, creates, descriptors):
+                yield
+        finally:
+            _close(descriptors)
+
+    def reserve(self, fd: int, offset: int, nbytes: int) -> None:
+        """Take the memory of a range that is to be written; ENOMEM before the kernel has to end processes."""
+        if offset + nbytes <= os.fstat(fd).st_size:
+            return
+        _Unlooked.nbytes += nbytes
+        if _Unlooked.nbytes > _UNLOOKED_NBYTES:
+            free = base.available()
+            if nbytes > free:
+                text = f"{os.strerror(errno.ENOMEM)}, {human_bytes(free)} are free; {_REMEDY}"
+                raise OSError(errno.ENOMEM, text)
+            _Unlooked.nbytes = 0
+        try:
+            os.posix_fallocate(fd, offset, nbytes)
+        except OSError as error:
+            raise OSError(error.errno, f"{os.strerror(error.errno or 0)}; {_REMEDY}") from None
+
+    def forget(self, system: System, descriptors: list[int]) -> None:
+        """Take the name away, before its descriptors are closed, where nobody else holds it."""
+        if len(descriptors) < 2 or not _opening.acquire(blocking=False):
+            return
+        try:
+            with suppress(OSError):
+                # Not waiting: a garbage collection may come within the turn of this very thread.
+                system.lock(descriptors[0], _TURN, 1, False)
+                try:
+                    _remove_unheld(system, os.readlink(f"/proc/self/fd/{descriptors[0]}"), descriptors[0])
+                finally:
+                    system.unlock(descriptors[0], _TURN, 1)
+        finally:
+            _opening.release()
+
+    def inherit(self, system: System, descriptors: list[int]) -> None:
+        """Hold, in a forked child, what the parent holds; the parent's own lock ends with the parent."""
+        if len(descriptors) < 2:
+            return
+        held: list[int] = []
+        # Without, the child still has the memory, but nobody finds it there.
+        with suppress(OSError):
+            held.extend(map(os.open, (f"/proc/self/fd/{descriptors[0]}",), (os.O_RDWR | os.O_CLOEXEC,)))
+            system.lock(held[0], Holder(os.getpid(), descriptors[1]).byte, 1, False)
+            os.dup2(held[0], descriptors[0], inheritable=False)
+        _close(held)
 
 
 class MemoryStore(FileStore):
@@ -417,11 +370,7 @@ class MemoryStore(FileStore):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """An archive in shared memory.
-
-    path: "shm://" and its name. nbytes: of it. pids: the processes that have it open; it is freed when the
-    last of them closes it or ends.
-    """
+    """An archive in shared memory, freed when the last of the processes `pids` closes it or ends."""
 
     path: str
     nbytes: int

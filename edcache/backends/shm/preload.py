@@ -11,20 +11,16 @@ from contextlib import closing
 from typing import Final
 
 from edcache import base, format
+from edcache.backends import copy_bytes
 from edcache.backends.shm import memory
 from edcache.base import ArchiveNotFoundError, StorageError, human_bytes
 from edcache.storage import ByteSource, File, Location, Wrapped
 
 _COPYING: Final = 0
-_PIECE_NBYTES: Final = 1 << 24
 
 
 class MemoryCopy(Wrapped):
-    """The copy of an archive, open for reading; messages name the archive.
-
-    Attributes:
-        token: the name of the copy in memory; the same for all who share it.
-    """
+    """The copy of an archive, open for reading; `token` is its name in memory. Messages name the archive."""
 
     def __init__(self, where: Location, name: str, data: File) -> None:
         super().__init__(data)
@@ -41,9 +37,6 @@ def open_copy(where: Location, token: str | None = None) -> MemoryCopy:
 
     Args:
         token: of the copy that another process reads, though the archive may have changed since.
-    Raises:
-        StorageError: "train.zip: takes 120.0 GB of memory, 80.0 GB are free; ...". ArchiveNotFoundError.
-    Cost: the first process of the host reads the archive once.
     """
     joined = None if token is None else _join(where, token)
     if joined is not None:
@@ -91,7 +84,4 @@ def _copy(source: ByteSource, copy: File) -> None:
         )
         error.errno = errno.ENOMEM
         raise error
-    offset = 0
-    while piece := source.pread(offset, min(_PIECE_NBYTES, nbytes - offset)):
-        copy.pwrite(offset, piece)
-        offset += len(piece)
+    copy_bytes(source, copy)

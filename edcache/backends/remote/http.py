@@ -1,0 +1,265 @@
+"""One object over HTTP: an answer that does not fit what was asked is not believed.
+
+fsspec's own client takes what comes: a 200 for a 206, other bytes, a body that is compressed.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from base64 import b64encode
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+from edcache.backends.remote.requests import (
+    Absent,
+    Changed,
+    Engine,
+    Failing,
+    Forbidden,
+    Stamp,
+    close_at_exit,
+    kept,
+    refused,
+    strange,
+)
+from edcache.backends.remote.url import Url
+from edcache.base import MissingDependencyError, OptionError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+_CONNECTIONS: Final = 64
+_CONNECT_SECONDS: Final = 15
+_REDIRECTS: Final = 5
+_MOVED: Final = (301, 302, 303, 307, 308)
+_BUSY: Final = (408, 425, 429)
+_FORBIDDEN: Final = (401, 403, 407)
+_OPTIONS: Final = ("headers", "client_kwargs")
+_RANGE: Final = re.compile(r"\s*bytes\s+(\d{1,19})-(\d{1,19})/(\d{1,19})\s*", re.IGNORECASE)
+_EMPTY: Final = re.compile(r"\s*bytes\s+\*/0{1,19}\s*", re.IGNORECASE)
+_ETAG: Final = "ETag"
+# The last is how an upload came, which some servers of S3 repeat; the bytes are plain.
+_PLAIN: Final = ("", "identity", "aws-chunked")
+_SECONDS: Final = re.compile(r"\d{1,9}")
+
+Address = Callable[["Stamp | None"], Awaitable["tuple[str, Mapping[str, str]]"]]
+"""The URL and the headers for a request now; of one state, where a URL can name it."""
+
+
+def plain_engine(url: Url, options: Mapping[str, Any]) -> HttpEngine:
+    """What reads an http or https URL, with `headers`, and `client_kwargs` of aiohttp.ClientSession."""
+    try:
+        import aiohttp  # noqa: F401
+    except ImportError:
+        raise MissingDependencyError(
+            "reading http:// and https:// needs aiohttp; install it with: pip install edcache[remote]"
+        ) from None
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise OptionError(
+            f"{url}: storage_options takes headers, client_kwargs, request_timeout and "
+            f"request_tries here, not {', '.join(unknown)}"
+        )
+    client_options: dict[str, Any] = dict(options.get("client_kwargs") or {})
+    headers = {**(client_options.pop("headers", None) or {}), **(options.get("headers") or {})}
+    scheme, _, rest = url.url.partition("://")
+    host, slash, tail = rest.partition("/")
+    userinfo, at, host = host.rpartition("@")
+    if at:
+        user, _, password = userinfo.partition(":")
+        token = b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode("ascii")
+        headers.setdefault("Authorization", f"Basic {token}")
+    bare = f"{scheme}://{host}{slash}{tail}".partition("#")[0]
+
+    async def address(stamp: Stamp | None) -> tuple[str, Mapping[str, str]]:
+        return bare, headers
+
+    return HttpEngine(address, client_options)
+
+
+class HttpEngine(Engine):
+    """An object that a server sends in ranges; each method is one request."""
+
+    def __init__(self, address: Address, client_options: Mapping[str, Any] | None = None) -> None:
+        self._address = address
+        self._client_options = dict(client_options or {})
+
+    async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
+        """See `Engine`."""
+        return await self._answer(0, nbytes, None)
+
+    async def stamp(self) -> Stamp:
+        """See `Engine`: for one byte."""
+        return (await self._answer(0, 1, None))[0]
+
+    async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes:
+        """See `Engine`: the request names the state where it has an ETag."""
+        return (await self._answer(start, end, stamp))[1]
+
+    async def _answer(self, start: int, end: int, stamp: Stamp | None) -> tuple[Stamp, bytes]:
+        import aiohttp
+
+        url, headers = await self._address(stamp)
+        question = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+        # A weak ETag never matches an If-Match (RFC 9110, 13.1.1).
+        if stamp is not None and stamp.kind == _ETAG and stamp.tag.startswith('"'):
+            question["If-Match"] = stamp.tag
+        try:
+            async with _followed(_client(self._client_options), url, headers, question) as response:
+                return await _read(response, start, end, stamp)
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise refused(f"its certificate does not prove who it is: {error.certificate_error}") from None
+        except aiohttp.ServerTimeoutError:
+            raise Failing("the connection was not made in time") from None
+        except aiohttp.ClientConnectorError as error:
+            raise Failing(f"no connection: {error.strerror or error.os_error}") from None
+        except aiohttp.ClientPayloadError:
+            raise Failing("the answer broke off") from None
+        except aiohttp.ServerDisconnectedError:
+            raise Failing("the server closed the connection before an answer") from None
+        except aiohttp.ClientResponseError as error:
+            raise strange(f"an answer that is no HTTP: {error.message}") from None
+
+
+@asynccontextmanager
+async def _followed(
+    client: aiohttp.ClientSession, url: str, headers: Mapping[str, str], question: Mapping[str, str]
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """The answer, after the redirects that lead to it; credentials stay with the first server."""
+    import yarl
+
+    where = yarl.URL(url, encoded=True)
+    origin = where.origin()
+    for _ in range(1 + _REDIRECTS):
+        own = headers if where.origin() == origin else {}
+        async with client.get(where, headers={**own, **question}, allow_redirects=False) as response:
+            if response.status not in _MOVED:
+                yield response
+                return
+            where = _moved(where, response.headers.get("Location", ""))
+    raise strange(f"more than {_REDIRECTS} redirects")
+
+
+def _moved(where: Any, location: str) -> Any:
+    import yarl
+
+    if not location:
+        raise refused("a redirect to nowhere")
+    try:
+        target = where.join(yarl.URL(location, encoded=True))
+        target.origin()
+    except ValueError:
+        raise strange("a redirect to what is no URL") from None
+    if target.scheme not in ("http", "https") or (where.scheme, target.scheme) == ("https", "http"):
+        raise refused(f"a redirect from {where.scheme} to {target.scheme}")
+    return target
+
+
+async def _read(
+    response: aiohttp.ClientResponse, start: int, end: int, stamp: Stamp | None
+) -> tuple[Stamp, bytes]:
+    headers = response.headers
+    if response.status == 416 and stamp is None and _EMPTY.fullmatch(headers.get("Content-Range", "")):
+        return Stamp(0, *_tag(headers)), b""
+    if response.status != 206:
+        raise _unfit(response.status, response.reason or "", headers, stamp)
+    text = headers.get("Content-Range", "")
+    matched = _RANGE.fullmatch(text)
+    if not matched:
+        raise strange(f"206 with Content-Range {text[:80]!r}" if text else "206 without Content-Range")
+    first, last, size = map(int, matched.groups())
+    if (first, last + 1) != (start, min(end, size)):
+        raise strange(f"bytes {first:,} to {last + 1:,} of {size:,} came instead")
+    if stamp is None:
+        stamp = Stamp(size, *_tag(headers))
+    else:
+        _check_state(Stamp(size, *_tag(headers)), stamp)
+    coding = headers.get("Content-Encoding", "identity").strip().lower()
+    if coding not in _PLAIN:
+        raise strange(f"a body in Content-Encoding {coding[:40]!r}")
+    return stamp, await _body(response, last + 1 - first)
+
+
+def _unfit(status: int, reason: str, headers: Mapping[str, str], stamp: Stamp | None) -> Exception:
+    if status == 200:
+        return strange("200 for a range: the server does not send ranges of this file")
+    text = f"{status} {reason}".strip()
+    if stamp is not None and status in (404, 410, 412, 416):
+        return Changed(text)
+    return failure_of(status, text, headers.get("Retry-After", ""))
+
+
+def failure_of(status: int, text: str, retry_after: str = "") -> Exception:
+    """What an HTTP status says that is no success; `text` is how it is told."""
+    if status in (404, 410):
+        return Absent()
+    if status in _BUSY or status >= 500:
+        return Failing(text, wait=_seconds(retry_after))
+    if status in _FORBIDDEN:
+        return Forbidden(text)
+    return refused(text) if 400 <= status < 500 else strange(text)
+
+
+def _seconds(retry_after: str) -> float | None:
+    if _SECONDS.fullmatch(retry_after.strip()):
+        return float(retry_after)
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _check_state(now: Stamp, stamp: Stamp) -> None:
+    if now.size != stamp.size:
+        raise Changed(f"it has {now.size:,} bytes now, {stamp.size:,} when it was opened")
+    # A server that names a state by its date in one answer, and by an ETag in another, says nothing by it.
+    # It may add the mark of weakness, or take it away.
+    if now.tag and now.kind == stamp.kind and now.tag.removeprefix("W/") != stamp.tag.removeprefix("W/"):
+        raise Changed(f"its state is {now.tag[:80]} now, {stamp.tag[:80]} when it was opened")
+
+
+def _tag(headers: Mapping[str, str]) -> tuple[str, str]:
+    """What tells states apart, and what it is."""
+    tags = ((headers.get(name, "").strip(), name) for name in (_ETAG, "Last-Modified"))
+    return next(((tag, name) for tag, name in tags if tag), ("", ""))
+
+
+async def _body(response: aiohttp.ClientResponse, nbytes: int) -> bytes:
+    length = response.headers.get("Content-Length")
+    if length is not None and length.strip() != str(nbytes):
+        raise strange(f"Content-Length {length[:40]} for {nbytes:,} bytes")
+    body = bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > nbytes:
+            raise strange(f"more than {nbytes:,} bytes")
+    if len(body) != nbytes:
+        raise Failing(f"{len(body):,} bytes came")
+    return bytes(body)
+
+
+def _client(options: Mapping[str, Any]) -> aiohttp.ClientSession:
+    """The client of this process; one more for each set of options."""
+
+    def connect() -> aiohttp.ClientSession:
+        import aiohttp
+
+        client = aiohttp.ClientSession(
+            **{
+                "connector": aiohttp.TCPConnector(limit=_CONNECTIONS),
+                # The time of a whole request is limited in `Requests`.
+                "timeout": aiohttp.ClientTimeout(total=None, connect=None, sock_connect=_CONNECT_SECONDS),
+                "cookie_jar": aiohttp.DummyCookieJar(),
+                "trust_env": True,
+                **options,
+                "auto_decompress": False,
+            }
+        )
+        close_at_exit(client.close)
+        return client
+
+    return kept((HttpEngine, repr(sorted(options.items(), key=repr))), connect)

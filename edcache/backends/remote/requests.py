@@ -1,0 +1,234 @@
+"""Requests: what an engine says where an answer does not serve, time limits, and back-off.
+
+They are made in fsspec's event loop. A forked child makes its own, and its own clients in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import concurrent.futures
+import os
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from edcache.backends.remote.url import Url
+from edcache.base import (
+    ArchiveNotFoundError,
+    EdcacheError,
+    OptionError,
+    PerProcess,
+    StaleArchiveError,
+    StorageError,
+)
+
+Answer = TypeVar("Answer")
+
+TIMEOUT_SECONDS: Final = 30.0
+TRIES: Final = 5
+# Beside its time limit a request has a second for each so many bytes: slower than that is a stall.
+_SLOWEST: Final = 1 << 19
+_FIRST_WAIT, _LONGER, _LONGEST_WAIT = 0.1, 3.0, 10.0
+_LONGEST_RETRY_AFTER: Final = 30.0
+# An answer that breaks the rules is seldom an accident: so often it is believed to be one.
+_STRANGE_TRIES: Final = 3
+_OPTIONS: Final = {"request_timeout", "request_tries"}
+_CLOSING_SECONDS: Final = 5
+_ALLOWED: Final = "; give credentials in storage_options=, or in the environment"
+_LOST: Final = (
+    "; it was opened with credentials, which are not pickled to other processes than those that "
+    "multiprocessing spawns: set them in the environment there, or open it there with storage_options="
+)
+
+
+class Failing(Exception):
+    """An answer that does not serve: to be asked for `tries` times in all, after `wait` seconds."""
+
+    def __init__(self, what: str, tries: int | None = None, wait: float | None = None) -> None:
+        super().__init__(what)
+        self.what, self.tries, self.wait = what, tries, wait
+
+
+def strange(what: str) -> Failing:
+    """An answer that is not one to the question."""
+    return Failing(what, _STRANGE_TRIES)
+
+
+def refused(what: str) -> Failing:
+    """An answer that will not change."""
+    return Failing(what, 1)
+
+
+class Forbidden(Exception):
+    """The server wants credentials, or others; its text says how it says so."""
+
+
+class Absent(Exception):
+    """There is no such object."""
+
+
+class Changed(Exception):
+    """The object is no longer the one that was opened; its text says how that shows."""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """A state of an object: `tag` tells it from others, as far as they are of one `kind`, such as "ETag"."""
+
+    size: int
+    tag: str = ""
+    kind: str = ""
+
+
+class Engine(ABC):
+    """One object, as one library reads it; raises the above, or whatever the library raises."""
+
+    async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
+        """The state of the object and its first bytes, fewer where it ends before."""
+        stamp = await self.stamp()
+        return stamp, await self.fetch(stamp, 0, min(nbytes, stamp.size)) if stamp.size else b""
+
+    @abstractmethod
+    async def stamp(self) -> Stamp:
+        """The state of the object now."""
+
+    @abstractmethod
+    async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes:
+        """Bytes [start, end) of that state, all of them, and at least one."""
+
+
+class Requests:
+    """How an object is asked for: with a time limit, and again where that may help."""
+
+    def __init__(self, url: Url) -> None:
+        self.url = url
+        self.options = {name: value for name, value in url.options.items() if name not in _OPTIONS}
+        self._timeout = url.options.get("request_timeout", TIMEOUT_SECONDS)
+        self._tries = url.options.get("request_tries", TRIES)
+        if not isinstance(self._timeout, (int, float)) or not self._timeout > 0:
+            raise OptionError(f"storage_options: request_timeout={self._timeout!r}; give seconds above 0")
+        if type(self._tries) is not int or self._tries < 1:
+            raise OptionError(f"storage_options: request_tries={self._tries!r}; give a number of 1 or more")
+
+    def answer(self, doing: str, nbytes: int, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """As `answered`, of a thread that waits for it."""
+        return run(self.answered(doing, nbytes, ask))
+
+    async def answered(self, doing: str, nbytes: int, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Ask until an answer serves, or one error says why none does.
+
+        Args:
+            doing: what is asked for, for the message: "reading 4,096 bytes at offset 8,192".
+            nbytes: how much is to come, which takes its time.
+        Raises:
+            StorageError, ArchiveNotFoundError, StaleArchiveError.
+        """
+        asked = 0
+        while True:
+            asked += 1
+            outcome = await self._tried(doing, self._timeout + nbytes / _SLOWEST, ask)
+            if isinstance(outcome, EdcacheError):
+                raise outcome
+            if not isinstance(outcome, Failing):
+                return outcome
+            if asked >= min(self._tries, outcome.tries or self._tries):
+                times = "once" if asked == 1 else f"{asked} times"
+                raise StorageError(f"{self.url}: {doing}: {outcome.what}; asked {times}")
+            wait = min(_FIRST_WAIT * _LONGER ** (asked - 1), _LONGEST_WAIT) * random.uniform(0.5, 1.0)  # noqa: S311
+            await asyncio.sleep(wait if outcome.wait is None else min(outcome.wait, _LONGEST_RETRY_AFTER))
+
+    async def _tried(
+        self, doing: str, limit: float, ask: Callable[[], Awaitable[Answer]]
+    ) -> Answer | Failing | EdcacheError:
+        # What is raised here is raised outside of any except block: a library's own error, which may have
+        # credentials in its text, must not come along as the context of ours.
+        lost = _LOST if self.url.has_lost_credentials else ""
+        try:
+            return await asyncio.wait_for(ask(), limit)
+        except Failing as failing:
+            return failing
+        except Forbidden as forbidden:
+            return refused(f"{forbidden}{lost or _ALLOWED}")
+        except (asyncio.TimeoutError, TimeoutError):
+            return Failing(f"no whole answer within {limit:.3g} s")
+        except (Absent, FileNotFoundError):
+            return ArchiveNotFoundError(f"{self.url}: no such object; check the URL{lost}")
+        except Changed as changed:
+            return StaleArchiveError(
+                f"{self.url}: {doing}: {changed}; the object was replaced or deleted since it was opened: "
+                "open it again"
+            )
+        except EdcacheError as error:
+            return type(error)(self.url.scrubbed(str(error)))
+        except PermissionError as error:
+            return refused(f"{self._described(error)}{lost or _ALLOWED}")
+        except OSError as error:
+            return Failing(self._described(error))
+        except Exception as error:  # noqa: BLE001 - a library may raise anything, and none of it may pass
+            return refused(self._described(error))
+
+    def _described(self, error: Exception) -> str:
+        text = " ".join(self.url.scrubbed(str(error)).split())
+        return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+# -------------------------------------------------------------------------------------- of a process
+
+_kept: PerProcess[dict[object, Any]] = PerProcess()
+
+
+def kept(key: object, make: Callable[[], Answer]) -> Answer:
+    """What this process has under a key; of two threads that make it at once, both get the first."""
+    things = _kept.get(dict)
+    if key not in things:
+        things.setdefault(key, make())
+    thing: Answer = things[key]
+    return thing
+
+
+async def gathered(calls: Sequence[Callable[[], Awaitable[Answer]]], most: int) -> list[Answer]:
+    """The answers of many calls, at most so many at a time; where one fails, the others end."""
+    turns = asyncio.Semaphore(most)
+
+    async def answer(call: Callable[[], Awaitable[Answer]]) -> Answer:
+        async with turns:
+            return await call()
+
+    tasks = [asyncio.ensure_future(answer(call)) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+def run(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
+    """Run a coroutine in fsspec's loop, and wait for it; an interrupt cancels it."""
+    from fsspec.asyn import get_loop
+
+    future = asyncio.run_coroutine_threadsafe(coroutine, get_loop())
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+def close_at_exit(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Close a client when this process exits, rather than leave its connections to a finaliser."""
+    atexit.register(_close, close, os.getpid())
+
+
+def _close(close: Callable[[], Coroutine[Any, Any, None]], pid: int) -> None:
+    from fsspec.asyn import get_loop
+
+    if pid == os.getpid():
+        # A process that exits waits for nobody.
+        with suppress(concurrent.futures.TimeoutError, concurrent.futures.CancelledError, RuntimeError):
+            asyncio.run_coroutine_threadsafe(close(), get_loop()).result(_CLOSING_SECONDS)

@@ -1,0 +1,188 @@
+"""What a command prints: a value as one line, tables, CSV, JSON; an error as one line and an exit code."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import chain, islice
+from typing import Any, Final
+
+import click
+import numpy as np
+
+from edcache.base import EdcacheError, byte_progress, path_suggestion
+from edcache.storage import shown
+
+BLOCK: Final = 10_000
+FAILED: Final = 1
+_WIDEST: Final = 60
+_LAYOUT_ROWS: Final = 1000
+_NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
+
+
+def plural(number: int, noun: str) -> str:
+    """ "1 sample", "1,000 samples"."""
+    return f"{number:,} {noun}" + "s" * (number != 1)
+
+
+def printable(text: str) -> str:
+    """The text with everything that could steer a terminal written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def one_line(message: str) -> str:
+    """A message of several lines as one; a line that ends with a colon runs on into the next."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    joined = "".join(line + (" " if line.endswith(":") else "; ") for line in lines[:-1])
+    return printable(joined + (lines[-1] if lines else ""))
+
+
+def cell(value: object) -> str:
+    """A value as one cell of a table, short and on one line."""
+    return shortened(printable(f"{value:.6g}" if isinstance(value, float) else str(plain(value))))
+
+
+def shortened(text: str) -> str:
+    """The first sixty characters, or fewer and dots."""
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."
+
+
+def plain(value: object) -> Any:
+    """A value as JSON has it.
+
+    Times are ISO 8601, bytes are hex, floats that JSON lacks are "nan", "inf", "-inf"; an array is
+    nested lists, and whatever else comes is its str().
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).hex()
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, np.generic):
+        return str(value) if value.dtype.kind in "mMV" else plain(value.item())
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return [plain(item) for item in value] if value.ndim else plain(value[()])
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, whole: int = 0) -> Iterator[str]:
+    """Aligned columns, line by line; numbers and sizes to the right.
+
+    The widths are those of the first thousand rows, so that millions of rows need no memory.
+
+    Args:
+        whole: in so many columns from the left nothing is shortened: they hold what is typed elsewhere.
+    """
+    texts = (
+        [printable(str(value)) for value in row[:whole]] + [cell(value) for value in row[whole:]]
+        for row in rows
+    )
+    first = list(islice(texts, _LAYOUT_ROWS))
+    names = [cell(name) for name in header]
+    widths = [max(map(len, column)) for column in zip(names, *first, strict=True)]
+    columns = list(zip(*first, strict=True)) or [()] * len(names)
+    right = [all(_NUMBER.fullmatch(text) for text in column) for column in columns]
+    for row in chain([names], first, texts):
+        padded = (
+            text.rjust(width) if number else text.ljust(width)
+            for text, width, number in zip(row, widths, right, strict=True)
+        )
+        yield "  ".join(padded).rstrip()
+
+
+def paired_lines(items: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """Names and values that are not None, one pair a line, the values aligned."""
+    listed = [(name, value) for name, value in items if value is not None]
+    width = max((len(name) for name, _ in listed), default=0)
+    for name, value in listed:
+        yield f"{name.ljust(width)}  {printable(str(value))}".rstrip()
+
+
+def csv_lines(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """Lines of RFC 4180 with a header; a missing value is an empty field, a list its JSON."""
+    for row in chain([header], rows):
+        values = (json.dumps(v) if isinstance(v, (list, dict)) else v for v in map(plain, row))
+        buffer = io.StringIO()
+        csv.writer(buffer, lineterminator="").writerow(values)
+        yield buffer.getvalue()
+
+
+def json_lines(objects: Iterable[object]) -> Iterator[str]:
+    """One JSON array, an element a line."""
+    before = "["
+    for item in objects:
+        yield before + json.dumps(item)
+        before = ","
+    yield "]" if before == "," else "[]"
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines as they come, many at a time."""
+    remaining = iter(lines)
+    while block := list(islice(remaining, BLOCK)):
+        # color=True: click would take escape sequences out of labels that go into a file.
+        click.echo("\n".join(block), color=True)
+
+
+def print_report(as_json: bool, document: object, lines: Iterable[str]) -> None:
+    """Print one JSON document, or lines for a person."""
+    print_lines([json.dumps(document, indent=1)] if as_json else lines)
+
+
+def bar(
+    doing: str, path: str, progress: bool | None, unit: str = "B"
+) -> AbstractContextManager[Callable[[int, int], object]]:
+    """A bar on stderr, fed with (done, in all); by default on a terminal."""
+    return byte_progress(f"{doing} {os.path.basename(shown(path))}", progress, unit)
+
+
+@contextmanager
+def errors_in_one_line(code: int) -> Iterator[None]:
+    """Let an error end the command with a line and an exit code."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # click ends quietly when nobody reads on
+    except (EdcacheError, OSError) as error:
+        if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
+            raise
+        click.echo(f"edcache: {error_line(error)}", err=True)
+        click.get_current_context().exit(code)
+
+
+def as_typed(text: str) -> str:
+    """A text with the paths below the working folder as a person types them, from there on."""
+    try:
+        here = os.path.join(os.getcwd(), "")
+    except OSError:  # it was deleted
+        return text
+    return text if here == os.sep else re.sub(rf"(?<![^\s\"'(]){re.escape(here)}", "", text)
+
+
+def error_line(error: Exception) -> str:
+    """What an error says, in one line, with what may help."""
+    text = str(error)
+    if isinstance(error, OSError) and not isinstance(error, EdcacheError) and error.filename:
+        text = f"{error.filename}: {error.strerror}"
+    text = as_typed(text)
+    path, _, reason = text.partition(": ")
+    if "no such" in reason.lower():
+        text += path_suggestion(path)
+    elif "not a regular file" in reason and os.path.isdir(path):
+        text += f"; edcache caches {path} lists the archives in this folder"
+    return one_line(text)

@@ -1,0 +1,389 @@
+"""Several datasets as one, their samples one after the other; and the archives that one call opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from edcache.base import Ints, OptionError, Picks, Transform
+from edcache.codec import Node
+from edcache.dataset.indexing import Root
+from edcache.dataset.stored import StoredSamples
+from edcache.dataset.view import Samples, View
+from edcache.format import Failure, stacked
+from edcache.labels import Labels, checked_indices
+from edcache.reader import FieldPath, Memory, NotInBulk, Projection, Special, fresh, merged
+
+# A dataset, the places of samples among those asked for, and their positions in it.
+_Share = tuple[Samples, Ints, Ints]
+
+_MOST_NAMED = 3
+
+
+def concat(datasets: Iterable[Samples]) -> Concat:
+    """One dataset of the samples of several caches and views, one after the other; no sample is read.
+
+    Raises:
+        OptionError: none, or something else than a dataset of edcache; different `batch_transform`s.
+        LabelTypeError: at the first use of `labels`: 'concat(): label "y" is int64 in one dataset and string
+            in another; ...'.
+
+    `labels` has the columns of all of them, null where a dataset lacks one, and is a copy, made at its first
+    use. `cache` and `indices` of its views refer to the whole. Each dataset keeps its transforms, and
+    `select` chooses from what they make; what is appended to an archive later is not part of it. A batch
+    from samples of one structure is read in bulk, even if they lie in several archives.
+
+    >>> both = edcache.concat([ds, extra.filter(good=True)])
+    """
+    return Concat([datasets] if isinstance(datasets, Samples) else list(datasets))
+
+
+class Combined(Root, Samples):
+    """A root that is made of other datasets, of so many samples; `called` is the function that makes it."""
+
+    called = ""
+
+    def __init__(self, parts: Sequence[Samples]) -> None:
+        for part in parts:
+            if not isinstance(part, Samples):
+                raise OptionError(
+                    f"{self.called}() takes datasets of edcache, not {type(part).__name__}; "
+                    "cache it first: edcache.CachedDataset(source, path)"
+                )
+        if not parts:
+            raise OptionError(f"{self.called}() takes at least one dataset")
+        self._parts = tuple(parts)
+        self._batch_transform  # noqa: B018 - that of all
+
+    @property
+    def _batch_transform(self) -> Transform:
+        first = self._parts[0]._batch_transform
+        if any(part._batch_transform is not first for part in self._parts):
+            raise OptionError(
+                f"{self.called}(): the datasets have different batch_transforms; open all of them with the "
+                "same one, or without"
+            )
+        return first
+
+    def _one(self, index: int, fields: Projection | None) -> Any:
+        return self._many(np.array([index]), fields)[0]
+
+    def _with_image_files(self) -> Root:
+        return type(self)([part._with_files() for part in self._parts])
+
+    @property
+    def labels(self) -> Labels:
+        """The label columns of all samples; see the base class."""
+        if self._labels is None:
+            self._labels = Labels(self._label_table, num_rows=len(self))
+        return self._labels
+
+    def forget_labels(self) -> None:
+        """Make the label table anew at its next use: a dataset has other labels now."""
+        self._labels = None
+
+    def _label_table(self) -> Any:
+        raise NotImplementedError
+
+    def _tables(self, counts: Sequence[int]) -> list[Any]:
+        """The label tables of the samples that there were when the datasets were put together."""
+        return [part.labels.table.slice(0, count) for part, count in zip(self._parts, counts, strict=True)]
+
+    def _chain(self) -> str:
+        named = [part._chain() for part in self._parts[:_MOST_NAMED]]
+        if len(self._parts) > _MOST_NAMED:
+            named.append(f"{len(self._parts) - _MOST_NAMED:,} more")
+        return f"{self.called}({', '.join(named)})"
+
+    def _unsealed(self) -> list[str]:
+        return [path for part in self._parts for path in part._root._unsealed()]
+
+    def _justify(self, nbytes: int, count: int) -> None:
+        for part in self._parts:
+            part._root._justify(nbytes, min(count, len(part), len(part._root)))
+
+
+class Concat(Combined):
+    """The samples of several datasets, one after the other; `concat` makes it.
+
+    starts: the index of the first sample of each dataset.
+    """
+
+    called = "concat"
+
+    def __init__(self, parts: Sequence[Samples]) -> None:
+        super().__init__(parts)
+        self._bounds = np.cumsum([0, *map(len, parts)], dtype=np.int64)
+        self.starts: list[int] = self._bounds[:-1].tolist()
+
+    def __len__(self) -> int:
+        return int(self._bounds[-1])
+
+    def chunk_of(self, indices: Ints) -> Ints:
+        """Which chunk holds the record of each sample: int64 [n], numbered over all archives, -1 for none."""
+        numbers = np.full(len(indices), -1, np.int64)
+        first = 0
+        for part, places, positions in self._shares(indices):
+            root = part._root
+            reader = getattr(root, "reader", root)
+            if not hasattr(reader, "chunk_of"):
+                raise OptionError(f"the samples of {part!r} are put together, and have no chunk of their own")
+            chunks = reader.chunk_of(part._root_indices(positions) % len(root))
+            numbers[places] = np.where(chunks < 0, -1, chunks + first)
+            first += int(chunks.max(initial=-1)) + 1
+        return numbers
+
+    def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
+        samples: list[Any] = [None] * len(indices)
+        for part, places, positions in self._shares(indices):
+            for place, sample in zip(places.tolist(), samples_of(part, positions, fields), strict=True):
+                samples[place] = sample
+        return samples
+
+    def _collated(
+        self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
+    ) -> Any:
+        shares = self._shares(indices)
+        if len(shares) == 1:
+            part, _, positions = shares[0]
+            return collated_of(part, positions, fields, special, memory)
+        if special is not None or _common(shares, fields) is None:
+            return NotImplemented
+        try:
+            batches = [collated_of(part, positions, fields, None, fresh) for part, _, positions in shares]
+            return merged(batches, [places for _, places, _ in shares], memory)
+        except Exception:  # noqa: BLE001 - sample by sample it is raised as default_collate does
+            return NotImplemented
+
+    def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
+        (part, _, positions), *others = self._shares(indices)
+        if others or part._transform is not None or part._fields is not None:
+            return None
+        return part._root._collated_by(part._root_indices(positions), size, memory)
+
+    def _likeness(self, indices: Ints, fields: Projection | None) -> object:
+        return _common(self._shares(indices), fields)
+
+    def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
+        numbers, trees = np.zeros(len(indices), np.int64), list[Node | None]()
+        for part, places, positions in self._shares(indices):
+            own, structures = part._root._structures(part._root_indices(positions))
+            is_known = part._transform is None and part._fields is None
+            numbers[places] = own + len(trees)
+            trees += structures if is_known else [None] * len(structures)
+        return numbers, trees
+
+    def _columns(self) -> Mapping[FieldPath, str]:
+        first, *others = map(columns_of, self._parts)
+        return {path: name for path, name in first.items() if all(o.get(path) == name for o in others)}
+
+    def _keys(self) -> tuple[Any, ...] | None:
+        keys = {keys_of(part) for part in self._parts}
+        return keys.pop() if len(keys) == 1 else None
+
+    def _label_table(self) -> Any:
+        counts = np.diff(self._bounds).tolist()
+        return stacked(self._tables(counts), counts, "concat()")
+
+    def _shares(self, indices: Ints) -> list[_Share]:
+        """The datasets that samples lie in: each with their places among the indices, and positions in it."""
+        indices = checked_indices(indices, len(self))
+        which = np.searchsorted(self._bounds, indices, side="right") - 1
+        shares = []
+        for k in np.unique(which).tolist():
+            places = np.flatnonzero(which == k)
+            shares.append((self._parts[k], places, indices[places] - self._bounds[k]))
+        return shares
+
+
+class Several(Samples):
+    """The samples of several archives, in order; `CachedDataset.from_cache` makes it.
+
+    It can do what `edcache.concat` of them can, and `refresh`. Its views are of what was there when they were
+    made: they stay the same samples when an archive grows. Its transforms are set for all `archives`.
+    """
+
+    def __init__(self, archives: Sequence[StoredSamples]) -> None:
+        self.archives = tuple(archives)
+        self._concat = concat(self.archives)
+
+    def __repr__(self) -> str:
+        count = len(self) - sum(archive.reader.present for archive in self.archives)
+        state = "" if self.complete else f", {count:,} missing" if count else ", not all sealed"
+        return f"{self._chain()} ({len(self):,} samples{state})"
+
+    @property
+    def _root(self) -> Concat:
+        return self._concat
+
+    @property
+    def transform(self) -> Transform:
+        """That of the archives, set for all of them; see the base class."""
+        return self.archives[0].transform
+
+    @transform.setter
+    def transform(self, function: Transform) -> None:
+        for archive in self.archives:
+            archive.transform = function
+
+    @property
+    def batch_transform(self) -> Transform:
+        """That of the archives, set for all of them."""
+        return self._batch_transform
+
+    @batch_transform.setter
+    def batch_transform(self, function: Transform) -> None:
+        for archive in self.archives:
+            archive.batch_transform = function
+
+    @property
+    def paths(self) -> list[str]:
+        """Of the archives, in order."""
+        return [archive.path for archive in self.archives]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every archive is: sealed, and without a missing sample."""
+        return all(archive.complete for archive in self.archives)
+
+    @property
+    def missing(self) -> Ints:
+        """The indices without a record: int64 [k], sorted."""
+        return np.concatenate([archive.missing + start for archive, start in self._placed()])
+
+    @property
+    def errors(self) -> list[Failure]:
+        """Why samples have no record, for those that failed when they were made; as of one archive."""
+        return [
+            replace(failure, index=failure.index + start)
+            for archive, start in self._placed()
+            for failure in archive.errors
+        ]
+
+    def available(self) -> View:
+        """The samples that have a record, as a view."""
+        indices = [archive.available().indices + start for archive, start in self._placed()]
+        return self._view(".available()", selection=Picks(np.concatenate(indices)))
+
+    def info(self) -> dict[str, Any]:
+        """The state of the archives, and what reading them takes in this process, as of one archive.
+
+        Numbers are sums, sealed is whether all are, labels has the columns of any; path is the list of paths,
+        and archives the info of each.
+        """
+        infos = [archive.info() for archive in self.archives]
+        summed = ("present", "nbytes", "mapped", "private")
+        return {
+            "path": self.paths,
+            "samples": len(self),
+            "sealed": all(info["sealed"] for info in infos),
+            "labels": list(dict.fromkeys(name for info in infos for name in info["labels"])),
+            **{name: sum(info[name] for info in infos) for name in summed},
+            "archives": infos,
+        }
+
+    def refresh(self) -> bool:
+        """See what others have added to the archives since; says whether anything changed.
+
+        Samples behind an archive that grew get other indices; views that were made before keep theirs.
+        """
+        changed = True in [archive.refresh() for archive in self.archives]
+        if changed:
+            self._concat.forget_labels()
+            if len(self) != sum(map(len, self.archives)):
+                self._concat = concat(self.archives)
+        return changed
+
+    def close(self) -> None:
+        """Let go of the archives; idempotent."""
+        for archive in self.archives:
+            archive.close()
+
+    def __enter__(self) -> Several:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _placed(self) -> Iterable[tuple[StoredSamples, int]]:
+        """Each archive, and the index of its first sample."""
+        return zip(self.archives, self._concat.starts, strict=True)
+
+
+# ------------------------------------------------------------------- what a root asks of its parts
+
+
+def _inner_fields(part: Samples, fields: Projection | None) -> Projection | None:
+    """What a part's root is to read for some fields of the part's samples, None for all.
+
+    Raises:
+        NotInBulk: the samples as the part gives them are needed.
+    """
+    own = part._fields
+    if part._transform is not None:
+        raise NotInBulk
+    if fields is None or own is None:
+        return own if fields is None else Projection(fields.paths, fields.as_tuple, part._root._columns())
+    if own.as_tuple or any(path not in own.paths for path in fields.paths):
+        raise NotInBulk
+    return own.narrowed(fields.paths, fields.as_tuple)
+
+
+def samples_of(part: Samples, positions: Ints, fields: Projection | None) -> list[Any]:
+    """The samples of a part at some positions in it, or some fields of them."""
+    indices = part._root_indices(positions)
+    try:
+        return part._root._many(indices, _inner_fields(part, fields))
+    except NotInBulk:
+        samples = part._read_many(indices)
+    return samples if fields is None else [fields.of_sample(sample) for sample in samples]
+
+
+def collated_of(
+    part: Samples, positions: Ints, fields: Projection | None, special: Special | None, memory: Memory
+) -> Any:
+    """The same collated; NotImplemented where default_collate must see them."""
+    try:
+        inner = _inner_fields(part, fields)
+    except NotInBulk:
+        return NotImplemented
+    return part._root._collated(part._root_indices(positions), inner, special, memory)
+
+
+def likeness_of(part: Samples, positions: Ints, fields: Projection | None) -> object:
+    """See `Root._likeness`, of the samples of a part."""
+    try:
+        inner = _inner_fields(part, fields)
+    except NotInBulk:
+        return None
+    return part._root._likeness(part._root_indices(positions), inner)
+
+
+def _common(shares: list[_Share], fields: Projection | None) -> object:
+    """The likeness of all shares; None where they differ."""
+    each = (likeness_of(part, positions, fields) for part, _, positions in shares)
+    first = next(each, None)
+    return first if all(likeness is not None and likeness == first for likeness in each) else None
+
+
+def columns_of(part: Samples) -> Mapping[FieldPath, str]:
+    """See `Root._columns`, of the samples of a part."""
+    if part._transform is not None:
+        return {}
+    known = part._root._columns()
+    if part._fields is None:
+        return known
+    held = {} if part._fields.as_tuple else part._fields.columns
+    return {path: name for path, name in held.items() if known.get(path) == name}
+
+
+def keys_of(part: Samples) -> tuple[Any, ...] | None:
+    """See `Root._keys`, of the samples of a part."""
+    if part._transform is not None:
+        return None
+    if part._fields is None:
+        return part._root._keys()
+    return None if part._fields.as_tuple else part._fields.paths

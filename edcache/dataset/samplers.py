@@ -1,0 +1,456 @@
+"""The samplers: orders that know the labels or the chunks of a dataset, and read no sample."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache import base
+from edcache.base import Ints, OptionError, described
+from edcache.dataset.sampler_epochs import EpochSampler, check_count
+from edcache.format import detached
+
+Floats = npt.NDArray[np.float64]
+Column = str | npt.ArrayLike
+"""A label's name, or one value for each sample."""
+
+# Of the series for logarithms: ten digits, enough for chance.
+_TERMS = 9
+
+
+class Balanced(EpochSampler):
+    """Draws every class equally often, and all samples of a class before one comes again.
+
+    Args:
+        ds: a cache, a view, or anything with `len` and `.labels`.
+        label: the label that holds the class, of any type of single values; or an array [len(ds)] of them.
+            Samples whose class is missing (None, nan, NaT) are left out.
+        num_samples: draws of an epoch, by all ranks together; None for as many as samples have a class.
+            Classes differ by at most one of them.
+        seed, drop_last, num_replicas, rank: as in `EpochSampler`.
+    Raises:
+        OptionError, UnknownLabelError.
+
+    Of k classes every k draws in a row hold each once in a random order, so that batches are balanced too.
+    Each class is gone through in a fresh permutation each time.
+
+    Cost: 8 bytes a sample, and some 32 a draw while an epoch is made. 10 million samples: 0.3 s, then 0.5 s
+    an epoch; 1.6 s and 0.7 s where they are of a million classes.
+
+    >>> DataLoader(ds, batch_size=64, sampler=edcache.samplers.Balanced(ds, "label"))
+    """
+
+    def __init__(
+        self,
+        ds: Any,
+        label: Column,
+        num_samples: int | None = None,
+        seed: int = 0,
+        *,
+        drop_last: bool = False,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        self._members, self._starts = grouped(column_of(ds, label))
+        if num_samples is not None:
+            check_count("num_samples", num_samples)
+            if not len(self._members):
+                raise OptionError(f"num_samples={num_samples}, and no sample has a class to draw from")
+        count = len(self._members) if num_samples is None else num_samples
+        super().__init__(count, seed, drop_last, num_replicas, rank)
+
+    def _drawn(self, generator: np.random.Generator) -> Ints:
+        sizes = np.diff(self._starts)
+        if not len(sizes):
+            return np.empty(0, np.int64)
+        rounds = -(-self._count // len(sizes))
+        drawn = np.empty((rounds, len(sizes)), np.int64)
+        # Classes of one size are permuted together: there are few sizes, whatever the number of classes.
+        for size in np.unique(sizes).tolist():
+            classes = np.flatnonzero(sizes == size)
+            cycles = -(-rounds // size)
+            starts = np.repeat(self._starts[classes], cycles)
+            members = self._members[starts[:, None] + np.arange(size)]
+            generator.permuted(members, axis=1, out=members)
+            drawn[:, classes] = members.reshape(len(classes), -1)[:, :rounds].T
+        generator.permuted(drawn, axis=1, out=drawn)
+        return drawn.reshape(-1)[: self._count]
+
+
+class Weighted(EpochSampler):
+    """Draws samples with probabilities proportional to their weights, as torch's WeightedRandomSampler.
+
+    Args:
+        ds: a cache, a view, or anything with `len` and `.labels`.
+        weights: the label that holds them, or an array [len(ds)]: finite, not negative, with any sum.
+        num_samples: draws of an epoch, by all ranks together; None for len(ds), and without replacement for
+            all whose weight is not 0.
+        replacement: False draws no sample twice in an epoch; heavy ones come early.
+        seed, drop_last, num_replicas, rank: as in `EpochSampler`.
+    Raises:
+        OptionError: 'weight of sample 17 is nan; ...'; or too few above 0 to draw without replacement.
+
+    Any number of samples: torch's stops at 2**24 of them.
+
+    Cost: 8 bytes a sample, 16 without replacement, and some 16 to 40 a draw while an epoch is made. 10
+    million samples: 0.1 s, then 1.5 s an epoch; without replacement 0.2 s, then 3.5 s.
+    """
+
+    def __init__(
+        self,
+        ds: Any,
+        weights: Column,
+        num_samples: int | None = None,
+        replacement: bool = True,
+        seed: int = 0,
+        *,
+        drop_last: bool = False,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        values = _checked_weights(numbers_of(ds, weights).astype(np.float64))
+        if num_samples is not None:
+            check_count("num_samples", num_samples)
+        if replacement:
+            self._able, self._weights = None, np.cumsum(values)
+            count = len(values) if num_samples is None else num_samples
+            total = self._weights[-1] if len(values) else 0.0
+            if count and not 0 < total < math.inf:
+                raise OptionError(f"the weights sum to {total}; give finite ones, some above 0")
+        else:
+            self._able = np.flatnonzero(values)
+            self._weights = values[self._able]
+            count = len(self._able) if num_samples is None else num_samples
+            if count > len(self._able):
+                raise OptionError(
+                    f"num_samples={count:,} without replacement, and {len(self._able):,} samples have a "
+                    "weight above 0; draw fewer, or with replacement=True"
+                )
+        super().__init__(count, seed, drop_last, num_replicas, rank)
+
+    def _drawn(self, generator: np.random.Generator) -> Ints:
+        if not self._count:
+            return np.empty(0, np.int64)
+        if self._able is not None:
+            # Efraimidis and Spirakis: each comes at an exponential time, at the rate of its weight.
+            times = -_log(1 - generator.random(len(self._weights)))
+            times /= self._weights
+            return self._able[np.argsort(times, kind="stable")[: self._count]]
+        # Looked up in rising order, or each would miss the processor's cache; then shuffled.
+        drawn = generator.random(self._count)
+        drawn.sort()
+        drawn *= self._weights[-1]
+        found: Ints = np.searchsorted(self._weights, drawn, side="right")
+        generator.shuffle(found)
+        return found
+
+
+class ByLength(EpochSampler):
+    """Batches of samples of about the same length; a batch sampler.
+
+    Args:
+        ds: a cache, a view, or anything with `len` and `.labels`.
+        lengths: the label that holds them, or an array [len(ds)]: integers, none missing.
+        batch_size: samples of a batch. max_tokens: instead, what a batch may have when it is padded to its
+            longest: the number of its samples times that length.
+        drop_last: leave out the incomplete batch, which is of the shortest, and the batches that the ranks
+            cannot share evenly; False repeats some of those instead.
+        shuffle: mix samples within their bucket, and all batches; False goes from the longest down.
+        bucket: the factor by which lengths in a bucket may differ, at least 1. Of a batch, less than
+            1 - 1 / bucket is padding, but where too few samples are alike to fill one. More mixes more.
+        seed, num_replicas, rank: as in `EpochSampler`; what the ranks share are batches.
+    Raises:
+        OptionError: 'sample 3 has length 600, max_tokens=512; ...'; both sizes or none; no integers.
+
+    Of lengths as texts have them (lognormal, sigma 1, up to 4,000) batches of 32 in random order are 81 %
+    padding; with buckets of 1.1, batches of 32 out of 100,000 are 4 %. `len` counts batches, as many in every
+    epoch. Lightning with several devices wants `Trainer(use_distributed_sampler=False)` beside any batch
+    sampler: the ranks share by themselves.
+
+    Cost: 16 bytes a sample while an epoch is made, 8 else. 10 million samples: 0.5 s, then 0.2 s an epoch.
+
+    >>> DataLoader(ds, batch_sampler=edcache.samplers.ByLength(ds, "n_tokens", max_tokens=8192))
+    """
+
+    def __init__(
+        self,
+        ds: Any,
+        lengths: Column,
+        batch_size: int | None = None,
+        drop_last: bool = False,
+        shuffle: bool = True,
+        seed: int = 0,
+        bucket: float = 1.1,
+        *,
+        max_tokens: int | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        if (batch_size is None) == (max_tokens is None):
+            raise OptionError("give batch_size or max_tokens, one of them")
+        check_count(*(("batch_size", batch_size) if max_tokens is None else ("max_tokens", max_tokens)))
+        if not bucket >= 1:
+            raise OptionError(f"bucket={bucket!r}; give 1 or more")
+        values = _checked_lengths(numbers_of(ds, lengths), max_tokens)
+        rising = ascending(values)
+        self._sorted = rising[::-1].copy()
+        self.shuffle = shuffle
+        self._mixed: list[tuple[int, int]] = []
+        starts, size = [np.empty(0, np.int64)], 0
+        for begin, end, size in _buckets(values[rising], batch_size, max_tokens, bucket):
+            starts.append(np.arange(begin, end, size))
+            if shuffle and end - begin > size:
+                self._mixed.append((begin, end))
+        self._bounds = np.concatenate((*starts, [len(values)]))
+        count = len(self._bounds) - 1
+        if drop_last and count and self._bounds[-1] - self._bounds[-2] < size:
+            count -= 1
+        super().__init__(count, seed, drop_last, num_replicas, rank)
+
+    @property
+    def sampler(self) -> ByLength:
+        """This one: frameworks tell the epoch to a batch sampler's `sampler`."""
+        return self
+
+    def order(self, epoch: int | None = None) -> Sequence[Ints]:
+        """The batches of this rank in an epoch: a sequence of int64 arrays."""
+        generator = self._generator(epoch)
+        positions = self._sorted.copy() if self._mixed else self._sorted
+        for begin, end in self._mixed:
+            generator.shuffle(positions[begin:end])
+        return _Batches(positions, self._bounds, self._share(self._drawn(generator)))
+
+    def _drawn(self, generator: np.random.Generator) -> Ints:
+        numbers = np.arange(self._count)
+        if self.shuffle:
+            generator.shuffle(numbers)
+        return numbers
+
+
+class ChunkShuffle(EpochSampler):
+    """Draws every sample once, from a few chunks of the archive at a time.
+
+    Args:
+        ds: a cache or a view.
+        buffer: how many chunks are mixed at a time. Chunks have some 4 MiB, or the writer's `chunk_size`.
+        seed, drop_last, num_replicas, rank: as in `EpochSampler`; but a rank's share lies together, so that
+            ranks read different chunks.
+    Raises:
+        OptionError: "12 of 100 samples have no record, and so no chunk; take ds.available()".
+
+    The chunks come in a new random order every epoch, `buffer` of them at a time, and their samples are
+    permuted together; every chunk is read once. So samples end up as far from where they lie as in a full
+    permutation, but neighbours in the order are of one chunk once in `buffer` times: of 500 chunks, with
+    buffers of 4, 16, 64: 25 %, 6.3 %, 1.6 % (permutation: 0.2 %, file order: 99 %). Where like samples lie
+    together, as in files sorted by class, a batch has those of `buffer` chunks: write them in a mixed order,
+    or take a larger buffer.
+
+    Cost: 8 bytes a sample, and 24 while an epoch is made. 10 million samples: 0.5 s, then 0.3 s an epoch.
+    """
+
+    def __init__(
+        self,
+        ds: Any,
+        buffer: int = 16,
+        seed: int = 0,
+        *,
+        drop_last: bool = False,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        check_count("buffer", buffer)
+        cache = getattr(ds, "cache", None)
+        reader: Any = getattr(cache, "reader", cache)
+        if not hasattr(reader, "chunk_of"):
+            raise OptionError(f"{type(ds).__name__} has no chunks; give a cache, or a view of one")
+        chunks = reader.chunk_of(ds.indices)
+        missing = int(np.count_nonzero(chunks < 0))
+        if missing:
+            raise OptionError(
+                f"{missing:,} of {len(ds):,} samples have no record, and so no chunk; take ds.available()"
+            )
+        self.buffer = buffer
+        self._positions, self._starts = grouped(chunks)
+        super().__init__(len(chunks), seed, drop_last, num_replicas, rank)
+
+    def _drawn(self, generator: np.random.Generator) -> Ints:
+        chunks = generator.permutation(len(self._starts) - 1)
+        sizes = np.diff(self._starts)[chunks]
+        ends = np.cumsum(sizes)
+        places = np.repeat(self._starts[chunks] - ends + sizes, sizes) + np.arange(self._count)
+        drawn = self._positions[places]
+        bounds = np.concatenate(([0], ends))[:: self.buffer].tolist()
+        for begin, end in zip(bounds, [*bounds[1:], self._count], strict=True):
+            generator.shuffle(drawn[begin:end])
+        return drawn
+
+    def _part(self, drawn: Ints, rank: int, ranks: int) -> Ints:
+        return drawn.reshape(ranks, -1)[rank]  # type: ignore[no-any-return]
+
+
+def _checked_weights(weights: Floats) -> Floats:
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise OptionError(f"weight of sample {at} is {weights[at]}; weights are finite and not negative")
+    return weights
+
+
+def _log(values: Floats) -> Floats:
+    """The natural logarithm of numbers up to 1, to ten digits, by IEEE 754's basic operations alone.
+
+    Those of the platforms differ in their last bit, by which the order may differ between ranks.
+    """
+    mantissa, exponent = np.frexp(values)
+    ratio = (mantissa - 1) / (mantissa + 1)
+    square = ratio * ratio
+    series: Floats = np.zeros_like(square)
+    for term in reversed(range(_TERMS)):
+        series *= square
+        series += 1 / (2 * term + 1)
+    series *= ratio
+    series *= 2
+    series += exponent * math.log(2)
+    return series
+
+
+class _Batches(Sequence[Ints]):
+    """Batch k is positions[bounds[numbers[k]]:bounds[numbers[k] + 1]]."""
+
+    def __init__(self, positions: Ints, bounds: Ints, numbers: Ints) -> None:
+        self._positions, self._bounds, self._numbers = positions, bounds, numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        number = self._numbers[index]
+        return self._positions[self._bounds[number] : self._bounds[number + 1]]
+
+
+def _checked_lengths(lengths: Any, max_tokens: int | None) -> Ints:
+    if lengths.dtype.kind not in "iu":
+        raise OptionError(f"lengths of {lengths.dtype}; give integers")
+    values: Ints = lengths.astype(np.int64)
+    wrong = values < 0 if max_tokens is None else (values < 0) | (values > max_tokens)
+    if wrong.any():
+        at = int(wrong.argmax())
+        most = "" if max_tokens is None else f", max_tokens={max_tokens:,}"
+        raise OptionError(f"sample {at} has length {values[at]:,}{most}; filter() such samples out")
+    return values
+
+
+def _buckets(
+    rising: Ints, batch_size: int | None, max_tokens: int | None, bucket: float
+) -> Iterator[tuple[int, int, int]]:
+    """Begin, end and batch size of buckets in the order from the longest: of whole batches, but the last."""
+    count, begin = len(rising), 0
+    while begin < count:
+        longest = int(rising[count - 1 - begin])
+        size = batch_size or (max_tokens or 0) // max(longest, 1)
+        alike = count - begin - int(np.searchsorted(rising, math.ceil(longest / bucket)))
+        end = min(begin + max(alike // size, 1) * size, count)
+        yield begin, end, size
+        begin = end
+
+
+def column_of(ds: Any, column: Column) -> npt.NDArray[Any]:
+    """One value per sample: [len(ds)]."""
+    if isinstance(column, str) and not hasattr(ds, "labels"):
+        raise OptionError(f"{type(ds).__name__} has no labels; give an array, one value for each sample")
+    try:
+        values = ds.labels[column] if isinstance(column, str) else np.asarray(detached(column))
+    except ValueError as error:
+        raise OptionError(f"{described(column)}: {error}; give one value for each sample") from error
+    if values.ndim != 1:
+        raise OptionError(f"{_named(column)} of shape {list(values.shape)}; give one value for each sample")
+    if len(values) != len(ds):
+        raise OptionError(f"{len(values):,} values for {len(ds):,} samples; give one for each")
+    return values
+
+
+def numbers_of(ds: Any, column: Column) -> npt.NDArray[Any]:
+    """One number per sample, none missing: [len(ds)], integers, floats or bools."""
+    values = column_of(ds, column)
+    missing = _is_missing(values)
+    if missing.any():
+        raise OptionError(
+            f"{_named(column)}: sample {int(missing.argmax())} has no value; filter() such samples out, "
+            "or give an array"
+        )
+    if values.dtype == object:
+        # As the labels of a view are without those that have none.
+        listed = values.tolist()
+        if all(isinstance(value, (int, float)) for value in listed):
+            values = np.array(listed, None if listed else np.int64)
+    if values.dtype.kind not in "iufb":
+        raise OptionError(f"{_named(column)} of {values.dtype}; give numbers")
+    return values
+
+
+def _named(column: Column) -> str:
+    return f'label "{column}"' if isinstance(column, str) else "an array"
+
+
+def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Where a column has no value: None, nan or NaT, as the dtype has it."""
+    if values.dtype == object:
+        return np.fromiter((value is None for value in values.tolist()), bool, len(values))
+    return np.asarray(values != values)
+
+
+def grouped(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
+    """Places of equal values, group by group and ascending within each; missing values are left out.
+
+    Returns:
+        places, int64 [n]. starts, int64 [groups + 1]: group g is places[starts[g]:starts[g + 1]].
+    """
+    if values.dtype.kind in "iufbmM":
+        missing = _is_missing(values)
+    else:
+        values = _numbered(values)
+        missing = values < 0
+    if missing.any():
+        present = np.flatnonzero(~missing)
+        places = present[ascending(values[present])]
+    else:
+        places = ascending(values)
+    ordered = values[places]
+    return places, np.flatnonzero(np.concatenate(([True], ordered[1:] != ordered[:-1], [True])))
+
+
+def ascending(values: npt.NDArray[Any]) -> Ints:
+    """The stable argsort."""
+    if values.dtype.kind in "iu" and len(values):
+        low, high = int(values.min()), int(values.max())
+        if high - low < 1 << 16:
+            # Modulo 2**16, which no dtype is too narrow for.
+            return base.stable_order(values.astype(np.uint16) - np.uint16(low % (1 << 16)))
+    return np.argsort(values, kind="stable")
+
+
+def _numbered(values: npt.NDArray[Any]) -> Ints:
+    """Equal values get equal numbers, in order of appearance, missing ones get -1.
+
+    Sorting ten million objects takes ten times longer.
+    """
+    numbers: defaultdict[Any, int] = defaultdict(count().__next__)
+    try:
+        codes = np.fromiter(map(numbers.__getitem__, values.tolist()), np.int64, len(values))
+    except TypeError:
+        raise OptionError(f"classes of {type(values[0]).__name__}; give single values") from None
+    # pandas' NA does not say whether it is itself.
+    nothing = [
+        number
+        for value, number in numbers.items()
+        if value is None or type(value).__name__ == "NAType" or (value != value) in (True, np.True_)
+    ]
+    if nothing:
+        codes[np.isin(codes, nothing)] = -1
+    return codes

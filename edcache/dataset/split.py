@@ -1,0 +1,221 @@
+"""Parts of a dataset that share no sample: by chance, with classes in proportion, with groups kept whole."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import takewhile
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.base import Ints, OptionError, dealt, dealt_by_class, generator, grouped, shown
+
+_LARGEST_DENOMINATOR = 10**9
+_ROUNDING = 1e-6
+_Cells = dict[int, int]  # column -> what a share has beyond whole numbers, in parts of the weights' sum
+
+# What is equal but for the last bits is equal on every platform.
+_DIGITS = 12
+
+
+def weights_of(parts: Sequence[Any], count: int) -> list[int]:
+    """The sizes of the parts of a split, fractions of 1 or counts of all, in numbers in proportion."""
+    if not parts:
+        raise OptionError("split() takes the parts' sizes: split(0.8, 0.2), or counts of samples")
+    text = ", ".join(map(shown, parts))
+    if not all(isinstance(part, (int, float, np.integer, np.floating)) for part in parts):
+        raise OptionError(f"split() takes fractions or counts, not {text}")
+    if any(not 0 <= part <= sys.float_info.max for part in parts):
+        raise OptionError(f"split({text}): a part is neither negative nor infinite; give fractions or counts")
+    if all(isinstance(part, (int, np.integer)) for part in parts):
+        if sum(parts) != count:
+            raise OptionError(
+                f"split({text}): these are {sum(parts):,} samples, the dataset has {count:,}; "
+                "the parts are the whole dataset"
+            )
+        return [int(part) for part in parts]
+    fractions = [Fraction(float(part)).limit_denominator(_LARGEST_DENOMINATOR) for part in parts]
+    total = float(sum(fractions))
+    if abs(total - 1) > _ROUNDING:
+        raise OptionError(
+            f"split({text}): the fractions make {total:g}; they make 1 together, the parts are the whole "
+            "dataset"
+        )
+    whole = math.lcm(*(fraction.denominator for fraction in fractions))
+    return [int(fraction * whole) for fraction in fractions]
+
+
+def parted(
+    count: int,
+    weights: Sequence[int],
+    seed: int | None,
+    strata: npt.NDArray[Any] | None,
+    groups: npt.NDArray[Any] | None,
+) -> tuple[Ints, Ints]:
+    """Which samples each part has, as `grouped` gives it, by the class and the group of each sample."""
+    random = None if seed is None else generator(seed)
+    if groups is not None:
+        classes = np.zeros(count, np.uint8) if strata is None else strata
+        hands = _dealt_in_groups(random, classes, groups, weights)
+    elif strata is not None:
+        # Each part has of each class within one of its share.
+        counts = np.bincount(strata, minlength=int(strata.max()) + 1).tolist() if count else []
+        hands = dealt_by_class(random, strata, apportioned(counts, weights))
+    else:
+        hands = dealt(random, sizes_of(count, weights))
+    return grouped(hands, len(weights))
+
+
+def sizes_of(count: int, weights: Sequence[int]) -> list[int]:
+    """How many samples each part has, within one of its share."""
+    return apportioned([count], weights)[0] if count else [0] * len(weights)
+
+
+def check_folds(folds: int, count: int, group: str | None, groups: npt.NDArray[Any] | None) -> None:
+    """Refuse a number of folds of which some would be empty."""
+    if isinstance(folds, bool) or not isinstance(folds, (int, np.integer)) or folds < 2:
+        raise OptionError(f"kfold({shown(folds)}): give a number of folds, 2 or more")
+    most, what = count, "samples"
+    if groups is not None:
+        most, what = int(groups.max()) + 1 if len(groups) else 0, f'groups of "{group}"'
+    if folds > most:
+        raise OptionError(f"kfold({shown(folds)}): there are {most:,} {what}; give at most as many folds")
+
+
+def _dealt_in_groups(
+    random: np.random.Generator | None,
+    codes: npt.NDArray[Any],
+    groups: npt.NDArray[Any],
+    weights: Sequence[int],
+) -> npt.NDArray[Any]:
+    """The part of each sample, where all samples of a group are in one part.
+
+    The largest group goes first, or with classes the most uneven one, each to where it leaves the shares
+    most even: the sum over the parts and classes of the squares of what a part has of a class, relative to
+    its share, weighted with the shares.
+    """
+    if not len(groups):
+        return groups
+    count = int(groups.max()) + 1
+    kinds = int(codes.max()) + 1
+    pairs = groups.astype(np.int64) * kinds + codes
+    members = np.bincount(pairs, minlength=count * kinds).reshape(count, kinds)
+    # Where there are classes, a group of one class is harder to place than one of all.
+    weight = members.sum(axis=1) if kinds == 1 else members.std(axis=1).round(_DIGITS)
+    order = np.arange(count)
+    if random is not None:
+        # By chance among those of about one weight, or each seed would give the same parts.
+        order = random.permutation(count)
+        weight = np.floor(2 * np.log2(np.maximum(weight, 10.0**-_DIGITS)))
+    order = order[np.argsort(-weight[order], kind="stable")]
+    hands = np.empty(count, np.min_scalar_type(len(weights) - 1))
+    hands[order] = _even(members[order].astype(np.float64), np.array(weights, np.float64))
+    return hands[groups]  # type: ignore[no-any-return]
+
+
+def _even(members: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) -> list[int]:
+    """The part of each group in turn; members: [groups, classes]."""
+    shares = weights / weights.sum()
+    with np.errstate(divide="ignore"):
+        cost = 1 / (shares[:, None] * members.sum(axis=0) ** 2)
+        tie = 1 / shares
+    usable = np.flatnonzero(shares > 0)
+    cost, tie = cost[usable], tie[usable]
+    held, sizes = np.zeros(cost.shape), np.zeros(len(usable))
+    given = []
+    for group in members:
+        worse = ((2 * held + group) * group * cost).sum(axis=1).round(_DIGITS)
+        filled = (sizes + group.sum()) * tie
+        best = int(np.lexsort((filled, worse))[0])
+        held[best] += group
+        sizes[best] += group.sum()
+        given.append(int(usable[best]))
+    return given
+
+
+def apportioned(counts: Sequence[int], weights: Sequence[int]) -> list[list[int]]:
+    """How many of each row go into each column.
+
+    Args:
+        counts: of each row. weights: of each column, not all 0.
+    Returns:
+        A row for each count, which adds up to it. Each number is `count * weight / sum(weights)`, rounded
+        down or up; and so is each column's sum.
+
+    That such numbers exist is the integrality of flows in a network; they are found by moving fractions
+    along cycles of the table until each is whole (controlled rounding). It takes the number of rows times
+    the square of the number of columns.
+    """
+    whole = sum(weights)
+    table = [[count * weight // whole for weight in weights] for count in counts]
+    rests = [[count * weight % whole for weight in weights] for count in counts]
+    # One more row makes every column's sum whole.
+    rests.append([-sum(column) % whole for column in zip(*rests, strict=True)])
+    pending: list[tuple[int, _Cells]] = []
+    for number, row in enumerate(rests):
+        cells = {column: rest for column, rest in enumerate(row) if rest}
+        if cells:
+            pending.append((number, cells))
+        while (cycle := _cycle(pending)) is not None:
+            for place, column in _moved(pending, cycle, whole):
+                if place < len(table):
+                    table[place][column] += 1
+            pending = [(place, cells) for place, cells in pending if cells]
+    return table
+
+
+def _cycle(rows: list[tuple[int, _Cells]]) -> list[tuple[int, int]] | None:
+    """Cells (row, column) of a closed way that turns at each: along a row, along a column, and so on."""
+    way_to: dict[int, list[tuple[int, int]]] = {}  # column -> the cells on the way there
+    for start in sorted({column for _, cells in rows for column in cells}):
+        if start in way_to:
+            continue
+        way_to[start] = []
+        open_columns = [start]
+        used: set[int] = set()
+        while open_columns:
+            column = open_columns.pop()
+            for row, (_, cells) in enumerate(rows):
+                if row in used or column not in cells:
+                    continue
+                used.add(row)
+                for other in [other for other in cells if other != column]:
+                    way = [*way_to[column], (row, column), (row, other)]
+                    if other in way_to:
+                        # There and back, without what the two ways share at first.
+                        pairs = zip(way, way_to[other], strict=False)
+                        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+                        return way[shared:] + way_to[other][shared:][::-1]
+                    way_to[other] = way
+                    open_columns.append(other)
+    return None
+
+
+def _moved(rows: list[tuple[int, _Cells]], cycle: list[tuple[int, int]], whole: int) -> list[tuple[int, int]]:
+    """Move from every second cell of a cycle to the others until one is whole; gives those that fill up."""
+
+    def room(down: list[tuple[int, int]], up: list[tuple[int, int]]) -> int:
+        return min(
+            *(rows[row][1][column] for row, column in down),
+            *(whole - rows[row][1][column] for row, column in up),
+        )
+
+    down, up = cycle[::2], cycle[1::2]
+    # The way that moves less stays nearer to the shares.
+    if room(up, down) < room(down, up):
+        down, up = up, down
+    amount = room(down, up)
+    filled = []
+    for change, cells in ((-amount, down), (amount, up)):
+        for row, column in cells:
+            number, rests = rows[row]
+            rests[column] += change
+            if rests[column] == whole:
+                filled.append((number, column))
+            if rests[column] in (0, whole):
+                del rests[column]
+    return filled

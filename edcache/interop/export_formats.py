@@ -1,0 +1,565 @@
+"""The formats that samples are exported to, each of which writes a part of the samples at a time."""
+
+from __future__ import annotations
+
+import datetime
+import io
+import json
+import os
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from typing import IO, Any, ClassVar, Final
+
+import numpy as np
+
+from edcache import storage, writer
+from edcache.base import ArchiveExistsError, EdcacheError, ExportError, MissingDependencyError
+from edcache.dataset import Samples
+from edcache.interop.export_columns import (
+    Columns,
+    Leaves,
+    Picture,
+    check_fits,
+    columns_of,
+    leaves_of,
+    refused,
+)
+from edcache.labels import Column, Labels, ParquetFile, arrow_column, renamed, schema_of
+from edcache.storage import File
+
+_BUFFER: Final = 1 << 20
+_BATCH_NBYTES: Final = 16 << 20
+_MOST_IN_A_BATCH: Final = 1 << 14
+_FOLDERS_A_PART: Final = 1000
+_MOST_DIMENSIONS: Final = 5
+_SUFFIXES: Final = (".values", ".offsets", ".shapes")
+_SINGLE: Final[dict[str, Any]] = {
+    "bool": np.bool_,
+    "int": np.int64,
+    "float": np.float64,
+    "complex": np.complex128,
+    "text": np.str_,
+    "date": "M8[D]",
+    "datetime": "M8[us]",
+}
+
+
+def check_free(out: str) -> None:
+    """Raise ArchiveExistsError where something is in the way."""
+    if storage.exists(out):
+        raise ArchiveExistsError(f"{out}: exists already; give a path where nothing is")
+
+
+@contextmanager
+def new_folder(out: str) -> Iterator[str]:
+    """A folder to write into, beside its name, which it gets when the block ends well; else it goes."""
+    check_free(out)
+    with closing(writer.start(out, is_folder=True)) as session:
+        work = os.path.dirname(session.path)
+        try:
+            yield work
+            check_free(out)
+            # With the file that is locked, so that nobody else begins meanwhile.
+            storage.replace(work, out)
+            storage.remove(os.path.join(out, writer.SUFFIX))
+        except BaseException:
+            # The error that led here is the one to report; prune deletes what could not be.
+            with suppress(EdcacheError):
+                storage.remove_tree(work)
+            raise
+
+
+@contextmanager
+def new_file(out: str) -> Iterator[IO[bytes]]:
+    """A file to write, as `new_folder`; it is brought to the disk before it gets its name."""
+    check_free(out)
+    with writer.replacing(out) as session:
+        with io.BufferedWriter(_Stream(session), _BUFFER) as stream:
+            yield stream
+        session.sync()
+        check_free(out)
+        storage.move(session, out)
+
+
+@contextmanager
+def shard(path: str, sync: bool = True) -> Iterator[IO[bytes]]:
+    """A new file in a folder that is being written; it is brought to the disk when the block ends well."""
+    with closing(File.open(path, "x")) as file:
+        with io.BufferedWriter(_Stream(file), _BUFFER if sync else io.DEFAULT_BUFFER_SIZE) as stream:
+            yield stream
+        if sync:
+            file.sync()
+
+
+class _Stream(io.RawIOBase):
+    """A file as Python's libraries write to one; its errors are those of all files here."""
+
+    def __init__(self, file: File) -> None:
+        self.name = file.path
+        self._file = file
+        self._position = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._file.pwrite(self._position, view)
+        self._position += len(view)
+        return len(view)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = (0, self._position, self._file.size())[whence] + offset
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+
+def read(ds: Samples, positions: Sequence[int]) -> Iterator[tuple[str, Leaves]]:
+    """The samples at some positions: what messages begin with, "export(): sample 17", and leaves."""
+    for position, sample in zip(positions, ds.__getitems__(list(positions)), strict=True):
+        place = f"export(): sample {position}"
+        yield place, leaves_of(sample, place)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is exported.
+
+    ds: the samples. columns: where samples become rows. labels: the names of label columns that go along.
+    sample_nbytes: of a sample, on average, of some that were looked at.
+    """
+
+    ds: Samples
+    columns: Columns
+    labels: tuple[str, ...]
+    sample_nbytes: float
+
+    def __len__(self) -> int:
+        return len(self.ds)
+
+    def parts(self, nbytes: int, part: range | None = None) -> list[range]:
+        """Consecutive positions, of all or of a part, that are about so many bytes each."""
+        whole = range(len(self)) if part is None else part
+        count = int(max(1, nbytes // max(self.sample_nbytes, 1)))
+        return [whole[start : start + count] for start in range(0, len(whole), count)]
+
+    def samples(self, part: range) -> Iterator[tuple[str, Leaves]]:
+        """As `read`; some 16 MiB are in memory at a time."""
+        for piece in self.parts(_BATCH_NBYTES, part):
+            for start in range(0, len(piece), _MOST_IN_A_BATCH):
+                yield from read(self.ds, piece[start : start + _MOST_IN_A_BATCH])
+
+    def rows(self, part: range) -> Iterator[tuple[range, dict[str, list[Any]]]]:
+        """The leaves of each column, images as their bytes, of some 16 MiB of samples together."""
+        for piece in self.parts(_BATCH_NBYTES, part):
+            columns: dict[str, list[Any]] = {name: [] for name in self.columns}
+            for place, leaves in self.samples(piece):
+                check_fits(self.columns, columns_of(leaves, place, "a table", "biufc"), place)
+                for name, values in columns.items():
+                    value = leaves.get(name)
+                    values.append(value.data if isinstance(value, Picture) else value)
+            yield piece, columns
+
+    def label_table(self, part: range) -> Any:
+        """The label columns that go along, of consecutive samples, under names that no field has."""
+        labels = self.ds.labels.take(np.arange(part.start, part.stop))
+        return renamed(labels.table.select(list(self.labels)), self.columns)
+
+
+class Format:
+    """A format, whose files go to `where`: a folder, or of an .npz the file.
+
+    Several processes may write a part of the samples each; the first begins, finishes and closes.
+
+    Attributes:
+        name: what `export` calls it. arrays: numpy's kinds of arrays that its columns hold; empty where it
+            has no columns. is_folder: else a file, which one process writes.
+    """
+
+    name: ClassVar[str]
+    arrays: ClassVar[str] = "biuf"
+    is_folder: ClassVar[bool] = True
+
+    def __init__(self, plan: Plan, where: Any) -> None:
+        self.plan, self.where = plan, where
+
+    @classmethod
+    def require(cls) -> None:
+        """Raise MissingDependencyError where the package is not installed that writes it."""
+
+    @classmethod
+    def look(cls, leaves: Leaves, place: str) -> Columns:
+        """The columns that a sample needs; raises what writing it would raise."""
+        return columns_of(leaves, place, cls.name, cls.arrays)
+
+    @classmethod
+    def check(cls, plan: Plan) -> None:
+        """Raise ExportError for what the format does not hold."""
+
+    def parts(self, shard_nbytes: int) -> list[range]:
+        """Which samples are written at a time."""
+        return self.plan.parts(shard_nbytes)
+
+    def __call__(self, numbered: tuple[int, range]) -> int:
+        """Write a part, given with its number; returns how many samples it has."""
+        self._write(*numbered)
+        return len(numbered[1])
+
+    def _write(self, number: int, part: range) -> None:
+        raise NotImplementedError
+
+    def finish(self) -> None:
+        """Do what is left when all parts are written."""
+
+    def close(self) -> None:
+        """Let go of what is open."""
+
+
+class _Files(Format):
+    """One file a field."""
+
+    arrays = ""
+    integer: ClassVar[str]
+
+    @classmethod
+    def look(cls, leaves: Leaves, place: str) -> Columns:
+        cls._files_of(leaves, place)
+        return {}
+
+    @classmethod
+    def check(cls, plan: Plan) -> None:
+        for field in plan.label_table(range(0)).schema:
+            if "binary" in str(field.type):
+                raise ExportError(
+                    f'export(): label "{field.name}" is {field.type}, and JSON holds no bytes; choose '
+                    "others: labels=[...]"
+                )
+
+    def _samples(self, part: range) -> Iterator[tuple[str, bool, dict[str, bytes]]]:
+        """Of each sample its number as text, whether it is one leaf without a name, and its files."""
+        digits, names = len(str(max(len(self.plan) - 1, 0))), self.plan.labels
+        labels = self.plan.ds.labels.take(np.arange(part.start, part.stop))
+        columns = [labels.to_list(name) for name in names]
+        for row, (place, leaves) in enumerate(self.plan.samples(part)):
+            own = {name: column[row] for name, column in zip(names, columns, strict=True)}
+            files = self._files_of(leaves, place, own)
+            yield f"{part[row]:0{digits}}", list(leaves) == [""], files
+
+    @classmethod
+    def _files_of(cls, leaves: Leaves, place: str, labels: dict[str, Any] | None = None) -> dict[str, bytes]:
+        """The bytes of each file of a sample by its name; a leaf without a name gives only an extension."""
+        # Times are texts.
+        files = {"labels.json": json.dumps(labels, default=str).encode()} if labels else {}
+        for name, value in leaves.items():
+            is_hidden = name.startswith((".", "__"))
+            if is_hidden or "/" in name or "\\" in name or "\0" in name or len(name.encode()) > 200:
+                raise ExportError(
+                    f'{place}: field "{name}" makes no name of a file; {cls.name} needs names without '
+                    "slashes that begin with no dot and not with __; rename it with with_transform()"
+                )
+            extension, data = cls._encoded(name, value, place)
+            file = f"{name}.{extension}" if name else extension
+            # The reader of webdataset gives all names in lower case.
+            file = file.lower() if cls is _Tars else file
+            if file in files:
+                raise ExportError(f'{place}: two files would be called "{file}"; rename a field')
+            files[file] = data
+        return files
+
+    @classmethod
+    def _encoded(cls, name: str, value: Any, place: str) -> tuple[str, bytes]:
+        """The extension and the bytes of the file of a leaf."""
+        if isinstance(value, Picture):
+            return value.extension, value.data
+        if isinstance(value, np.ndarray):
+            if value.dtype.hasobject:
+                raise refused(place, name, value, "a .npy of objects would be a pickle")
+            file = io.BytesIO()
+            np.save(file, value, allow_pickle=False)
+            return "npy", file.getvalue()
+        if isinstance(value, str):
+            try:
+                return "txt", value.encode()
+            except UnicodeEncodeError:
+                raise refused(place, name, value, "half of a surrogate pair is no UTF-8") from None
+        if isinstance(value, bytes):
+            return "bin", value
+        if isinstance(value, datetime.date):
+            return "txt", value.isoformat().encode()
+        if type(value) is int:
+            return cls.integer, str(value).encode()
+        if isinstance(value, complex):
+            raise refused(place, name, value, "JSON has no complex numbers")
+        return "json", json.dumps(value).encode()
+
+
+class _Tars(_Files):
+    """Tar shards, as the webdataset package reads them."""
+
+    name, integer = "webdataset", "cls"
+
+    def _write(self, number: int, part: range) -> None:
+        with shard(os.path.join(self.where, f"shard-{number:06}.tar")) as stream:
+            for stem, _, files in self._samples(part):
+                for name, data in files.items():
+                    # Without a time and an owner: the same samples make the same bytes.
+                    header = tarfile.TarInfo(f"{stem}.{name}")
+                    header.size = len(data)
+                    padding = bytes(-len(data) % tarfile.BLOCKSIZE)
+                    stream.writelines((header.tobuf(tarfile.GNU_FORMAT), data, padding))
+            stream.write(bytes(2 * tarfile.BLOCKSIZE))
+
+
+class _Folders(_Files):
+    """A folder for each sample with a file for each field; one file where a sample is one leaf."""
+
+    name, integer = "files", "txt"
+
+    def parts(self, shard_nbytes: int) -> list[range]:
+        whole = range(len(self.plan))
+        return [whole[start : start + _FOLDERS_A_PART] for start in whole[::_FOLDERS_A_PART]]
+
+    def _write(self, number: int, part: range) -> None:
+        for name, is_leaf, files in self._samples(part):
+            stem = os.path.join(self.where, name) + ("." if is_leaf else os.sep)
+            storage.make_parent(stem)
+            for file, data in files.items():
+                with shard(f"{stem}{file}", sync=False) as stream:
+                    stream.write(data)
+
+
+class _Parquets(Format):
+    """Parquet files."""
+
+    name = "parquet"
+
+    def _write(self, number: int, part: range) -> None:
+        columns = self.plan.columns
+        schema = schema_of(columns.values(), self.plan.label_table(range(0)).schema)
+        path = os.path.join(self.where, f"part-{number:05}.parquet")
+        with shard(path) as stream, closing(ParquetFile(stream, schema)) as file:
+            for piece, rows in self.plan.rows(part):
+                place = f"export(): samples {piece[0]} to {piece[-1]}"
+                arrays = [arrow_column(c, rows[name], place) for name, c in columns.items()]
+                file.write(arrays, self.plan.label_table(piece))
+
+
+class _HuggingFace(Format):
+    """What the package datasets reads: an Arrow file for each part, as it writes its own, then all as one."""
+
+    name = "hf"
+
+    @classmethod
+    def require(cls) -> None:
+        try:
+            import datasets  # noqa: F401 - is it there?
+        except ImportError as error:
+            raise MissingDependencyError(
+                'export(to="hf") needs the package datasets; install it with: pip install edcache[hf]'
+            ) from error
+
+    def __init__(self, plan: Plan, where: str) -> None:
+        import datasets
+
+        super().__init__(plan, os.path.join(where, "parts"))
+        os.mkdir(self.where)
+        plain = [column for column in plan.columns.values() if column.kind not in ("array", "image")]
+        schema = schema_of(plain, plan.label_table(range(0)).schema)
+        features = datasets.Features.from_arrow_schema(schema)
+        own = {name: _feature(c) if c not in plain else features[name] for name, c in plan.columns.items()}
+        self.features = datasets.Features(own | features)
+
+    def _write(self, number: int, part: range) -> None:
+        from datasets.arrow_writer import ArrowWriter
+
+        columns = self.plan.columns
+        path = os.path.join(self.where, f"{number:05}.arrow")
+        with ArrowWriter(path=path, features=self.features) as writer:
+            for piece, rows in self.plan.rows(part):
+                batch = {name: [_example(c, v) for v in rows[name]] for name, c in columns.items()}
+                writer.write_batch(batch | self.plan.label_table(piece).to_pydict())
+            writer.finalize()
+
+    def finish(self) -> None:
+        import datasets
+
+        names = sorted(os.listdir(self.where))
+        parts = [datasets.Dataset.from_file(os.path.join(self.where, name)) for name in names]
+        bars = datasets.utils.logging.is_progress_bar_enabled()
+        datasets.disable_progress_bars()
+        try:
+            whole = datasets.concatenate_datasets(parts)
+            whole.save_to_disk(os.path.dirname(self.where), num_shards=len(parts))
+        finally:
+            if bars:
+                datasets.enable_progress_bars()
+        storage.remove_tree(self.where)
+
+
+def _feature(column: Column) -> Any:
+    """What the package datasets calls the type of images and of arrays."""
+    import datasets
+
+    if column.kind == "image":
+        return datasets.Image()
+    if column.is_fixed and 2 <= column.ndim <= _MOST_DIMENSIONS:
+        return getattr(datasets, f"Array{column.ndim}D")(shape=column.shape, dtype=column.dtype)
+    feature = datasets.Value(column.dtype)
+    for _ in range(column.ndim):
+        feature = datasets.Sequence(feature)
+    return feature
+
+
+def _example(column: Column, value: Any) -> Any:
+    if column.kind == "image" and value is not None:
+        return {"bytes": value, "path": None}
+    # Numbers, and arrays of several dimensions that vary, which are lists of lists there.
+    is_plain = column.ndim == 0 or (column.ndim > 1 and not column.is_fixed)
+    return value.tolist() if isinstance(value, np.ndarray) and is_plain else value
+
+
+class _Npz(Format):
+    """One .npz with an array for each column, along its first axis the samples.
+
+    Arrays whose shapes vary, bytes and images are the columns NAME.values, all of them one after the other,
+    NAME.offsets (int64 [n + 1], where each begins) and, of more than one dimension, NAME.shapes (int64).
+    """
+
+    name, arrays, is_folder = "npz", "biufc", False
+
+    def __init__(self, plan: Plan, where: Any) -> None:
+        super().__init__(plan, where)
+        table = plan.label_table(range(len(plan)))
+        self._labels = {n: _label(n, Labels(table)[n], table.column(n)) for n in table.column_names}
+        folder, columns = os.path.dirname(where.name), plan.columns.items()
+        self._single: dict[str, list[Any]] = {name: [] for name, c in columns if c.kind in _SINGLE}
+        self._stacks = {name: _Stack(c, folder) for name, c in columns if c.kind not in _SINGLE}
+
+    @classmethod
+    def check(cls, plan: Plan) -> None:
+        for name, column in plan.columns.items():
+            if column.is_nullable:
+                raise ExportError(
+                    f'export(): field "{name}" is None or missing in some samples, and an .npz holds no '
+                    "None; leave it out with select(), or the samples with a filter"
+                )
+            if column.kind == "datetime with a zone":
+                raise ExportError(f'export(): field "{name}" is a {column.kind}, for which numpy has no type')
+            if name.endswith(_SUFFIXES):
+                raise ExportError(
+                    f'export(): field "{name}" ends as the arrays of fields of varying shapes do'
+                )
+
+    def parts(self, shard_nbytes: int) -> list[range]:
+        return self.plan.parts(_BATCH_NBYTES)
+
+    def _write(self, number: int, part: range) -> None:
+        for _, columns in self.plan.rows(part):
+            for name, values in columns.items():
+                if name in self._single:
+                    self._single[name] += values
+                else:
+                    self._stacks[name].add(values)
+
+    def finish(self) -> None:
+        with zipfile.ZipFile(self.where, "w", zipfile.ZIP_STORED) as archive:
+            for name in self.plan.columns:
+                if name in self._single:
+                    _put(archive, name or "sample", _stacked(self.plan.columns[name], self._single[name]))
+                else:
+                    for suffix, array in self._stacks[name].arrays():
+                        _put(archive, f"{name or 'sample'}{suffix}", array)
+            for name, values in self._labels.items():
+                _put(archive, name, values)
+
+    def close(self) -> None:
+        for stack in self._stacks.values():
+            stack.file.close()
+
+
+def _put(archive: zipfile.ZipFile, name: str, array: np.ndarray[Any, Any]) -> None:
+    # A ZipInfo of its own has no time: the same samples make the same bytes.
+    with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
+        np.lib.format.write_array(file, array, allow_pickle=False)
+
+
+def _label(name: str, values: np.ndarray[Any, Any], column: Any) -> np.ndarray[Any, Any]:
+    if column.null_count:
+        raise ExportError(
+            f'export(): label "{name}" has no value for {column.null_count:,} of {len(column):,} samples, '
+            "and an .npz holds no None; choose others: labels=[...]"
+        )
+    if values.dtype.hasobject and not all(isinstance(value, str) for value in values):
+        raise ExportError(
+            f'export(): label "{name}" is {column.type}, which makes no array; choose others: labels=[...]'
+        )
+    return values.astype(np.str_) if values.dtype.hasobject else values
+
+
+def _stacked(column: Column, values: list[Any]) -> np.ndarray[Any, Any]:
+    if column.kind == "text" and any(value.endswith("\0") for value in values):
+        raise ExportError(
+            f'export(): field "{column.name}" has text that ends with a zero character, which numpy '
+            "would cut off"
+        )
+    try:
+        return np.array(values, dtype=_SINGLE[column.kind])
+    except OverflowError as error:
+        raise ExportError(f'export(): field "{column.name}" does not fit int64: {error}') from None
+
+
+class _Stack:
+    """The arrays, bytes or lists of one column until all are there, in a file that goes with the process."""
+
+    def __init__(self, column: Column, folder: str) -> None:
+        self._column, self._folder = column, folder
+        dtype = column.dtype if column.kind == "array" else "u1"
+        if column.kind == "list":
+            dtype = _SINGLE["int" if column.dtype == "null" else column.dtype]
+        self._dtype = np.dtype(dtype)
+        self._shapes: list[tuple[int, ...]] = []
+        try:
+            self.file: Any = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with the format
+        except OSError as error:
+            storage.refused(folder, "making a temporary file in it", error)
+
+    def add(self, values: Sequence[Any]) -> None:
+        """Keep the values of more samples."""
+        for value in values:
+            is_bytes = isinstance(value, bytes)
+            array = np.frombuffer(value, np.uint8) if is_bytes else np.asarray(value, self._dtype)
+            self.file.write(np.ascontiguousarray(array).data)
+            self._shapes.append(array.shape)
+
+    def arrays(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+        """What goes into the .npz: a suffix of the name, and the array."""
+        self.file.flush()
+        sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
+        values: np.ndarray[Any, Any] = np.empty(0, self._dtype)
+        if sum(sizes):
+            try:
+                values = np.memmap(self.file, self._dtype, "r", shape=(sum(sizes),))
+            except OSError as error:
+                storage.refused(self._folder, "mapping a temporary file in it", error)
+        if self._column.is_fixed:
+            assert self._column.shape is not None
+            yield "", values.reshape(len(sizes), *self._column.shape)
+            return
+        yield ".values", values
+        yield ".offsets", np.cumsum([0, *sizes], dtype=np.int64)
+        if self._column.ndim > 1:
+            yield ".shapes", np.array(self._shapes, np.int64).reshape(-1, self._column.ndim)
+
+
+FORMATS: Final[dict[str, type[Format]]] = {
+    kind.name: kind for kind in (_Tars, _Folders, _Parquets, _HuggingFace, _Npz)
+}
