@@ -96,7 +96,10 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         special: Special | None,
         memory: Memory,
     ) -> Any:
-        return reader.collated(self._reader, self.labels, indices, fields, special, memory)
+        if fields is not None:
+            whole = self._reader, self.labels, indices, memory
+            return fields.collated(*whole) if special is None else NotImplemented
+        return reader.collated(self._reader, indices, special, memory)
 
     def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
         return reader.collated_by(self._reader, indices, size, memory)

@@ -122,7 +122,8 @@ class Zipped(Combined):
                 return None
             paths.setdefault(owner, []).append(path)
         return [
-            (self._parts[place], Projection(paths[place], fields.as_tuple, {})) for place in sorted(paths)
+            (self._parts[place], Projection(tuple(paths[place]), fields.as_tuple, {}))
+            for place in sorted(paths)
         ]
 
     def _owner(self, path: FieldPath) -> int | None:
