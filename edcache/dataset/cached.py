@@ -142,7 +142,7 @@ class CachedDataset(ArchiveDataset[T_co]):
             return
         try:
             # What was dropped stays away.
-            known = {*self._reader.label_names, *(name for name, _ in self.head.labels)}
+            known = {*self._reader.label_names, *(name for name, _ in self._reader.head.labels)}
             absent = [name for name in spec.names if name not in known]
             if absent and self.complete:
                 sync = self._check_relabelling()

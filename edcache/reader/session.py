@@ -350,11 +350,6 @@ class FileSession(Session):
         index = sum(column.nbytes for column in self.contents.index.records.columns().values())
         return index + self.label_nbytes + self.checks.nbytes
 
-    def record_extents(self) -> tuple[Ints, Ints]:
-        """Where the records of each chunk begin and end: int64 arrays."""
-        blocks = self.contents.index.blocks
-        return blocks[:, 1], blocks[:, 1] + blocks[:, 2]
-
     def placed(self, error: EdcacheError, index: int) -> EdcacheError:
         """See the base class."""
         is_record = isinstance(error, CorruptRecordError)

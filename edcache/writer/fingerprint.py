@@ -12,7 +12,9 @@ import enum
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from edcache.base import FingerprintError
 from edcache.writer.fingerprint_code import NO_ACCESS, Access, digest_of, qualified_name, source_digest
@@ -33,6 +35,8 @@ _NBYTES: Final = 2_400
 _DETAILS: Final = ((4, 300), (3, 120), (2, 80), (1, 80), (1, 32))
 """How deep each attribute of an object has a text, and the longest text; the first that fits is taken."""
 _MOST_NAMES: Final = 2_000
+# Code, name and digest of the functions that were asked for.
+_factories: WeakKeyDictionary[FunctionType, tuple[Any, ...]] = WeakKeyDictionary()
 
 
 def call_fingerprint(
@@ -43,13 +47,24 @@ def call_fingerprint(
     Raises:
         FingerprintError: 'argument "transform" of data:train: <Resize at 0x...> has no description that ...'.
     """
-    name = qualified_name(factory)
+    name, digest = _code_of(factory)
     return {
         "factory": name,
         "arguments": {key: _argument(name, key, value) for key, value in arguments.items()},
         "version": None if version is None else _argument(name, "version", version),
-        "source": source_digest(factory),
+        "source": digest,
     }
+
+
+def _code_of(factory: Callable[..., Any]) -> tuple[str, str | None]:
+    """The qualified name and the source digest of a factory: of a function, found once for its code."""
+    if not isinstance(factory, FunctionType):
+        return qualified_name(factory), source_digest(factory)
+    code, *known = _factories.get(factory, (None,))
+    if code is not factory.__code__:
+        known = [qualified_name(factory), source_digest(factory)]
+        _factories[factory] = (factory.__code__, *known)
+    return known[0], known[1]
 
 
 def _argument(factory: str, key: str, value: object) -> Any:

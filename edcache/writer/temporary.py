@@ -90,17 +90,14 @@ def replacing(target: str, wait: float | None = None) -> Iterator[File]:
         session.close()
 
 
-def open_kept(path: str) -> File:
-    """Open an archive to read it; where it is a local copy, it is not cleared away as long as it is open."""
-    file = File.open(path, "r")
+def use_copy(file: File) -> None:
+    """Let a local copy that was just opened not be cleared away as long as it is open; an error closes it."""
     try:
-        if storage.exists(path + SIDE):
-            file.share(LOCK_USE)
-            note_use(path)
+        file.share(LOCK_USE)
+        note_use(file.path)
     except BaseException:
         file.close()
         raise
-    return file
 
 
 def note_use(copy: str) -> None:
