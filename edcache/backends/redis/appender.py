@@ -211,7 +211,6 @@ class RedisAppender(AnyAppender):
         raise AssertionError("a cache in Redis has no compression dictionary")
 
     def dictionaries(self) -> list[bytes]:
-        """None."""
         return []
 
     def seal(self) -> None:
