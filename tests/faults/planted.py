@@ -1019,7 +1019,7 @@ _PLACES = [
     Bug(
         "an upload replaces what came meanwhile",
         "backends/objects.py",
-        "if not replaces and self._store.state() != before:",
+        "if not self._replaces and self._store.state() != self._before:",
         "if False:",
         ("test_places_writing.py::test_another_archive_that_came_meanwhile_is_kept",),
     ),
