@@ -34,7 +34,6 @@ class FileStore(Store):
         self.path = absolute(unquote(urlsplit(text).path) if is_url else text)
 
     def local_path(self) -> str:
-        """See the base class."""
         return self.path
 
     def open(self) -> ByteSource:
@@ -67,25 +66,22 @@ class FileStore(Store):
         return None
 
     def appender(self, head: Head, sync: Sync) -> AnyAppender:
-        """See the base class."""
         from edcache.writer import Appender
 
-        def differs(found: Head) -> bool:
+        def differs(there: Head) -> bool:
             """Whether the head of an archive says something else than the one that it is to have."""
-            same = replace(found, uuid=head.uuid, claim_size=head.claim_size)
+            same = replace(there, uuid=head.uuid, claim_size=head.claim_size)
             return format.pack_head(same) != format.pack_head(head)
 
         return Appender.open(self.path, head, create=False, sync=sync, begins_anew=differs)
 
     def free_nbytes(self) -> int | None:
-        """See the base class."""
         try:
             return self._free()
         except OSError:
             return None  # the first write that fails will tell
 
     def part(self, fraction: float) -> int:
-        """See the base class."""
         there = os.path.getsize(self.path) if os.path.exists(self.path) else 0
         return int(fraction * (self._free() + there))
 

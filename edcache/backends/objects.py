@@ -89,7 +89,6 @@ class ObjectStore(Store):
 
     @contextmanager
     def published(self, show: Show, is_done: Callable[[], bool], *, replaces: bool) -> Iterator[None]:
-        """See the base class."""
         spool = self._spool
         assert spool is not None
         spool.begin("w" if replaces else "a")

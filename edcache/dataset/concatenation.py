@@ -10,8 +10,8 @@ import numpy as np
 
 from edcache.base import Ints, OptionError, Picks, Transform
 from edcache.codec import Node
+from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.indexing import Root
-from edcache.dataset.stored import StoredSamples
 from edcache.dataset.view import Samples, View
 from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
@@ -206,7 +206,7 @@ class Several(Samples):
     made: they stay the same samples when an archive grows. Its transforms are set for all `archives`.
     """
 
-    def __init__(self, archives: Sequence[StoredSamples]) -> None:
+    def __init__(self, archives: Sequence[ArchiveDataset]) -> None:
         self.archives = tuple(archives)
         self._concat = concat(self.archives)
 
@@ -308,7 +308,7 @@ class Several(Samples):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _placed(self) -> Iterable[tuple[StoredSamples, int]]:
+    def _placed(self) -> Iterable[tuple[ArchiveDataset, int]]:
         """Each archive, and the index of its first sample."""
         return zip(self.archives, self._concat.starts, strict=True)
 

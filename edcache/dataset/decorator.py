@@ -84,7 +84,7 @@ class CachedFactory(Generic[P, T_co]):
     def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Where the archive of this call is, or would be; nothing is touched."""
         arguments = self._arguments(args, kwargs)
-        path = self._located(arguments)
+        path = self._locate(arguments)
         store = store_at(path)
         completed = self._completed(arguments, store)
         return path if completed is store else completed.path
@@ -98,12 +98,10 @@ class CachedFactory(Generic[P, T_co]):
         """
         arguments, options = self._arguments(args, kwargs), self.options
         # Now: the factory may change the folder that this process works in.
-        store = self._completed(arguments, store_at(self._located(arguments), options.storage_options))
+        store = self._completed(arguments, store_at(self._locate(arguments), options.storage_options))
         fingerprint = call_fingerprint(self.uncached, arguments, self.version)
         archive = store.found(self._reading)
-        rebuild = archive is not None and _is_stale(
-            archive, fingerprint, options.in_memory_keys, self._on_stale
-        )
+        rebuild = archive is not None and self._is_stale(archive, fingerprint)
         # What may be lost is computed again when a lazy cache is asked for it.
         may_grow = options.grow or (store.may_lose and options.is_lazy)
         if archive is not None and archive.complete and not rebuild and not may_grow:
@@ -116,6 +114,33 @@ class CachedFactory(Generic[P, T_co]):
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
         return filled(store, source, options, origin)
 
+    def _is_stale(self, archive: AnyReader, fingerprint: dict[str, Any]) -> bool:
+        """Whether the archive of a call is to be built anew; StaleCacheError where on_stale refuses it."""
+        on_stale, head = self._on_stale, archive.head
+        changed = differences(head.fingerprint, fingerprint)
+        if not archive.complete:
+            changed += label_differences(head, self.options.in_memory_keys)
+        if not changed:
+            if source_changed(head.fingerprint, fingerprint) and on_stale != "ignore":
+                warn_once(
+                    f"{archive.path}: the source of {fingerprint['factory']} changed since this cache was "
+                    "made; if it makes other samples now, raise version= or delete the file",
+                    stacklevel=4,
+                    key=(archive.path, fingerprint["source"]),
+                )
+            return False
+        if on_stale == "rebuild":
+            return True
+        remedy = (
+            'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
+        )
+        message = stale_message(archive.path, fingerprint, changed, remedy)
+        if on_stale == "error" or (on_stale == "warn" and not archive.complete):
+            raise StaleCacheError(message)
+        if on_stale == "warn":
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+        return False
+
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -124,13 +149,9 @@ class CachedFactory(Generic[P, T_co]):
     def _completed(self, arguments: Mapping[str, Any], store: Store) -> Store:
         return store.completed(lambda: call_fingerprint(self.uncached, arguments))
 
-    def _located(self, arguments: Mapping[str, Any]) -> str:
+    def _locate(self, arguments: Mapping[str, Any]) -> str:
         if self._path is None:
             return _default_path(call_fingerprint(self.uncached, arguments), arguments)
-        return self._formatted(arguments)
-
-    def _formatted(self, arguments: Mapping[str, Any]) -> str:
-        assert self._path is not None
         try:
             # That of a server has its credentials along.
             return self._path.format(**{name: _slug(value) for name, value in arguments.items()})
@@ -197,34 +218,6 @@ def cachable(
 def default_directory() -> Path:
     """Where caches without a path live: `$EDCACHE_DIR`, else `~/.cache/edcache`."""
     return Path(os.environ.get("EDCACHE_DIR") or Path.home() / ".cache" / "edcache")
-
-
-def _is_stale(
-    archive: AnyReader, fingerprint: dict[str, Any], in_memory_keys: Any, on_stale: OnStale
-) -> bool:
-    """Whether the archive of a call with a fingerprint is to be built anew; on_stale may refuse or warn."""
-    found = archive.head.fingerprint
-    changed = differences(found, fingerprint)
-    if not archive.complete:
-        changed += label_differences(archive.head, in_memory_keys)
-    if not changed:
-        if source_changed(found, fingerprint) and on_stale != "ignore":
-            warn_once(
-                f"{archive.path}: the source of {fingerprint['factory']} changed since this cache was made; "
-                "if it makes other samples now, raise version= or delete the file",
-                stacklevel=4,
-                key=(archive.path, fingerprint["source"]),
-            )
-        return False
-    if on_stale == "rebuild":
-        return True
-    remedy = 'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
-    message = stale_message(archive.path, fingerprint, changed, remedy)
-    if on_stale == "error" or (on_stale == "warn" and not archive.complete):
-        raise StaleCacheError(message)
-    if on_stale == "warn":
-        warnings.warn(message, RuntimeWarning, stacklevel=3)
-    return False
 
 
 def _default_path(described: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:

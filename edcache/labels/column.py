@@ -159,7 +159,7 @@ def _by_appearance(column: npt.NDArray[Any]) -> Classes:
             new, rows = np.unique(offsets[block < 0], return_index=True)
             new = new[np.argsort(rows)]
             numbers[new] = np.arange(len(order), len(order) + len(new))
-            order = np.append(order, new)
+            order = np.append(order, new.astype(np.intp))  # of uint64 it would make floats
             block = numbers[offsets]
         codes[start : start + _BLOCK] = block
     codes = codes.astype(np.min_scalar_type(len(order) - 1), copy=False)

@@ -240,19 +240,19 @@ def joined_head(sources: Sequence[Source], names: Sequence[str], length: int, as
         )
     if length > format.MAX_LENGTH:
         raise LengthError(f"{asked_by}: {length:,} samples together, an archive holds {format.MAX_LENGTH:,}")
+
+    def common_field(name: str) -> Any:
+        field, *others = (source.field_of(name) for source in sources)
+        return None if field is _NO_COLUMN or any(other != field for other in others) else field
+
     return Head(
         uuid=uuid.uuid4().bytes,
         length=length,
         codec=first.head.codec,
         compression=next(filter(None, (source.head.compression for source in sources)), None),
-        labels=tuple((name, _common_field(sources, name)) for name in names),
+        labels=tuple((name, common_field(name)) for name in names),
         claim_size=first.head.claim_size,
     )
-
-
-def _common_field(sources: Sequence[Source], name: str) -> Any:
-    first, *others = (source.field_of(name) for source in sources)
-    return None if first is _NO_COLUMN or any(other != first for other in others) else first
 
 
 def _check_dictionaries(sources: Sequence[Source]) -> None:

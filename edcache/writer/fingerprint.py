@@ -1,11 +1,9 @@
 """Fingerprints: of a call of a dataset factory, and of a source of which only the object is known.
 
-A fingerprint is JSON in the archive's head. That of a call: the factory's qualified name, its arguments
-with defaults applied, the user's `version`, and a digest of the factory's source. That of an object: its
-class, its attributes ("dataset.split", "transform.transforms[1].size"), and a digest of its classes' source.
-Nothing in it depends on where a file of code lies, when it was changed, on line numbers, on the number of
-workers or on the order in which samples were computed. An argument that cannot be described the same way in
-every process is an error, never a random key; an attribute counts as None then.
+A fingerprint is JSON in the archive's head. It depends neither on where a file of code lies, when it was
+changed and on line numbers, nor on the number of workers and the order in which samples were computed. An
+argument that cannot be described the same way in every process is an error, never a random key; an attribute
+("dataset.split", "transform.transforms[1].size") counts as None then.
 """
 
 from __future__ import annotations

@@ -410,8 +410,8 @@ def _without_origin(source: str, folder: str, opener: Opener, error: Exception) 
     """A whole copy of what cannot be reached; raises the error where there is none."""
     for copy, version in whole_copies_of(source, folder):
         pinned = Pinned(source, version.identity, copy, version.nbytes)
-        found = _attached(pinned, opener)
-        if found is not None and not found.is_partial:
+        file = _attached(pinned, opener)
+        if file is not None and not file.is_partial:
             logger.warning("%s: reading its copy %s: %s", source, copy, error)
-            return found
+            return file
     raise error

@@ -106,7 +106,6 @@ class RedisSession(Session):
 
     @property
     def private_nbytes(self) -> int:
-        """See the base class."""
         columns = self.contents.index.records.columns().values()
         return self.log.nbytes + sum(column.nbytes for column in columns) + self.label_nbytes
 
@@ -126,11 +125,9 @@ class RedisSession(Session):
 
     @property
     def present(self) -> int:
-        """See the base class."""
         return self._rows - len(self.gone)
 
     def has(self, index: int) -> bool:
-        """See the base class."""
         return super().has(index) and index not in self.gone
 
     def held(self) -> Ints | None:
@@ -151,7 +148,6 @@ class RedisSession(Session):
         return RedisSession(log, self._allow_pickle, self._decoding, self) if log.catch_up() else None
 
     def close(self) -> None:
-        """See the base class."""
         self.log.client.close()
 
     def _label_table(self) -> Any:
@@ -201,7 +197,6 @@ class RedisSession(Session):
         return {schema_number(text): number for number, text in enumerate(texts)}
 
     def placed(self, error: EdcacheError, index: int) -> EdcacheError:
-        """See the base class."""
         if not isinstance(error, CorruptRecordError):
             return type(error)(f"{self.path}: sample {index}: {error}")
         key = self.log.keys.record(index)
@@ -214,9 +209,9 @@ class RedisSession(Session):
         """See the base class: all of the records, but for those that a gather has just fetched."""
         indices = checked_indices(indices, self.length)
         rows = self.rows_of(indices)
-        found = indices[rows >= 0]
-        if not self._fetched.values.keys() >= set(found.tolist()):
-            self._keep(found, self._values(found, rows[rows >= 0]))
+        indices, rows = indices[rows >= 0], rows[rows >= 0]
+        if not self._fetched.values.keys() >= set(indices.tolist()):
+            self._keep(indices, self._values(indices, rows))
         yield
 
     def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:

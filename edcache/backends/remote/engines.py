@@ -88,7 +88,6 @@ class FilesystemEngine(Engine):
         self._path = path
 
     async def stamp(self) -> Stamp:
-        """See `Engine`."""
         filesystem = self._filesystem
         filesystem.invalidate_cache()
         if hasattr(filesystem, "_get_object"):  # gcsfs: without a listing beside it
@@ -198,7 +197,6 @@ class _HubFile:
         return await asyncio.to_thread(self._look)
 
     async def address(self, stamp: Stamp | None) -> tuple[str, dict[str, str]]:
-        """See `Address`."""
         assert stamp is not None
         if stamp.tag not in self._urls:
             # Opened by another process, which knew the commit.

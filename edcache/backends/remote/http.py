@@ -89,7 +89,6 @@ class HttpEngine(Engine):
         self._client_options = dict(client_options or {})
 
     async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
-        """See `Engine`."""
         return await self._answer(0, nbytes, None)
 
     async def stamp(self) -> Stamp:

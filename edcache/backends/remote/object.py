@@ -107,20 +107,16 @@ class RemoteObject(ByteSource):
     # --- one state ---
 
     def size(self) -> int:
-        """See `ByteSource`."""
         return self._stamp.size
 
     def identity(self) -> Stamp:
-        """See `ByteSource`."""
         return self._stamp
 
     def tag(self) -> tuple[object, ...]:
-        """See `ByteSource`."""
         text = f"{self.path}\0{self._stamp.size}\0{self._stamp.tag}"
         return (hashlib.sha256(text.encode()).hexdigest()[:32],)
 
     def reopened(self) -> RemoteObject:
-        """See `ByteSource`."""
         return RemoteObject(self._url)
 
     def check_unchanged(self) -> None:
@@ -136,7 +132,6 @@ class RemoteObject(ByteSource):
     # --- bytes ---
 
     def pread(self, offset: int, nbytes: int) -> bytes:
-        """See `ByteSource`."""
         start, end = self._clipped(offset, nbytes)
         data = self._known(start, end)
         if data is None and not self._has_end:
@@ -245,17 +240,13 @@ class RemoteStore(ObjectStore):
 
     @property
     def key(self) -> str:
-        """See the base class."""
         return f"{self.path} {self.url.options.get('endpoint_url', '')}"
 
     def open(self) -> RemoteObject:
-        """See the base class."""
         return RemoteObject(self.url)
 
     def check_writable(self) -> None:
-        """See the base class."""
         check_writable(self.url)
 
     def put(self, path: str, state: File, tell: Callable[[int], object]) -> None:
-        """See the base class."""
         upload(self.url, path, state, tell)
