@@ -13,7 +13,7 @@ from edcache import format, writer
 from edcache.base import CorruptArchiveError, NotAnArchiveError, OptionError, ReadOptions, StorageError, Sync
 from edcache.format import Head
 from edcache.storage import PATHS, ByteSource, File, absolute
-from edcache.writer import AS_IT_IS, Store
+from edcache.writer import AS_IT_IS, SIDE, Store
 
 if TYPE_CHECKING:
     from edcache.reader import AnyReader
@@ -34,60 +34,54 @@ class FileStore(Store):
         self.path = absolute(unquote(urlsplit(text).path) if is_url else text)
 
     def local_path(self) -> str:
-        """See the base class."""
         return self.path
 
     def open(self) -> ByteSource:
         """See the base class; what may be cleared away by others stays while it is open."""
-        return writer.open_kept(self.path)
+        file = File.open(self.path, "r")
+        if file.has_beside(SIDE):
+            writer.use_copy(file)
+        return file
 
     def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
         """See the base class; what a power cut left of a seal that was never synced is cut off first."""
-        found = self._readable(options)
-        if found is None or not found.is_abandoned:
-            return found
-        found.close()
-        return None
-
-    def _readable(self, options: ReadOptions) -> AnyReader | None:
-        from edcache.writer import never_created
+        from edcache.writer import never_created, recover
 
         try:
-            return super().found(options)
+            reader = super().found(options)
         except (NotAnArchiveError, CorruptArchiveError) as error:
             if never_created(self.path):
                 return None
             if isinstance(error, CorruptArchiveError):
-                self._recover(error)
-        # Where its creator wrote the head meanwhile, it opens now (test_stream.py, test_a_killed_one_*).
-        return self._opened(options)
-
-    def _recover(self, error: CorruptArchiveError) -> None:
-        from edcache.writer import recover
-
-        try:
-            recover(self.path)
-        except StorageError:
-            # Nothing can be written here: what does not read is what there is to say.
-            raise error from None
+                try:
+                    recover(self.path)
+                except StorageError:
+                    # Nothing can be written here: what does not read is what there is to say.
+                    raise error from None
+            # Where its creator wrote the head meanwhile, it opens now (test_stream.py, test_a_killed_one_*).
+            reader = self._opened(options)
+        if reader is None or not reader.is_abandoned:
+            return reader
+        reader.close()
+        return None
 
     def appender(self, head: Head, sync: Sync) -> AnyAppender:
-        """See the base class."""
         from edcache.writer import Appender
 
-        return Appender.open(
-            self.path, head, create=False, sync=sync, begins_anew=lambda found: _differs(found, head)
-        )
+        def differs(there: Head) -> bool:
+            """Whether the head of an archive says something else than the one that it is to have."""
+            same = replace(there, uuid=head.uuid, claim_size=head.claim_size)
+            return format.pack_head(same) != format.pack_head(head)
+
+        return Appender.open(self.path, head, create=False, sync=sync, begins_anew=differs)
 
     def free_nbytes(self) -> int | None:
-        """See the base class."""
         try:
             return self._free()
         except OSError:
             return None  # the first write that fails will tell
 
     def part(self, fraction: float) -> int:
-        """See the base class."""
         there = os.path.getsize(self.path) if os.path.exists(self.path) else 0
         return int(fraction * (self._free() + there))
 
@@ -103,9 +97,3 @@ def copy_bytes(source: ByteSource, file: File) -> None:
     nbytes = source.size()
     for offset in range(0, nbytes, _PIECE_NBYTES):
         file.pwrite(offset, source.read_many([(offset, min(_PIECE_NBYTES, nbytes - offset))])[0])
-
-
-def _differs(found: Head, head: Head) -> bool:
-    """Whether the head of an archive says something else than the one that it is to have."""
-    same = replace(found, uuid=head.uuid, claim_size=head.claim_size)
-    return format.pack_head(same) != format.pack_head(head)

@@ -39,12 +39,6 @@ from .errors import UnregisteredTypeError as UnregisteredTypeError
 from .errors import UnsupportedTypeError as UnsupportedTypeError
 from .errors import WhereError as WhereError
 from .errors import WorkerError as WorkerError
-from .modules import MAIN_NAMES as MAIN_NAMES
-from .modules import module_aliases as module_aliases
-from .modules import module_name as module_name
-from .once import ForkLock as ForkLock
-from .once import PerProcess as PerProcess
-from .once import once as once
 from .options import FIXED as FIXED
 from .options import CacheKeywords as CacheKeywords
 from .options import CacheOptions as CacheOptions
@@ -68,6 +62,7 @@ from .options import WriteOptions as WriteOptions
 from .options import check_choice as check_choice
 from .options import check_positive as check_positive
 from .options import check_workers as check_workers
+from .options import checked_function as checked_function
 from .options import provisional as provisional
 from .options import takes as takes
 from .ordering import Ints as Ints
@@ -77,6 +72,12 @@ from .ordering import generator as generator
 from .ordering import grouped as grouped
 from .ordering import permutation as permutation
 from .ordering import stable_order as stable_order
+from .process import MAIN_NAMES as MAIN_NAMES
+from .process import ForkLock as ForkLock
+from .process import PerProcess as PerProcess
+from .process import module_aliases as module_aliases
+from .process import module_name as module_name
+from .process import once as once
 from .progress import Progress as Progress
 from .progress import byte_progress as byte_progress
 from .progress import uploading as uploading

@@ -1,11 +1,5 @@
 """Every option that a call takes by keyword: what it means, its default and its check, once.
 
-    ReadOptions     how records are read                      Reader
-    OpenOptions     these, and what samples pass              CachedDataset.from_cache
-    WriteOptions    how records are written                   CacheWriter
-    FillOptions     how missing samples are computed          warmup()
-    CacheOptions    all of them, and when to fill             CachedDataset, @cachable
-
 An object of these goes from room to room. The classes named Keywords tell type checkers and editors the same
 names and types for `**keywords: Unpack[...]`; `takes` tells them to inspect and help().
 """
@@ -181,6 +175,10 @@ class OpenOptions(ReadOptions):
     batch_transform: Transform = None
     storage_options: Mapping[str, Any] | None = None
 
+    def _check(self) -> None:
+        checked_function("transform", self.transform)
+        checked_function("batch_transform", self.batch_transform)
+
 
 class WriteKeywords(TypedDict, total=False):
     """See `WriteOptions`."""
@@ -344,9 +342,19 @@ def provisional(options: CacheOptions) -> ReadOptions:
     return replace(ReadOptions.part_of(options), allow_partial=True, max_bytes=None, preload=None)
 
 
-# Those that may be set of an open dataset too.
-LIVE: Final = frozenset({"batch_transform", "transform", "zero_copy"})
-FIXED: Final = CacheOptions.names() - LIVE | {"fingerprint"}
+# All but those that may be set of an open dataset too.
+FIXED: Final = CacheOptions.names() - {"batch_transform", "transform", "zero_copy"} | {"fingerprint"}
+
+
+def checked_function(name: str, function: Any) -> Transform:
+    """The function that an option or an attribute is set to.
+
+    Raises:
+        OptionError: it is none, nor None.
+    """
+    if function is not None and not callable(function):
+        raise OptionError(f"{name}={function!r}; give a function, or None")
+    return function  # type: ignore[no-any-return]
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
@@ -386,13 +394,9 @@ def takes(kind: type[Options]) -> Callable[[F], F]:
         if door.__doc__:
             text, mark, rest = inspect.cleandoc(door.__doc__).partition("\n    keywords:")
             line, _, rest = rest.partition("\n")
-            door.__doc__ = "\n".join([text + mark + line, *_described(kind), rest])
+            docs = [inspect.cleandoc(base.__doc__ or "") for base in kind.__mro__]
+            described = [doc.partition("Args:\n")[2] for doc in docs if "Args:\n" in doc]
+            door.__doc__ = "\n".join([text + mark + line, *described, rest])
         return door
 
     return show
-
-
-def _described(kind: type[Options]) -> list[str]:
-    """What the docstrings of a class and its bases say of their options, below "Args:"."""
-    texts = [inspect.cleandoc(base.__doc__ or "") for base in kind.__mro__ if issubclass(base, Options)]
-    return [line for text in texts for line in text.partition("Args:\n")[2].splitlines()]

@@ -154,7 +154,9 @@ def _shows_bar(show: Show) -> bool:
     setting = os.environ.get("EDCACHE_PROGRESS")
     if setting is not None:
         return setting != "0"
-    return _is_first_rank() and _is_watched()
+    # The second is what torch_xla.launch() sets.
+    rank = os.environ.get("RANK") or os.environ.get("PJRT_LOCAL_PROCESS_RANK") or "0"
+    return rank == "0" and _is_watched()
 
 
 def _is_watched() -> bool:
@@ -163,8 +165,3 @@ def _is_watched() -> bool:
         return True
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return "IPKernelApp" in getattr(shell, "config", ())
-
-
-def _is_first_rank() -> bool:
-    # The second is what torch_xla.launch() sets.
-    return (os.environ.get("RANK") or os.environ.get("PJRT_LOCAL_PROCESS_RANK") or "0") == "0"

@@ -6,8 +6,8 @@ Positions are int64 and count in the selection; what they give counts in what wa
 from __future__ import annotations
 
 import sys
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,56 +15,55 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 
 
-class Selection(Protocol):
+class Selection:
     """A sequence of int64 that never changes."""
 
-    def __len__(self) -> int: ...
+    numbers: range | Ints
 
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @abstractmethod
     def at(self, position: int) -> int:
         """What lies at a position in [0, len(self))."""
 
+    @abstractmethod
     def take(self, positions: Ints) -> Ints:
         """What lies at positions in [-len(self), len(self))."""
 
+    @abstractmethod
     def cut(self, part: range) -> Selection:
         """The positions of a range, all of them in [0, len(self)); holds no more memory than this one."""
 
     def array(self) -> Ints:
         """All of it, read only; a view where this is an array."""
+        return _read_only(self.take(np.arange(len(self), dtype=np.int64)))
 
 
 @dataclass(frozen=True)
-class Span:
+class Span(Selection):
     """Those of a range, none of which is negative."""
 
     numbers: range
-
-    def __len__(self) -> int:
-        return len(self.numbers)
 
     def at(self, position: int) -> int:
         return self.numbers[position]
 
     def take(self, positions: Ints) -> Ints:
-        numbers = self.numbers
-        return _from_start(positions, len(numbers)) * numbers.step + numbers.start
+        # Not min(): as in dataset/indexing.py.
+        if len(positions) and positions[positions.argmin()] < 0:
+            positions = np.where(positions < 0, positions + len(self), positions)
+        return positions * self.numbers.step + self.numbers.start
 
     def cut(self, part: range) -> Selection:
         return Span(self.numbers[_as_slice(part)])
 
-    def array(self) -> Ints:
-        numbers = self.numbers
-        return _read_only(np.arange(numbers.start, numbers.stop, numbers.step, dtype=np.int64))
-
 
 @dataclass(frozen=True, eq=False)
-class Picks:
+class Picks(Selection):
     """Those of an array, which nobody may change."""
 
     numbers: Ints
-
-    def __len__(self) -> int:
-        return len(self.numbers)
 
     def at(self, position: int) -> int:
         return int(self.numbers[position])
@@ -81,14 +80,11 @@ class Picks:
 
 
 @dataclass(frozen=True)
-class Cycle:
+class Cycle(Selection):
     """Another selection over and over: what lies at `numbers[k] % len(base)` of it."""
 
     base: Selection
     numbers: range
-
-    def __len__(self) -> int:
-        return len(self.numbers)
 
     def at(self, position: int) -> int:
         return self.base.at(self.numbers[position] % len(self.base))
@@ -105,9 +101,6 @@ class Cycle:
             first = numbers[0] // size * size
             return self.base.cut(range(numbers.start - first, numbers.stop - first, numbers.step))
         return Cycle(self.base, numbers)
-
-    def array(self) -> Ints:
-        return _read_only(self.base.take(Span(self.numbers).array() % len(self.base)))
 
 
 def repeated(selection: Selection, times: int) -> Selection:
@@ -137,14 +130,6 @@ def index_ranges(indices: Ints, most: int = 200, hint: str = "; --json lists all
 def _as_slice(part: range) -> slice:
     """What cuts an array or a range as `part` says: a slice counts a stop before the start from the end."""
     return slice(part.start, part.stop if part.stop >= 0 else None, part.step) if part else slice(0)
-
-
-def _from_start(positions: Ints, length: int) -> Ints:
-    """Positions counted from the start, where some are from the end."""
-    # Not min(): as in dataset/reading.py.
-    if len(positions) and positions[positions.argmin()] < 0:
-        return np.where(positions < 0, positions + length, positions)
-    return positions
 
 
 def _read_only(numbers: Ints) -> Ints:

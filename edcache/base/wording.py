@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -57,13 +57,10 @@ def described(value: object) -> str:
     if isinstance(shape, tuple) and shape:
         return f"{article(value)} of shape {tuple(shape)} and dtype {getattr(value, 'dtype', '?')}"
     if isinstance(value, (list, tuple)):
-        return f"{article(value)} of length {len(value)}{_first_item(value)}"
+        first = f" that begins with {described(value[0])}" if value else ""
+        return f"{article(value)} of length {len(value)}{first}"
     text = shown(value)
     return article(value) if text.startswith("<") else f"{article(value)} ({text})"
-
-
-def _first_item(value: Sequence[Any]) -> str:
-    return f" that begins with {described(value[0])}" if value else ""
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:

@@ -30,7 +30,6 @@ _SHOWN_SCHEMAS: Final = 8
 
 
 def _opened(path: str, **options: Any) -> dataset.CachedDataset:
-
     return dataset.CachedDataset(None, path, allow_partial=True, **options)
 
 

@@ -28,12 +28,9 @@ from edcache.writer import (
 
 
 class Building:
-    """Makes one cache of its source, as the options say.
+    """Makes one cache of its source, as the options say; a fingerprint of None compares nothing.
 
-    Args:
-        fingerprint: of the source; None where nothing is compared.
-    Attributes:
-        job: what is filled, from which source. length: samples of the source, where it has len().
+    job: what is filled, from which source. length: samples of the source, where it has len().
     """
 
     def __init__(
@@ -67,11 +64,7 @@ class Building:
         )
 
     def start(self, keep_existing: bool) -> tuple[LazyFiller | None, AnyReader | None]:
-        """Make what is missing; or where that is lazy, what makes it when it is asked for.
-
-        Returns:
-            What makes it, None where nothing is missing any more; and the archive, where all was there.
-        """
+        """Make what is missing; or give what makes it when asked for, and the archive where all was there."""
         path = self._store.path
         if self._is_lazy and not keep_existing:
             raise OptionError(f"{path}: lazy=True fills what is there; to begin anew delete the file")
@@ -104,10 +97,7 @@ class Building:
             until_it_stays(run, self._is_done)
 
     def _done(self) -> AnyReader | None:
-        """The sealed archive with every sample, where it is there; nothing need be writable for that.
-
-        Raises StaleCacheError where the archive was made from something else.
-        """
+        """The sealed archive with every sample, where it is there; nothing need be writable for that."""
         archive = self._store.found(self._reading)
         if archive is None:
             return None

@@ -23,10 +23,10 @@ from edcache.base import (
     provisional,
     takes,
 )
+from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.concatenation import Several
 from edcache.dataset.indexing import T_co
 from edcache.dataset.paths import Path, digests_of, expand_paths
-from edcache.dataset.stored import StoredSamples
 from edcache.labels import LabelSpec
 from edcache.reader import AnyReader
 from edcache.writer import Store, store_at
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from edcache.dataset.build import Building
-    from edcache.writer import LazyFiller
 
 
 class Source(Protocol[T_co]):
@@ -46,7 +45,7 @@ class Source(Protocol[T_co]):
 
 
 @takes(CacheOptions)
-class CachedDataset(StoredSamples[T_co]):
+class CachedDataset(ArchiveDataset[T_co]):
     """A dataset whose samples are computed once and read from one archive ever after.
 
     Args:
@@ -88,6 +87,8 @@ class CachedDataset(StoredSamples[T_co]):
             self._make(store, source, options, fingerprint)
 
     _fixed = FIXED
+    _store: Store
+    _building: Building | None
 
     def _attach(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
         self._begin(store, options, reader)
@@ -96,11 +97,17 @@ class CachedDataset(StoredSamples[T_co]):
         self._add_keys(LabelSpec.parse(options.in_memory_keys))
 
     def _begin(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
-        self._store, self._reader, self.path = store, reader, reader.path
-        self._building: Building | None = None
-        self._filler: LazyFiller | None = None
-        self.zero_copy = options.zero_copy
-        self.transform, self.batch_transform = options.transform, options.batch_transform
+        # At once: `__setattr__` is for who sets an attribute of an open dataset.
+        vars(self).update(
+            _store=store,
+            _reader=reader,
+            path=reader.path,
+            _building=None,
+            _filler=None,
+            zero_copy=options.zero_copy,
+            _transform=options.transform,
+            _batch_transform=options.batch_transform,
+        )
 
     def _make(
         self, store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None
@@ -135,14 +142,13 @@ class CachedDataset(StoredSamples[T_co]):
             return
         try:
             # What was dropped stays away.
-            known = {*self._reader.label_names, *(name for name, _ in self.head.labels)}
+            known = {*self._reader.label_names, *(name for name, _ in self._reader.head.labels)}
             absent = [name for name in spec.names if name not in known]
             if absent and self.complete:
                 sync = self._check_relabelling()
                 from edcache.dataset import relabel
 
-                relabel.add_keys(self, spec.only(absent), sync)
-                self.refresh()
+                relabel.publish(self, relabel.of_keys(self, spec.only(absent)), sync)
         except BaseException:
             self._reader.close()
             raise
@@ -180,9 +186,7 @@ class CachedDataset(StoredSamples[T_co]):
         Raises:
             ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError: each names the
                 archive; a glob that nothing fits, a folder without .zip files.
-            DigestError: the file is not the one that was published. It is hashed before anything in it is
-                parsed, by the process that opens it and through the descriptor that it
-                then reads from. Workers hash nothing: they check uuid and size, see `edcache.Reader`.
+            DigestError: the file is not the one that was published, see `expected_digest`.
 
         An archive that a killed writer left, or that was cut, opens too, with a PartialArchiveWarning unless
         allow_partial=True, and is not `complete`: what was published is there. Of the rest, samples that the
@@ -252,8 +256,7 @@ class CachedDataset(StoredSamples[T_co]):
             fields: the function gets these fields alone, as `select(*fields)` gives them.
             num_workers: processes that call the function, as in a DataLoader; 0 calls it in this one.
         Returns:
-            This dataset, which sees the labels at once. Whoever else has the archive open sees them after
-            refresh().
+            This dataset, which sees the labels at once; others who have it open do after refresh().
         Raises:
             OptionError: 'label "cluster" got 9 values, the dataset has 10 samples; ...', and the like.
             LabelTypeError: 'train.zip: label "y" is int64 in the archive and string in labels that were
@@ -261,8 +264,8 @@ class CachedDataset(StoredSamples[T_co]):
             LabelError: the function raised; a key comes twice in the table.
             StorageError: the archive cannot be written here.
 
-        Samples that are appended later have None in a new column. A column that fills from the samples,
-        one of `in_memory_keys`, goes on filling: of a sample that is written later the label is its own.
+        Samples that are appended later have None in a new column, and their own label in one of
+        `in_memory_keys`.
         Cost: of a sealed archive, writing its index and its labels again: 30 bytes a sample and the labels.
         Safety: any number of processes may add labels and append samples at once.
 
@@ -272,8 +275,7 @@ class CachedDataset(StoredSamples[T_co]):
         sync = self._check_relabelling()
         from edcache.dataset import relabel
 
-        relabel.add_labels(self, what, values, on, fields, num_workers, sync)
-        self.refresh()
+        relabel.publish(self, relabel.given(self, what, values, on, fields, num_workers), sync)
         return self
 
     def drop_labels(self, *names: str) -> CachedDataset[T_co]:
@@ -286,8 +288,7 @@ class CachedDataset(StoredSamples[T_co]):
         sync = self._check_relabelling()
         from edcache.dataset import relabel
 
-        relabel.drop_labels(self, names, sync)
-        self.refresh()
+        relabel.publish(self, relabel.dropped(self, names), sync)
         return self
 
     def _check_relabelling(self) -> Sync:
@@ -348,6 +349,15 @@ class CachedDataset(StoredSamples[T_co]):
 
     def _unsealed(self) -> list[str]:
         return [] if self._building is not None or self._reader.sealed else [self.path]
+
+
+def filled(
+    store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool
+) -> CachedDataset:
+    """The dataset of a source whose cache is at a store."""
+    dataset = CachedDataset.__new__(CachedDataset)
+    dataset._make(store, source, options, fingerprint)
+    return dataset
 
 
 def opened(store: Store, options: CacheOptions, archive: AnyReader) -> CachedDataset:

@@ -10,8 +10,8 @@ import numpy as np
 
 from edcache.base import Ints, OptionError, Picks, Transform
 from edcache.codec import Node
+from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.indexing import Root
-from edcache.dataset.stored import StoredSamples
 from edcache.dataset.view import Samples, View
 from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
@@ -26,8 +26,6 @@ _MOST_NAMED = 3
 def concat(datasets: Iterable[Samples]) -> Concat:
     """One dataset of the samples of several caches and views, one after the other; no sample is read.
 
-    Args:
-        datasets: any number, of archives of whatever samples.
     Raises:
         OptionError: none, or something else than a dataset of edcache; different `batch_transform`s.
         LabelTypeError: at the first use of `labels`: 'concat(): label "y" is int64 in one dataset and string
@@ -35,9 +33,8 @@ def concat(datasets: Iterable[Samples]) -> Concat:
 
     `labels` has the columns of all of them, null where a dataset lacks one, and is a copy, made at its first
     use. `cache` and `indices` of its views refer to the whole. Each dataset keeps its transforms, and
-    `select` chooses from what they make; what was appended to an archive after this call is not part of it.
-    A batch from samples of one structure is read in bulk, even if they lie in several archives; other
-    batches are collated from their samples.
+    `select` chooses from what they make; what is appended to an archive later is not part of it. A batch
+    from samples of one structure is read in bulk, even if they lie in several archives.
 
     >>> both = edcache.concat([ds, extra.filter(good=True)])
     """
@@ -84,10 +81,6 @@ class Combined(Root, Samples):
             self._labels = Labels(self._label_table, num_rows=len(self))
         return self._labels
 
-    def forget_labels(self) -> None:
-        """Make the label table anew at its next use: a dataset has other labels now."""
-        self._labels = None
-
     def _label_table(self) -> Any:
         raise NotImplementedError
 
@@ -126,13 +119,7 @@ class Concat(Combined):
         return int(self._bounds[-1])
 
     def chunk_of(self, indices: Ints) -> Ints:
-        """Which chunk holds the record of each sample: int64 [n], numbered over all archives, -1 for none.
-
-        Args:
-            indices: int64 [n], each in [0, len(self)).
-        Raises:
-            OptionError: the samples of a dataset lie in several archives each.
-        """
+        """Which chunk holds the record of each sample: int64 [n], numbered over all archives, -1 for none."""
         numbers = np.full(len(indices), -1, np.int64)
         first = 0
         for part, places, positions in self._shares(indices):
@@ -215,7 +202,7 @@ class Several(Samples):
     made: they stay the same samples when an archive grows. Its transforms are set for all `archives`.
     """
 
-    def __init__(self, archives: Sequence[StoredSamples]) -> None:
+    def __init__(self, archives: Sequence[ArchiveDataset]) -> None:
         self.archives = tuple(archives)
         self._concat = concat(self.archives)
 
@@ -301,7 +288,7 @@ class Several(Samples):
         """
         changed = True in [archive.refresh() for archive in self.archives]
         if changed:
-            self._concat.forget_labels()
+            self._concat._labels = None
             if len(self) != sum(map(len, self.archives)):
                 self._concat = concat(self.archives)
         return changed
@@ -317,7 +304,7 @@ class Several(Samples):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _placed(self) -> Iterable[tuple[StoredSamples, int]]:
+    def _placed(self) -> Iterable[tuple[ArchiveDataset, int]]:
         """Each archive, and the index of its first sample."""
         return zip(self.archives, self._concat.starts, strict=True)
 

@@ -8,17 +8,36 @@ import inspect
 import json
 import os
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, get_args, overload
 
-from edcache.base import CacheKeywords, CacheOptions, OnStale, OptionError, check_choice, provisional, takes
-from edcache.dataset.cached import CachedDataset, Source, check_fillable, opened
+from edcache.base import (
+    CacheKeywords,
+    CacheOptions,
+    OnStale,
+    OptionError,
+    StaleCacheError,
+    check_choice,
+    provisional,
+    takes,
+)
+from edcache.dataset.cached import CachedDataset, Source, check_fillable, filled, opened
 from edcache.dataset.indexing import T_co
-from edcache.dataset.staleness import is_stale
+from edcache.dataset.staleness import label_differences, warn_once
+from edcache.reader import AnyReader
 from edcache.storage import hidden
-from edcache.writer import call_fingerprint, qualified_name, store_at
+from edcache.writer import (
+    Store,
+    call_fingerprint,
+    differences,
+    qualified_name,
+    source_changed,
+    stale_message,
+    store_at,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -48,6 +67,7 @@ class CachedFactory(Generic[P, T_co]):
         self.version = version
         self.options = options
         self._on_stale = on_stale
+        self._reading = provisional(options)
         self._signature = inspect.signature(factory)
 
     def __repr__(self) -> str:
@@ -63,7 +83,11 @@ class CachedFactory(Generic[P, T_co]):
 
     def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Where the archive of this call is, or would be; nothing is touched."""
-        return self._path_for(self._arguments(args, kwargs))
+        arguments = self._arguments(args, kwargs)
+        path = self._locate(arguments)
+        store = store_at(path)
+        completed = self._completed(arguments, store)
+        return path if completed is store else completed.path
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
         """Open the archive of this call, after filling what it lacks.
@@ -73,15 +97,11 @@ class CachedFactory(Generic[P, T_co]):
             FingerprintError: an argument has no stable description.
         """
         arguments, options = self._arguments(args, kwargs), self.options
-        path = self._path_for(arguments)
+        # Now: the factory may change the folder that this process works in.
+        store = self._completed(arguments, store_at(self._locate(arguments), options.storage_options))
         fingerprint = call_fingerprint(self.uncached, arguments, self.version)
-        store = store_at(path, options.storage_options)
-        if not store.by_request:
-            path = store.path  # the factory may change the folder that this process works in
-        archive = store.found(provisional(options))
-        rebuild = archive is not None and is_stale(
-            archive, fingerprint, options.in_memory_keys, self._on_stale
-        )
+        archive = store.found(self._reading)
+        rebuild = archive is not None and self._is_stale(archive, fingerprint)
         # What may be lost is computed again when a lazy cache is asked for it.
         may_grow = options.grow or (store.may_lose and options.is_lazy)
         if archive is not None and archive.complete and not rebuild and not may_grow:
@@ -92,22 +112,46 @@ class CachedFactory(Generic[P, T_co]):
             origin = archive.head.fingerprint or False
         source = self.uncached(*args, **kwargs)
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
-        return CachedDataset(source, path, options, fingerprint=origin)
+        return filled(store, source, options, origin)
+
+    def _is_stale(self, archive: AnyReader, fingerprint: dict[str, Any]) -> bool:
+        """Whether the archive of a call is to be built anew; StaleCacheError where on_stale refuses it."""
+        on_stale, head = self._on_stale, archive.head
+        changed = differences(head.fingerprint, fingerprint)
+        if not archive.complete:
+            changed += label_differences(head, self.options.in_memory_keys)
+        if not changed:
+            if source_changed(head.fingerprint, fingerprint) and on_stale != "ignore":
+                warn_once(
+                    f"{archive.path}: the source of {fingerprint['factory']} changed since this cache was "
+                    "made; if it makes other samples now, raise version= or delete the file",
+                    stacklevel=4,
+                    key=(archive.path, fingerprint["source"]),
+                )
+            return False
+        if on_stale == "rebuild":
+            return True
+        remedy = (
+            'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
+        )
+        message = stale_message(archive.path, fingerprint, changed, remedy)
+        if on_stale == "error" or (on_stale == "warn" and not archive.complete):
+            raise StaleCacheError(message)
+        if on_stale == "warn":
+            warnings.warn(message, RuntimeWarning, stacklevel=3)
+        return False
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         bound = self._signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def _path_for(self, arguments: Mapping[str, Any]) -> str:
-        described = functools.partial(call_fingerprint, self.uncached, arguments)
-        path = _default_path(described(), arguments) if self._path is None else self._formatted(arguments)
-        store = store_at(path)
-        completed = store.completed(described)
-        return path if completed is store else completed.path
+    def _completed(self, arguments: Mapping[str, Any], store: Store) -> Store:
+        return store.completed(lambda: call_fingerprint(self.uncached, arguments))
 
-    def _formatted(self, arguments: Mapping[str, Any]) -> str:
-        assert self._path is not None
+    def _locate(self, arguments: Mapping[str, Any]) -> str:
+        if self._path is None:
+            return _default_path(call_fingerprint(self.uncached, arguments), arguments)
         try:
             # That of a server has its credentials along.
             return self._path.format(**{name: _slug(value) for name, value in arguments.items()})

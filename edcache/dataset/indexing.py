@@ -13,7 +13,16 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from edcache.base import FIXED, Ints, OptionError, SampleIndexError, Selection, Span, Transform
+from edcache.base import (
+    FIXED,
+    Ints,
+    OptionError,
+    SampleIndexError,
+    Selection,
+    Span,
+    Transform,
+    checked_function,
+)
 from edcache.codec import Node
 from edcache.dataset.loader import Loader, LoaderOptions
 from edcache.labels import Labels, checked_indices
@@ -241,7 +250,7 @@ class Readable(Dataset[T_co]):
 class Root(Readable[T_co]):
     """A dataset that views are made of: what it must be able to do for them, and for their batches.
 
-    Indices are its own. The samples that these methods give are not transformed.
+    Indices are its own, in [-n, n). The samples that these methods give are not transformed.
     """
 
     _transform: Transform = None
@@ -260,11 +269,11 @@ class Root(Readable[T_co]):
         return self
 
     def _one(self, index: int, fields: Projection | None) -> Any:
-        """A sample, or its fields, by its index in [-n, n)."""
+        """A sample, or its fields."""
         raise NotImplementedError
 
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
-        """What `_one` gives of many samples."""
+        """What `_one` gives of many."""
         raise NotImplementedError
 
     def _collated(
@@ -304,13 +313,6 @@ class Root(Readable[T_co]):
     def _justify(self, nbytes: int, count: int) -> None:
         """Refuse to allocate so many bytes for each of `count` samples on the word of an archive alone."""
         raise NotImplementedError
-
-
-def checked_function(name: str, function: Any) -> Transform:
-    """The function, or None, that an option or an attribute is set to; anything else is an OptionError."""
-    if function is not None and not callable(function):
-        raise OptionError(f"{name}={function!r}; give a function, or None")
-    return function  # type: ignore[no-any-return]
 
 
 def is_array(index: Any) -> bool:

@@ -6,6 +6,7 @@ batches, which releases the interpreter, into a ring of memory that is used agai
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 import threading
@@ -15,7 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -26,8 +26,9 @@ from edcache.base import Ints, OptionError
 from edcache.dataset import xla
 from edcache.reader import Batch, Memory, fresh
 
+_Slot = list[torch.Tensor]
 # Batches and where they lie, and what was raised by the one after them.
-_Made = tuple[list[tuple[Any, "_Slot"]], BaseException | None]
+_Made = tuple[list[tuple[Any, _Slot]], BaseException | None]
 
 # The caller owns a batch until it asks for the next but one.
 _HELD = 2
@@ -186,7 +187,7 @@ class Loader:
         pool = ThreadPoolExecutor(count, "edcache-loader", _work_alone, (torch.get_num_threads(),))
         try:
             while True:
-                burst = list(islice(batches, self._burst()))
+                burst = list(itertools.islice(batches, self._burst()))
                 if burst:
                     at_work.append(pool.submit(self._make_all, burst, ring, turn))
                 if not at_work:
@@ -233,7 +234,7 @@ class Loader:
             return None
         slot = ring.slot()
         try:
-            batches = self._read(np.concatenate(burst)).collated_by(self.batch_size, slot.begin())
+            batches = self._read(np.concatenate(burst)).collated_by(self.batch_size, ring.memory(slot))
         except Exception:  # noqa: BLE001 - one by one, it is raised at its batch
             batches = None
         if batches is None:
@@ -244,7 +245,7 @@ class Loader:
     def _one_by_one(self, burst: list[Ints], ring: _Ring) -> Iterable[tuple[Any, _Slot]]:
         for indices in burst:
             slot = ring.slot()
-            yield self._read(indices).collated(memory=slot.begin()), slot
+            yield self._read(indices).collated(memory=ring.memory(slot)), slot
 
     def _on_device(self, batch: Any) -> Any:
         device = self._device
@@ -311,7 +312,10 @@ def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 class _Ring:
-    """Slots: free, being filled, waiting, or with the caller, who has the last two that were handed out."""
+    """Slots: free, being filled, waiting, or with the caller, who has the last two that were handed out.
+
+    A slot is the memory of one batch at a time, or of several that were gathered at once; then used again.
+    """
 
     def __init__(self, pinned: bool, reuse: bool) -> None:
         self.reuse = reuse
@@ -324,42 +328,31 @@ class _Ring:
         try:
             return self._free.popleft()
         except IndexError:
-            return _Slot(self._allocate, self.reuse)
+            return []
+
+    def memory(self, slot: _Slot) -> Memory:
+        """What allocates for the next batch of a slot, which lets go of the one that is there."""
+        places = itertools.count()
+
+        def reused(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            nbytes, place = math.prod(shape) * dtype.itemsize, next(places)
+            if place == len(slot):
+                slot.append(torch.empty(0, dtype=torch.uint8))
+            if len(slot[place]) < nbytes:
+                slot[place] = self._allocate((nbytes,), torch.uint8)
+            return slot[place][:nbytes].view(dtype).view(shape)
+
+        return reused if self.reuse else self._allocate
 
     def give_back(self, slot: _Slot) -> None:
         """Note that nobody uses this one."""
         self._free.append(slot)
 
     def hand_out(self, slot: _Slot) -> None:
-        """Note that the caller gets a batch of this one now, and needs the one before the last no more.
-
-        The batches of a slot come in a row.
-        """
+        """Note that the caller gets a batch of this one now, and needs the one before the last no more."""
         self._held.append(slot)
         if len(self._held) > _HELD:
             left = self._held.popleft()
-            if left not in self._held:
+            # The batches of a slot come in a row.
+            if not any(left is slot for slot in self._held):
                 self.give_back(left)
-
-
-class _Slot:
-    """Memory for one batch at a time, or for several that were gathered at once; then used again."""
-
-    def __init__(self, allocate: Memory, reuse: bool) -> None:
-        self._allocate, self._reuse = allocate, reuse
-        self._buffers: list[torch.Tensor] = []
-        self._used = 0
-
-    def begin(self) -> Memory:
-        """Let go of the batch that is here; gives what allocates for the next one."""
-        self._used = 0
-        return self._reused if self._reuse else self._allocate
-
-    def _reused(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        nbytes = math.prod(shape) * dtype.itemsize
-        place, self._used = self._used, self._used + 1
-        if place == len(self._buffers):
-            self._buffers.append(torch.empty(0, dtype=torch.uint8))
-        if len(self._buffers[place]) < nbytes:
-            self._buffers[place] = self._allocate((nbytes,), torch.uint8)
-        return self._buffers[place][:nbytes].view(dtype).view(shape)

@@ -30,7 +30,7 @@ from edcache.labels import (
 from edcache.writer import Appender, until_it_stays
 
 if TYPE_CHECKING:
-    from edcache.dataset.stored import StoredSamples
+    from edcache.dataset.archive import ArchiveDataset
     from edcache.dataset.view import Samples
     from edcache.reader import FieldPath
 
@@ -38,21 +38,19 @@ _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _BATCH = 64
 
 
-def add_labels(
-    cache: StoredSamples,
+def given(
+    cache: ArchiveDataset,
     what: Any,
     values: Any,
     on: str | None,
     fields: Sequence[FieldPath] | None,
     num_workers: int,
-    sync: Sync,
-) -> None:
-    """See `CachedDataset.add_labels`."""
+) -> Revision:
+    """The columns that `CachedDataset.add_labels` was given."""
     if not isinstance(what, str):
         if values is not None or fields is not None:
             raise OptionError("add_labels(table) takes on= alone; values and fields= go with a name")
-        publish(cache, _of_table(cache, what, on), sync)
-        return
+        return _of_table(cache, what, on)
     name = checked_name(what, "add_labels() got")
     if on is not None:
         raise OptionError(f'add_labels("{name}", ..., on="{on}"): on= goes with a table, not with a name')
@@ -63,43 +61,36 @@ def add_labels(
             f'add_labels("{name}") got no values; give an array, {{index: value}} or a function'
         )
     if callable(values):
-        publish(cache, _computed(cache, LabelSpec({name: values}), fields, num_workers), sync)
-        return
-    index = None
+        return _computed(cache, LabelSpec({name: values}), fields, num_workers)
     if isinstance(values, Mapping):
         index, column = given_rows(name, values, len(cache))
-    else:
-        column = given_column(name, values)
-        check_count(name, column, len(cache))
-    publish(cache, label_revision({name: column}, index), sync)
+        return label_revision({name: column}, index)
+    column = given_column(name, values)
+    check_count(name, column, len(cache))
+    return label_revision({name: column})
 
 
-def add_keys(cache: StoredSamples, spec: LabelSpec, sync: Sync) -> None:
-    """Add the columns of `in_memory_keys` to a complete archive, from its samples."""
+def of_keys(cache: ArchiveDataset, spec: LabelSpec) -> Revision:
+    """The columns of `in_memory_keys` of a complete archive, from its samples."""
     try:
-        revision = _computed(cache, spec, None, 0)
+        return _computed(cache, spec, None, 0)
     except LabelError as error:
         raise type(error)(f"{cache.path}: {error}") from error
-    publish(cache, revision, sync)
 
 
-def drop_labels(cache: StoredSamples, names: Sequence[str], sync: Sync) -> None:
-    """See `CachedDataset.drop_labels`."""
+def dropped(cache: ArchiveDataset, names: Sequence[str]) -> Revision:
+    """Without the columns that `CachedDataset.drop_labels` was given."""
     known = list(cache.labels)
     if not names:
         raise OptionError(f"drop_labels() takes the names of columns; this archive has: {', '.join(known)}")
     for name in names:
         if name not in known:
             raise unknown_label(name, known)
-    publish(cache, label_revision({}, dropped=list(dict.fromkeys(names))), sync)
+    return label_revision({}, dropped=list(dict.fromkeys(names)))
 
 
-def publish(cache: StoredSamples, revision: Revision, sync: Sync) -> None:
-    """Append a revision to the archive of a dataset, once more where another process compacts it meanwhile.
-
-    Raises:
-        StorageError: it cannot be written; the text has the remedy. Else as `Appender.revise`.
-    """
+def publish(cache: ArchiveDataset, revision: Revision, sync: Sync) -> None:
+    """Append a revision to a dataset's archive, once more where another process compacts it meanwhile."""
 
     def append() -> None:
         with closing(Appender.open(cache.path, cache.head, create=False, sync=sync)) as appender:
@@ -120,9 +111,10 @@ def publish(cache: StoredSamples, revision: Revision, sync: Sync) -> None:
         )
         refused.errno, refused.filename = error.errno, error.filename
         raise refused from error
+    cache.refresh()
 
 
-def _of_table(cache: StoredSamples, given: Any, on: str | None) -> Revision:
+def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> Revision:
     """All columns of a table; with `on` its rows in the order of the dataset."""
     table = given_table(given)
     if on is not None:
@@ -145,7 +137,7 @@ def _of_table(cache: StoredSamples, given: Any, on: str | None) -> Revision:
     return label_revision(dict(zip(table.column_names, table.columns, strict=True)))
 
 
-class _Computing(Dataset[Any]):
+class _Rows(Dataset[Any]):
     """The label columns that a spec makes of samples, a batch of them at a time."""
 
     def __init__(self, spec: LabelSpec, samples: Samples, indices: Ints) -> None:
@@ -157,12 +149,11 @@ class _Computing(Dataset[Any]):
     def __getitems__(self, positions: Sequence[int]) -> list[tuple[int, list[Any]]]:
         indices = self._indices[list(positions)].tolist()
         samples = self._samples.__getitems__(indices)
-        extract = self._spec.extract
-        return [(index, extract(index, sample)) for index, sample in zip(indices, samples, strict=True)]
+        return [(k, self._spec.extract(k, sample)) for k, sample in zip(indices, samples, strict=True)]
 
 
 def _computed(
-    cache: StoredSamples,
+    cache: ArchiveDataset,
     spec: LabelSpec,
     fields: Sequence[FieldPath] | None,
     num_workers: int,
@@ -173,7 +164,7 @@ def _computed(
     samples = plain if fields is None else plain.select(*fields)
     indices = np.arange(len(cache)) if cache.is_lazy else cache.available().indices
     loader = DataLoader(
-        _Computing(spec, samples, indices),
+        _Rows(spec, samples, indices),
         batch_size=_BATCH,
         num_workers=num_workers,
         collate_fn=list,

@@ -9,9 +9,7 @@ import numpy as np
 
 from edcache.base import shown
 
-_MOST_STEPS = 6
-_MOST_TEXT = 40
-_MOST_ITEMS = 4
+_MOST_STEPS, _MOST_TEXT, _MOST_ITEMS = 6, 40, 4
 
 
 def chain(steps: Sequence[str], step: str) -> tuple[str, ...]:

@@ -7,21 +7,15 @@ loader calls in its threads makes no graph, and has read the memory when it retu
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from edcache.base import MissingDependencyError
 
-_QUEUE: Final = "torch_xla.distributed.parallel_loader"
-
 
 def is_xla(device: torch.device | None) -> bool:
-    """Whether it is a device of torch_xla.
-
-    Raises:
-        MissingDependencyError: it is, and torch_xla is not installed.
-    """
+    """Whether it is a device of torch_xla, which must be installed then."""
     if device is None or device.type != "xla":
         return False
     try:
@@ -43,4 +37,4 @@ def upload(tensors: list[torch.Tensor], device: torch.device) -> list[torch.Tens
 
 def is_queue(frame: Any) -> bool:
     """Whether what is given to this frame waits in a queue of torch_xla's loader before it is uploaded."""
-    return bool(frame.f_globals.get("__name__") == _QUEUE)
+    return bool(frame.f_globals.get("__name__") == "torch_xla.distributed.parallel_loader")

@@ -1,15 +1,14 @@
 from .arrays import detached as detached
-from .arrays import from_lists as from_lists
 from .arrays import from_numpy as from_numpy
 from .arrays import from_texts as from_texts
 from .arrays import number_values as number_values
 from .arrays import numpy_dtype as numpy_dtype
+from .arrays import pa as pa
+from .arrays import pc as pc
 from .arrays import replace_columns as replace_columns
 from .arrays import same_tables as same_tables
 from .arrays import take_rows as take_rows
 from .arrays import widened_float16 as widened_float16
-from .arrow import pa as pa
-from .arrow import pc as pc
 from .chain import Chain as Chain
 from .chain import Contents as Contents
 from .chain import blocks_of as blocks_of
@@ -31,6 +30,8 @@ from .revisions import revised as revised
 from .revisions import settled as settled
 from .spec import BLOCK_NBYTES as BLOCK_NBYTES
 from .spec import END_NBYTES as END_NBYTES
+from .spec import END_RECORD_NBYTES as END_RECORD_NBYTES
+from .spec import END_SIGNATURE as END_SIGNATURE
 from .spec import FILLERS as FILLERS
 from .spec import HEADER_NBYTES as HEADER_NBYTES
 from .spec import KIND_AMENDMENT as KIND_AMENDMENT
@@ -106,5 +107,3 @@ from .types import no_type as no_type
 from .types import stacked as stacked
 from .types import unify as unify
 from .types import unify_column as unify_column
-from .zipdirectory import END_RECORD_NBYTES as END_RECORD_NBYTES
-from .zipdirectory import END_SIGNATURE as END_SIGNATURE

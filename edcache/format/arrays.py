@@ -9,12 +9,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache.format.arrow import pa
+__all__ = ["pa", "pc"]
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+else:
+
+    class _Arrow:
+        def __getattr__(self, name: str) -> Any:
+            import pyarrow
+
+            # Kept, so that the next look-up is that of any attribute.
+            value = self.__dict__[name] = getattr(pyarrow, name)
+            return value
+
+    class _Compute:
+        def __getattr__(self, name: str) -> Any:
+            import pyarrow.compute
+
+            value = self.__dict__[name] = getattr(pyarrow.compute, name)
+            return value
+
+    # Loaded by the first call that needs them: together they take 0.2 s.
+    pa, pc = _Arrow(), _Compute()
 
 
 @cache
@@ -39,10 +62,7 @@ def detached(value: Any) -> Any:
 
 
 def number_values(array: pa.Array) -> npt.NDArray[Any]:
-    """The integers or floats of an array that are not null as numpy; without nulls a view of its memory.
-
-    Read only.
-    """
+    """The integers or floats that are not null, read only; without nulls a view of the memory."""
     dtype = numpy_dtype(array.type)
     if not len(array):
         return np.empty(0, dtype)
@@ -76,23 +96,11 @@ def list_items(lists: pa.Array) -> pa.Array:
 def from_numpy(
     values: npt.NDArray[Any], kind: pa.DataType, missing: npt.NDArray[np.bool_] | None = None
 ) -> pa.Array:
-    """An Arrow array over the memory of a numpy array, where the layouts agree.
-
-    Args:
-        values: of the type's own dtype: bools, numbers, dates as int32, times as int64 ticks.
-        missing: bool [n], which values are null; None for none.
-    """
+    """An Arrow array over numpy values of the type's own dtype, times as ticks. missing: bool [n]."""
     nulls = 0 if missing is None else int(missing.sum())
     validity = None if missing is None or not nulls else _bits(~missing)
     data = _bits(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(kind, len(values), [validity, data], nulls)
-
-
-def from_lists(sizes: Sequence[int | None], items: pa.Array) -> pa.Array:
-    """An Arrow list array of less than 2**31 items. sizes: of each list, None for a missing one."""
-    ends = np.cumsum([0, *(size or 0 for size in sizes)], dtype=np.int32)
-    missing = np.array([*(size is None for size in sizes), False])
-    return pa.ListArray.from_arrays(from_numpy(ends, pa.int32(), missing), items)
 
 
 def from_texts(values: Sequence[str | bytes | None], kind: pa.DataType) -> pa.Array:
@@ -141,10 +149,7 @@ def _same(one: pa.Array, other: pa.Array) -> bool:
 
 
 def take_rows(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
-    """Some rows of a table, in the order asked for; `table.take`, which imports pyarrow.compute.
-
-    Columns of numbers without nulls do without it.
-    """
+    """`table.take`, but for columns of numbers without nulls not by it, as it imports pyarrow.compute."""
     if not table.num_columns:
         return table
     columns = [_taken(table.column(name), rows) for name in table.column_names]

@@ -46,10 +46,9 @@ _FAILURE_NBYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """Every sample of an archive: where its record lies, and its labels, row by row.
+    """Where the record of every sample lies, by rising index, and their labels, row by row.
 
-    index: sorted by sample index; its records.index is None when no sample is absent.
-    labels: an Arrow table with the same rows, or no columns: what the chunks say.
+    index.records.index is None when no sample is absent; labels are what the chunks say.
     """
 
     index: IndexTable
@@ -59,15 +58,10 @@ class Contents:
 class Chain:
     """The entries of an archive in order, as far as walked, and what they amount to.
 
-    Attributes:
-        cursor: where the next entry belongs.
-        seal: the last seal, if nothing came after it.
-        length: samples of the dataset, where the head or an amendment says it.
-        end_index: one more than the largest sample index in a chunk.
-        durable: everything before this offset is known to have been synced.
-        lost: sequence numbers of entries whose bytes a power cut took; they are in none of the following.
-        failures: what was last said of each sample that failed, by index, and the sequence number of the
-            entry that says it; it may have a record by now.
+    cursor: where the next entry belongs. seal: the last one, if nothing came after it. length: of the
+    dataset, where the head or an amendment says it. end_index: one more than the largest index in a chunk.
+    durable: what lies before was synced. lost: numbers of entries that a power cut took; they are in none of
+    the lists. failures: by index, the number of the entry that says it, and the failure; a record may follow.
     """
 
     def __init__(self, head: Head, cursor: Cursor, where: str) -> None:
@@ -189,10 +183,9 @@ class Chain:
                 self._by_kind.pop(entry.kind, None)
 
     def find_lost(self, pread: PRead) -> set[int]:
-        """Sequence numbers of unsynced entries whose payload fails its crc32, newly found.
+        """Numbers of unsynced entries whose payload fails its crc32, newly found; reads all of them.
 
-        Reads the payload of every entry behind `durable`, and of a last seal that was not synced. Chunks
-        behind a lost dictionary cannot be decompressed without it, so they count as lost too.
+        Chunks behind a lost dictionary cannot be decompressed without it, so they count as lost too.
         """
         unsynced = [header for header in self.entries if header.payload_end > self.durable]
         seal = self.seal if self.seal is not None and self.seal[0].durable < self.seal[0].offset else None
@@ -208,11 +201,7 @@ class Chain:
         return lost
 
     def head_header(self, pread: PRead) -> Header:
-        """The header of the head.
-
-        Raises:
-            CorruptArchiveError: it changed since the head was read.
-        """
+        """The header of the head; CorruptArchiveError where it changed since it was read."""
         header = spec.parse_header(pread(0, spec.MAX_HEADER_NBYTES))
         if header is None:
             raise CorruptArchiveError(f"{self.where}: the head at offset 0 changed while it was open")
@@ -223,13 +212,7 @@ class Chain:
         return spec.pack_directory([self.head_header(pread), *self.entries, *seal], seal[1].payload_end)
 
     def check_seal(self, pread: PRead, size: int, seal: tuple[Header, Header]) -> None:
-        """Check that the walked chain ends in a seal, and that the zip directory lists this chain alone.
-
-        Args:
-            size: of the file when the seal was found; it may have grown since.
-        Raises:
-            CorruptArchiveError: "train.zip: the chain of entries ends at offset 8,192, before its seal ...".
-        """
+        """Check that the chain ends in this seal, found at `size`, and that the directory lists it alone."""
         index, labels = seal
         if self.seal != seal:
             raise CorruptArchiveError(
@@ -249,11 +232,7 @@ class Chain:
         return start + len(directory) == size and pread(start, len(directory)) == directory
 
     def check_index(self, index: IndexTable) -> None:
-        """Check that a seal's index is about the walked chain: its length, its chunks, its dictionaries.
-
-        Raises:
-            CorruptArchiveError: "train.zip: index.arrow is about other chunks than ...".
-        """
+        """Check that a seal's index is about the walked chain: its length, its chunks, its dictionaries."""
         chunks = self.chunks
         end_index = max((header.end_index for header in chunks), default=0)
         sizes = [(header.payload_offset, header.table_nbytes, header.payload_nbytes) for header in chunks]
@@ -281,24 +260,13 @@ class Chain:
         )
 
     def contents(self, table: Callable[[Header], ChunkTable | None]) -> Contents:
-        """Where every sample lies, and its labels.
-
-        Args:
-            table: reads the table of a chunk; None leaves its samples out.
-        """
+        """Where every sample lies, and its labels; as `merge` does it."""
         names = [name for name, _ in self.head.labels]
         failures = [failure for _, failure in self.failures.values()]
         return merge(self.chunks, table, self.dictionaries, self.length, names, self.where, failures)
 
     def revised(self, contents: Contents, revision: Callable[[Header], Revision | None]) -> Revised:
-        """The label table of what was walked, revisions included.
-
-        Args:
-            contents: what `contents` made of it.
-            revision: reads a revision; None leaves it out.
-        Raises:
-            LabelTypeError: as `labels.revisions.revised`.
-        """
+        """The label table, revisions included. revision: reads one; None leaves it out."""
         if not self.revisions:
             return Revised(contents.labels, None)
         revisions = [(header.seq, revision(header)) for header in self.revisions]
@@ -360,12 +328,7 @@ def _is_range(entry: Any, end: int) -> bool:
 
 
 def partial_text(where: str, present: int, length: int | None, damaged: Sequence[str] = ()) -> str:
-    """What is wrong with an archive that is not sealed, and what helps.
-
-    Args:
-        present: samples with a record. length: of the dataset, where the archive says it.
-        damaged: a line for each chunk that does not read.
-    """
+    """What is wrong with an archive that is not sealed, and what helps. damaged: a line a bad chunk."""
     count = f"{present:,} samples" if length is None else f"{present:,} of {length:,} samples"
     damage = "".join(f"\n{line}" for line in damaged)
     return (
@@ -377,11 +340,7 @@ def partial_text(where: str, present: int, length: int | None, damaged: Sequence
 
 
 def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
-    """Read and check the table of one chunk.
-
-    Raises:
-        CorruptArchiveError: "train.zip: chunk 3 at offset 16,384: ...".
-    """
+    """The table of one chunk, checked; CorruptArchiveError names chunk and offset."""
     place = f"{where}: chunk {header.seq} at offset {header.offset:,}"
     table = _parsed(parse_chunk_table, pread, header, where, place)
     if not _within(header, table):
@@ -392,11 +351,7 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
 
 
 def read_revision(pread: PRead, header: Header, where: str) -> Revision:
-    """Read and check a revision of labels.
-
-    Raises:
-        CorruptArchiveError: "train.zip: labels/00000003 at offset 16,384: ...".
-    """
+    """A revision of labels, checked; CorruptArchiveError names entry and offset."""
     place = f"{where}: {header.name} at offset {header.offset:,}"
     revision = _parsed(parse_revision, pread, header, where, place)
     if revision.end_index != header.end_index:
@@ -445,10 +400,7 @@ def blocks_of(header: Header, table: ChunkTable) -> Blocks:
 def find_headers(file: Any, start: int, end: int, uuid: bytes | None = None) -> Iterator[Header]:
     """The headers that stand on the pages from `start` to `end`, where they say that they belong.
 
-    Args:
-        file: has `pread(offset, nbytes)`, and `next_data(offset)`, the next offset that is in no hole.
-        uuid: of the archive; None finds any.
-    Cost: reads all of it but holes, a few MiB at a time: a file of a terabyte may be nothing else.
+    Reads all of it but holes, a few MiB at a time: a file of a terabyte may be nothing else.
     """
     position = spec.align(start, spec.PAGE)
     while position < end:
@@ -498,14 +450,11 @@ def merge(
     where: str,
     failures: Sequence[Failure] = (),
 ) -> Contents:
-    """Merge the tables of chunks in chain order into one; of two records of an index the later wins.
+    """Merge the tables of chunks in chain order; of two records of an index the later wins.
 
-    Args:
-        tables: reads the table of a chunk; None leaves its samples out.
-        length: what the head or an amendment says; None takes one more than the largest index.
-        label_names: the columns of the label table where there is no chunk.
-        failures: of samples, some of which may have a record.
-    Cost: some 40 bytes of memory a sample, and its labels twice.
+    tables: reads the table of a chunk; None leaves its samples out. length: None takes one more than the
+    largest index. label_names: of the table where there is no chunk. Takes some 40 bytes a sample, and labels
+    twice.
     """
     # `read_table` finds no more rows than these; a header may claim any number.
     rows = sum(min(header.samples, header.table_nbytes // spec.ROW_NBYTES) for header in chunks)

@@ -32,10 +32,9 @@ Metadata = dict[bytes, memoryview]
 
 
 def check_stream(data: Any, max_columns: int) -> tuple[Metadata, int]:
-    """Check an IPC stream that `data` begins with; returns its metadata, and where it ends.
+    """Check the IPC stream that `data` begins with; returns its metadata, and where it ends.
 
-    Raises:
-        ValueError, struct.error: it is not one schema of at most so many columns and one plain batch.
+    Raises ValueError or struct.error unless it is one schema of few columns and one plain batch.
     """
     metadata, _, end = _frame(memoryview(data).cast("B"), 0, max_columns)
     return metadata, end
@@ -44,9 +43,7 @@ def check_stream(data: Any, max_columns: int) -> tuple[Metadata, int]:
 def check_file(data: Any, max_columns: int) -> Metadata:
     """Check an IPC file, and that it is one to those who read it as a stream too; returns its metadata.
 
-    That both see the same columns is left to Arrow, by `STREAM`.
-
-    Raises: as `check_stream`.
+    That both see the same columns is left to Arrow, by `STREAM`. Raises as `check_stream`.
     """
     data = memoryview(data).cast("B")
     if bytes(data[:STREAM]) != _MAGIC + bytes(2) or bytes(data[-6:]) != _MAGIC:

@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import LabelTypeError
-from edcache.format.arrays import from_numpy
-from edcache.format.arrow import pa
+from edcache.format.arrays import from_numpy, pa
 from edcache.format.tables import Revision
 from edcache.format.types import Clash, LabelTypes, column_type, no_type, unify_column
 
@@ -31,8 +30,8 @@ class Placed(NamedTuple):
 class Revised(NamedTuple):
     """The label table that chunks and revisions make together.
 
-    table: rows as the records, or one per sample. columns: their names, and whether a revision has rows of
-    each; None where there is no revision. ended: columns of the chunks that those have no say in any more.
+    columns: names, and whether a revision has rows of each; None where there is no revision.
+    ended: columns of the chunks that those have no say in any more.
     """
 
     table: pa.Table
@@ -40,11 +39,7 @@ class Revised(NamedTuple):
     ended: tuple[str, ...] = ()
 
     def folded(self, index: Ints | None) -> Revision | None:
-        """One revision that says what all of them say; None where there is nothing to say.
-
-        Args:
-            index: the sample of each record; None where dense.
-        """
+        """One revision that says what all say; None for nothing. index: of each record, None where dense."""
         names = [name for name, is_revised in self.columns or () if is_revised]
         if not names:
             return label_revision({}, dropped=self.ended) if self.ended else None
@@ -53,10 +48,7 @@ class Revised(NamedTuple):
 
 
 class _Layer(NamedTuple):
-    """Values of a column. seq: of their entry; an array has one of each value.
-
-    rows: where in the table they go; before, their samples, None where value i is of sample i.
-    """
+    """Values of a column, and where in the table they go. seq: of their entry; an array has one of each."""
 
     seq: Any
     values: pa.ChunkedArray
@@ -66,17 +58,11 @@ class _Layer(NamedTuple):
 def revised(
     labels: pa.Table, index: Ints | None, written: Ints, revisions: Sequence[Placed], length: int, where: str
 ) -> Revised:
-    """Apply revisions to the labels that the chunks have (format.py section 3).
+    """Apply revisions to the labels that the chunks have (spec.py section 3).
 
-    Args:
-        labels: a row per record. index: int64, the sample of each, strictly rising; None where dense.
-        written: int64, the sequence number of the chunk that each record is in.
-        revisions: in chain order. length: samples of the dataset. where: what messages begin with.
-    Returns:
-        `labels` itself where there is no revision. A column that the last revision covers aliases it.
-    Raises:
-        LabelTypeError: columns that make no one type, which no writer publishes.
-    Memory: of a column that is put together, its bytes twice and 8 bytes a row.
+    index: the sample of each record, rising; None where dense. written: the sequence number of each record's
+    chunk. length: samples of the dataset. Raises LabelTypeError, where no writer has published.
+    Memory: of a column that is put together its bytes twice and 8 bytes a row; others are not copied.
     """
     if not revisions:
         return Revised(labels, None)
@@ -175,15 +161,7 @@ class RevisionTypes(NamedTuple):
 
 
 def check_types(chunks: LabelTypes | None, revisions: Sequence[RevisionTypes], where: str) -> None:
-    """Refuse labels that `revised` could not put together.
-
-    Args:
-        chunks: the types of the chunks' columns; None where there is no chunk.
-        revisions: in chain order.
-    Raises:
-        LabelTypeError: 'train.zip: label "y" is int64 in the archive and string in labels that were added;
-            ...'.
-    """
+    """Refuse labels that `revised` could not put together: LabelTypeError."""
     types = {} if chunks is None else dict(chunks.types)
     for revision in revisions:
         for name in revision.dropped:
@@ -206,9 +184,6 @@ def settled(
 
     It drops no column that is not there; and where it has a row for every sample of a column that no chunk
     has a say in, it ends what was said of that column before, which may be of another type.
-
-    Args:
-        columns: that chunks have. before: the revisions so far. length: samples of the dataset.
     """
     kept, others = set(columns), set[str]()
     for earlier in before:

@@ -184,25 +184,13 @@ from typing import Any, Final, NamedTuple
 
 from edcache import base
 from edcache.base import CorruptArchiveError, FormatVersionError, NotAnArchiveError, OptionError
-from edcache.format.zipdirectory import (
-    DATE,
-    END_NBYTES,
-    EXTRA,
-    MAX32,
-    ZIP64_ID,
-    directory_offsets,
-    long_nbytes,
-    pack_end,
-    pack_entry,
-    parse_end,
-)
 
 try:
     from isal.isal_zlib import crc32
 except ImportError:  # no wheel for this platform; the same polynomial, slower
     from zlib import crc32
 
-__all__ = ["END_NBYTES", "crc32", "directory_offsets"]
+__all__ = ["crc32"]
 
 VERSION: Final = 1
 PAGE: Final = 4096
@@ -232,6 +220,23 @@ _NAMES: Final = {
     KIND_LABELS: "labels.arrow",
     KIND_REVISION: "labels/{:08d}",
 }
+
+_EXTRA: Final = struct.Struct("<HH")
+_CENTRAL: Final = struct.Struct("<4sHHHHHHIIIHHHHHII")  # 46 bytes
+_END64: Final = struct.Struct("<4sQHHIIQQQQ")  # 56 bytes
+_LOCATOR: Final = struct.Struct("<4sIQI")  # 20 bytes
+_END: Final = struct.Struct("<4sHHHHIIH")  # 22 bytes
+# The very last record of a zip file.
+END_SIGNATURE: Final = b"PK\x05\x06"
+END_RECORD_NBYTES: Final = _END.size
+END_NBYTES: Final = _END64.size + _LOCATOR.size + _END.size
+
+_ZIP64_ID: Final = 0x0001
+_DATE: Final = 0x0021
+_MAX32: Final = 0xFFFFFFFF
+_MAX16: Final = 0xFFFF
+_MADE_BY: Final = (3 << 8) | 45  # Unix, so that the mode below is honoured
+_MODE: Final = 0o100644 << 16
 
 _MAGIC: Final = b"PK\x03\x04"
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")  # 30 bytes
@@ -275,11 +280,7 @@ def block_count(records_nbytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One entry of the chain, as its header says it (section 2).
-
-    offset, next, durable: bytes from the start of the file. payload_nbytes, table_nbytes: bytes.
-    link: the previous entry's `link_after`.
-    """
+    """One entry of the chain, as its header says it (section 2). link: the previous entry's `link_after`."""
 
     kind: int
     uuid: bytes
@@ -305,9 +306,9 @@ class Header:
     @property
     def nbytes(self) -> int:
         """Bytes of this header: the payload starts behind them, on a multiple of 64."""
-        if self.offset % 64 == 0 and self.payload_nbytes < MAX32 and self.seq < _SHORT_SEQ:
+        if self.offset % 64 == 0 and self.payload_nbytes < _MAX32 and self.seq < _SHORT_SEQ:
             return HEADER_NBYTES
-        least = self.offset + _LOCAL.size + len(self.name) + self._zip64_nbytes + EXTRA.size + _PRIVATE.size
+        least = self.offset + _LOCAL.size + len(self.name) + self._zip64_nbytes + _EXTRA.size + _PRIVATE.size
         return align(max(least, self.offset + HEADER_NBYTES), 64) - self.offset
 
     @property
@@ -327,7 +328,7 @@ class Header:
 
     @property
     def _zip64_nbytes(self) -> int:
-        return _ZIP64_SIZES.size if self.payload_nbytes >= MAX32 else 0
+        return _ZIP64_SIZES.size if self.payload_nbytes >= _MAX32 else 0
 
 
 def pack_header(header: Header) -> bytes:
@@ -339,36 +340,34 @@ def pack_header(header: Header) -> bytes:
 def _pack_header(header: Header, header_crc: int) -> bytes:
     name = header.name.encode("ascii")
     wide = header._zip64_nbytes > 0
-    size = MAX32 if wide else header.payload_nbytes
+    size = _MAX32 if wide else header.payload_nbytes
     extra_nbytes = header.nbytes - _LOCAL.size - len(name)
     version, sizes = 45 if wide else 20, (size, size, len(name), extra_nbytes)
-    local = _LOCAL.pack(_MAGIC, version, 0, 0, 0, DATE, header.payload_crc, *sizes)
-    zip64 = _ZIP64_SIZES.pack(ZIP64_ID, 16, header.payload_nbytes, header.payload_nbytes) if wide else b""
+    local = _LOCAL.pack(_MAGIC, version, 0, 0, 0, _DATE, header.payload_crc, *sizes)
+    zip64 = _ZIP64_SIZES.pack(_ZIP64_ID, 16, header.payload_nbytes, header.payload_nbytes) if wide else b""
     private = _PRIVATE.pack(VERSION, *_fields_of(header), header_crc)
-    private_nbytes = extra_nbytes - len(zip64) - EXTRA.size
-    return local + name + zip64 + EXTRA.pack(_EXTRA_ID, private_nbytes) + private.ljust(private_nbytes, b"\0")
+    private_nbytes = extra_nbytes - len(zip64) - _EXTRA.size
+    return (
+        local + name + zip64 + _EXTRA.pack(_EXTRA_ID, private_nbytes) + private.ljust(private_nbytes, b"\0")
+    )
 
 
 def parse_header(data: bytes) -> Header | None:
-    """Read a header from bytes that start with it, or None if they do not.
+    """The header that bytes begin with; None where they are not exactly what `pack_header` makes of it.
 
-    Args:
-        data: at least the header; more may follow. `MAX_HEADER_NBYTES` always suffice.
-    Returns:
-        The header, or None where its bytes are not exactly what `pack_header` makes of its own
-        fields: absent, torn, damaged and foreign look alike, and all mean "no entry here".
+    Absent, torn, damaged and foreign look alike: no entry here. `MAX_HEADER_NBYTES` always suffice.
     """
     if len(data) < HEADER_NBYTES or data[:4] != _MAGIC:
         return None
     local = _LOCAL.unpack_from(data)
     payload_crc, payload_nbytes = local[6:8]
     position = _LOCAL.size + local[9]
-    if payload_nbytes == MAX32:
+    if payload_nbytes == _MAX32:
         if position + _ZIP64_SIZES.size > len(data):
             return None
         payload_nbytes = _ZIP64_SIZES.unpack_from(data, position)[2]
         position += _ZIP64_SIZES.size
-    position += EXTRA.size
+    position += _EXTRA.size
     if position + _PRIVATE.size > len(data):
         return None
     version, *values, header_crc = _PRIVATE.unpack_from(data, position)
@@ -388,7 +387,7 @@ def _is_packed(header: Header, header_crc: int, data: bytes) -> bool:
     """Whether the bytes are those of `pack_header`, which are packed here but once."""
     if _pack_header(header, header_crc) != data:
         return False
-    crc_end = _LOCAL.size + len(header.name) + header._zip64_nbytes + EXTRA.size + _PRIVATE.size
+    crc_end = _LOCAL.size + len(header.name) + header._zip64_nbytes + _EXTRA.size + _PRIVATE.size
     return crc32(data[crc_end:], crc32(bytes(4), crc32(data[: crc_end - 4]))) == header_crc
 
 
@@ -404,12 +403,8 @@ def link_after(packed: bytes) -> int:
 class Head:
     """What an archive says about itself in its first pages.
 
-    uuid: 16 bytes that no other archive has.
-    length: number of samples of the source dataset, or None where it was unknown at creation.
-    codec: "native" or "pickle". compression: None or the text that chose it, such as "zstd:19".
-    labels: one [name, field path or None] per label column, in order.
-    fingerprint: what identifies the source and its arguments, or None (writer/fingerprint.py).
-    claim_size: consecutive indices that one claim of a fill covers.
+    length: None where it was unknown at creation. codec: "native" or "pickle". compression: as "zstd:19".
+    labels: [name, field path or None] of each column. claim_size: consecutive indices of one claim of a fill.
     """
 
     uuid: bytes
@@ -442,12 +437,9 @@ def _head_header(uuid: bytes, nbytes: int, crc: int, end: int) -> Header:
 
 
 def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
-    """Read the head and return it with the place of the first entry.
+    """The head, and the place of the first entry.
 
-    Raises:
-        NotAnArchiveError: "notes.zip: not an edcache archive: ...".
-        FormatVersionError: the head is of a newer format.
-        CorruptArchiveError: it begins like an archive, but the head is torn or damaged.
+    Raises NotAnArchiveError, FormatVersionError for a newer format, CorruptArchiveError for a damaged head.
     """
     data = pread(0, PAGE)
     _check_magic(data, where)
@@ -545,15 +537,9 @@ def after(header: Header) -> Cursor:
 
 
 def walk(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Iterator[Header]:
-    """Yield the entries from `cursor` to the end of the chain; a seal gives its two at once.
+    """The entries from `cursor` on whose payload lies in the file; a seal gives its two at once.
 
-    Args:
-        pread: reads the file. size: bytes of the file; nothing behind it is believed.
-        uuid: the archive's. cursor: from `read_head`, or `after` an entry seen before.
-    Yields:
-        Headers whose payload lies within the file. The walk ends without an error at the first
-        place that holds no fitting header: that is where the next entry will be written.
-    Cost: one pread per entry; no payload is read.
+    It ends without an error where no fitting header is: there the next entry will be written. One pread each.
     """
     while True:
         header = _entry_at(pread, size, uuid, cursor)
@@ -604,11 +590,57 @@ def _is_consistent(header: Header, end: int) -> bool:
 # --- the zip directory --------------------------------------------------------------------------
 
 
-def pack_directory(headers: list[Header], offset: int) -> bytes:
-    """The zip central directory and end records, as they stand at `offset` of a sealed archive.
+def _pack_entry(name: str, crc: int, nbytes: int, offset: int, *, is_long: bool) -> bytes:
+    """The directory's entry of a stored file whose local header is at `offset`.
 
-    headers: in file order: head, chunks and the like, this seal's; those of an earlier seal are dead bytes.
+    is_long: in the long form whatever its numbers, so that it has `long_nbytes` and ends with `offset`.
     """
+    wide_size = is_long or nbytes >= _MAX32
+    wide_offset = is_long or offset >= _MAX32
+    values = [nbytes] * 2 * wide_size + [offset] * wide_offset
+    zip64 = struct.pack(f"<HH{len(values)}Q", _ZIP64_ID, 8 * len(values), *values) if values else b""
+    version, lengths = 45 if values else 20, (len(name), len(zip64), 0)
+    size, place = _MAX32 if wide_size else nbytes, _MAX32 if wide_offset else offset
+    sizes = (crc, size, size, *lengths)
+    fixed = _CENTRAL.pack(b"PK\x01\x02", _MADE_BY, version, 0, 0, 0, _DATE, *sizes, 0, 0, _MODE, place)
+    return fixed + name.encode("ascii") + zip64
+
+
+def _long_nbytes(name: str) -> int:
+    """What the long form of an entry takes."""
+    return _CENTRAL.size + len(name) + _EXTRA.size + 24
+
+
+def pack_end(count: int, offset: int, nbytes: int) -> bytes:
+    """The end records behind a directory of so many entries: where it begins, how long it is."""
+    end64 = _END64.pack(b"PK\x06\x06", 44, _MADE_BY, 45, 0, 0, count, count, nbytes, offset)
+    locator = _LOCATOR.pack(b"PK\x06\x07", 0, offset + nbytes, 1)
+    end = _END.pack(END_SIGNATURE, 0, 0, _MAX16, _MAX16, _MAX32, _MAX32, 0)
+    return end64 + locator + end
+
+
+def _parse_end(end: bytes, size: int) -> int | None:
+    """Where the directory begins, of the last `END_NBYTES`; None unless they are what `pack_end` makes."""
+    fields = _END64.unpack_from(end)
+    count, nbytes, offset = fields[6], fields[8], fields[9]
+    # In this order: absurd numbers in foreign bytes would not pack.
+    if offset + nbytes + END_NBYTES != size or end != pack_end(count, offset, nbytes):
+        return None
+    return int(offset)
+
+
+def directory_offsets(directory: bytes) -> Iterator[int]:
+    """Where the entries of a zip directory say that they begin: unchecked, a hint for reading ahead."""
+    at = 0
+    while at + _CENTRAL.size <= len(directory) and directory[at : at + 4] == b"PK\x01\x02":
+        fields = _CENTRAL.unpack_from(directory, at)
+        at += _CENTRAL.size + sum(fields[10:13])
+        wide = fields[16] == _MAX32
+        yield int.from_bytes(directory[at - 8 : at], "little") if wide else fields[16]
+
+
+def pack_directory(headers: list[Header], offset: int) -> bytes:
+    """The zip directory of entries in file order, an earlier seal's left out, as it stands at `offset`."""
     central = b"".join([_pack_central(header) for header in headers])
     return central + pack_end(len(headers), offset, len(central))
 
@@ -616,10 +648,10 @@ def pack_directory(headers: list[Header], offset: int) -> bytes:
 def _pack_central(header: Header) -> bytes:
     # The seal's own entries take the long form always, so that they have a fixed place at the end.
     is_long = header.kind in (KIND_INDEX, KIND_LABELS)
-    return pack_entry(header.name, header.payload_crc, header.payload_nbytes, header.offset, is_long=is_long)
+    return _pack_entry(header.name, header.payload_crc, header.payload_nbytes, header.offset, is_long=is_long)
 
 
-_INDEX_CENTRAL, _LABELS_CENTRAL = (long_nbytes(_NAMES[kind]) for kind in (KIND_INDEX, KIND_LABELS))
+_INDEX_CENTRAL, _LABELS_CENTRAL = (_long_nbytes(_NAMES[kind]) for kind in (KIND_INDEX, KIND_LABELS))
 TAIL_NBYTES: Final = _INDEX_CENTRAL + _LABELS_CENTRAL + END_NBYTES
 
 
@@ -632,14 +664,10 @@ class Tail(NamedTuple):
 
 
 def parse_tail(tail: bytes, size: int) -> Tail | None:
-    """Read the canonical end of a sealed archive, or None where the file does not end so.
-
-    Args:
-        tail: the last `TAIL_NBYTES` bytes of the file. size: bytes of the whole file.
-    """
+    """The canonical end of a sealed archive, of its last `TAIL_NBYTES`; None where it does not end so."""
     if len(tail) < TAIL_NBYTES:
         return None
-    offset = parse_end(tail[-END_NBYTES:], size)
+    offset = _parse_end(tail[-END_NBYTES:], size)
     if offset is None:
         return None
     labels = tail[-END_NBYTES - _LABELS_CENTRAL : -END_NBYTES]
@@ -648,10 +676,9 @@ def parse_tail(tail: bytes, size: int) -> Tail | None:
 
 
 def read_seal(pread: PRead, size: int, uuid: bytes) -> tuple[Header, Header] | None:
-    """The headers of index.arrow and labels.arrow of a sealed archive, or None if it is unsealed.
+    """The headers of index.arrow and labels.arrow of a sealed archive; None if it is unsealed.
 
-    Checks what section 4 demands of the seal itself; that the directory agrees with the whole
-    chain is the work of `edcache verify`, which walks it.
+    That the directory agrees with the whole chain is left to those who walk it.
     """
     tail_bytes = pread(max(0, size - TAIL_NBYTES), TAIL_NBYTES)
     tail = parse_tail(tail_bytes, size)
@@ -678,13 +705,9 @@ def read_seal(pread: PRead, size: int, uuid: bytes) -> tuple[Header, Header] | N
 
 
 def seal_headers(index: Header, labels: Header, headers: list[Header]) -> tuple[Header, Header, bytes]:
-    """Complete the headers of a seal and make its directory.
+    """The headers of a seal, with link, offset and next as `index.offset` makes them, and its directory.
 
-    Args:
-        index, labels: the two headers but for link, offset and next, which are set here from
-            `index.offset`; headers: what the directory lists before them.
-    Returns:
-        (index header, labels header, directory bytes); the directory goes to `labels.payload_end`.
+    headers: what the directory lists before them. It goes to `labels.payload_end`.
     """
     index = replace(index, next=index.payload_end)
     labels = replace(labels, offset=index.next, seq=index.seq + 1, link=link_after(pack_header(index)))

@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from edcache import base
 from edcache.base import CorruptArchiveError
-from edcache.format.arrays import from_numpy, number_values, numpy_dtype
-from edcache.format.arrow import pa
+from edcache.format.arrays import from_numpy, number_values, numpy_dtype, pa
 from edcache.format.framing import STREAM, Metadata, check_file, check_stream
 from edcache.format.types import LabelTypes, is_label_type
 
@@ -48,9 +47,7 @@ _MOST_SAMPLES: Final = 1 << 62
 class Records:
     """One row per record, as numpy arrays [n] that may alias mapped memory.
 
-    index: int64, or None where row i is sample i. offset: uint64, bytes. nbytes: uint64, stored.
-    crc32: uint32 of the stored bytes. schema: uint16. raw_nbytes: uint64, or None where nothing is
-    compressed.
+    index: None where row i is sample i. nbytes, crc32: as stored. raw_nbytes: None without compression.
     """
 
     offset: npt.NDArray[np.uint64]
@@ -71,10 +68,9 @@ class Records:
 
 
 class ChunkTable(NamedTuple):
-    """What the table at the start of a chunk says. Its offsets count from the chunk's first record.
+    """The table of a chunk; offsets count from its first record.
 
-    label_types: of this chunk and all before it. records_nbytes: from the first record to the end of the
-    last. behind_nbytes: of what lies behind the Arrow stream, the block crcs.
+    label_types: of this chunk and all before. behind_nbytes: behind the Arrow stream, the block crcs.
     """
 
     records: Records
@@ -103,11 +99,7 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True, order=True, slots=True)
 class Failure:
-    """A sample that could not be made.
-
-    index: its index. final: it counts as absent for good; else a later fill tries again.
-    error: the name of what was raised. message: its text. traceback: as Python prints it.
-    """
+    """A sample that could not be made. final: it counts as absent for good; else a later fill tries again."""
 
     index: int
     final: bool
@@ -138,11 +130,10 @@ def _entries(value: Any, what: str, *kinds: type) -> list[list[Any]]:
 
 
 class IndexTable(NamedTuple):
-    """What index.arrow says. offset counts from the start of the file.
+    """What index.arrow says; offsets count from the start of the file.
 
-    blocks: int64 [chunks, 3], a row of `Blocks` each, by rising offset. failures: of samples without a
-    record, by rising index. labels: the columns of labels.arrow and whether a revision has rows of each;
-    None where the chain has no revision.
+    blocks: int64 [chunks, 3], a row of `Blocks` each. failures: of samples without a record, by rising index.
+    labels: columns of labels.arrow, and whether a revision has rows of each; None without a revision.
     """
 
     records: Records
@@ -158,8 +149,7 @@ class IndexTable(NamedTuple):
 class Revision:
     """Label columns that were added or dropped after the samples were written.
 
-    labels: the rows of each column. dropped: columns that end before these begin. index: int64, the sample
-    of each row, strictly rising; None where row i is sample i.
+    dropped: columns that end before these begin. index: of each row, rising; None where row i is i.
     """
 
     labels: pa.Table
@@ -186,11 +176,7 @@ def pack_chunk_table(table: ChunkTable) -> memoryview:
 
 
 def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
-    """Read a chunk's table of `rows` rows; arrays alias `data`.
-
-    Raises:
-        CorruptArchiveError: the bytes are no such table; the caller names the chunk.
-    """
+    """A chunk's table of `rows` rows, over the bytes of `data`; CorruptArchiveError if it is none."""
     with _reported("the chunk's table"):
         metadata, end = check_stream(data, len(COLUMNS) + MAX_LABELS)
         table = _read(pa.ipc.open_stream, data, rows, _RECORDS)
@@ -226,11 +212,7 @@ def pack_index(table: IndexTable) -> memoryview:
 
 
 def parse_index(data: Any, rows: int) -> IndexTable:
-    """Read index.arrow of `rows` rows; the arrays alias `data`, so a mapped file is not copied.
-
-    Raises:
-        CorruptArchiveError: the bytes are no such table.
-    """
+    """index.arrow of `rows` rows, over the bytes of `data`; CorruptArchiveError if it is none."""
     with _reported("index.arrow"):
         metadata = check_file(data, len(COLUMNS))
         names = {"length", "schemas", "dictionaries", "failed", "labels"}
@@ -269,11 +251,7 @@ def pack_revision(revision: Revision) -> memoryview:
 
 
 def parse_revision(data: Any, rows: int) -> Revision:
-    """Read a revision of `rows` rows; its arrays alias `data`.
-
-    Raises:
-        CorruptArchiveError: the bytes are no such table; the caller says which entry.
-    """
+    """A revision of `rows` rows, over the bytes of `data`; CorruptArchiveError if it is none."""
     with _reported("the revision's table"):
         metadata, end = check_stream(data, 1 + MAX_LABELS)
         if end != len(data):
@@ -301,13 +279,9 @@ def pack_labels(labels: pa.Table) -> memoryview:
 def parse_labels(
     data: Any, rows: int, names: Sequence[str] | None = None, told_by: str = "the head"
 ) -> pa.Table:
-    """Read labels.arrow of `rows` rows; the columns alias `data`.
+    """labels.arrow of `rows` rows, over the bytes of `data`; CorruptArchiveError if it is none.
 
-    Args:
-        names: of the columns that it must have; None where the caller compares them itself.
-        told_by: who says so, for the error.
-    Raises:
-        CorruptArchiveError: the bytes are no such table.
+    names: of the columns that it must have, as `told_by` says; None for any.
     """
     with _reported("labels.arrow"):
         check_file(data, MAX_LABELS if names is None else len(names))
@@ -356,11 +330,9 @@ def _packed(
 def _read(
     opener: Any, data: Any, rows: int | None, columns: Sequence[list[str]], prefix: str | None = _LABEL
 ) -> pa.Table:
-    """The one batch of Arrow IPC bytes, which alias `data`, after columns that no writer makes are refused.
+    """The one batch of Arrow IPC bytes, after columns that no writer makes are refused.
 
-    Args:
-        opener: pa.ipc.open_stream or open_file. rows: that it must have; None for any number.
-        columns: the choices of columns that are no labels. prefix: what labels begin with; None for none.
+    rows: None for any. columns: the choices of those that are no labels. prefix: of labels; None for none.
     """
     buffer = pa.py_buffer(data)
     with opener(buffer) as reader:

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import LabelError, LabelTypeError
-from edcache.format.arrays import list_items, number_values, numpy_dtype, numpy_dtypes, widened_float16
-from edcache.format.arrow import pa
+from edcache.format.arrays import list_items, number_values, numpy_dtype, numpy_dtypes, pa, widened_float16
 
 EXACT = 2**53
 """Every integer up to here is a float64."""
@@ -28,7 +27,7 @@ class Clash(Exception):
 
 
 class ColumnType(NamedTuple):
-    """The type of the values so far, with the few facts about them that a wider type depends on.
+    """The type of the values so far, and what a wider type depends on.
 
     negative: an int is below 0. beyond: one is 2**63 or more. inexact: one that is no float64.
     """
@@ -39,11 +38,7 @@ class ColumnType(NamedTuple):
     inexact: int | None = None
 
     def with_values(self, kind: pa.DataType, numbers: Iterable[int]) -> ColumnType:
-        """The type that also holds values of `kind`; Clash if there is none.
-
-        Args:
-            numbers: the ints among them, or those that decide (`deciding_numbers`).
-        """
+        """The type that also holds values of `kind`; Clash if there is none. numbers: ints that decide."""
         arrow = merged(self.arrow, kind)
         if arrow is None:
             raise Clash
@@ -80,10 +75,7 @@ def no_type() -> ColumnType:
 
 
 def merged(old: pa.DataType, new: pa.DataType) -> pa.DataType | None:
-    """The type for values of both, or None.
-
-    uint64 for a signed type with uint64 is a guess where the values decide: `ColumnType` corrects it.
-    """
+    """The type for values of both, or None; uint64 for a signed one with it, which `ColumnType` corrects."""
     if old == new or pa.types.is_null(new):
         return old
     if pa.types.is_null(old):
@@ -167,8 +159,7 @@ def _numbers_in(column: pa.ChunkedArray) -> Iterable[int]:
 class LabelTypes:
     """The types of label columns over many chunks, with what decides whether one more chunk fits.
 
-    Every chunk's table carries the types of all chunks up to it, so that a writer that knows only the
-    last one still refuses what `unify` would refuse.
+    In every chunk's table, so that a writer that knows only the last refuses what `unify` would refuse.
     """
 
     def __init__(self, types: Mapping[str, ColumnType]) -> None:
@@ -226,17 +217,9 @@ def _type_of_json(entry: Any) -> ColumnType:
 
 
 def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Table:
-    """Join the label tables of several chunks, in their order.
+    """Join label tables by the names of their columns: one contiguous array each, texts large past 2 GiB.
 
-    Args:
-        tables: any number; none gives a table without columns. Columns are matched by name.
-        where: what messages begin with, usually the archive's path. piece: what they call a table's origin.
-    Returns:
-        A table with one contiguous array per column and no metadata. string and binary become their
-        large_ forms past 2 GiB.
-    Raises:
-        LabelTypeError: `train.zip: label "y" is int64 in one chunk and string in another; ...`.
-        LabelError: chunks with different columns.
+    Raises LabelTypeError, or LabelError for other columns; they begin with `where` and speak of a `piece`.
     """
     if not tables:
         return pa.table({})
@@ -313,13 +296,7 @@ def no_labels(names: Sequence[str]) -> pa.Table:
 
 
 def stacked(tables: Sequence[pa.Table], counts: Sequence[int], where: str) -> pa.Table:
-    """The rows of all tables, one table after the other; columns that one lacks are null there.
-
-    Args:
-        counts: the rows of each, which a table without columns cannot say.
-    Raises:
-        LabelTypeError: 'concat(): label "y" is int64 in one dataset and string in another; ...'.
-    """
+    """The rows of all tables, so many of each; columns that one lacks are null there. Raises as `unify`."""
     names = list(dict.fromkeys(name for table in tables for name in table.column_names))
     if not names:
         return tables[0]

@@ -18,14 +18,12 @@ from edcache.base import EdcacheError, OptionError, PartialArchiveError, parsed_
 from edcache.dataset import CachedDataset, Path, Samples
 from edcache.interop.export_columns import Columns, joined, nbytes_of
 from edcache.interop.export_formats import FORMATS, Format, Plan, check_free, new_file, new_folder, read
+from edcache.reader import OnProgress
 from edcache.storage import check_outlives, local_path, refused
 from edcache.writer import worker_count
 
 _PROBES: Final = 32
 _LOOKED_AT: Final = 256
-
-OnProgress = Callable[[int, int], object]
-"""`on_progress(done, total)`: samples."""
 
 
 @dataclass(frozen=True)
@@ -95,16 +93,22 @@ def export(
     if shard_nbytes is None:
         raise OptionError(f'export(): shard_size={shard_size!r}; give bytes, or text such as "500MB"')
     count = worker_count(num_workers)
-    FORMATS[to].require()
-    check_outlives(out)
-    target = local_path(out)
-    check_free(target)
+    target = _target(out, FORMATS[to])
     plan = _planned(_opened(ds, allow_partial), FORMATS[to], labels, count)
     with closing(_written(plan, FORMATS[to], target, shard_nbytes, count)) as counts:
         for done in accumulate(counts, initial=0):
             if on_progress is not None:
                 on_progress(done, len(plan))
     return ExportReport(target, to, len(plan), *_measured(target))
+
+
+def _target(out: Path, kind: type[Format]) -> str:
+    """Where it goes, if nothing is there and what writes it is installed."""
+    kind.require()
+    check_outlives(out)
+    target = local_path(out)
+    check_free(target)
+    return target
 
 
 def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples:
@@ -135,6 +139,10 @@ def _planned(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_
 
 def _of_interest(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
     """Positions of samples of every kind there is: one of each schema where that tells enough."""
+
+    def varies(leaf: Any) -> bool:
+        return leaf.kind in ("tensor", "array") and leaf.shape is None
+
     every = np.arange(len(ds))
     numbers, trees = ds._root._structures(ds._root_indices(every))
     if ds._transform is not None:
@@ -142,14 +150,10 @@ def _of_interest(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
     chosen = np.zeros(len(ds), bool)
     for number, tree in enumerate(trees):
         of_it = np.flatnonzero(numbers == number)
-        is_told = tree is not None and not (needs_shapes and any(map(_varies, tree.leaves())))
+        is_told = tree is not None and not (needs_shapes and any(map(varies, tree.leaves())))
         chosen[of_it[:1] if is_told else of_it] = True
     chosen[:: max(1, len(ds) // _PROBES)] = True
     return np.flatnonzero(chosen)
-
-
-def _varies(leaf: Any) -> bool:
-    return leaf.kind in ("tensor", "array") and leaf.shape is None
 
 
 class _Shown(NamedTuple):

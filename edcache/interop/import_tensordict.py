@@ -59,15 +59,11 @@ class Tensordict(OldCache):
             target = sample
             for key in leaf.keys[:-1]:
                 target = target.setdefault(key, {})
-            target[leaf.keys[-1]] = self._row(leaf, index)
+            offset, ends = leaf.offset + index * leaf.nbytes, f"it ends in the middle of row {index}"
+            data = bytearray(read_part(leaf.file, leaf.file, offset, leaf.nbytes, ends))
+            flat = torch.frombuffer(data, dtype=leaf.dtype) if data else torch.empty(0, dtype=leaf.dtype)
+            target[leaf.keys[-1]] = flat.reshape(leaf.shape)
         return sample
-
-    def _row(self, leaf: _Leaf, index: int) -> torch.Tensor:
-        offset, ends = leaf.offset + index * leaf.nbytes, f"it ends in the middle of row {index}"
-        data = read_part(leaf.file, leaf.file, offset, leaf.nbytes, ends)
-        if not data:
-            return torch.empty(leaf.shape, dtype=leaf.dtype)
-        return torch.frombuffer(bytearray(data), dtype=leaf.dtype).reshape(leaf.shape)
 
     def _leaves_of(
         self, files: _Folder | _Zip, inside: tuple[str, ...], meta: dict[str, Any]

@@ -54,7 +54,10 @@ class Webdataset(OldCache):
         self._begins.append(len(self._columns[0]))
         self._names = list(self._extensions)
         self._set_length(len(self._keys))
-        self.in_memory_keys = [KEY, *self._common_labels()]
+        # Numbers that every sample has.
+        counts = np.bincount(np.asarray(self._columns[3]), minlength=len(self._names)).tolist()
+        pairs = zip(self._names, counts, strict=True)
+        self.in_memory_keys = [KEY, *(name for name, n in pairs if n == len(self) and name in _INTS)]
 
     def _add_shard(self, number: int, shard: str) -> None:
         begin, shown = len(self._keys), os.path.basename(shard)
@@ -81,12 +84,6 @@ class Webdataset(OldCache):
             place = self._extensions.setdefault(extension, len(self._extensions))
             for column, value in zip(self._columns, (number, offset, nbytes, place), strict=True):
                 column.append(value)
-
-    def _common_labels(self) -> list[str]:
-        """Extensions of numbers that every sample has."""
-        counts = np.bincount(np.asarray(self._columns[3]), minlength=len(self._extensions))
-        pairs = zip(self._extensions, counts.tolist(), strict=True)
-        return [name for name, count in pairs if count == len(self) and name in _INTS]
 
     def _read(self, index: int) -> Any:
         sample: dict[str, Any] = {KEY: self._keys[index]}

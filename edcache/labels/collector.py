@@ -18,7 +18,6 @@ from edcache.format import (
     LabelTypes,
     deciding_numbers,
     detached,
-    from_lists,
     from_numpy,
     from_texts,
     is_list,
@@ -45,9 +44,8 @@ _COUNTED = frozenset({int, *_INTEGERS, str})
 class LabelCollector:
     """Gathers the labels of samples, one after another, into a table per chunk.
 
-    Types are checked against every sample seen here, and against `seen`, the types of the archive's labels,
-    so that the first sample that does not fit is named. The table of a chunk gets its types from that chunk
-    alone, so that it does not depend on who wrote the chunks before. `unify` joins them.
+    Types are checked against every sample seen here, and against `seen`, those of the archive: the first
+    sample that does not fit is named. A chunk's table has types of its own; `unify` joins them.
     """
 
     def __init__(self, spec: LabelSpec, seen: LabelTypes | None = None) -> None:
@@ -61,12 +59,7 @@ class LabelCollector:
         return self._rows
 
     def add(self, index: int, sample: Any) -> None:
-        """Keep the labels of one sample; after an error the collector is as it was before the call.
-
-        Raises:
-            LabelError: a field that the sample does not have.
-            LabelTypeError: `label "y": sample 7 is a str ('cat'), earlier samples are int64; ...`.
-        """
+        """Keep the labels of one sample: LabelError or LabelTypeError names it, and all is as before."""
         self.add_values(index, self.spec.extract(index, sample))
 
     def add_values(self, index: int, values: Sequence[Any]) -> None:
@@ -169,7 +162,8 @@ def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
             items = from_numpy(np.concatenate(present, dtype=dtype, casting="unsafe"), kind.value_type)
         else:
             items = _build([item for value in present for item in value], kind.value_type)
-        return from_lists([None if value is None else len(value) for value in values], items)
+        ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
+        return pa.ListArray.from_arrays(from_numpy(ends, pa.int32(), np.append(missing, False)), items)
     if pa.types.is_temporal(kind):
         unit = "D" if pa.types.is_date32(kind) else kind.unit
         dtype = np.dtype(f"{'m8' if pa.types.is_duration(kind) else 'M8'}[{unit}]")
@@ -190,13 +184,7 @@ def collected(name: str, values: Iterable[tuple[int, Any]]) -> pa.Array:
 
 
 def collected_columns(names: Sequence[str], rows: Iterable[tuple[int, Sequence[Any]]]) -> pa.Table:
-    """Columns of single values, by the rules of `LabelCollector`; at most a million of each are objects.
-
-    Args:
-        rows: (index of the sample, a value for each name); the index is for errors alone.
-    Raises:
-        LabelTypeError: as `LabelCollector.add`.
-    """
+    """Columns of (index, values), by the rules of `LabelCollector`; at most a million of each are objects."""
     collector, tables = LabelCollector(LabelSpec({name: lambda sample: None for name in names})), []
     for index, values in rows:
         collector.add_values(index, values)
@@ -210,11 +198,7 @@ def collected_columns(names: Sequence[str], rows: Iterable[tuple[int, Sequence[A
 
 
 class _Cell(NamedTuple):
-    """One value as the column keeps it.
-
-    `numbers` are the ints that decide about a wider type: all of them, or the least, the greatest and the
-    first that is no float64.
-    """
+    """A value, and the ints that decide about a wider type: all, or least, greatest, first inexact."""
 
     type: pa.DataType
     value: Any

@@ -33,11 +33,7 @@ _OPERATIONS = {
 
 
 class _Point(NamedTuple):
-    """Where a value lies on a column's axis.
-
-    `scalar` is the value itself if `exact`; otherwise the greatest value of the column's type below it,
-    None if there is none. A value that equals nothing and orders with nothing (nan) is no point at all.
-    """
+    """Where a value lies: at the scalar, or if not `exact` right above it, or below all where it is None."""
 
     scalar: pa.Scalar | None
     exact: bool
@@ -77,7 +73,18 @@ class Column:
 
     def one_of(self, values: Iterable[object]) -> pc.Expression:
         """`column in values`, unknown where the column has no value and None is not among the values."""
-        has_null, scalars = self._value_set(values)
+        if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and pa.types.is_integer(self.type):
+            limits = np.iinfo(numpy_dtype(self.type))
+            fits = values[(values >= int(limits.min)) & (values <= int(limits.max))]
+            has_null, scalars = False, pa.array(fits.astype(limits.dtype), type=self.type)
+        else:
+            if isinstance(values, np.ndarray):
+                values = values.reshape(-1) if values.dtype.kind in "mM" else values.reshape(-1).tolist()
+            values = list(values)
+            present = [value for value in values if value is not None]
+            points = [point for point in map(self._point, present) if point is not None]
+            exact = [point.scalar for point in points if point.exact and point.scalar is not None]
+            has_null, scalars = len(present) < len(values), pa.array(exact, comparable_type(self.type))
         is_in = self._field.isin(scalars) if len(scalars) else pc.scalar(False)
         return self.is_null() | is_in if has_null else self._unless_null(is_in)
 
@@ -122,10 +129,7 @@ class Column:
         return pc.if_else(coarse == other_coarse, compare(fine, other_fine), compare(coarse, other_coarse))
 
     def _steps(self, other: pa.DataType) -> tuple[pc.Expression, pc.Expression | None]:
-        """What compares exactly with a column of another type: if equal, then the second; None for no second.
-
-        Arrow would round one of the columns, or refuse it, where no type holds the values of both.
-        """
+        """What compares exactly with another type: this, if equal that. Arrow would round, or refuse."""
         field, kind = self._field, self.type
         if _family(kind) in _TIMES and _unit(kind) != _unit(other):
             ticks = field.cast(pa.int32()) if pa.types.is_date32(kind) else field
@@ -151,20 +155,6 @@ class Column:
 
     def _unless_null(self, expression: pc.Expression) -> pc.Expression:
         return pc.if_else(self._field.is_valid(), expression, _unknown())
-
-    def _value_set(self, values: Iterable[object]) -> tuple[bool, pa.Array]:
-        """Whether None is among values, and those that the column can have."""
-        if isinstance(values, np.ndarray):
-            if values.dtype.kind in "iu" and pa.types.is_integer(self.type):
-                limits = np.iinfo(numpy_dtype(self.type))
-                fits = values[(values >= int(limits.min)) & (values <= int(limits.max))]
-                return False, pa.array(fits.astype(limits.dtype), type=self.type)
-            values = values.reshape(-1) if values.dtype.kind in "mM" else values.reshape(-1).tolist()
-        values = list(values)
-        present = [value for value in values if value is not None]
-        points = [point for point in map(self._point, present) if point is not None]
-        scalars = [point.scalar for point in points if point.exact and point.scalar is not None]
-        return len(present) < len(values), pa.array(scalars, type=comparable_type(self.type))
 
     def _point(self, value: Any) -> _Point | None:
         """Where `value` lies among the column's values; None if nothing compares with it."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import ExportError
-from edcache.format import from_lists, from_numpy, numpy_dtype, pa
+from edcache.format import from_numpy, pa
 
 _MOST_LISTED: Final = 1024
 
@@ -21,11 +21,9 @@ _MOST_LISTED: Final = 1024
 class Column:
     """A column of leaves of samples.
 
-    Attributes:
-        name: the leaf's. kind: null, bool, int, float, complex, text, bytes, image, date, datetime, datetime
-            with a zone, array or list.
-        dtype: of an array, by numpy's name; of a list, the kind of its values.
-        shape: of an array, where all have one. ndim: of an array. is_nullable: some samples lack it.
+    kind: null, bool, int, float, complex, text, bytes, image, date, datetime, datetime with a zone, array
+    or list. dtype: of an array, by numpy's name; of a list, the kind of its values. shape: of an array,
+    where all have one. ndim: of an array. is_nullable: some samples lack it.
     """
 
     name: str
@@ -43,14 +41,9 @@ class Column:
         )
 
     @property
-    def size(self) -> int:
-        """Elements of an array that is fixed."""
-        return math.prod(self.shape or ())
-
-    @property
     def is_large(self) -> bool:
         """Whether it is fixed, and so large that Parquet, which looks at each element, would take long."""
-        return self.is_fixed and self.size > _MOST_LISTED
+        return self.is_fixed and math.prod(self.shape or ()) > _MOST_LISTED
 
 
 _TYPES = {
@@ -67,12 +60,11 @@ _TYPES = {
 }
 
 
-def arrow_type(column: Column) -> pa.DataType:
+def _arrow_type(column: Column) -> pa.DataType:
     """The Arrow type of a column.
 
-    Arrays of one shape are Arrow's `fixed_shape_tensor`, which is a fixed-size list where that is not known;
-    of over 1024 elements, their bytes in C order (`schema_of`); of no dimension, their number. Other arrays
-    are {"values": list, "shape": list of int32}, in C order, and with one dimension plain lists.
+    Arrays of one shape are `fixed_shape_tensor`; of over 1024 elements, their bytes (`schema_of`); of no
+    dimension, their number. Others are {"values": list, "shape": list of int32}, 1-D ones plain lists.
     """
     if column.kind == "list":
         return pa.list_(_TYPES[column.dtype])
@@ -82,7 +74,7 @@ def arrow_type(column: Column) -> pa.DataType:
     if column.ndim == 0:
         return element
     if column.is_large:
-        return pa.binary(column.size * np.dtype(column.dtype).itemsize)
+        return pa.binary(math.prod(column.shape or ()) * np.dtype(column.dtype).itemsize)
     if column.is_fixed:
         return pa.fixed_shape_tensor(element, column.shape)
     if column.ndim == 1:
@@ -91,15 +83,11 @@ def arrow_type(column: Column) -> pa.DataType:
 
 
 def arrow_column(column: Column, values: Sequence[Any], place: str) -> pa.Array:
-    """Leaves as an Arrow array; None where a sample lacks one.
+    """Leaves as an Arrow array; None where a sample lacks one; images as their bytes.
 
-    Args:
-        values: as `leaves_of` gives them, images as their bytes. place: what messages begin with.
-    Raises:
-        ExportError: a value that the column does not hold: an integer beyond 64 bits, text that is no UTF-8,
-            an array of another shape.
+    Raises ExportError, which begins with `place`, for a value that the column does not hold.
     """
-    kind = arrow_type(column)
+    kind = _arrow_type(column)
     try:
         if column.kind != "array":
             return pa.array(values, kind)
@@ -110,7 +98,12 @@ def arrow_column(column: Column, values: Sequence[Any], place: str) -> pa.Array:
             return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(stacked)])
         if column.is_fixed:
             return _fixed(values, kind, column)
-        return _lists(values, kind) if column.ndim == 1 else _structs(values, kind)
+        if column.ndim == 1:
+            return pa.array([None if value is None else value.reshape(-1) for value in values], kind)
+        parts = [
+            None if value is None else {"values": value.reshape(-1), "shape": value.shape} for value in values
+        ]
+        return pa.array(parts, kind)
     except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError, AttributeError) as error:
         raise ExportError(f'{place}: field "{column.name}" does not fit {kind}: {error}') from error
 
@@ -124,39 +117,17 @@ def _fixed(values: Sequence[npt.NDArray[Any]], kind: pa.DataType, column: Column
     return pa.ExtensionArray.from_storage(kind, storage)
 
 
-def _lists(values: Sequence[npt.NDArray[Any] | None], kind: pa.DataType) -> pa.Array:
-    present = [value.reshape(-1) for value in values if value is not None]
-    flat = np.concatenate(present) if present else np.empty(0, numpy_dtype(kind.value_type))
-    sizes = [None if value is None else value.size for value in values]
-    return from_lists(sizes, from_numpy(flat, kind.value_type))
-
-
-def _structs(values: Sequence[npt.NDArray[Any] | None], kind: pa.DataType) -> pa.Array:
-    shapes = pa.array([None if value is None else list(value.shape) for value in values], kind.field(1).type)
-    missing = pa.array([value is None for value in values])
-    parts = [_lists(values, kind.field(0).type), shapes]
-    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=missing)
-
-
 def schema_of(columns: Iterable[Column], labels: pa.Schema) -> pa.Schema:
-    """The schema of a table of leaves, and behind them labels.
-
-    The metadata of a column of arrays that are bytes says of what: {"dtype": "uint8", "shape": "[3, 4]"}.
-    """
-    return pa.schema([*map(_field, columns), *labels])
-
-
-def _field(column: Column) -> pa.Field:
-    meta = {"dtype": column.dtype, "shape": json.dumps(column.shape)} if column.is_large else None
-    return pa.field(column.name, arrow_type(column), metadata=meta)
+    """The schema of leaves, then labels; arrays that are bytes have dtype and shape as metadata."""
+    fields = []
+    for column in columns:
+        meta = {"dtype": column.dtype, "shape": json.dumps(column.shape)} if column.is_large else None
+        fields.append(pa.field(column.name, _arrow_type(column), metadata=meta))
+    return pa.schema([*fields, *labels])
 
 
 class ParquetFile:
-    """A Parquet file that is written table by table, a row group each, compressed by zstd.
-
-    Args:
-        stream: where its bytes go.
-    """
+    """A Parquet file written to a stream table by table, a row group each, compressed by zstd."""
 
     def __init__(self, stream: Any, schema: pa.Schema) -> None:
         from pyarrow import parquet

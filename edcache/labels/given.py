@@ -1,10 +1,4 @@
-"""Label values that a user has at hand, as columns of the types that an archive holds.
-
-given_column    one column: a numpy or Arrow array, a pandas or polars Series, a tensor, any iterable
-given_table     several: a pyarrow Table, a DataFrame, a dict of columns
-joined          the rows of a table that go with the values of a key column
-read_columns    columns out of a csv, parquet or npy file
-"""
+"""Label values that a user has at hand, as columns of the types that an archive holds."""
 
 from __future__ import annotations
 
@@ -31,17 +25,16 @@ from edcache.format import (
 from edcache.labels.collector import collected
 from edcache.labels.column import comparable
 
-_TYPES = "bool, integers, floats, text, bytes, dates, times, durations, and lists of one of these"
-FORMATS = (".csv", ".parquet", ".npy")
+_REMEDY = (
+    "columns are bool, integers, floats, text, bytes, dates, times, durations, and lists of one of these"
+)
+_FORMATS = (".csv", ".parquet", ".npy")
 
 
 def given_column(name: str, values: Any) -> pa.Array:
-    """A column of a user's values, one contiguous array; numbers alias the memory of a numpy array.
+    """A user's values as one contiguous array; numbers alias the memory of a numpy array.
 
-    Raises:
-        LabelTypeError: 'label "y" is struct<a: int64>, which no label column holds; ...'; values of
-            several types.
-        OptionError: they are no sequence of values.
+    Raises LabelTypeError for types that no label column holds, OptionError for what is no sequence.
     """
     values = detached(values)
     if isinstance(values, np.ndarray):
@@ -52,7 +45,8 @@ def given_column(name: str, values: Any) -> pa.Array:
         return _plain(name, values.to_arrow())
     if type(values).__module__.partition(".")[0] == "pandas":
         if values.dtype == object:
-            return collected(name, enumerate(None if missing else value for value, missing in _pairs(values)))
+            pairs = zip(values, values.isna(), strict=True)
+            return collected(name, enumerate(None if missing else value for value, missing in pairs))
         return _plain(name, pa.array(values, from_pandas=True))
     if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise OptionError(
@@ -62,16 +56,8 @@ def given_column(name: str, values: Any) -> pa.Array:
     return collected(name, enumerate(values))
 
 
-def _pairs(series: Any) -> Iterable[tuple[Any, bool]]:
-    return zip(series, series.isna(), strict=True)
-
-
 def given_rows(name: str, values: Mapping[Any, Any], length: int) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """The samples that {index: value} is of, rising, and their column; negative indices count from the end.
-
-    Raises:
-        OptionError: 'label "y": index 12 not in [-10, 10)', or no index, or one twice.
-    """
+    """The samples that {index: value} is of, rising, and their column; OptionError for a bad index."""
     for index in values:
         if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
             raise OptionError(
@@ -114,25 +100,19 @@ def _plain(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Arrow values as one array of a type that labels have."""
     kind = _label_type(values.type)
     if kind is None:
-        raise LabelTypeError(f'label "{name}" is {values.type}, which no label column holds; {_remedy()}')
+        raise LabelTypeError(f'label "{name}" is {values.type}, which no label column holds; {_REMEDY}')
     column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
     try:
         column = column if column.type == kind else column.cast(kind)
     except pa.ArrowException as error:
-        raise LabelTypeError(f'label "{name}" is {values.type}: {error}; {_remedy()}') from error
+        raise LabelTypeError(f'label "{name}" is {values.type}: {error}; {_REMEDY}') from error
     return unify_column(name, [column], "")
-
-
-def _remedy() -> str:
-    return f"columns are {_TYPES}"
 
 
 def _label_type(kind: pa.DataType) -> pa.DataType | None:
     """The type of a label column that holds the same values; None where there is none."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _label_type(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return _label_type(kind.value_type)
+    if isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
+        return _label_type(kind.value_type if pa.types.is_dictionary(kind) else kind.storage_type)
     if is_list(kind) or pa.types.is_fixed_size_list(kind):
         inner = _label_type(kind.value_type)
         outer = pa.large_list if pa.types.is_large_list(kind) else pa.list_
@@ -149,12 +129,7 @@ def _label_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def given_table(table: Any) -> pa.Table:
-    """A pyarrow Table, a pandas or polars DataFrame, or a dict of columns, as a Table of label types.
-
-    Raises:
-        OptionError: something else, columns of different lengths, or two of one name.
-        LabelTypeError: as `given_column`.
-    """
+    """A pyarrow Table, a pandas or polars DataFrame, or a dict of columns, as a Table of label types."""
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     if isinstance(table, pa.Table):
@@ -182,14 +157,11 @@ def given_table(table: Any) -> pa.Table:
 def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
     """For each key the row of `table` whose column `on` has it, without that column; nulls where none has.
 
-    Raises:
-        UnknownLabelError: the table has no column `on`. LabelTypeError: keys of another kind.
-        LabelError: 'the table has "id" = 7 twice; ...'.
-    Cost: of 10 million keys and a table of as many rows, some seconds.
+    Raises OptionError for no column `on`, LabelTypeError for keys of another kind, LabelError for one twice.
     """
     if on not in table.column_names:
-        found = ", ".join(map(str, table.column_names))
-        raise OptionError(f'the table has no column "{on}" to join on; its columns are {found}')
+        names = ", ".join(map(str, table.column_names))
+        raise OptionError(f'the table has no column "{on}" to join on; its columns are {names}')
     known, keys = comparable(table.column(on)), comparable(keys)
     kind = merged(known.type, keys.type)
     if kind is None or is_list(kind):
@@ -218,27 +190,26 @@ def _exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     if not (pa.types.is_integer(kind) and is_number(column.type)):
         return column.cast(kind)
     limits, own = np.iinfo(numpy_dtype(kind)), column.type
+    low: float = int(limits.min)
+    high = int(limits.max)
     if pa.types.is_floating(own):
         # The limits are powers of two, which a float has.
-        above = pc.greater_equal(column, pa.scalar(float(limits.min), own))
-        below = pc.less(column, pa.scalar(float(int(limits.max) + 1), own))
-        fits = pc.and_(pc.and_(above, below), pc.equal(pc.trunc(column), column))
+        low = float(low)
+        below = pc.less(column, pa.scalar(float(high + 1), own))
+        below = pc.and_(below, pc.equal(pc.trunc(column), column))
     else:
         bounds = np.iinfo(numpy_dtype(own))
-        above = pc.greater_equal(column, pa.scalar(max(int(limits.min), int(bounds.min)), own))
-        fits = pc.and_(above, pc.less_equal(column, pa.scalar(min(int(limits.max), int(bounds.max)), own)))
+        low = max(low, int(bounds.min))
+        below = pc.less_equal(column, pa.scalar(min(high, int(bounds.max)), own))
+    fits = pc.and_(pc.greater_equal(column, pa.scalar(low, own)), below)
     return pc.if_else(fits, column, pa.scalar(None, own)).cast(kind)
 
 
 def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:
-    """The columns of a .csv or .parquet file as a Table, the array of a .npy file.
-
-    Raises:
-        OptionError: another kind of file, or one that does not read. ArchiveNotFoundError: no such file.
-    """
+    """The Table of a .csv or .parquet file, the array of a .npy file; OptionError if it does not read."""
     suffix = os.path.splitext(path)[1].lower()
-    if suffix not in FORMATS:
-        raise OptionError(f"{path}: labels are read from {', '.join(FORMATS)} files")
+    if suffix not in _FORMATS:
+        raise OptionError(f"{path}: labels are read from {', '.join(_FORMATS)} files")
     if not os.path.exists(path):
         raise ArchiveNotFoundError(f"{path}: no such file")
     try:
@@ -257,18 +228,12 @@ def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:
 
 
 def chosen_column(name: str, columns: pa.Table, on: str | None, where: str) -> pa.Table:
-    """Of a file's columns the one that becomes the label `name`, and `on`.
-
-    Raises:
-        OptionError: "values.csv: which column is cluster is open; it has a, b".
-    """
+    """Of a file's columns the one that becomes the label `name`, and `on`; OptionError where that is open."""
     rest = [other for other in columns.column_names if other != on]
     if name not in rest and len(rest) != 1:
         raise OptionError(f'{where}: which column is "{name}" is open; it has {", ".join(rest) or "none"}')
-    found = {name: columns.column(name if name in rest else rest[0])}
-    if on is not None and on in columns.column_names:
-        found[on] = columns.column(on)
-    return pa.table(found)
+    chosen = columns.select([name if name in rest else rest[0], *({on} & set(columns.column_names))])
+    return chosen.rename_columns([name, *chosen.column_names[1:]])
 
 
 def check_count(name: str, values: Sized, length: int) -> None:

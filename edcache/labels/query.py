@@ -81,7 +81,7 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
 
 
 def _plain_mask(labels: Labels, name: str, value: object) -> Mask | None:
-    """The mask of an int, or a list of them, in a column of integers without nulls; None for all else.
+    """The mask of ints in a column of integers without nulls; None for all else.
 
     By numpy, as the first condition in pyarrow costs the import of its engine, 0.2 s where pandas is there.
     """

@@ -16,10 +16,7 @@ _CONTAINERS = frozenset({dict, tuple, list})
 
 
 class LabelSpec:
-    """The label columns that `in_memory_keys` asks for: their names, and where in a sample they lie.
-
-    Make one with `LabelSpec.parse`. It pickles if its callables do.
-    """
+    """The label columns that `in_memory_keys` asks for: their names, and where in a sample they lie."""
 
     def __init__(self, sources: Mapping[str, LabelSource]) -> None:
         self.names: tuple[str, ...] = tuple(sources)
@@ -30,15 +27,7 @@ class LabelSpec:
 
     @classmethod
     def parse(cls, in_memory_keys: object) -> LabelSpec:
-        """Read the user's `in_memory_keys`.
-
-        Args:
-            in_memory_keys: None; a list or tuple of field paths, each also the name of its column; or a
-                mapping from name to field path or to a callable that gets the sample. A field path is
-                a str ("image", "target.boxes"), an int, or a tuple of these.
-        Raises:
-            OptionError: anything else, an empty name, or two columns of one name.
-        """
+        """The user's `in_memory_keys`; OptionError unless None, a list of field paths, or a mapping."""
         if isinstance(in_memory_keys, Mapping):
             return cls({checked_name(name): _checked_source(src) for name, src in in_memory_keys.items()})
         if in_memory_keys is None or isinstance(in_memory_keys, (list, tuple)):
@@ -55,16 +44,7 @@ class LabelSpec:
         return {n: None if callable(p) else p for n, p in zip(self.names, paths, strict=True)}
 
     def extract(self, index: int, sample: Any) -> list[Any]:
-        """The label values of one sample, in the order of `names`.
-
-        Args:
-            index: the sample's index, for the error alone.
-            sample: the decoded sample; values are returned as they lie in it, not copied.
-        Raises:
-            LabelError: `label "lable": sample 3 has no field "lable"; its keys are "image", "label"; ...`.
-                Also where a callable raises; its exception is the cause.
-        Cost: 0.25 us per sample of a dict, list or tuple whose labels are on its top level.
-        """
+        """The label values of one sample, not copied; LabelError names the sample and what it has."""
         if self._top_level is not None and type(sample) in _CONTAINERS:
             try:
                 values = self._top_level(sample)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +15,15 @@ from edcache.format import from_numpy, is_text, pa, take_rows
 from edcache.labels.column import (
     SMALL_RANGE,
     Classes,
+    Description,
+    ascending,
     classes_of,
     comparable,
+    describe,
     one_chunk,
     sort_keys_of,
     to_numpy,
 )
-
-if TYPE_CHECKING:
-    from edcache.labels.summary import Description
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -68,8 +68,9 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
             raise unknown_label(name, list(self))
         array = self._arrays.get(name)
         if array is None:
-            array = self._arrays[name] = self._array(name)
+            array = self._array(name)
             array.flags.writeable = False
+            self._arrays[name] = array
         return array
 
     def _array(self, name: str) -> npt.NDArray[Any]:
@@ -195,8 +196,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
         A sequence with one entry a column, which prints as a small table. Costs as `counts` of each column.
         """
-        from edcache.labels.summary import describe
-
         return describe(self.table)
 
     def unique(self, name: str) -> npt.NDArray[Any]:
@@ -205,8 +204,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         Raises:
             UnknownLabelError: no such column. LabelTypeError: a column of lists.
         """
-        from edcache.labels.summary import ascending
-
         column = self.singles(name, "unique")
         if pa.types.is_null(column.type):
             return np.empty(0, object)
@@ -231,9 +228,9 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     def comparable(self, name: str) -> pa.ChunkedArray:
         """The column as every comparison sees it (see column.py), made once for all views."""
-        made = self.whole._comparable
+        column, made = self.whole.column(name), self.whole._comparable
         if name not in made:
-            made[name] = comparable(self.whole.column(name))
+            made[name] = comparable(column)
         return self._taken(made[name])
 
     def singles(self, name: str, asked_by: str) -> pa.ChunkedArray:
@@ -281,11 +278,7 @@ def _as_indices(indices: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
-    """Indices as int64 in [0, length), negative ones counted from the end.
-
-    Raises:
-        SampleIndexError: the first bad entry, as `indices[3] = 12 not in [-10, 10)`.
-    """
+    """Indices as int64 in [0, length); SampleIndexError says `indices[3] = 12 not in [-10, 10)`."""
     if not indices.size:
         return indices.astype(np.int64)
     low, high = int(indices.min()), int(indices.max())
@@ -297,20 +290,12 @@ def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
 
 
 def classes(labels: Labels, name: str, asked_by: str) -> Classes:
-    """The distinct values of a column, a missing one among them.
-
-    Raises:
-        UnknownLabelError: no such column.
-        LabelTypeError: 'label "boxes" is list<item: int64>; group_by() needs a column of single values'.
-    """
+    """The distinct values of a column; UnknownLabelError, or LabelTypeError for lists."""
     return classes_of(_compared(labels, name, asked_by))
 
 
 def sort_keys(labels: Labels, name: str, descending: bool) -> npt.NDArray[Any]:
-    """Unsigned ints [num_rows] that are in the order of a column's values; missing ones and nans are last.
-
-    Raises: as `classes`.
-    """
+    """Unsigned ints in the order of a column's values; missing ones and nans are last."""
     return sort_keys_of(_compared(labels, name, "sort_by"), descending)
 
 

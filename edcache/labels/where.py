@@ -50,15 +50,9 @@ class Where(NamedTuple):
 
 
 def parse_where(text: str, schema: pa.Schema) -> Where:
-    """Read a where-string; nothing in it is ever run as Python.
+    """Read a where-string of at most 10,000 characters, nested at most 50 deep, by this module's grammar.
 
-    Args:
-        text: at most 10,000 characters, nested at most 50 deep; the grammar is in this module's docstring.
-        schema: of the label table, for the names and types of its columns.
-    Raises:
-        WhereError: `where "label = = 3": column 9: found "=", expected a column or a literal; allowed ...`.
-        UnknownLabelError: a name that is no column.
-        LabelTypeError: a column compared with a value of another kind.
+    Raises WhereError, which names the column of text, UnknownLabelError or LabelTypeError.
     """
     if len(text) > _MAX_TEXT:
         raise WhereError(f"where-string of {len(text)} characters; at most {_MAX_TEXT} are read")

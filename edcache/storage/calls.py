@@ -162,30 +162,23 @@ class System:
         if sys.platform == "win32":
             _windows_lock(fd, start, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK)
         elif _HAS_OFD_LOCKS:
-            request = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
-            fcntl.fcntl(fd, request, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0))
-        else:
-            if start == WHOLE_FILE_LOCK:
-                fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            _ofd_lock(fd, fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK, fcntl.F_WRLCK, start, length)
+        elif start == WHOLE_FILE_LOCK:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
     def share(self, fd: int, start: int) -> None:
         """Lock a byte together with others who share it, waiting for one who has it alone; Linux only."""
         if _HAS_OFD_LOCKS:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, start, 1, 0))
+            _ofd_lock(fd, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, start, 1)
 
     def is_locked(self, fd: int, start: int, length: int) -> bool:
         """Whether others hold a lock on one of the bytes; False where the system cannot tell."""
-        if sys.platform == "win32" or not _HAS_OFD_LOCKS:
-            return False
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
-        kind = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))[0]
-        return bool(kind != fcntl.F_UNLCK)
+        return bool(_HAS_OFD_LOCKS and self.first_locked(fd, start, length) is not None)
 
     def first_locked(self, fd: int, start: int, length: int) -> int | None:
         """One of these bytes on which another holds a lock, if there is one; Linux only."""
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, length, 0)
-        kind, _, found, *_ = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_OFD_GETLK, asked))
-        return None if kind == fcntl.F_UNLCK else int(found)
+        kind, _, byte, *_ = _FLOCK.unpack(_ofd_lock(fd, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, start, length))
+        return None if kind == fcntl.F_UNLCK else int(byte)
 
     def freeze(self, fd: int) -> None:
         """Let nobody write into memory any more, nor cut it, for as long as it is there; Linux only."""
@@ -200,7 +193,7 @@ class System:
         if sys.platform == "win32":
             _windows_lock(fd, start, msvcrt.LK_UNLCK)
         elif _HAS_OFD_LOCKS:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_UNLCK, os.SEEK_SET, start, length, 0))
+            _ofd_lock(fd, fcntl.F_OFD_SETLK, fcntl.F_UNLCK, start, length)
         elif start == WHOLE_FILE_LOCK:
             fcntl.flock(fd, fcntl.LOCK_UN)
 
@@ -211,6 +204,11 @@ if sys.platform == "win32":
         # msvcrt locks at the descriptor's position; nothing else here uses that position.
         os.lseek(fd, start, os.SEEK_SET)
         msvcrt.locking(fd, request, 1)
+
+else:
+
+    def _ofd_lock(fd: int, request: int, kind: int, start: int, length: int) -> bytes:
+        return fcntl.fcntl(fd, request, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
 
 
 system: System = System()

@@ -74,8 +74,7 @@ def absolute(path: str | bytes | os.PathLike[str]) -> str:
         refused(name, "asking for the folder that this process works in; give an absolute path", error)
 
 
-_lockable: weakref.WeakSet[File] = weakref.WeakSet()
-_in_memory: weakref.WeakSet[File] = weakref.WeakSet()
+_open: weakref.WeakSet[File] = weakref.WeakSet()
 
 
 def _settle_inherited() -> None:
@@ -83,10 +82,11 @@ def _settle_inherited() -> None:
 
     What the parent reads in memory, the child holds too, by a lock of its own.
     """
-    for file in list(_lockable):
-        file._close()
-    for file in list(_in_memory):
-        file._naming.inherit(calls.system, file._descriptors)
+    for file in list(_open):
+        if file.writable:
+            file._close()
+        else:
+            file._naming.inherit(calls.system, file._descriptors)
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
@@ -215,10 +215,8 @@ class File(_Handle, ByteSource):
         self.writable = writable
         self.can_lock = True
         self.absolute = absolute(path)
-        if writable:
-            _lockable.add(self)
-        if self._naming.is_volatile:
-            _in_memory.add(self)
+        if writable or self._naming.is_volatile:
+            _open.add(self)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], mode: str, more_flags: int = 0) -> File:
@@ -288,6 +286,16 @@ class File(_Handle, ByteSource):
                 return False
             refused(self.path, "looking for its name", error)
         return (named.st_dev, named.st_ino) == self.identity()
+
+    def has_beside(self, ending: str) -> bool:
+        """Whether something is at its path with such an ending."""
+        try:
+            calls.system.stat_path(self.absolute + ending)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            refused(self.path + ending, "looking for it", error)
+        return True
 
     def modified(self) -> float:
         """When the file was last written, in seconds since 1970."""
@@ -401,19 +409,16 @@ class File(_Handle, ByteSource):
 
     def lock(self, start: int, length: int = 1) -> None:
         """Lock bytes for this open file, waiting for whoever holds them (signals interrupt)."""
-        try:
-            self._call(calls.system.lock, start, length, True)
-        except OSError as error:
-            self._do_without_lock(error)
+        self._lock(calls.system.lock, start, length, True)
 
     def try_lock(self, start: int, length: int = 1) -> bool:
         """Lock bytes if nobody else holds them; says whether it did."""
         try:
-            self._call(calls.system.lock, start, length, False)
-        except OSError as error:
+            self._lock(calls.system.lock, start, length, False)
+        except StorageError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
-            self._do_without_lock(error)
+            raise
         return True
 
     def share(self, start: int) -> None:
@@ -422,23 +427,23 @@ class File(_Handle, ByteSource):
         A file that was opened to be read can share, and so can a forked child, which ends it with its last
         copy of the descriptor. Nothing on macOS and Windows.
         """
-        try:
-            self._call(calls.system.share, start)
-        except OSError as error:
-            self._do_without_lock(error)
+        self._lock(calls.system.share, start)
 
-    def _do_without_lock(self, error: OSError) -> None:
-        """Go on where the file system has no locks, and say what that takes; else raise."""
-        if error.errno not in _NO_LOCKS:
-            refused(self.path, "locking it", error)
-        if self.can_lock:
-            self.can_lock = False
-            warnings.warn(
-                f"{self.path}: its file system has no byte locks, so that processes cannot share the work; "
-                "see that only one writes at a time, or build it on a local disk and copy it",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    def _lock(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Take a lock; where the file system has none, go on and say what that takes."""
+        try:
+            self._call(call, *arguments)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                refused(self.path, "locking it", error)
+            if self.can_lock:
+                self.can_lock = False
+                warnings.warn(
+                    f"{self.path}: its file system has no byte locks, so that processes cannot share the "
+                    "work; see that only one writes at a time, or build it on a local disk and copy it",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
 
     def freeze(self) -> None:
         """Let nobody write into a file in memory any more, for as long as it is there."""

@@ -1,8 +1,7 @@
 """The registry of backends: which one has a path or a URL, decided once, by its scheme.
 
 A backend is a subclass of `Location`; nearly always of `edcache.writer.Store`, which adds the samples to
-the bytes. Ours are in a table. Another's comes by a line of its packaging, an entry point of the group
-"edcache.backends" whose name is the scheme:
+the bytes. One that is not ours comes by a line of its packaging, an entry point whose name is the scheme:
 
     [project.entry-points."edcache.backends"]
     tape = "tapes.edcache:TapeStore"
@@ -19,8 +18,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
-from typing import Any, ClassVar, Final, Protocol, cast
+from typing import Any, ClassVar, Final, Protocol
 
 from edcache.base import OptionError
 from edcache.storage.source import ByteSource
@@ -37,7 +35,6 @@ _BACKENDS: Final = {
     **dict.fromkeys(("redis", "rediss", "unix"), _REDIS),
     **dict.fromkeys(("http", "https", "s3", "s3a", "gs", "gcs", "hf"), _OBJECTS),
 }
-_LISTED: Final = "edcache.backends.mirror.evict"
 # By the words of `local=` and `preload=`: what opens a copy in the place of the archive.
 _COPIES: Final = {
     "local": "edcache.backends.mirror.read_through:open_copy",
@@ -49,14 +46,10 @@ _LIKE_PATHS: Final = re.compile(r"(shm):(?:/|\Z)")
 
 
 class Naming:
-    """How the system finds the file of a name: by its path; a backend of other names has a subclass.
+    """How a `System` finds the file of a name: by its path; a backend of other names has a subclass.
 
-    `system` is a `System`, which asks it.
-
-    Attributes:
-        absent: what is said where nothing has the name.
-        is_volatile: whether a file is gone with the last that has it open, so that it is kept while it is
-            made, and memory is taken before it is written.
+    absent: what is said where nothing has the name. is_volatile: whether a file is gone with the last that
+    has it open, so that it is kept while it is made, and memory is taken before it is written.
     """
 
     absent: ClassVar[str] = "no such file; check the path, or build the cache first"
@@ -101,33 +94,15 @@ class Stage(Protocol):
         """Bring what was written, and sealed, to where it belongs."""
 
 
-class Copies(Protocol):
-    """The copies of archives that lie among archives on a disk, for who lists and deletes these."""
-
-    def copy_at(self, path: str) -> Any:
-        """The copy that belongs at a path, whole or not: origin, nbytes, here, used; None for any other."""
-
-    def why_stays(self, path: str) -> str | None:
-        """Why a copy should not be deleted now, in a few words; None where nothing speaks against it."""
-
-    def leftovers(self, path: str) -> list[str]:
-        """What lies beside a path because it is a copy: to be deleted with it."""
-
-    def discard_side(self, path: str) -> bool:
-        """Delete a side file that is of no copy, unless somebody makes that; says whether it is gone."""
-
-
 class Location(ABC):
     """Where one archive is or will be, as a backend has it; nothing of it is open.
 
     A subclass takes (text, storage_options): the path or URL as it was given, and a mapping or None.
 
-    Attributes:
-        path: as messages name it, without credentials.
-        by_request: whether reading it is asking another machine, which may answer wrongly once.
-        is_volatile: whether it is gone with the last process that has it open.
-        naming: how the system finds the file of a name, where there is one.
-        ending: of the names of archives there.
+    path: as messages name it, without credentials. by_request: whether reading it is asking another machine,
+    which may answer wrongly once. is_volatile: whether it is gone with the last process that has it open.
+    naming: how the system finds the file of a name, where there is one. ending: of names of archives there.
+
     Safety: pickles, without credentials unless multiprocessing is just starting a child.
     """
 
@@ -183,17 +158,18 @@ def scheme_of(path: str) -> str:
 
 def backend_of(path: str) -> type[Location]:
     """The class of what has such a path or URL."""
-    return _backend(scheme_of(path))
+    backend: type[Location] = _backend(scheme_of(path))
+    return backend
 
 
 @cache
-def _backend(scheme: str) -> type[Location]:
-    home = _BACKENDS.get(scheme)
-    if home is not None:
-        return _load(home)  # type: ignore[no-any-return]
-    others = entry_points(group=GROUP, name=scheme)
-    backend: type[Location] = next((other.load() for other in others), None) or _load(_OBJECTS)
-    return backend
+def _backend(scheme: str) -> Any:
+    if scheme in _BACKENDS:
+        return _load(_BACKENDS[scheme])
+    # Slow to import, and not needed for ours.
+    from importlib.metadata import entry_points
+
+    return next((other.load() for other in entry_points(group=GROUP, name=scheme)), None) or _load(_OBJECTS)
 
 
 def _load(home: str) -> Any:
@@ -259,9 +235,9 @@ def check_outlives(path: str | os.PathLike[str]) -> None:
         )
 
 
-def copies_on_disk() -> Copies:
-    """What knows copies that lie among archives."""
-    return cast("Copies", import_module(_LISTED))
+def copies_on_disk() -> Any:
+    """The module that knows the copies of archives that lie among archives: copy_at(), why_stays(), ..."""
+    return import_module("edcache.backends.mirror.evict")
 
 
 def open_copy(kind: str, where: Location, token: Any, **options: Any) -> ByteSource:

@@ -1,6 +1,5 @@
 from .compact import CompactReport as CompactReport
 from .compact import compact as compact
-from .digest import digest as digest
 from .housekeeping import Listed as Listed
 from .housekeeping import archives_in as archives_in
 from .housekeeping import check_deletable as check_deletable
@@ -14,4 +13,5 @@ from .repair import RepairReport as RepairReport
 from .repair import repair as repair
 from .split import split as split
 from .verify import Report as Report
+from .verify import digest as digest
 from .verify import verify as verify

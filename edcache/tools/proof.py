@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.format import ChunkTable, Header, PRead, blocks_of
+from edcache.base import Ints
+from edcache.format import ChunkTable, Header, PRead, blocks_of, padding_of
 
 # A multiple of the block; what is read stays in a processor's cache while three checksums pass over it.
 _WINDOW: Final = 64 * format.BLOCK_NBYTES
 _SHOWN: Final = 20
 
-Ints = npt.NDArray[np.int64]
 OnProblem = Callable[[int, str], None]
 """`on_problem(offset, what)`; the offset counts from the start of the file."""
 
@@ -40,7 +40,7 @@ def check_chunk(
     wrong = check_layout(header, table, on_problem)
     records = _RecordsProof(header, table, table_bytes, wrong, on_problem)
     crc = format.crc32(table_bytes)
-    crc = format.crc32(pread(header.payload_offset + header.table_nbytes, _padding(header)), crc)
+    crc = format.crc32(padding_of(pread, header), crc)
     position = header.records_offset
     while position < header.payload_end:
         part = pread(position, min(_WINDOW, header.payload_end - position))
@@ -51,10 +51,6 @@ def check_chunk(
         position += len(part)
     records.finish()
     return crc
-
-
-def _padding(header: Header) -> int:
-    return header.records_offset - header.payload_offset - header.table_nbytes
 
 
 def _extents(table: ChunkTable) -> tuple[Ints, Ints]:

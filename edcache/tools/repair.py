@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edcache.reader import OnProgress
 from edcache.storage import File, local_path
-from edcache.tools.rewrite import Ints, Progress, Selection, check_free, rewriting
+from edcache.tools.rewrite import Progress, Selection, check_free, rewriting
 from edcache.tools.salvage import Doubtful, Salvage
 
 _SHOWN: Final = 20
@@ -72,32 +72,32 @@ def repair(
         memory a sample, and its labels twice.
     """
     destination = local_path(target)
-    damage: list[tuple[Ints, str]] = []
+    damage: list[tuple[int, str]] = []
     with closing(File.open(local_path(path), "r")) as file:
         check_free(destination)
         salvage = Salvage(file)
         head = replace(salvage.head, uuid=uuid.uuid4().bytes)
         progress = Progress(on_progress, int(salvage.contents.index.records.nbytes.sum()))
         with rewriting(destination, head, file, progress) as new:
-            new.copy(Selection(file, salvage.contents), lambda rows, why: damage.append((rows, why)))
+            selection = Selection(file, salvage.contents)
+            new.copy(selection, lambda rows, why: damage.extend((row, why) for row in rows.tolist()))
             is_told = salvage.length == max(new.out.length or 0, new.out.end_index)
             new.publish(None if is_told else salvage.length, salvage.failures, salvage.revision)
     return _report(salvage, damage, new.nbytes)
 
 
-def _report(salvage: Salvage, damage: list[tuple[Ints, str]], nbytes: int) -> RepairReport:
+def _report(salvage: Salvage, damage: list[tuple[int, str]], nbytes: int) -> RepairReport:
     records = salvage.contents.index.records
     assert records.index is not None
-    bad = [(row, why) for rows, why in damage for row in rows.tolist()]
     problems = [
         f"{salvage.path}: at offset {records.offset[row]:,}: record {records.index[row]} {why}"
-        for row, why in bad[:_SHOWN]
+        for row, why in damage[:_SHOWN]
     ]
-    if len(bad) > _SHOWN:
-        problems.append(f"{salvage.path}: and {len(bad) - _SHOWN:,} more records")
-    lost = np.union1d(salvage.lost, records.index[np.array([row for row, _ in bad], np.int64)])
+    if len(damage) > _SHOWN:
+        problems.append(f"{salvage.path}: and {len(damage) - _SHOWN:,} more records")
+    lost = np.union1d(salvage.lost, records.index[np.array([row for row, _ in damage], np.int64)])
     return RepairReport(
-        kept=len(records.index) - len(bad),
+        kept=len(records.index) - len(damage),
         lost=lost,
         unlabelled=salvage.unlabelled[~np.isin(salvage.unlabelled, lost)],
         doubtful=salvage.doubtful,

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format, storage, writer
-from edcache.base import ArchiveExistsError, CorruptRecordError
+from edcache.base import ArchiveExistsError, CorruptRecordError, Ints
 from edcache.codec import Compression
 from edcache.format import Contents, Dictionary, Failure, Head, IndexTable, Records, Revision, take_rows
 from edcache.reader import OnProgress
@@ -28,7 +28,6 @@ CHUNK_NBYTES: Final = 4 << 20
 _GAP: Final = 1 << 12
 _SPAN: Final = 2 * CHUNK_NBYTES
 
-Ints = npt.NDArray[np.int64]
 OnDamage = Callable[[Ints, str], object]
 """`on_damage(rows, why)`: rows of the selection whose records are left out."""
 
@@ -102,11 +101,10 @@ class Rewrite:
             part = records.take(rows)
             data = _read(file, part)
             self._progress.advance(int(part.nbytes.sum()))
-            crcs = np.array([format.crc32(record) for record in data], np.uint32)
-            good = crcs == part.crc32
-            if on_damage is None:
-                _check_all(selection, rows[~good])
-            elif not good.all():
+            good = np.array([format.crc32(record) for record in data], np.uint32) == part.crc32
+            if not good.all():
+                if on_damage is None:
+                    raise _damaged(selection, int(rows[~good][0]))
                 on_damage(rows[~good], "fails its crc32")
             if on_damage is not None and is_compressed:
                 is_readable = np.array([dictionary_of(frame) in known for frame in data], bool)
@@ -158,13 +156,10 @@ class Rewrite:
         self.out.move(self._target)
 
 
-def _check_all(selection: Selection, rows: Ints) -> None:
-    """Raise CorruptRecordError for the first of some rows that fail their crc32."""
-    if not len(rows):
-        return
-    row, path, records = int(rows[0]), selection.file.path, selection.contents.index.records
+def _damaged(selection: Selection, row: int) -> CorruptRecordError:
+    path, records = selection.file.path, selection.contents.index.records
     samples = records.index if selection.samples is None else selection.samples
-    raise CorruptRecordError(
+    return CorruptRecordError(
         f"{path}: record {row if samples is None else samples[row]} at offset {records.offset[row]:,} fails "
         f'its crc32; run "edcache repair {path} -o NEW"'
     )
@@ -189,13 +184,9 @@ def _compressed(
     records: Records, data: Sequence[memoryview], compression: Compression
 ) -> tuple[Records, list[memoryview]]:
     frames = [memoryview(compression.compress(record)) for record in data]
-    compressed = replace(
-        records,
-        nbytes=np.array([len(frame) for frame in frames], np.uint64),
-        crc32=np.array([format.crc32(frame) for frame in frames], np.uint32),
-        raw_nbytes=records.nbytes,
-    )
-    return compressed, frames
+    nbytes = np.array(list(map(len, frames)), np.uint64)
+    crcs = np.array(list(map(format.crc32, frames)), np.uint32)
+    return replace(records, nbytes=nbytes, crc32=crcs, raw_nbytes=records.nbytes), frames
 
 
 def intact_dictionaries(file: ByteSource, dictionaries: Sequence[Dictionary]) -> Iterator[bytes]:
@@ -229,30 +220,20 @@ def chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
 
 
 def _chunk(table: IndexTable, records: Records, index: Ints, labels: Any, data: list[memoryview]) -> Chunk:
-    offsets, buffer = _laid_out(data)
+    """Records at their alignment, with zeros between them."""
+    starts, pieces, end = list[int](), list[bytes | memoryview](), 0
+    for record in data:
+        start = format.align(end, format.record_alignment(len(record)))
+        pieces += bytes(start - end), record
+        starts.append(start)
+        end = start + len(record)
+    buffer = memoryview(b"".join(pieces))
     used, numbers = np.unique(records.schema, return_inverse=True)
     moved = replace(
         records,
-        offset=offsets.astype(np.uint64),
+        offset=np.array(starts, np.uint64),
         schema=numbers.reshape(-1).astype(np.uint16),
         index=index,
     )
     schemas = [table.schemas[number] for number in used.tolist()]
     return Chunk(moved, labels, schemas, buffer, format.block_crcs(buffer), False)
-
-
-def _laid_out(data: list[memoryview]) -> tuple[Ints, memoryview]:
-    """Records at their alignment, zeros between them: where each starts, and the bytes."""
-    starts, end, is_dense = [], 0, True
-    for length in map(len, data):
-        start = format.align(end, format.record_alignment(length))
-        is_dense = is_dense and start == end
-        starts.append(start)
-        end = start + length
-    offsets = np.array(starts, np.int64)
-    if is_dense:
-        return offsets, memoryview(b"".join(data))
-    buffer = np.zeros(end, np.uint8).data
-    for start, record in zip(starts, data, strict=True):
-        buffer[start : start + len(record)] = record
-    return offsets, buffer

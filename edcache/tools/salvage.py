@@ -21,6 +21,7 @@ from edcache.base import (
     ArchiveError,
     CorruptArchiveError,
     FormatVersionError,
+    Ints,
     LabelTypeError,
     NotAnArchiveError,
 )
@@ -57,7 +58,6 @@ from edcache.tools.entries import ANYWHERE, Entries
 
 _PICKLES: Final = '{"pickle":5}'
 
-Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 
@@ -375,7 +375,8 @@ class Salvage:
             labels = revised(*arguments, placed, self.length, self.path)
         except LabelTypeError:
             # Types that changed where nothing tells any more: what was added counts.
-            placed = [Placed(seq, _replacing(revision)) for seq, revision in placed]
+            named = [({*r.dropped, *r.labels.column_names}, seq, r) for seq, r in placed]
+            placed = [Placed(seq, replace(r, dropped=list(names))) for names, seq, r in named]
             labels = revised(*arguments, placed, self.length, self.path)
         return labels.folded(records.index)
 
@@ -441,10 +442,6 @@ class Salvage:
         assert records.index is not None
         stays = (index < self.length) & ~np.isin(index, records.index) & ~np.isin(index, self.lost)
         return sorted(last[k] for k in index[stays].tolist())
-
-
-def _replacing(revision: Revision) -> Revision:
-    return replace(revision, dropped=[*{*revision.dropped, *revision.labels.column_names}])
 
 
 def _indexed(records: Records) -> Records:

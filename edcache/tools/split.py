@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 
 from edcache import base, format, storage
-from edcache.base import EdcacheError, OptionError, human_bytes, parsed_bytes
+from edcache.base import EdcacheError, Ints, OptionError, human_bytes, parsed_bytes
 from edcache.dataset import Path
 from edcache.format import (
     ChunkTable,
@@ -29,9 +30,8 @@ from edcache.labels import Labels, classes
 from edcache.reader import OnProgress
 from edcache.storage import local_path
 from edcache.tools.merge import Piece, Share, Source, join, joined_head, opened
-from edcache.tools.rewrite import CHUNK_NBYTES, Ints, Progress, check_free
+from edcache.tools.rewrite import CHUNK_NBYTES, Progress, check_free
 
-_ASKED_BY: Final = "split()"
 _DIGITS: Final = 5
 _MOST_NAMED: Final = 60
 _UNSAFE: Final = re.compile(r"[^\w.=+-]+", re.ASCII)
@@ -79,42 +79,54 @@ def split(
         CorruptArchiveError: the archive is damaged; the text has the first problem.
         ArchiveNotFoundError, ArchiveExistsError, StorageError. After any error none of the new ones is there.
     Cost: reads and writes every record once; some 100 bytes of memory a sample, and all labels.
-    Safety: as `merge`; each new archive gets its name when it is whole and on the disk. Killed, it leaves
-        those that were finished, which are sound.
+    Safety: as `merge`. Killed, it leaves those that were finished, which are sound.
 
     >>> edcache.split("cache/train.zip", "parts", max_size="2GB")
     """
     where = local_path(folder)
-    _check_asked(max_size, parts, by)
+    nbytes = _checked(max_size, parts, by)
     with opened([os.fspath(path)], allow_partial) as (source,):
         whole = Share(source, range(source.length))
+        if parts is not None and parts > max(source.length, 1):
+            has = f"parts={parts:,}, the archive has {source.length:,} samples"
+            raise OptionError(f"split(): {has}; ask for fewer")
         if by is not None:
             cuts = list(_by_value(source, by))
         elif parts is not None:
-            cuts = [(None, samples) for samples in _equal(source.length, parts)]
+            ends = [source.length * k // parts for k in range(parts + 1)]
+            cuts = [(None, range(start, end)) for start, end in pairwise(ends)]
         else:
-            cuts = [(None, samples) for samples in _Sizes(whole).cut(_bytes_of(max_size))]
+            cuts = [(None, samples) for samples in _Sizes(whole).cut(nbytes)]
         stem = os.path.splitext(os.path.basename(source.file.path))[0]
         digits = max(_DIGITS, len(str(len(cuts) - 1)))
-        names = [f"-{_in_a_name(value)}" if by is not None else "" for value, _ in cuts]
+        names = [_in_a_name(value) if by is not None else "" for value, _ in cuts]
         targets = [os.path.join(where, f"{stem}-{k:0{digits}}{name}.zip") for k, name in enumerate(names)]
         for target in targets:
             check_free(target)
         return _written(source, targets, cuts, Progress(on_progress, whole.nbytes))
 
 
-def _check_asked(max_size: int | str | None, parts: int | None, by: str | None) -> None:
+def _checked(max_size: int | str | None, parts: int | None, by: str | None) -> int:
+    """The most bytes that an archive may have, where that is what it is split by."""
     if sum(option is not None for option in (max_size, parts, by)) != 1:
         raise OptionError('split() takes one of max_size="2GB", parts=10 and by="label"')
     if parts is not None and (type(parts) is not int or parts < 1):
         raise OptionError(f"split(): parts={parts!r}; give a number of archives, 1 or more")
+    nbytes = 0 if max_size is None else parsed_bytes(max_size)
+    if nbytes is None:
+        raise OptionError(f'split(): max_size={max_size!r}; give bytes, or text such as "2GB"')
+    return nbytes
+
+
+def _in_a_name(value: Any) -> str:
+    return f"-{'none' if value is None else _UNSAFE.sub('_', str(value))[:_MOST_NAMED]}"
 
 
 def _written(source: Source, targets: list[str], cuts: list[_Cut], progress: Progress) -> list[Piece]:
     pieces: list[Piece] = []
     try:
         for target, (value, samples) in zip(targets, cuts, strict=True):
-            piece = join(target, [Share(source, samples)], progress, _ASKED_BY)
+            piece = join(target, [Share(source, samples)], progress)
             pieces.append(replace(piece, value=value))
     except BaseException:
         for piece in pieces:
@@ -123,23 +135,6 @@ def _written(source: Source, targets: list[str], cuts: list[_Cut], progress: Pro
                 storage.remove(piece.path)
         raise
     return pieces
-
-
-def _bytes_of(max_size: object) -> int:
-    nbytes = parsed_bytes(max_size)
-    if nbytes is None:
-        raise OptionError(f'split(): max_size={max_size!r}; give bytes, or text such as "2GB"')
-    return nbytes
-
-
-def _in_a_name(value: Any) -> str:
-    return "none" if value is None else _UNSAFE.sub("_", str(value))[:_MOST_NAMED]
-
-
-def _equal(length: int, parts: int) -> Iterator[range]:
-    if parts > max(length, 1):
-        raise OptionError(f"split(): parts={parts:,}, the archive has {length:,} samples; ask for fewer")
-    return (range(length * k // parts, length * (k + 1) // parts) for k in range(parts))
 
 
 def _by_value(source: Source, name: str) -> Iterator[_Cut]:
@@ -217,7 +212,7 @@ class _Sizes:
         columns = _COLUMN_NBYTES * (empty.num_columns + _ROW_NBYTES // 8)
         table = ChunkTable(none, empty, list(index.schemas), LabelTypes.of(empty), 0)
         chunk = len(pack_chunk_table(table)) + columns + format.PAGE + 64 + _ENTRY_NBYTES
-        head = joined_head([self._source], empty.column_names, index.length, _ASKED_BY)
+        head = joined_head([self._source], empty.column_names, index.length)
         bare = index._replace(records=none, blocks=index.blocks[:0], failures=[], labels=None)
         fixed = len(format.pack_head(head)) + len(pack_index(bare)) + 2 * len(pack_labels(empty))
         fixed += 3 * columns

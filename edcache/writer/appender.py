@@ -10,16 +10,6 @@ from typing import Final
 
 from edcache import format, storage
 from edcache.base import StaleArchiveError, StorageError, Sync
-from edcache.format import (
-    ChunkTable,
-    Head,
-    Revision,
-    RevisionTypes,
-    check_types,
-    pack_chunk_table,
-    pack_revision,
-    settled,
-)
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.log import Log
@@ -83,17 +73,17 @@ class Appender(AnyAppender):
     def __init__(self, log: Log) -> None:
         super().__init__(log, _Claims(log.file))
         self.path, self.head = log.file.path, log.head
-        self._revision_types: dict[int, RevisionTypes] = {}
+        self._revision_types: dict[int, format.RevisionTypes] = {}
 
     @classmethod
     def open(
         cls,
         path: str | os.PathLike[str],
-        head: Head,
+        head: format.Head,
         *,
         create: bool,
         sync: Sync = "seal",
-        begins_anew: Callable[[Head], bool] | None = None,
+        begins_anew: Callable[[format.Head], bool] | None = None,
         joins: bool = False,
     ) -> Appender:
         """Open an archive, or make one with `head` where there is none yet.
@@ -141,9 +131,9 @@ class Appender(AnyAppender):
                 records = replace(records, index=records.index - records.index[0] + self.end_index)
             assert records.index is not None
             types = self._joined_types(chunk.labels)
-            check_types(types, self._revised_types(), self.path)
-            stream = pack_chunk_table(
-                ChunkTable(records, chunk.labels, chunk.schemas, types, len(chunk.data))
+            format.check_types(types, self._revised_types(), self.path)
+            stream = format.pack_chunk_table(
+                format.ChunkTable(records, chunk.labels, chunk.schemas, types, len(chunk.data))
             )
             table = b"".join([stream, chunk.block_crcs])
             self._log.publish(
@@ -173,7 +163,7 @@ class Appender(AnyAppender):
         with self._appending():
             self._log.publish_whole(format.KIND_AMENDMENT, text)
 
-    def revise(self, revision: Revision) -> None:
+    def revise(self, revision: format.Revision) -> None:
         """Publish a revision of labels, synced; an archive that was sealed is sealed again.
 
         What others dropped before is left out; where nothing is left, nothing is published. LabelTypeError
@@ -182,25 +172,25 @@ class Appender(AnyAppender):
         with self._appending():
             before, names = self._revised_types(), [name for name, _ in self.head.labels]
             length = max(self.chain.length or 0, self.end_index)
-            revision = settled(revision, names, before, length)
+            revision = format.settled(revision, names, before, length)
             if not (revision.labels.num_columns or revision.dropped):
                 return
-            types = RevisionTypes.of(revision)
-            check_types(self.label_types(), [*before, types], self.path)
+            types = format.RevisionTypes.of(revision)
+            format.check_types(self.label_types(), [*before, types], self.path)
             was_sealed = self.chain.seal is not None
             rows = {"samples": revision.labels.num_rows, "end_index": revision.end_index}
-            self._log.publish_whole(format.KIND_REVISION, pack_revision(revision), **rows)
+            self._log.publish_whole(format.KIND_REVISION, format.pack_revision(revision), **rows)
             self._revision_types[self.chain.cursor.seq - 1] = types
             if was_sealed:
                 self._log.seal()
             else:
                 self._log.sync()
 
-    def _revised_types(self) -> list[RevisionTypes]:
+    def _revised_types(self) -> list[format.RevisionTypes]:
         """Of the revisions published so far, in order; each is read once."""
         for header in self.chain.revisions:
             if header.seq not in self._revision_types:
-                self._revision_types[header.seq] = RevisionTypes.of(self._log.revision(header))
+                self._revision_types[header.seq] = format.RevisionTypes.of(self._log.revision(header))
         return [self._revision_types[header.seq] for header in self.chain.revisions]
 
     def seal(self) -> None:

@@ -231,7 +231,11 @@ class CacheWriter:
         try:
             self.abort()
         except EdcacheError as second:
-            _add_note(error, f"The last samples were not published: {second}")
+            text = f"The last samples were not published: {second}"
+            if hasattr(error, "add_note"):
+                error.add_note(text)
+            else:  # Python 3.10
+                warnings.warn(text, RuntimeWarning, stacklevel=2)
 
     def _switch(self, appending: bool) -> None:
         # A chunk holds either given indices or ones that continue the archive, never both.
@@ -248,18 +252,13 @@ class CacheWriter:
             self.flush()
 
 
-def _add_note(error: BaseException, text: str) -> None:
-    if hasattr(error, "add_note"):
-        error.add_note(text)
-    else:  # Python 3.10
-        warnings.warn(text, RuntimeWarning, stacklevel=3)
-
-
 def _contradicts(other: Head, head: Head, codec: str | None, compression: str | None) -> bool:
     """Whether an archive was begun with other options than those that were asked for: not None, no labels."""
-    chosen = ((codec, other.codec), (compression, other.compression))
-    is_other = any(value is not None and value != begun_with for value, begun_with in chosen)
-    return is_other or (bool(head.labels) and other.labels != head.labels)
+    return (
+        codec not in (None, other.codec)
+        or compression not in (None, other.compression)
+        or (bool(head.labels) and other.labels != head.labels)
+    )
 
 
 def adopt_labels(head: Head, spec: LabelSpec, where: str) -> LabelSpec:
@@ -288,7 +287,7 @@ def check_options(head: Head, where: str, **options: str | None) -> None:
     """Raise OptionError where an option was asked for that the archive was not begun with."""
     for name, value in options.items():
         given = getattr(head, name)
-        if value is not None and value != given:
+        if value not in (None, given):
             raise OptionError(
                 f"{where}: {name}={value!r}, the archive was begun with {given!r}; leave {name} out, "
                 "or build a new archive"

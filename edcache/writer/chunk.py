@@ -208,8 +208,10 @@ def _aligned(pieces: Iterable[Any]) -> tuple[memoryview, list[int], list[int]]:
     """Records one after another, each at its alignment with zeros before it; their offsets and sizes."""
     data, offsets, sizes = bytearray(), [], []
     for piece in pieces:
-        offsets.append(format.align(len(data), format.record_alignment(len(piece))))
-        sizes.append(len(piece))
-        data += bytes(offsets[-1] - len(data))
+        nbytes = len(piece)
+        offset = format.align(len(data), format.record_alignment(nbytes))
+        data += bytes(offset - len(data))
         data += piece
+        offsets.append(offset)
+        sizes.append(nbytes)
     return memoryview(data), offsets, sizes

@@ -1,15 +1,15 @@
 """Samples of a Hugging Face dataset with the dtypes that its features declare.
 
-Without a format, such a dataset gives lists of Python numbers for whatever is an array in its features. They
-become arrays of the declared dtype again: ArrayXD whole, and sequences of numbers one by one, so that ragged
-ones stay possible. What is None, or has a None in it, stays as it is. So do scalars, texts, times and what
-`datasets` decodes itself. A dataset with a format (`with_format`, `set_transform`) gives what that says.
+Without a format, such a dataset gives lists of Python numbers for arrays. They become arrays again: ArrayXD
+whole, and sequences of numbers one by one, so that ragged ones stay possible. What is None, or has a None in
+it, stays as it is. A dataset with a format (`with_format`, `set_transform`) gives what that says.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -32,44 +32,46 @@ def declared(source: Any) -> Any:
         return source
     is_stream = isinstance(source, datasets.IterableDataset)
     is_plain = source._formatting is None if is_stream else source.format["type"] is None
-    if not is_plain or way_of(dict(source.features or {})) is None:
+    way = way_of(dict(source.features or {})) if is_plain else None
+    if way is None:
         return source
-    return _Stream(source) if is_stream else _Rows(source)
+    return _Stream(source, way) if is_stream else _Rows(source, way)
 
 
 def way_of(feature: Any) -> _Way | None:
     """How a value of a feature, a dict of these or a list of one gets its dtype; None where it has it."""
     if isinstance(feature, dict):
         ways = {key: way for key, inner in feature.items() if (way := way_of(inner)) is not None}
-        return _fields(ways) if ways else None
+        return partial(_fields, ways) if ways else None
     dtype = _NUMBERS.get(getattr(feature, "dtype", None) or "")
     if hasattr(feature, "shape"):
-        return None if dtype is None else _array(dtype, tuple(feature.shape))
+        return None if dtype is None else partial(_array, dtype, tuple(feature.shape))
     inner = feature[0] if isinstance(feature, list) else getattr(feature, "feature", None)
     if inner is None:
         return None
     if isinstance(inner, dict) and not isinstance(feature, list) and type(feature).__name__ == "Sequence":
         return way_of({key: type(feature)(each) for key, each in inner.items()})
     number = None if hasattr(inner, "shape") else _NUMBERS.get(getattr(inner, "dtype", None) or "")
-    return _items(way_of(inner)) if number is None else _array(number, (None,))
+    if number is not None:
+        return partial(_array, number, (None,))
+    way = way_of(inner)
+    return None if way is None else partial(_items, way)
 
 
-def _fields(ways: dict[str, _Way]) -> _Way:
-    def typed(value: Any) -> Any:
-        if not isinstance(value, dict):
-            return value
-        return {key: ways[key](item) if key in ways else item for key, item in value.items()}
-
-    return typed
+def _fields(ways: dict[str, _Way], value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {key: ways[key](item) if key in ways else item for key, item in value.items()}
 
 
-def _array(dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> _Way:
-    def typed(value: Any) -> Any:
-        if not isinstance(value, list) or _has_none(value):
-            return value
-        return np.array(value, dtype) if value else np.empty((0, *shape[1:]), dtype)
+def _items(way: _Way, value: Any) -> Any:
+    return [way(item) for item in value] if isinstance(value, list) else value
 
-    return typed
+
+def _array(dtype: np.dtype[Any], shape: tuple[int | None, ...], value: Any) -> Any:
+    if not isinstance(value, list) or _has_none(value):
+        return value
+    return np.array(value, dtype) if value else np.empty((0, *shape[1:]), dtype)
 
 
 def _has_none(value: list[Any]) -> bool:
@@ -79,33 +81,22 @@ def _has_none(value: list[Any]) -> bool:
     return None in value
 
 
-def _items(way: _Way | None) -> _Way | None:
-    if way is None:
-        return None
-    return lambda value: [way(item) for item in value] if isinstance(value, list) else value
-
-
 class _Rows(Dataset[Any]):
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, way: _Way) -> None:
         self._source = source
-        self._typed: Any = None
+        self._way = way
 
     def __len__(self) -> int:
         return len(self._source)
 
     def __getitem__(self, index: int) -> Any:
-        if self._typed is None:
-            self._typed = way_of(dict(self._source.features))
-        return self._typed(self._source[index])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_typed": None}
+        return self._way(self._source[index])
 
 
 class _Stream(IterableDataset[Any]):
-    def __init__(self, source: Any) -> None:
+    def __init__(self, source: Any, way: _Way) -> None:
         self._source = source
+        self._way = way
 
     def __iter__(self) -> Iterator[Any]:
-        typed: Any = way_of(dict(self._source.features))
-        return map(typed, self._source)
+        return map(self._way, self._source)

@@ -16,7 +16,7 @@ import pytest
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.base.modules import module_aliases, module_name
+from edcache.base.process import module_aliases, module_name
 from edcache.errors import UnregisteredTypeError
 
 PROGRAM = '''

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import edcache
-from edcache.base.once import ForkLock, once
+from edcache.base.process import ForkLock, once
 
 FILES = sorted(Path(edcache.__file__).parent.rglob("*.py"))
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")

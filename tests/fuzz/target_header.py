@@ -9,7 +9,6 @@ from fuzz_draw import Draw
 
 from edcache.errors import EdcacheError
 from edcache.format import spec as format
-from edcache.format import zipdirectory
 from edcache.format.spec import Cursor, Header
 
 UUID = bytes(range(16))
@@ -124,7 +123,7 @@ def _seal(draw: Draw) -> None:
 
 def _tail(draw: Draw) -> None:
     size, offset, nbytes = draw.number(), draw.number(), draw.number()
-    end = zipdirectory.pack_end(draw.number(), offset, nbytes) if offset + nbytes < 1 << 64 else b""
+    end = format.pack_end(draw.number(), offset, nbytes) if offset + nbytes < 1 << 64 else b""
     tail = draw.changed(end) if draw.flag() else end
     found = format.parse_tail(
         tail.rjust(format.TAIL_NBYTES, b"\0"), offset + nbytes + 98 if draw.flag() else size

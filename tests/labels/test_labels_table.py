@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edcache.errors import LabelTypeError, MissingDependencyError, OptionError, UnknownLabelError
-from edcache.labels.summary import ColumnSummary
+from edcache.labels.column import ColumnSummary
 from edcache.labels.view import Labels
 
 DAY = dt.date(2024, 2, 29)

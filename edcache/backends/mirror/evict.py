@@ -27,7 +27,6 @@ class Copy(NamedTuple):
     nbytes: int
     here: int
     used: float
-    is_whole: bool
 
 
 def copies_in(folder: str) -> list[Copy]:
@@ -46,13 +45,14 @@ def copy_at(path: str) -> Copy | None:
     whole, partial = stamp_of(path), stamp_of(path + PARTIAL)
     if whole is not None and (note is None or note.version_at(whole) is None):
         return None
-    if whole is None and partial is None:
-        return None
-    nbytes = whole[0] if partial is None and whole is not None else 0
     if partial is not None:
-        nbytes += max(partial[0], note.versions[0].nbytes if note else 0)
+        nbytes = max(partial[0], note.versions[0].nbytes if note else 0)
+    elif whole is not None:
+        nbytes = whole[0]
+    else:
+        return None
     here = storage.allocated(path) + storage.allocated(path + PARTIAL)
-    return Copy(path, origin, nbytes, here, used[1] / 1e9, whole is not None)
+    return Copy(path, origin, nbytes, here, used[1] / 1e9)
 
 
 def why_stays(path: str) -> str | None:

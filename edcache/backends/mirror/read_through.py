@@ -106,11 +106,14 @@ class ReadThrough(Wrapped):
     def pread(self, offset: int, nbytes: int) -> bytes:
         """See `ByteSource`: fetches what was not yet; StaleArchiveError where the origin has changed."""
         nbytes = max(0, min(nbytes, self.pinned.nbytes - offset))
-        if nbytes and self._touched is not None:
-            self._touched.update(_blocks(offset, nbytes))
-        if self._ensure(_blocks(offset, nbytes)):
-            return self.data.pread(offset, nbytes)
-        return self._open_origin().pread(offset, nbytes)
+        blocks = _blocks(offset, nbytes)
+        if self._touched is not None:
+            self._touched.update(blocks)
+        if self.is_partial and self._known.find(0, blocks.start, blocks.stop) >= 0:
+            missing = self._missing(blocks)
+            if missing and (self._is_full or not self._fetch(missing)):
+                return self._open_origin().pread(offset, nbytes)
+        return self.data.pread(offset, nbytes)
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
         """Read extents (offset, nbytes), one after the other."""
@@ -206,13 +209,6 @@ class ReadThrough(Wrapped):
         np.add.at(edges, np.clip(start >> BLOCK_BITS, 0, self._last), 1)
         np.add.at(edges, np.clip(end - 1 >> BLOCK_BITS, 0, self._last) + 1, -1)
         return np.flatnonzero(np.cumsum(edges[:-1]) > 0)
-
-    def _ensure(self, blocks: range) -> bool:
-        """Have some blocks here; False where they cannot be kept."""
-        if not self.is_partial or self._known.find(0, blocks.start, blocks.stop) < 0:
-            return True
-        missing = self._missing(blocks)
-        return not missing or (not self._is_full and self._fetch(missing))
 
     def _missing(self, blocks: Iterable[int]) -> list[int]:
         """Those of rising blocks that nobody has fetched yet."""
@@ -414,8 +410,8 @@ def _without_origin(source: str, folder: str, opener: Opener, error: Exception) 
     """A whole copy of what cannot be reached; raises the error where there is none."""
     for copy, version in whole_copies_of(source, folder):
         pinned = Pinned(source, version.identity, copy, version.nbytes)
-        found = _attached(pinned, opener)
-        if found is not None and not found.is_partial:
+        file = _attached(pinned, opener)
+        if file is not None and not file.is_partial:
             logger.warning("%s: reading its copy %s: %s", source, copy, error)
-            return found
+            return file
     raise error

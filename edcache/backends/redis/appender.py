@@ -21,7 +21,7 @@ from edcache.backends.redis.log import Log, read_head, stale
 from edcache.backends.redis.records import FRAME_NBYTES, held, packed, pieces_of, schema_number
 from edcache.backends.redis.url import Server
 from edcache.base import LabelError, OptionError, StorageError
-from edcache.format import PAGE, Chain, ChunkTable, Head, Header, pack_chunk_table
+from edcache.format import PAGE, ChunkTable, Head, Header, pack_chunk_table
 from edcache.writer import AnyAppender, Chunk
 
 _MOST_NBYTES: Final = 512 << 20
@@ -65,7 +65,6 @@ class RedisAppender(AnyAppender):
         self._client, self._keys = log.client, log.keys
         self.path, self.head = log.server, log.head
         self._closed = False
-        self._logged = _Logged()
         self._opened_at = log.chain.cursor.seq
 
     @classmethod
@@ -84,8 +83,7 @@ class RedisAppender(AnyAppender):
         known = read_head(client)
         if known is None:
             packed_head = format.pack_head(replace(head, uuid=uuid_of(head)))
-            ttl, key = client.server.ttl, client.server.head_key
-            client.ask("set", key, packed_head, nx=True, px=None if ttl is None else _ms(ttl))
+            client.ask("set", client.server.head_key, packed_head, nx=True, px=client.server.ttl_ms)
             known = read_head(client)
             if known is None:
                 raise StorageError(
@@ -98,13 +96,14 @@ class RedisAppender(AnyAppender):
         headers = list(chunks)
         before = super().indices_of(header for header in headers if header.seq < self._opened_at)
         since = super().indices_of(header for header in headers if header.seq >= self._opened_at)
-        is_there = held(self._client, [self._keys.record(index) for index in before.tolist()])
-        return np.concatenate([before[is_there], since])
+        return np.concatenate([before[self._held(before.tolist())], since])
 
     def present(self, indices: Sequence[int]) -> set[int]:
         """Which of some samples that were published the server still has."""
-        is_there = held(self._client, [self._keys.record(index) for index in indices])
-        return set(itertools.compress(indices, is_there.tolist()))
+        return set(itertools.compress(indices, self._held(indices).tolist()))
+
+    def _held(self, indices: Sequence[int]) -> npt.NDArray[np.bool_]:
+        return held(self._client, [self._keys.record(index) for index in indices])
 
     def append(self, chunk: Chunk, *, restores: bool = False) -> None:
         """See the base class; with `restores` the log of a server that evicts does not grow."""
@@ -120,7 +119,7 @@ class RedisAppender(AnyAppender):
         """Append to the log what others are to know of a chunk whose records are stored."""
         self._log.catch_up()
         while True:
-            new = chunk.without(self._logged.of(self._log, chunk)) if restores else chunk
+            new = chunk.without(self._log.published(chunk)) if restores else chunk
             if not new.count:
                 self._push(b"")
                 return
@@ -152,8 +151,7 @@ class RedisAppender(AnyAppender):
 
     def _push(self, entry: bytes) -> bool:
         """Append an entry to the log unless somebody else was first; with none, let it live on."""
-        ttl = self.path.ttl
-        seen = [self._log.packed_head, self._log.last_header, entry, 0 if ttl is None else _ms(ttl)]
+        seen = [self._log.packed_head, self._log.last_header, entry, self.path.ttl_ms or 0]
         answer = self._client.run(_APPEND, [self._keys.head, self._keys.log], seen)
         if answer < 0:
             raise stale(self.path)
@@ -165,7 +163,7 @@ class RedisAppender(AnyAppender):
 
     def _store(self, chunk: Chunk) -> None:
         """Set the records of a chunk: none of them counts before the log tells of it."""
-        ttl = self.path.ttl
+        ttl = self.path.ttl_ms
         try:
             for piece in pieces_of(chunk.records.nbytes):
                 values = self._values(chunk, piece)
@@ -176,7 +174,7 @@ class RedisAppender(AnyAppender):
                         ("mset", {key: values[key] for key in keys[part]}) for part in parts
                     ]
                 else:
-                    sets = [("set", key, value, None, _ms(ttl)) for key, value in values.items()]
+                    sets = [("set", key, value, None, ttl) for key, value in values.items()]
                 self._client.ask_all(sets)
         except StorageError as error:
             if error.errno == errno.ENOSPC:
@@ -202,7 +200,7 @@ class RedisAppender(AnyAppender):
 
     def _take_back(self, chunk: Chunk) -> None:
         """Delete records that nobody will be told of."""
-        keys = [self._keys.record(index) for index in set(chunk.indices) - self._logged.of(self._log, chunk)]
+        keys = [self._keys.record(index) for index in set(chunk.indices) - self._log.published(chunk)]
         # Where that fails too, they are overwritten when they are computed again.
         with suppress(StorageError):
             for start in range(0, len(keys), PIECE_KEYS):
@@ -213,7 +211,6 @@ class RedisAppender(AnyAppender):
         raise AssertionError("a cache in Redis has no compression dictionary")
 
     def dictionaries(self) -> list[bytes]:
-        """None."""
         return []
 
     def seal(self) -> None:
@@ -230,36 +227,6 @@ class RedisAppender(AnyAppender):
             self._client.close()
 
 
-class _Logged:
-    """What the log tells of, kept up to date with it."""
-
-    def __init__(self) -> None:
-        self._chain: Chain | None = None
-        self._chunks = 0
-        self._indices: set[int] = set()
-        self._schemas: set[str] = set()
-
-    def of(self, log: Log, chunk: Chunk) -> set[int]:
-        """The samples of a chunk that were published, and whose records decode by a schema that was."""
-        chain = log.chain
-        if chain is not self._chain:
-            self._chain, self._chunks, self._indices, self._schemas = chain, 0, set(), set()
-        for table in map(log.table, chain.chunks[self._chunks :]):
-            if table.records.index is not None:
-                self._indices.update(table.records.index.tolist())
-            self._schemas.update(table.schemas)
-        self._chunks = len(chain.chunks)
-        is_known = [text in self._schemas for text in chunk.schemas]
-        numbers = chunk.records.schema.tolist()
-        return self._indices.intersection(
-            index for index, number in zip(chunk.indices, numbers, strict=True) if is_known[number]
-        )
-
-
 def uuid_of(head: Head) -> bytes:
     """The uuid of a cache that nobody asked to build anew: the same for whoever makes a lost head again."""
     return hashlib.sha256(format.pack_head(replace(head, uuid=bytes(16)))).digest()[:16]
-
-
-def _ms(seconds: float) -> int:
-    return max(1, int(seconds * 1000))

@@ -46,10 +46,10 @@ class Claims:
         self._token = uuid.uuid4().hex
         self._held: dict[int, Any] = {}
         self._is_filler = False
-        self._turn = threading.Condition()
+        self._turn = threading.Lock()
+        self._is_closing = threading.Event()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
-        self._is_closed = False
 
     def claim(self, number: int) -> bool:
         """Take a claim if nobody has it; says whether it did."""
@@ -102,11 +102,9 @@ class Claims:
 
     def close(self) -> None:
         """Let go of everything; nothing in a process that inherited it."""
-        if self._pid != os.getpid() or self._is_closed:
+        if self._pid != os.getpid() or self._is_closing.is_set():
             return
-        with self._turn:
-            self._is_closed = True
-            self._turn.notify_all()
+        self._is_closing.set()
         if self._thread is not None:
             self._thread.join()
         # A server that is lost lets go by itself.
@@ -123,12 +121,8 @@ class Claims:
                 self._thread.start()
 
     def _run(self) -> None:
-        while True:
+        while not self._is_closing.wait(self._seconds / _RENEWALS):
             with self._turn:
-                if not self._is_closed:
-                    self._turn.wait(self._seconds / _RENEWALS)
-                if self._is_closed:
-                    return
                 held = list(self._held.items())
             # A server that does not answer now may at the next turn; a fill that needs it says so itself.
             with suppress(StorageError):

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import struct
-import threading
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -74,27 +73,6 @@ def unpacked(value: Any, index: int) -> Frame:
     if crc != expected:
         raise CorruptRecordError(f"crc32 {crc:#010x}, its frame says {expected:#010x}")
     return Frame(schema, view[FRAME_NBYTES : FRAME_NBYTES + nbytes], raw_nbytes)
-
-
-class Fetched(threading.local):
-    """Values that a thread has fetched for a batch, and will read one by one."""
-
-    def __init__(self) -> None:
-        self._uuid = b""
-        self._values: dict[int, Any] = {}
-
-    def keep(self, uuid: bytes, indices: Ints, values: list[Any]) -> None:
-        """Keep these of a cache, and no others."""
-        self._uuid = uuid
-        self._values = dict(zip(indices.tolist(), values, strict=True))
-
-    def has_all(self, uuid: bytes, indices: Ints) -> bool:
-        """Whether all of these are kept."""
-        return self._uuid == uuid and self._values.keys() >= set(indices.tolist())
-
-    def take(self, uuid: bytes, index: int) -> Any:
-        """A value, once; None where it must be asked for."""
-        return self._values.pop(index, None) if self._uuid == uuid else None
 
 
 def pieces_of(nbytes: npt.NDArray[np.uint64], most: int = PIECE_NBYTES) -> list[slice]:

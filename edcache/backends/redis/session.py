@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,15 +12,7 @@ import numpy.typing as npt
 
 from edcache.backends.redis.client import Client
 from edcache.backends.redis.log import Log, no_cache, read_head
-from edcache.backends.redis.records import (
-    Fetched,
-    Frame,
-    gathered_from,
-    held,
-    pieces_of,
-    schema_number,
-    unpacked,
-)
+from edcache.backends.redis.records import Frame, gathered_from, held, pieces_of, schema_number, unpacked
 from edcache.backends.redis.url import Server
 from edcache.base import CorruptRecordError, EdcacheError, LengthError, MissingSampleError, once
 from edcache.codec import STORED, Decode, Decoder, Decoding, decompress
@@ -66,6 +59,13 @@ class RedisReader(AnyReader):
         return bool(forgotten)
 
 
+class _Fetched(threading.local):
+    """Values by index that a thread has fetched, and will read one by one."""
+
+    def __init__(self) -> None:
+        self.values: dict[int, Any] = {}
+
+
 class RedisSession(Session):
     """What one process knows of a cache, as of one look at its log; `gone`: samples found to be lost."""
 
@@ -78,7 +78,7 @@ class RedisSession(Session):
         self.gone: set[int] = set()
         self._newer: RedisSession | None = None
         # Of a batch that cannot be gathered: its samples are read one by one next, by the same thread.
-        self._fetched: Fetched = Fetched() if before is None else before._fetched
+        self._fetched: _Fetched = _Fetched() if before is None else before._fetched
 
     # --- what is there ---
 
@@ -99,7 +99,6 @@ class RedisSession(Session):
 
     @property
     def private_nbytes(self) -> int:
-        """See the base class."""
         columns = self.contents.index.records.columns().values()
         return self.log.nbytes + sum(column.nbytes for column in columns) + self.label_nbytes
 
@@ -119,11 +118,9 @@ class RedisSession(Session):
 
     @property
     def present(self) -> int:
-        """See the base class."""
         return self._rows - len(self.gone)
 
     def has(self, index: int) -> bool:
-        """See the base class."""
         return super().has(index) and index not in self.gone
 
     def held(self) -> Ints | None:
@@ -144,7 +141,6 @@ class RedisSession(Session):
         return RedisSession(log, self._allow_pickle, self._decoding, self) if log.catch_up() else None
 
     def close(self) -> None:
-        """See the base class."""
         self.log.client.close()
 
     def _label_table(self) -> Any:
@@ -155,7 +151,7 @@ class RedisSession(Session):
     def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]:
         """See the base class: all of the record, whatever is wanted."""
         row = self.row(index)
-        value = self._fetched.take(self.head.uuid, index)
+        value = self._fetched.values.pop(index, None)
         if value is None:
             value = self._values(np.array([index]), np.array([row]))[0]
         if value is None:
@@ -189,12 +185,11 @@ class RedisSession(Session):
 
     @once
     def _numbers(self) -> dict[int, int]:
-        """The number of each schema in the index, by its number in"""
+        """The number of each schema in the index, by its number in frames."""
         texts = self.contents.index.schemas
         return {schema_number(text): number for number, text in enumerate(texts)}
 
     def placed(self, error: EdcacheError, index: int) -> EdcacheError:
-        """See the base class."""
         if not isinstance(error, CorruptRecordError):
             return type(error)(f"{self.path}: sample {index}: {error}")
         key = self.log.keys.record(index)
@@ -207,9 +202,9 @@ class RedisSession(Session):
         """See the base class: all of the records, but for those that a gather has just fetched."""
         indices = checked_indices(indices, self.length)
         rows = self.rows_of(indices)
-        found = indices[rows >= 0]
-        if len(found) and not self._fetched.has_all(self.head.uuid, found):
-            self._fetched.keep(self.head.uuid, found, self._values(found, rows[rows >= 0]))
+        indices, rows = indices[rows >= 0], rows[rows >= 0]
+        if not self._fetched.values.keys() >= set(indices.tolist()):
+            self._keep(indices, self._values(indices, rows))
         yield
 
     def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
@@ -222,8 +217,11 @@ class RedisSession(Session):
         is_compressed = self.head.compression is not None
         group = gathered_from(values, indices.tolist(), alike.decoder, is_compressed=is_compressed)
         if group is None:
-            self._fetched.keep(self.head.uuid, indices, values)
+            self._keep(indices, values)
         return group
+
+    def _keep(self, indices: Ints, values: list[Any]) -> None:
+        self._fetched.values = dict(zip(indices.tolist(), values, strict=True))
 
     def _values(self, indices: Ints, rows: Ints) -> list[Any]:
         """What the server has under the keys of records, by one round trip; None where it has nothing."""

@@ -51,22 +51,18 @@ class RedisStore(Store):
 
     @classmethod
     def text(cls, given: str) -> str:
-        """See the base class."""
         return Server.of(given)
 
     def local_path(self) -> NoReturn:
-        """See the base class: there is none."""
         raise OptionError(
             f"{self.path}: this takes an archive that is a file; of a cache in Redis there are "
             "CachedDataset, @cachable, and edcache info, show, ls, labels, export and rm"
         )
 
     def open(self) -> NoReturn:
-        """See the base class: what is there has no bytes at offsets."""
         self.local_path()
 
     def stage(self, mode: str, folder: Folder) -> NoReturn:
-        """See the base class: a writer writes a file."""
         self.local_path()
 
     def completed(self, described: Callable[[], Mapping[str, Any] | None]) -> Store:
@@ -81,7 +77,6 @@ class RedisStore(Store):
         return RedisStore(self.path.with_prefix(prefix_for(fingerprint)))
 
     def reader(self, options: ReadOptions) -> AnyReader:
-        """See the base class."""
         # What each record is checked by is in its frame; what is missing is known.
         for name in ("io", "expected_digest", "preload", "local", "max_bytes"):
             if getattr(options, name) not in (None, "auto"):
@@ -89,14 +84,12 @@ class RedisStore(Store):
         return RedisReader(self.path, allow_pickle=options.allow_pickle, decode=options.decode)
 
     def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
-        """See the base class."""
-        found = super().found(options)
-        if found is not None:
-            found.missing()
-        return found
+        reader = super().found(options)
+        if reader is not None:
+            reader.missing()
+        return reader
 
     def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
-        """See the base class."""
         if is_stream:
             raise OptionError(
                 f"{self.path}: the source can only be iterated; Redis takes one with len() and [index]"
@@ -108,7 +101,6 @@ class RedisStore(Store):
         return self
 
     def appender(self, head: Head, sync: Sync) -> AnyAppender:
-        """See the base class."""
         return RedisAppender.open(self.path, head)
 
     def begin_anew(self, head: Head) -> bool:
@@ -127,15 +119,13 @@ class RedisStore(Store):
         return True
 
     def check_relabelling(self) -> None:
-        """See the base class."""
         raise OptionError(
             f"{self.path}: labels of a cache in Redis stay as they are; give them as in_memory_keys="
         )
 
     def check_deletable(self, *, force: bool = False) -> None:
-        """See the base class."""
         with closing(Client(self.path)) as client:
-            if not any(_found(client)):
+            if not any(_ours(client)):
                 raise no_cache(self.path)
             known = read_head(client)
             if not force and known is not None and _has_fillers(client, known[1]):
@@ -156,14 +146,14 @@ def _has_fillers(client: Client, head: Head) -> bool:
 def _unlink(client: Client, cache_id: str | None = None) -> dict[str, int]:
     """Delete our keys, or those with one id; says how many went, and how many of them were records."""
     keys = records = 0
-    for found in _found(client):
-        doomed = [key for key, matched in found.items() if cache_id in (None, matched[1])]
+    for ours in _ours(client):
+        doomed = [key for key, matched in ours.items() if cache_id in (None, matched[1])]
         keys += client.ask("unlink", *doomed) if doomed else 0
-        records += sum(found[key][3] == "record" for key in doomed)
+        records += sum(ours[key][3] == "record" for key in doomed)
     return {"key": keys, "record": records}
 
 
-def _found(client: Client) -> Iterator[dict[str, re.Match[str]]]:
+def _ours(client: Client) -> Iterator[dict[str, re.Match[str]]]:
     """Our keys: not "prefix:users", nor one of "prefix:a"; those of one step of the walk at a time."""
     stem, cursor = client.server.stem, 0
     pattern = _GLOB.sub(r"\\\1", stem) + "*"

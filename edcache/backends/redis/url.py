@@ -91,6 +91,11 @@ class Server(ShownUrl):
             raise OptionError(f"{self}: {name}={options[name]}; give seconds above 0")
         return seconds
 
+    @property
+    def ttl_ms(self) -> int | None:
+        """The same in milliseconds."""
+        return None if self.ttl is None else max(1, int(self.ttl * 1000))
+
     def format(self, *values: object, **named: object) -> Server:
         """As of a text, with the credentials of this one."""
         # A + is itself in what arguments are made of.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from email.utils import parsedate_to_datetime
@@ -69,7 +70,9 @@ def plain_engine(url: Url, options: Mapping[str, Any]) -> HttpEngine:
     host, slash, tail = rest.partition("/")
     userinfo, at, host = host.rpartition("@")
     if at:
-        headers.setdefault("Authorization", _basic(userinfo))
+        user, _, password = userinfo.partition(":")
+        token = b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode("ascii")
+        headers.setdefault("Authorization", f"Basic {token}")
     bare = f"{scheme}://{host}{slash}{tail}".partition("#")[0]
 
     async def address(stamp: Stamp | None) -> tuple[str, Mapping[str, str]]:
@@ -78,27 +81,27 @@ def plain_engine(url: Url, options: Mapping[str, Any]) -> HttpEngine:
     return HttpEngine(address, client_options)
 
 
-def _basic(userinfo: str) -> str:
-    from base64 import b64encode
-
-    user, _, password = userinfo.partition(":")
-    return "Basic " + b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode("ascii")
-
-
 class HttpEngine(Engine):
-    """An object that a server sends in ranges; each method is one request."""
+    """An object that a server sends in ranges; each method is one request.
 
-    def __init__(self, address: Address, client_options: Mapping[str, Any] | None = None) -> None:
-        self._address = address
+    Args:
+        client_options: for aiohttp.ClientSession. describe: tells its state, where another library does.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        client_options: Mapping[str, Any] | None = None,
+        describe: Callable[[], Awaitable[Stamp]] | None = None,
+    ) -> None:
+        self._address, self._describe = address, describe
         self._client_options = dict(client_options or {})
 
     async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
-        """See `Engine`."""
-        return await self._answer(0, nbytes, None)
+        return await (super().begin(nbytes) if self._describe else self._answer(0, nbytes, None))
 
     async def stamp(self) -> Stamp:
-        """See `Engine`: for one byte."""
-        return (await self._answer(0, 1, None))[0]
+        return await self._describe() if self._describe else (await self._answer(0, 1, None))[0]
 
     async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes:
         """See `Engine`: the request names the state where it has an ETag."""

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 from edcache import format
 from edcache.backends import ObjectStore
 from edcache.backends.remote.engines import engine_of
-from edcache.backends.remote.requests import Engine, Requests, Stamp, run
+from edcache.backends.remote.requests import Engine, Requests, Stamp, gathered, run
 from edcache.backends.remote.upload import check_writable, upload
 from edcache.backends.remote.url import Url
 from edcache.base import OptionError, PerProcess, StaleArchiveError, StorageError
@@ -107,20 +107,16 @@ class RemoteObject(ByteSource):
     # --- one state ---
 
     def size(self) -> int:
-        """See `ByteSource`."""
         return self._stamp.size
 
     def identity(self) -> Stamp:
-        """See `ByteSource`."""
         return self._stamp
 
     def tag(self) -> tuple[object, ...]:
-        """See `ByteSource`."""
         text = f"{self.path}\0{self._stamp.size}\0{self._stamp.tag}"
         return (hashlib.sha256(text.encode()).hexdigest()[:32],)
 
     def reopened(self) -> RemoteObject:
-        """See `ByteSource`."""
         return RemoteObject(self._url)
 
     def check_unchanged(self) -> None:
@@ -136,7 +132,6 @@ class RemoteObject(ByteSource):
     # --- bytes ---
 
     def pread(self, offset: int, nbytes: int) -> bytes:
-        """See `ByteSource`."""
         start, end = self._clipped(offset, nbytes)
         data = self._known(start, end)
         if data is None and not self._has_end:
@@ -200,7 +195,9 @@ class RemoteObject(ByteSource):
         if not runs:
             return []
         parts = [run.parts(part_nbytes) for run in runs]
-        pieces = iter(run(self._fetch_parts(self._engine(), [part for some in parts for part in some])))
+        engine = self._engine()
+        calls = [partial(self._fetch_part, engine, *part) for some in parts for part in some]
+        pieces = iter(run(gathered(calls, _MOST_AT_A_TIME)))
         return [self._joined([next(pieces) for _ in some]) for some in parts]
 
     def _joined(self, pieces: list[bytes]) -> memoryview:
@@ -212,31 +209,17 @@ class RemoteObject(ByteSource):
             nbytes = sum(map(len, pieces))
             raise StorageError(f"{self.path}: no memory for {nbytes:,} bytes") from None
 
-    async def _fetch_parts(self, engine: Engine, parts: list[tuple[int, int]]) -> list[bytes]:
-        turns = asyncio.Semaphore(_MOST_AT_A_TIME)
-
-        async def fetch(start: int, end: int) -> bytes:
-            doing = f"reading {end - start:,} bytes at offset {start:,}"
-            async with turns:
-                return await self._requests.answered(
-                    doing, end - start, lambda: engine.fetch(self._stamp, start, end)
-                )
-
-        tasks = [asyncio.ensure_future(fetch(start, end)) for start, end in parts]
-        try:
-            return list(await asyncio.gather(*tasks))
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+    async def _fetch_part(self, engine: Engine, start: int, end: int) -> bytes:
+        doing = f"reading {end - start:,} bytes at offset {start:,}"
+        return await self._requests.answered(
+            doing, end - start, lambda: engine.fetch(self._stamp, start, end)
+        )
 
     def _engine(self) -> Engine:
         # Made in the thread that asks: some file systems connect when they are made, and wait for the loop.
         return self._engines.get(lambda: engine_of(self._url, self._requests.options))
 
     def map(self, nbytes: int) -> NoReturn:
-        """See `ByteSource`: it cannot be."""
         raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: it is behind a URL")
 
     def close(self) -> None:
@@ -256,17 +239,13 @@ class RemoteStore(ObjectStore):
 
     @property
     def key(self) -> str:
-        """See the base class."""
         return f"{self.path} {self.url.options.get('endpoint_url', '')}"
 
     def open(self) -> RemoteObject:
-        """See the base class."""
         return RemoteObject(self.url)
 
     def check_writable(self) -> None:
-        """See the base class."""
         check_writable(self.url)
 
     def put(self, path: str, state: File, tell: Callable[[int], object]) -> None:
-        """See the base class."""
         upload(self.url, path, state, tell)

@@ -11,7 +11,7 @@ import concurrent.futures
 import os
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -188,6 +188,24 @@ def kept(key: object, make: Callable[[], Answer]) -> Answer:
         things.setdefault(key, make())
     thing: Answer = things[key]
     return thing
+
+
+async def gathered(calls: Sequence[Callable[[], Awaitable[Answer]]], most: int) -> list[Answer]:
+    """The answers of many calls, at most so many at a time; where one fails, the others end."""
+    turns = asyncio.Semaphore(most)
+
+    async def answer(call: Callable[[], Awaitable[Answer]]) -> Answer:
+        async with turns:
+            return await call()
+
+    tasks = [asyncio.ensure_future(answer(call)) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
 
 
 def run(coroutine: Coroutine[Any, Any, Answer]) -> Answer:

@@ -9,11 +9,12 @@ import os
 import uuid
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any, Final
 
 from edcache import base
 from edcache.backends.remote.engines import filesystem_of
-from edcache.backends.remote.requests import Requests, run
+from edcache.backends.remote.requests import Requests, gathered, run
 from edcache.backends.remote.url import Url
 from edcache.base import OptionError, StorageError
 from edcache.storage import File
@@ -43,28 +44,26 @@ def check_writable(url: Url) -> None:
 def upload(url: Url, path: str, state: File, tell: Callable[[int], object]) -> None:
     """Send a file; `state` keeps what a later call needs to go on with this one, if it is interrupted."""
     check_writable(url)
-    sending = _Upload(url, path, tell)
-    if url.scheme in _S3 and sending.nbytes > _PART_NBYTES:
-        _Parts(sending, state).send()
-    else:
-        sending.send(is_whole=url.scheme in _WHOLE)
+    is_large = url.scheme in _S3 and os.path.getsize(path) > _PART_NBYTES
+    sending = (_Parts if is_large else _Upload)(url, path, state, tell)
+    sending.send()
     sending.check()
 
 
 class _Upload:
     """One file on its way to one object."""
 
-    def __init__(self, url: Url, path: str, tell: Callable[[int], object]) -> None:
-        self.path, self.tell = path, tell
-        self.nbytes = os.path.getsize(path)
+    def __init__(self, url: Url, path: str, state: File, tell: Callable[[int], object]) -> None:
+        self._path, self._state, self._tell = path, state, tell
+        self._nbytes = os.path.getsize(path)
         self._requests = Requests(url)
-        self.filesystem, self.target = filesystem_of(url, self._requests.options)
+        self._filesystem, self._target = filesystem_of(url, self._requests.options)
 
-    def ask(self, doing: str, nbytes: int, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    def _ask(self, doing: str, nbytes: int, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Call a file system, again if it fails, in another thread than its event loop's."""
-        return run(self.asked(doing, nbytes, call, *given, **named))
+        return run(self._asked(doing, nbytes, call, *given, **named))
 
-    async def asked(
+    async def _asked(
         self, doing: str, nbytes: int, call: Callable[..., Any], *given: Any, **named: Any
     ) -> Any:
         """The same, to be awaited."""
@@ -72,51 +71,53 @@ class _Upload:
             doing, _SLOWER * nbytes, lambda: asyncio.to_thread(call, *given, **named)
         )
 
-    def send(self, *, is_whole: bool) -> None:
+    def send(self) -> None:
         """Send all of it; under another name first, where a part of it would be seen."""
-        name = self.target if is_whole else f"{self.target}.{uuid.uuid4().hex[:8]}.part"
-        put = self.filesystem.put_file
-        self.ask(f"sending {self.nbytes:,} bytes", self.nbytes, put, self.path, name)
+        is_whole = self._requests.url.scheme in _WHOLE
+        name = self._target if is_whole else f"{self._target}.{uuid.uuid4().hex[:8]}.part"
+        put = self._filesystem.put_file
+        self._ask(f"sending {self._nbytes:,} bytes", self._nbytes, put, self._path, name)
         if not is_whole:
-            self.ask("giving it its name", self.nbytes, self.filesystem.mv, name, self.target)
-        self.tell(self.nbytes)
+            self._ask("giving it its name", self._nbytes, self._filesystem.mv, name, self._target)
+        self._tell(self._nbytes)
 
     def check(self) -> None:
         """Compare the object with the file by its size."""
-        self.filesystem.invalidate_cache()
-        nbytes = self.ask("looking at what was sent", 0, self.filesystem.info, self.target)["size"]
-        if nbytes != self.nbytes:
+        self._filesystem.invalidate_cache()
+        nbytes = self._ask("looking at what was sent", 0, self._filesystem.info, self._target)["size"]
+        if nbytes != self._nbytes:
             raise StorageError(
-                f"{self._requests.url}: {self.nbytes:,} bytes were sent from {self.path}, {nbytes:,} are "
+                f"{self._requests.url}: {self._nbytes:,} bytes were sent from {self._path}, {nbytes:,} are "
                 "there; send it again"
             )
 
 
-class _Parts:
+class _Parts(_Upload):
     """A multipart upload to S3, which goes on where an earlier one was interrupted.
 
     A part that is there counts if its ETag is the MD5 of the file's bytes; else it is sent again.
     """
 
-    def __init__(self, sending: _Upload, state: File) -> None:
-        self._sending, self._state = sending, state
-        bucket, key, _ = sending.filesystem.split_path(sending.target)
+    def __init__(self, url: Url, path: str, state: File, tell: Callable[[int], object]) -> None:
+        super().__init__(url, path, state, tell)
+        bucket, key, _ = self._filesystem.split_path(self._target)
         self._where = {"Bucket": bucket, "Key": key}
-        self._part_nbytes = max(_PART_NBYTES, -(-sending.nbytes // _MOST_PARTS))
-        self._count = -(-sending.nbytes // self._part_nbytes)
+        self._part_nbytes = max(_PART_NBYTES, -(-self._nbytes // _MOST_PARTS))
+        self._count = -(-self._nbytes // self._part_nbytes)
 
     def send(self) -> None:
         """Send what is missing, then let the object appear."""
         upload_id, there = self._begun()
         self._where["UploadId"] = upload_id
-        with closing(File.open(self._sending.path, "r")) as file:
-            tags = run(self._send_parts(file, there))
+        with closing(File.open(self._path, "r")) as file:
+            numbers = range(1, self._count + 1)
+            calls = [partial(self._send_part, file, number, there.get(number)) for number in numbers]
+            tags = run(gathered(calls, _PARTS_AT_A_TIME))
         parts = [{"PartNumber": number, "ETag": tag} for number, tag in enumerate(tags, 1)]
-        self._ask("completing it", "complete_multipart_upload", MultipartUpload={"Parts": parts})
+        self._call("completing it", "complete_multipart_upload", MultipartUpload={"Parts": parts})
 
-    def _ask(self, doing: str, method: str, **named: Any) -> Any:
-        call = self._sending.filesystem.call_s3
-        return self._sending.ask(doing, 0, call, method, **self._where, **named)
+    def _call(self, doing: str, method: str, **named: Any) -> Any:
+        return self._ask(doing, 0, self._filesystem.call_s3, method, **self._where, **named)
 
     def _begun(self) -> tuple[str, dict[int, str]]:
         """An upload that was begun, and the ETags of the parts that it has; or a new one."""
@@ -126,7 +127,7 @@ class _Parts:
                 return known, self._listed(known)
             except (StorageError, FileNotFoundError):
                 pass  # the server has forgotten it
-        upload_id = str(self._ask("beginning to send it", "create_multipart_upload")["UploadId"])
+        upload_id = str(self._call("beginning to send it", "create_multipart_upload")["UploadId"])
         self._state.truncate(0)
         self._state.pwrite(0, json.dumps({"upload": upload_id, "part_nbytes": self._part_nbytes}).encode())
         return upload_id, {}
@@ -145,26 +146,17 @@ class _Parts:
         page: dict[str, Any] = {"IsTruncated": True}
         while page.get("IsTruncated"):
             marker = {"UploadId": upload_id, "PartNumberMarker": page.get("NextPartNumberMarker", 0)}
-            page = self._ask("asking which parts are there", "list_parts", **marker)
+            page = self._call("asking which parts are there", "list_parts", **marker)
             tags |= {part["PartNumber"]: part["ETag"].strip('"') for part in page.get("Parts", [])}
         return tags
-
-    async def _send_parts(self, file: File, there: dict[int, str]) -> list[str]:
-        turns = asyncio.Semaphore(_PARTS_AT_A_TIME)
-
-        async def send(number: int) -> str:
-            async with turns:
-                return await self._send_part(file, number, there.get(number))
-
-        return list(await asyncio.gather(*map(send, range(1, self._count + 1))))
 
     async def _send_part(self, file: File, number: int, there: str | None) -> str:
         data = await asyncio.to_thread(file.pread, (number - 1) * self._part_nbytes, self._part_nbytes)
         tag = hashlib.md5(data, usedforsecurity=False).hexdigest()
         if there != tag:
-            doing, call = f"sending part {number:,} of {self._count:,}", self._sending.filesystem.call_s3
+            doing, call = f"sending part {number:,} of {self._count:,}", self._filesystem.call_s3
             part = {"PartNumber": number, "Body": data}
-            answer = await self._sending.asked(doing, len(data), call, "upload_part", **self._where, **part)
+            answer = await self._asked(doing, len(data), call, "upload_part", **self._where, **part)
             tag = answer["ETag"].strip('"')
-        self._sending.tell(len(data))
+        self._tell(len(data))
         return tag

@@ -127,10 +127,10 @@ def holders(system: System, path: str) -> list[Holder]:
 def names() -> list[str]:
     """Every name that has an entry, whether anybody holds it or not."""
     try:
-        found = os.listdir(_folder()) if hasattr(os, "memfd_create") else []
+        entries = os.listdir(_folder()) if hasattr(os, "memfd_create") else []
     except FileNotFoundError:
         return []
-    return sorted(PREFIX + unquote(name[: -len(_SUFFIX)]) for name in found if name.endswith(_SUFFIX))
+    return sorted(PREFIX + unquote(name[: -len(_SUFFIX)]) for name in entries if name.endswith(_SUFFIX))
 
 
 # ------------------------------------------------------------------------------------------ entries
@@ -283,7 +283,6 @@ class MemoryNaming(Naming):
             raise
 
     def stat(self, system: System, path: str) -> os.stat_result:
-        """See the base class."""
         descriptors: list[int] = []
         self.open(system, path, os.O_RDONLY, descriptors)
         try:
@@ -358,7 +357,6 @@ class MemoryStore(FileStore):
         return base.available()
 
     def check_deletable(self, *, force: bool = False) -> None:
-        """See the base class: it is freed by itself."""
         held = held_at(self.path)
         if held is not None:
             who = ", ".join(map(str, held.pids))

@@ -1,0 +1,103 @@
+"""What is made once, for an object or a process; a lock that a fork does not freeze; names of modules.
+
+Before Python 3.12 `functools.cached_property` holds one lock for all objects while it computes: a fork while
+another thread computes leaves the child with that lock held, for ever. So does any lock; these do not.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Final, Generic, TypeVar
+
+Value = TypeVar("Value")
+
+# A script is `__main__`, and `__mp_main__` in the processes that it spawns; others import it by its name.
+MAIN_NAMES: Final = ("__main__", "__mp_main__")
+
+
+class once(Generic[Value]):
+    """Compute a property when it is first asked for, and keep it in the object.
+
+    Threads that ask at once may each compute it, and all get the one that was there first.
+    """
+
+    def __init__(self, compute: Callable[[Any], Value]) -> None:
+        self._compute = compute
+        self._name = ""
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> Value:
+        if instance is None:
+            return self  # type: ignore[return-value] # of the class
+        # The interpreter comes here only where the object has none yet: its own attributes go first.
+        value: Value = vars(instance).setdefault(self._name, self._compute(instance))
+        return value
+
+
+class PerProcess(Generic[Value]):
+    """A thing that each process makes at its first use; what a fork inherits is kept, and not used.
+
+    To let go of it would run finalisers, which say goodbye on connections that are the parent's. Threads that
+    ask at once may each make it, and all get the one that was there first.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[object, Value] = {}
+
+    def get(self, make: Callable[[], Value]) -> Value:
+        """What this process has, made where it has none."""
+        made = self._made.get(_process)
+        return self._made.setdefault(_process, make()) if made is None else made
+
+    def pop(self) -> Value | None:
+        """Forget what this process has, and return it; the next use makes another."""
+        return self._made.pop(_process, None)
+
+
+class ForkLock(PerProcess[AbstractContextManager[bool]]):
+    """A reentrant lock, `with lock.held():`, that is free in a forked child whoever had it."""
+
+    def held(self) -> AbstractContextManager[bool]:
+        """What holds it for a block, waiting for it."""
+        return self.get(threading.RLock)
+
+
+# What stands for this process; its number may be that of an ancestor that has ended.
+_process = object()
+
+
+def _begin_process() -> None:
+    global _process
+    _process = object()
+
+
+if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
+    os.register_at_fork(after_in_child=_begin_process)
+
+
+def module_name(thing: Any) -> str:
+    """The name by which the module of a class or a function can be imported; "?" where it has none.
+
+    That of a program is the name after `python -m`, or its file's name without ".py"; without a file, as
+    in a notebook, it is "__main__".
+    """
+    name = getattr(thing, "__module__", None)
+    return _imported_name(name) if name in MAIN_NAMES else str(name or "?")
+
+
+def module_aliases(name: str) -> tuple[str, ...]:
+    """The names in `sys.modules` that a module of that `module_name` may have in this process."""
+    return *(main for main in MAIN_NAMES if main in sys.modules and _imported_name(main) == name), name
+
+
+def _imported_name(main: str) -> str:
+    module = sys.modules.get(main) or sys.modules["__main__"]
+    spec, file = getattr(module, "__spec__", None), getattr(module, "__file__", None)
+    return spec.name if spec else os.path.splitext(os.path.basename(file))[0] if file else "__main__"
