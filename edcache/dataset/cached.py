@@ -23,10 +23,10 @@ from edcache.base import (
     provisional,
     takes,
 )
+from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.concatenation import Several
 from edcache.dataset.indexing import T_co
 from edcache.dataset.paths import Path, digests_of, expand_paths
-from edcache.dataset.stored import StoredSamples
 from edcache.labels import LabelSpec
 from edcache.reader import AnyReader
 from edcache.writer import Store, store_at
@@ -45,7 +45,7 @@ class Source(Protocol[T_co]):
 
 
 @takes(CacheOptions)
-class CachedDataset(StoredSamples[T_co]):
+class CachedDataset(ArchiveDataset[T_co]):
     """A dataset whose samples are computed once and read from one archive ever after.
 
     Args:
@@ -142,7 +142,7 @@ class CachedDataset(StoredSamples[T_co]):
             return
         try:
             # What was dropped stays away.
-            known = {*self._reader.label_names, *(name for name, _ in self.head.labels)}
+            known = {*self._reader.label_names, *(name for name, _ in self._reader.head.labels)}
             absent = [name for name in spec.names if name not in known]
             if absent and self.complete:
                 sync = self._check_relabelling()

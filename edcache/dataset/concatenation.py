@@ -10,8 +10,8 @@ import numpy as np
 
 from edcache.base import Ints, OptionError, Picks, Transform
 from edcache.codec import Node
+from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.indexing import Root
-from edcache.dataset.stored import StoredSamples
 from edcache.dataset.view import Samples, View
 from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
@@ -80,10 +80,6 @@ class Combined(Root, Samples):
         if self._labels is None:
             self._labels = Labels(self._label_table, num_rows=len(self))
         return self._labels
-
-    def forget_labels(self) -> None:
-        """Make the label table anew at its next use: a dataset has other labels now."""
-        self._labels = None
 
     def _label_table(self) -> Any:
         raise NotImplementedError
@@ -206,7 +202,7 @@ class Several(Samples):
     made: they stay the same samples when an archive grows. Its transforms are set for all `archives`.
     """
 
-    def __init__(self, archives: Sequence[StoredSamples]) -> None:
+    def __init__(self, archives: Sequence[ArchiveDataset]) -> None:
         self.archives = tuple(archives)
         self._concat = concat(self.archives)
 
@@ -292,7 +288,7 @@ class Several(Samples):
         """
         changed = True in [archive.refresh() for archive in self.archives]
         if changed:
-            self._concat.forget_labels()
+            self._concat._labels = None
             if len(self) != sum(map(len, self.archives)):
                 self._concat = concat(self.archives)
         return changed
@@ -308,7 +304,7 @@ class Several(Samples):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _placed(self) -> Iterable[tuple[StoredSamples, int]]:
+    def _placed(self) -> Iterable[tuple[ArchiveDataset, int]]:
         """Each archive, and the index of its first sample."""
         return zip(self.archives, self._concat.starts, strict=True)
 

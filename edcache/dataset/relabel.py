@@ -30,7 +30,7 @@ from edcache.labels import (
 from edcache.writer import Appender, until_it_stays
 
 if TYPE_CHECKING:
-    from edcache.dataset.stored import StoredSamples
+    from edcache.dataset.archive import ArchiveDataset
     from edcache.dataset.view import Samples
     from edcache.reader import FieldPath
 
@@ -39,7 +39,7 @@ _BATCH = 64
 
 
 def given(
-    cache: StoredSamples,
+    cache: ArchiveDataset,
     what: Any,
     values: Any,
     on: str | None,
@@ -70,7 +70,7 @@ def given(
     return label_revision({name: column})
 
 
-def of_keys(cache: StoredSamples, spec: LabelSpec) -> Revision:
+def of_keys(cache: ArchiveDataset, spec: LabelSpec) -> Revision:
     """The columns of `in_memory_keys` of a complete archive, from its samples."""
     try:
         return _computed(cache, spec, None, 0)
@@ -78,7 +78,7 @@ def of_keys(cache: StoredSamples, spec: LabelSpec) -> Revision:
         raise type(error)(f"{cache.path}: {error}") from error
 
 
-def dropped(cache: StoredSamples, names: Sequence[str]) -> Revision:
+def dropped(cache: ArchiveDataset, names: Sequence[str]) -> Revision:
     """Without the columns that `CachedDataset.drop_labels` was given."""
     known = list(cache.labels)
     if not names:
@@ -89,7 +89,7 @@ def dropped(cache: StoredSamples, names: Sequence[str]) -> Revision:
     return label_revision({}, dropped=list(dict.fromkeys(names)))
 
 
-def publish(cache: StoredSamples, revision: Revision, sync: Sync) -> None:
+def publish(cache: ArchiveDataset, revision: Revision, sync: Sync) -> None:
     """Append a revision to a dataset's archive, once more where another process compacts it meanwhile."""
 
     def append() -> None:
@@ -114,7 +114,7 @@ def publish(cache: StoredSamples, revision: Revision, sync: Sync) -> None:
     cache.refresh()
 
 
-def _of_table(cache: StoredSamples, given: Any, on: str | None) -> Revision:
+def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> Revision:
     """All columns of a table; with `on` its rows in the order of the dataset."""
     table = given_table(given)
     if on is not None:
@@ -153,7 +153,7 @@ class _Rows(Dataset[Any]):
 
 
 def _computed(
-    cache: StoredSamples,
+    cache: ArchiveDataset,
     spec: LabelSpec,
     fields: Sequence[FieldPath] | None,
     num_workers: int,

@@ -17,7 +17,7 @@ from edcache.dataset import resample, split
 from edcache.dataset.indexing import Readable, Root, T_co, integers, is_array
 from edcache.dataset.transforms import checked_step, extended
 from edcache.dataset.view_repr import argument, call, chain, conditions_step
-from edcache.labels import checked_indices, classes, matching_rows, sort_keys
+from edcache.labels import Classes, checked_indices, classes, matching_rows, sort_keys
 from edcache.reader import FieldPath, Projection, batch_for
 
 if TYPE_CHECKING:
@@ -123,16 +123,14 @@ class Samples(Readable[T_co]):
 
     def unique(self, name: str) -> View[T_co]:
         """The first sample of each value of a label column."""
-        self._guard(32)
-        return self._picked(resample.firsts(classes(self.labels, name, "unique")), call("unique", name))
+        return self._picked(resample.firsts(self._classes(name, "unique")), call("unique", name))
 
     def group_by(self, name: str) -> dict[Any, View[T_co]]:
         """A view of the samples of each value of a label column, by value, in order of their first samples.
 
         None is the key of the samples without a value. All views share one index array.
         """
-        self._guard(32)
-        groups = classes(self.labels, name, "group_by")
+        groups = self._classes(name, "group_by")
         order, ends = base.grouped(groups.codes, len(groups.values))
         runs = zip(groups.values, _runs(Picks(self._root_indices(order)), ends), strict=True)
         step = call("group_by", name)
@@ -147,8 +145,7 @@ class Samples(Readable[T_co]):
                 than the rest, drawn by `seed`. "multiply" repeats a class as often as that does not exceed
                 the largest.
         """
-        self._guard(48)
-        positions = resample.oversampled(classes(self.labels, name, "oversample"), strategy, seed)
+        positions = resample.oversampled(self._classes(name, "oversample"), strategy, seed)
         return self._picked(positions, call("oversample", name, strategy))
 
     def undersample(self, name: str, count: int | None = None, seed: int = 0) -> View[T_co]:
@@ -156,9 +153,12 @@ class Samples(Readable[T_co]):
 
         count=None takes the size of the smallest class.
         """
-        self._guard(48)
-        positions = resample.undersampled(classes(self.labels, name, "undersample"), count, seed)
+        positions = resample.undersampled(self._classes(name, "undersample"), count, seed)
         return self._picked(positions, call("undersample", name, count))
+
+    def _classes(self, name: str, asked_by: str) -> Classes:
+        self._guard(48)
+        return classes(self.labels, name, asked_by)
 
     # ------------------------------------------------------------------------------- by position
 
@@ -276,7 +276,7 @@ class Samples(Readable[T_co]):
 
     def _codes(self, name: str | None, asked_by: str) -> npt.NDArray[Any] | None:
         """The value of a label column that each sample has, numbered from 0."""
-        return None if name is None else classes(self.labels, name, asked_by).codes
+        return None if name is None else self._classes(name, asked_by).codes
 
     # ------------------------------------------------------------------- what a sample consists of
 

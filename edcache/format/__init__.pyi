@@ -1,5 +1,4 @@
 from .arrays import detached as detached
-from .arrays import from_lists as from_lists
 from .arrays import from_numpy as from_numpy
 from .arrays import from_texts as from_texts
 from .arrays import number_values as number_values

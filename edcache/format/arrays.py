@@ -103,13 +103,6 @@ def from_numpy(
     return pa.Array.from_buffers(kind, len(values), [validity, data], nulls)
 
 
-def from_lists(sizes: Sequence[int | None], items: pa.Array) -> pa.Array:
-    """An Arrow list array of less than 2**31 items. sizes: of each list, None for a missing one."""
-    ends = np.cumsum([0, *(size or 0 for size in sizes)], dtype=np.int32)
-    missing = np.array([*(size is None for size in sizes), False])
-    return pa.ListArray.from_arrays(from_numpy(ends, pa.int32(), missing), items)
-
-
 def from_texts(values: Sequence[str | bytes | None], kind: pa.DataType) -> pa.Array:
     """An Arrow string or binary array of less than 2 GiB."""
     texts = [value.encode() if isinstance(value, str) else value for value in values]

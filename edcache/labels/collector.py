@@ -18,7 +18,6 @@ from edcache.format import (
     LabelTypes,
     deciding_numbers,
     detached,
-    from_lists,
     from_numpy,
     from_texts,
     is_list,
@@ -163,7 +162,8 @@ def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
             items = from_numpy(np.concatenate(present, dtype=dtype, casting="unsafe"), kind.value_type)
         else:
             items = _build([item for value in present for item in value], kind.value_type)
-        return from_lists([None if value is None else len(value) for value in values], items)
+        ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
+        return pa.ListArray.from_arrays(from_numpy(ends, pa.int32(), np.append(missing, False)), items)
     if pa.types.is_temporal(kind):
         unit = "D" if pa.types.is_date32(kind) else kind.unit
         dtype = np.dtype(f"{'m8' if pa.types.is_duration(kind) else 'M8'}[{unit}]")

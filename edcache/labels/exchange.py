@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import ExportError
-from edcache.format import from_lists, from_numpy, numpy_dtype, pa
+from edcache.format import from_numpy, pa
 
 _MOST_LISTED: Final = 1024
 
@@ -98,7 +98,12 @@ def arrow_column(column: Column, values: Sequence[Any], place: str) -> pa.Array:
             return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(stacked)])
         if column.is_fixed:
             return _fixed(values, kind, column)
-        return _lists(values, kind) if column.ndim == 1 else _structs(values, kind)
+        if column.ndim == 1:
+            return pa.array([None if value is None else value.reshape(-1) for value in values], kind)
+        parts = [
+            None if value is None else {"values": value.reshape(-1), "shape": value.shape} for value in values
+        ]
+        return pa.array(parts, kind)
     except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError, AttributeError) as error:
         raise ExportError(f'{place}: field "{column.name}" does not fit {kind}: {error}') from error
 
@@ -110,20 +115,6 @@ def _fixed(values: Sequence[npt.NDArray[Any]], kind: pa.DataType, column: Column
     flat = from_numpy(stacked.reshape(-1), kind.value_type)
     storage = pa.FixedSizeListArray.from_arrays(flat, type=kind.storage_type)
     return pa.ExtensionArray.from_storage(kind, storage)
-
-
-def _lists(values: Sequence[npt.NDArray[Any] | None], kind: pa.DataType) -> pa.Array:
-    present = [value.reshape(-1) for value in values if value is not None]
-    flat = np.concatenate(present) if present else np.empty(0, numpy_dtype(kind.value_type))
-    sizes = [None if value is None else value.size for value in values]
-    return from_lists(sizes, from_numpy(flat, kind.value_type))
-
-
-def _structs(values: Sequence[npt.NDArray[Any] | None], kind: pa.DataType) -> pa.Array:
-    shapes = pa.array([None if value is None else list(value.shape) for value in values], kind.field(1).type)
-    missing = pa.array([value is None for value in values])
-    parts = [_lists(values, kind.field(0).type), shapes]
-    return pa.StructArray.from_arrays(parts, fields=list(kind), mask=missing)
 
 
 def schema_of(columns: Iterable[Column], labels: pa.Schema) -> pa.Schema:

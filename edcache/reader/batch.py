@@ -25,7 +25,6 @@ from torch.utils.data._utils.worker import _worker_loop
 
 from edcache.base import CodecError, CorruptRecordError
 from edcache.codec import memory_dtype
-from edcache.labels import Labels
 from edcache.reader.group import Memory, NotInBulk, Special, collation, is_gathered
 from edcache.reader.projection import Projection
 from edcache.reader.reader import AnyReader
@@ -39,25 +38,13 @@ _KEPT = 4
 _SHARED = 1 << 19
 
 
-class Root(Protocol):
-    """What is indexed when a batch is read: an archive, or several of them together."""
-
-    def _collated(
-        self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
-    ) -> Any:
-        """What default_collate makes of its samples, untransformed; NotImplemented where it must see them."""
-
-    def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
-        """The same of every `size` samples in turn; None where they are to be made one by one."""
-
-
 class Samples(Protocol):
-    """The dataset of a batch: a root or a view of one."""
+    """The dataset of a batch: what is indexed when it is read, its root, or a view of that."""
 
     _fields: Projection | None
 
     @property
-    def _root(self) -> Root: ...
+    def _root(self) -> Any: ...
 
     @property
     def _transform(self) -> Callable[[Any], Any] | None: ...
@@ -80,9 +67,7 @@ class Batch:
     __slots__ = ("_dataset", "_indices", "_is_sent")
 
     def __init__(self, dataset: Samples, indices: Ints, is_sent: bool = False) -> None:
-        self._dataset = dataset
-        self._indices = indices
-        self._is_sent = is_sent
+        self._dataset, self._indices, self._is_sent = dataset, indices, is_sent
 
     def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
         """What `default_collate` makes of the samples, some fields in a `special` way; or what it raises."""
@@ -170,17 +155,8 @@ def _is_changed() -> bool:
 # --- in bulk ----------------------------------------------------------------------------------------
 
 
-def collated(
-    reader: AnyReader,
-    labels: Labels,
-    indices: Ints,
-    fields: Projection | None,
-    special: Special | None,
-    memory: Memory,
-) -> Any:
+def collated(reader: AnyReader, indices: Ints, special: Special | None, memory: Memory) -> Any:
     """What default_collate makes of samples by indices in [-n, n); NotImplemented where it must see them."""
-    if fields is not None:
-        return fields.collated(reader, labels, indices, memory) if special is None else NotImplemented
     group = reader.group(indices)
     collate = None if group is None else collation(group.decoder, special)
     return NotImplemented if group is None or collate is None else collate(group, memory)
@@ -216,12 +192,15 @@ def merged(batches: Sequence[Any], places: Sequence[Ints], memory: Memory) -> An
         return values if type(first) is dict else type(first)(values)  # type: ignore[call-arg]
     if not isinstance(first, (list, tuple)):
         raise NotInBulk
-    if _is_column(first, len(places[0])):
-        return _merged_columns(batches, places)
+    if len(first) == len(places[0]) and all(isinstance(value, (str, bytes)) for value in first):
+        # One text for each sample, rather than one batch for each item of a sample.
+        column: list[Any] = [None] * sum(map(len, places))
+        for batch, place in zip(batches, places, strict=True):
+            for value, at in zip(batch, place.tolist(), strict=True):
+                column[at] = value
+        return type(first)(column)
     parts = [merged(list(items), places, memory) for items in zip(*batches, strict=True)]
-    if hasattr(first, "_fields"):
-        return type(first)(*parts)
-    return type(first)(parts)
+    return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
 
 
 def _merged_tensors(batches: Sequence[Any], places: Sequence[Ints], memory: Memory) -> torch.Tensor:
@@ -232,19 +211,6 @@ def _merged_tensors(batches: Sequence[Any], places: Sequence[Ints], memory: Memo
     for batch, place in zip(batches, places, strict=True):
         out[torch.from_numpy(place)] = batch
     return out
-
-
-def _is_column(values: Sequence[Any], count: int) -> bool:
-    """Whether a list has one text for each sample, rather than one batch for each item of a sample."""
-    return len(values) == count and all(isinstance(value, (str, bytes)) for value in values)
-
-
-def _merged_columns(batches: Sequence[Any], places: Sequence[Ints]) -> Any:
-    column: list[Any] = [None] * sum(map(len, places))
-    for batch, place in zip(batches, places, strict=True):
-        for value, at in zip(batch, place.tolist(), strict=True):
-            column[at] = value
-    return type(batches[0])(column)
 
 
 # --- memory -----------------------------------------------------------------------------------------
@@ -347,23 +313,24 @@ class Parcel:
         return _unpacked, (tree_map(_packed, self._batch),)
 
 
+class Packed:
+    """What arrives as `make(*arguments)`."""
+
+    def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
+        self._made = make, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._made
+
+
 def _unpacked(batch: Any) -> Any:
     return batch
 
 
-class _Bytes:
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._tensor = tensor
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        tensor = self._tensor
-        data = bytearray(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
-        return _tensor, (data, tensor.dtype, tuple(tensor.shape))
-
-
 def _packed(leaf: Any) -> Any:
     if type(leaf) is torch.Tensor and _is_small(leaf):
-        return _Bytes(leaf)
+        data = bytearray(leaf.contiguous().view(-1).view(torch.uint8).numpy().data)
+        return Packed(_tensor, data, leaf.dtype, tuple(leaf.shape))
     pack = getattr(leaf, "packed", None)
     return leaf if pack is None else pack(_packed)
 

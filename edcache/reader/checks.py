@@ -175,20 +175,6 @@ def _covered(low: Ints, high: Ints) -> Ints:
     return starts + np.arange(len(starts))
 
 
-class Places:
-    """Names records in messages."""
-
-    def __init__(self, path: str, index: IndexTable) -> None:
-        self.path = path
-        self._records = index.records
-
-    def __call__(self, row: int) -> str:
-        """As "train.zip: record 17 at offset 4,096"."""
-        records = self._records
-        index = row % len(records.offset) if records.index is None else int(records.index[row])
-        return f"{self.path}: record {index} at offset {records.offset[row]:,}"
-
-
 class Checks:
     """The checks of one archive in one process.
 
@@ -197,18 +183,16 @@ class Checks:
         verify: "touch", "always" or "never", as in `Reader`.
     Attributes:
         is_done: nothing is left to check.
-        place: names the record of a row in messages.
     """
 
     # Not the session itself: a cycle would keep a dropped reader's descriptor until the next collection.
     def __init__(self, storage: Storage, index: IndexTable, verify: str) -> None:
-        records = index.records
-        self._view, self._size, self._mend = storage.view, storage.size, storage.file.mend
+        records = self._records = index.records
+        self._path, self._size, self._mend = storage.file.path, storage.size, storage.file.mend
+        self._view = storage.view
         self.is_done = verify == "never"
         self._always = verify == "always"
-        self.place = Places(storage.file.path, index)
         # Reading one element of a memoryview costs half of what numpy takes.
-        self._lengths = records.nbytes
         self._offset, self._nbytes = records.offset.data, records.nbytes.data
         self._crc32 = records.crc32.data
         self._blocks = None if self._view is None else CheckedBlocks(self._view, index.blocks)
@@ -219,6 +203,12 @@ class Checks:
         """Memory that this takes."""
         blocks = 0 if self._blocks is None else self._blocks.nbytes
         return blocks + (len(self._whole) if "_whole" in vars(self) else 0)
+
+    def place(self, row: int) -> str:
+        """What messages call a record: "train.zip: record 17 at offset 4,096"."""
+        records = self._records
+        index = row % len(records.offset) if records.index is None else int(records.index[row])
+        return f"{self._path}: record {index} at offset {records.offset[row]:,}"
 
     def record(self, row: int, data: memoryview, wanted: tuple[int, int] | None) -> None:
         """Check one record, at least the half-open part of its bytes that is wanted.
@@ -245,7 +235,7 @@ class Checks:
         end = self._offset[row] + self._nbytes[row]
         return CorruptRecordError(
             f"{self.place(row)}: it ends at {end:,}, the file at {self._size:,}; "
-            f'run "edcache verify {self.place.path}"'
+            f'run "edcache verify {self._path}"'
         )
 
     def group(self, rows: Ints, start: Ints, wanted: tuple[int, int] | None) -> Check | None:
@@ -267,7 +257,7 @@ class Checks:
                 return None
             return lambda part: self._check_each(rows[part], self._check_whole)
         low = start if wanted is None else start + wanted[0]
-        high = start + (self._lengths[rows].view(np.int64) if wanted is None else wanted[1])
+        high = start + (self._records.nbytes[rows].view(np.int64) if wanted is None else wanted[1])
 
         def check(part: slice) -> None:
             unsound = blocks.unsound(low[part], high[part])
@@ -307,7 +297,7 @@ class Checks:
         if crc != expected:
             raise CorruptRecordError(
                 f"{self.place(row)}: crc32 {crc:#010x}, the index says {expected:#010x}; "
-                f'run "edcache verify {self.place.path}"'
+                f'run "edcache verify {self._path}"'
             )
 
 

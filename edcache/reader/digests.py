@@ -1,7 +1,4 @@
-"""The SHA-256 of a whole file: written, read and compared.
-
-It is the value that `sha256sum` prints, so that anybody can check it without edcache.
-"""
+"""The SHA-256 of a whole file, as `sha256sum` prints it: written, read and compared."""
 
 from __future__ import annotations
 
@@ -21,19 +18,17 @@ OnProgress = Callable[[int, int], object]
 
 
 def parse_digest(text: object) -> str:
-    """A digest as it is written: "sha256:" and 64 lower-case hex digits.
+    """A digest as it is written, "sha256:" and 64 lower-case hex digits; of such a text in any case.
 
-    Args:
-        text: such a text in any case, or the hex digits alone.
     Raises:
         OptionError: anything else.
     """
-    found = _TEXT.fullmatch(text.lower()) if isinstance(text, str) and text.isascii() else None
-    if found is None:
+    matched = _TEXT.fullmatch(text.lower()) if isinstance(text, str) and text.isascii() else None
+    if matched is None:
         raise OptionError(
             f'expected_digest={text!r}; give "sha256:" and 64 hex digits, as edcache.digest() returns it'
         )
-    return f"sha256:{found[1]}"
+    return f"sha256:{matched[1]}"
 
 
 def file_digest(file: ByteSource, on_progress: OnProgress | None = None) -> tuple[str, int]:
@@ -55,10 +50,10 @@ def check_digest(file: ByteSource, expected: str, on_progress: OnProgress | None
         DigestError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
             published".
     """
-    found, nbytes = file_digest(file, on_progress)
-    if found != expected:
+    digest, nbytes = file_digest(file, on_progress)
+    if digest != expected:
         raise DigestError(
-            f"{file.path}: its sha256 is {found[7:]}, expected {expected[7:]}; "
+            f"{file.path}: its sha256 is {digest[7:]}, expected {expected[7:]}; "
             "it is not the file that was published"
         )
     return nbytes

@@ -96,7 +96,7 @@ class Group:
         check: checks the records of a slice of them; None where they are known to be sound.
     """
 
-    _variable: dict[tuple[Any, ...], Spans] | None = None
+    _variable: dict[tuple[Any, ...], tuple[Ints, Ints, Ints]] | None = None
     _is_located = False
 
     def __init__(self, records: Records, start: Ints, rows: Ints, check: Check | None = None) -> None:
@@ -149,38 +149,34 @@ class Group:
             self._check(slice(None))
             self._check = None
 
-    def fixed_spans(self, field: Node) -> Spans:
-        """Where the data of a field of fixed shape lie."""
-        assert field.offset is not None
-        assert field.nbytes is not None
-        assert field.shape is not None
-        self._ensure()
-        start = self._start + field.offset
-        dims = np.broadcast_to(np.array(field.shape, np.int64), (len(self), len(field.shape)))
-        return Spans(start, start + field.nbytes, dims)
-
     def spans(self, path: tuple[Any, ...]) -> Spans | None:
-        """Where the data of a field of variable size lie; None where the records must be looked at singly."""
-        if not self._is_located:
-            self._variable = self._locate()
-            self._is_located = True
-        return None if self._variable is None else self._variable[path]
-
-    def _locate(self) -> dict[tuple[Any, ...], Spans] | None:
+        """Where the data of a field lie; None where its size varies, and records must be looked at singly."""
         self._ensure()
+        field = self.decoder.fields.get(path)
+        if field is not None and field.offset is not None and field.shape is not None:
+            assert field.nbytes is not None
+            start = self._start + field.offset
+            dims = np.broadcast_to(np.array(field.shape, np.int64), (len(self), len(field.shape)))
+            return Spans(start, start + field.nbytes, dims)
+        if not self._is_located:
+            self._variable, self._is_located = self._located(), True
+        if self._variable is None:
+            return None
+        low, high, dims = self._variable[path]
+        return Spans(self._start + low, self._start + high, dims)
+
+    def _located(self) -> dict[tuple[Any, ...], tuple[Ints, Ints, Ints]] | None:
+        """The same of all fields whose size varies, counted from each record."""
         layout = self.decoder.layout
         assert layout is not None
         columns = layout.slots.size // 8
         window = self._records.window(layout.slots_offset, columns * 8)
         slots = torch.index_select(window, 0, self._places).numpy().view(np.int64).reshape(len(self), columns)
-        nbytes = self._records.nbytes[self._rows].view(np.int64)
-        found = layout.locate_many(slots, nbytes)
-        if found is None:
-            return None
-        return {
-            path: Spans(self._start + start, self._start + end, dims)
-            for path, (start, end, dims) in found.items()
-        }
+        return layout.locate_many(slots, self._nbytes)
+
+    @property
+    def _nbytes(self) -> Ints:
+        return self._records.nbytes[self._rows].view(np.int64)
 
     def copy(self, spans: Spans, out: torch.Tensor, at: Sequence[int] | None = None) -> None:
         """Copy the data of a field of every record into a contiguous tensor.
@@ -231,8 +227,7 @@ class Group:
             rows = torch.index_select(self._records.window(0, nbytes), 0, self._places)
             return decode_all(rows.numpy().view(np.uint8).reshape(len(self), nbytes))
         decode, view = self.decoder.decode, self.view
-        ends = self._start + self._records.nbytes[self._rows].view(np.int64)
-        extents = zip(self._start.tolist(), ends.tolist(), strict=True)
+        extents = zip(self._start.tolist(), (self._start + self._nbytes).tolist(), strict=True)
         return [decode(view[start:end], copy=copy) for start, end in extents]
 
     def record(self, row: int) -> memoryview:
@@ -292,7 +287,7 @@ class Special:
 
     def finished(self, batch: Any) -> Any:
         """A batch whose fields are collated, in the form in which it is given out."""
-        return batch
+        raise NotImplementedError
 
 
 @functools.lru_cache(maxsize=256)
@@ -341,7 +336,10 @@ def _container(decoder: Decoder, node: Node, special: Special | None) -> Collate
     column = list if is_mapping else tuple
     children = [collation_of(decoder, child, column, special) for child in node.children]
     # Nothing that may raise goes first: default_collate's errors come in its order.
-    sizes = [_gathered_nbytes(decoder, child) for child in node.children]
+    sizes = []
+    for child in node.children:
+        gathered = [_gathered_nbytes(decoder.fields.get(leaf.path)) for leaf in child.leaves()]
+        sizes.append(max(gathered, default=0) if all(gathered) else 0)
     largest = children[sizes.index(max(sizes))] if children else None
 
     def collate(group: Group, memory: Memory) -> list[Any]:
@@ -356,12 +354,10 @@ def _container(decoder: Decoder, node: Node, special: Special | None) -> Collate
     return lambda group, memory: assemble(collate(group, memory))
 
 
-def _gathered_nbytes(decoder: Decoder, node: Node) -> int:
-    """The size of the largest leaf under a node; 0 where not all of them are gathered."""
-    fields = [decoder.fields.get(leaf.path) for leaf in node.leaves()]
-    if not all(field is not None and field.offset is not None and bulk_dtype(field) for field in fields):
-        return 0
-    return max((field.nbytes or 0 for field in fields if field is not None), default=0)
+def _gathered_nbytes(field: Node | None) -> int:
+    """Bytes of a field that is gathered; 0 of any other."""
+    is_gathered = field is not None and field.offset is not None and bulk_dtype(field) is not None
+    return (field.nbytes or 0) if field is not None and is_gathered else 0
 
 
 def _leaf(field: Node, column: type) -> Collate:

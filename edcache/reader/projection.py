@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from edcache.base import CodecError, CorruptRecordError, OptionError
-from edcache.codec import Decoder, Node
+from edcache.codec import Decoder
 from edcache.labels import Labels
 from edcache.reader.group import Collate, Memory, NotInBulk, collation_of
 from edcache.reader.reader import AnyReader
@@ -27,46 +28,36 @@ Steps = tuple[Any, ...]
 _EXACT = {"int": "iu", "float": "f", "bool": "b", "str": "O"}
 
 
+@dataclass(frozen=True)
 class Projection:
     """Which fields of a sample are wanted, and in what they are given.
 
     Args:
         paths: field paths, in the order wanted: "image", "target.boxes", 1, ("target", 0).
         as_tuple: give a tuple of them; False gives a dict with the paths as its keys.
-        columns: label columns by the field path that they were taken from.
+        known: label columns by the field path that they were taken from.
     """
 
-    def __init__(self, paths: Sequence[FieldPath], as_tuple: bool, columns: Mapping[FieldPath, str]) -> None:
-        if not paths:
+    paths: tuple[FieldPath, ...]
+    as_tuple: bool
+    known: Mapping[FieldPath, str] = field(hash=False)
+
+    def __post_init__(self) -> None:
+        if not self.paths:
             raise OptionError('select() takes at least one field: select("image")')
-        for path in paths:
+        for path in self.paths:
             if not isinstance(path, (str, int, tuple)):
                 raise OptionError(
                     f"select() takes field paths, not {path!r}; one is a key, an index, text with dots or a "
                     'tuple of keys and indices: select("image", ("target", 0))'
                 )
-        twice = [path for path in paths if list(paths).count(path) > 1]
-        if twice:
-            raise OptionError(f"select() names {twice[0]!r} twice")
-        self.paths = tuple(paths)
-        self.as_tuple = as_tuple
-        self._columns = dict(columns)
-        self._unlabelled: Projection | None = None
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Projection) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-    @property
-    def _key(self) -> tuple[Any, ...]:
-        return self.paths, self.as_tuple, frozenset(self._columns.items())
+            if self.paths.count(path) > 1:
+                raise OptionError(f"select() names {path!r} twice")
 
     @property
     def columns(self) -> dict[FieldPath, str]:
         """The label columns that have fields of this projection, by field path."""
-        return {path: self._columns[path] for path in self.paths if path in self._columns}
+        return {path: self.known[path] for path in self.paths if path in self.known}
 
     def __repr__(self) -> str:
         return f"select({', '.join(map(repr, self.paths))}{', as_tuple=True' if self.as_tuple else ''})"
@@ -80,16 +71,20 @@ class Projection:
         for path in paths:
             if path not in self.paths:
                 raise OptionError(f"select() names {path!r}; what was selected before is {self.paths!r}")
-        return Projection(paths, as_tuple, self._columns)
+        return Projection(tuple(paths), as_tuple, self.known)
 
     def likeness(self, decoder: Decoder) -> object:
         """What is equal where fields of other samples are collated in the same way; None where unknown."""
-        found = [None if decoder.structure is None else decoder.structure.at(path) for path in self.paths]
-        return None if None in found else (self.paths, self.as_tuple, found)
+        nodes = [None if decoder.structure is None else decoder.structure.at(path) for path in self.paths]
+        return None if None in nodes else (self.paths, self.as_tuple, nodes)
 
     def of_sample(self, sample: Any) -> Any:
         """The fields of a sample that is there as a whole."""
-        return self.assembled([find(sample, path, "select") for path in self.paths])
+        return self.assembled([at(sample, steps(sample, path, "select")) for path in self.paths])
+
+    def assembled(self, values: list[Any]) -> Any:
+        """The values of the fields, in their order, as a sample has them."""
+        return tuple(values) if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
     def read(self, reader: AnyReader, labels: Labels, index: int) -> Any:
         """The fields of one sample of an archive.
@@ -98,12 +93,12 @@ class Projection:
             OptionError: the sample has no such field. Else as `Reader.read`.
         """
         decoder = reader.decoder(index)
-        plan = None if decoder is None else _plan(self._stored_in(reader), decoder)
+        plan = self._planned(reader, decoder)
         if plan is None:
             return self.of_sample(reader.read(index))
         record, values = None, []
         for part in plan.parts:
-            column = None if part.column is None else _column(labels, part)
+            column = part.column_in(labels)
             if column is not None:
                 values.append(column[index : index + 1].tolist()[0])
                 continue
@@ -120,58 +115,50 @@ class Projection:
 
     def reading_ahead(self, reader: AnyReader, labels: Labels, indices: Ints) -> AbstractContextManager[None]:
         """What `read` of those samples takes, by one fetch; see `Reader.reading_ahead`."""
-        decoder = reader.common_decoder(indices)
-        plan = None if decoder is None else _plan(self._stored_in(reader), decoder)
+        plan = self._planned(reader, reader.common_decoder(indices))
         if plan is None:
             return reader.reading_ahead(indices)
-        if all(part.column is not None and _column(labels, part) is not None for part in plan.parts):
+        if all(part.column_in(labels) is not None for part in plan.parts):
             return nullcontext()
         return reader.reading_ahead(indices, plan.wanted)
 
     def collated(self, reader: AnyReader, labels: Labels, indices: Ints, memory: Memory) -> Any:
         """What default_collate makes of the fields of many samples; NotImplemented where it must see them."""
-        decoder = reader.common_decoder(indices)
-        plan = None if decoder is None else _plan(self._stored_in(reader), decoder)
-        if plan is None or not plan.in_bulk:
+        plan = self._planned(reader, reader.common_decoder(indices))
+        if plan is None or not all(part.collate for part in plan.parts):
             return NotImplemented
-        columns = [None if part.column is None else _column(labels, part) for part in plan.parts]
-        group = None
-        if any(column is None for column in columns):
-            group = reader.group(indices, plan.wanted)
-            if group is None:
-                return NotImplemented
+        columns = [part.column_in(labels) for part in plan.parts]
+        group = reader.group(indices, plan.wanted) if any(column is None for column in columns) else None
         values = []
         for part, column in zip(plan.parts, columns, strict=True):
             if column is not None:
                 values.append(_collated_column(column[indices], part.kind, self.as_tuple))
+            elif group is None or part.collate is None:
+                return NotImplemented
             else:
-                assert part.collate is not None
-                assert group is not None
                 values.append(part.collate(group, memory))
         # default_collate makes a list of tuples' columns.
         return values if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
-    def _stored_in(self, reader: AnyReader) -> Projection:
-        """This one, or where labels were revised one that reads samples alone."""
-        if reader.unoriginal_labels.isdisjoint(self._columns.values()):
-            return self
-        if self._unlabelled is None:
-            self._unlabelled = Projection(self.paths, self.as_tuple, {})
-        return self._unlabelled
-
-    def assembled(self, values: list[Any]) -> Any:
-        """The values of the fields, in their order, as a sample has them."""
-        return tuple(values) if self.as_tuple else dict(zip(self.paths, values, strict=True))
+    def _planned(self, reader: AnyReader, decoder: Decoder | None) -> _Plan | None:
+        if decoder is None:
+            return None
+        # Where labels were revised, samples alone are read.
+        return _plan(self, decoder, reader.unoriginal_labels.isdisjoint(self.known.values()))
 
 
 class _Part(NamedTuple):
     """One field: how it is decoded and collated, or the label column that has it."""
 
-    path: FieldPath
     kind: str
     column: str | None
     decode: Callable[[memoryview], Any]
     collate: Collate | None
+
+    def column_in(self, labels: Labels) -> npt.NDArray[Any] | None:
+        """The label column of the field; None where there is none whose values are the field's own."""
+        column = None if self.column is None else labels[self.column]
+        return column if column is not None and column.dtype.kind in _EXACT[self.kind] else None
 
 
 class _Plan(NamedTuple):
@@ -179,41 +166,30 @@ class _Plan(NamedTuple):
 
     parts: list[_Part]
     wanted: tuple[int, int] | None
-    in_bulk: bool
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(projection: Projection, decoder: Decoder) -> _Plan | None:
+def _plan(projection: Projection, decoder: Decoder, has_labels: bool) -> _Plan | None:
     """How the fields of a schema's samples are read; None where records have no schema of their own."""
-    if decoder.structure is None:
+    structure = decoder.structure
+    if structure is None:
         return None
-    labelled = ((decoder.structure.at(path), name) for path, name in projection._columns.items())
+    labelled = ((structure.at(path), name) for path, name in projection.known.items() if has_labels)
     columns = {node.path: name for node, name in labelled if node is not None}
-    parts = []
+    parts, in_records = [], []
     for path in projection.paths:
-        node = decoder.structure.at(path)
+        node = structure.at(path)
         if node is None:
             return None  # an item of a list that is one leaf, or an error that a sample shows
         column = columns.get(node.path) if node.kind in _EXACT else None
-        collate = _collate_of(decoder, node, projection.as_tuple)
-        parts.append(_Part(path, node.kind, column, decoder.part(node), collate))
-    nodes = [decoder.structure.at(part.path) for part in parts if part.column is None]
-    wanted = decoder.extent([node for node in nodes if node is not None]) if nodes else None
-    return _Plan(parts, wanted, all(part.collate is not None for part in parts))
-
-
-def _collate_of(decoder: Decoder, node: Node, as_tuple: bool) -> Collate | None:
-    try:
-        return collation_of(decoder, node, tuple if as_tuple else list)
-    except NotInBulk:
-        return None
-
-
-def _column(labels: Labels, part: _Part) -> npt.NDArray[Any] | None:
-    """The label column of a field, None where its values are not the field's own."""
-    assert part.column is not None
-    column = labels[part.column]
-    return column if column.dtype.kind in _EXACT[part.kind] else None
+        if column is None:
+            in_records.append(node)
+        try:
+            collate = collation_of(decoder, node, tuple if projection.as_tuple else list)
+        except NotInBulk:
+            collate = None
+        parts.append(_Part(node.kind, column, decoder.part(node), collate))
+    return _Plan(parts, decoder.extent(in_records) if in_records else None)
 
 
 def _collated_column(values: npt.NDArray[Any], kind: str, as_tuple: bool) -> Any:
@@ -230,31 +206,23 @@ def _collated_column(values: npt.NDArray[Any], kind: str, as_tuple: bool) -> Any
 # --- field paths ------------------------------------------------------------------------------------
 
 
-def find(sample: Any, path: FieldPath, asked_by: str) -> Any:
-    """What lies at a field path of a sample; raises as `steps`."""
-    return at(sample, steps(sample, path, asked_by))
-
-
 def steps(sample: Any, path: FieldPath, asked_by: str) -> Steps:
     """The keys and indices that lead to a field of a sample.
 
     Raises:
         OptionError: "collate() names 'boxes', which the samples do not have; they are dicts with ...".
     """
-    for reading in _readings(path):
-        found = _walked(sample, reading)
-        if found is not None:
-            return found
+    # A text is a key as it stands, or else keys between dots.
+    readings: list[Steps] = [path if isinstance(path, tuple) else (path,)]
+    if isinstance(path, str):
+        readings.append(tuple(path.split(".")))
+    for reading in readings:
+        place = _walked(sample, reading)
+        if place is not None:
+            return place
     raise OptionError(
         f"{asked_by}() names {path!r}, which the samples do not have; they are {_described(sample)}"
     )
-
-
-def _readings(path: FieldPath) -> Iterable[Steps]:
-    """A text is a key as it stands, or else keys between dots."""
-    if isinstance(path, tuple):
-        return [path]
-    return [(path,), tuple(path.split("."))] if isinstance(path, str) else [(path,)]
 
 
 def _walked(sample: Any, path: Steps) -> Steps | None:

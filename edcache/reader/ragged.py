@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import operator
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +20,7 @@ from torch.utils.data import default_collate
 
 from edcache.base import OptionError
 from edcache.codec import Decoder, Node
-from edcache.reader.batch import Batch, for_this_process
+from edcache.reader.batch import Batch, Packed, for_this_process
 from edcache.reader.group import Collate, Group, Memory, NotInBulk, Spans, Special, bulk_dtype
 from edcache.reader.projection import FieldPath, at, replaced, steps
 
@@ -56,7 +57,9 @@ class TensorList(list[torch.Tensor]):
 
     def __init__(self, buffer: torch.Tensor, dims: Ints) -> None:
         self._buffer, self._dims = buffer, dims
-        self._views = _views(buffer, dims)
+        flat = torch.split(buffer, dims.prod(axis=1).tolist())
+        shapes = zip(flat, dims.tolist(), strict=True)
+        self._views = flat if dims.shape[1] == 1 else [piece.view(shape) for piece, shape in shapes]
         super().__init__(self._views)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -65,18 +68,10 @@ class TensorList(list[torch.Tensor]):
             return TensorList, (self._buffer, self._dims)
         return list, (list(self),)
 
-    def packed(self, pack: Callable[[Any], Any]) -> Any:
+    def packed(self, pack: Callable[[Any], Any]) -> Packed:
         """What is pickled in its place where `pack` makes smaller messages of tensors."""
-        return _PackedList(self, pack)
-
-
-class _PackedList:
-    def __init__(self, views: TensorList, pack: Callable[[Any], Any]) -> None:
-        self._views, self._pack = views, pack
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        make, arguments = self._views.__reduce_ex__(5)
-        return make, tuple(map(self._pack, arguments)) if make is TensorList else arguments
+        make, arguments = self.__reduce_ex__(5)
+        return Packed(make, *(map(pack, arguments) if make is TensorList else arguments))
 
 
 def collate(
@@ -123,7 +118,7 @@ def collate(
     if pad is not None and not isinstance(pad, Mapping):
         raise OptionError(f'pad={pad!r}; give what to pad with, by field path: pad={{"input_ids": 0}}')
     ways: list[tuple[FieldPath, _Way]] = [
-        *((path, _Pad(value, max_length, multiple_of, side)) for path, value in (pad or {}).items()),
+        *((path, _Pad(max_length, value, multiple_of, side)) for path, value in (pad or {}).items()),
         *((path, _Jag(max_length)) for path in _paths(jagged, "jagged")),
         *((path, _List(max_length)) for path in _paths(as_list, "as_list")),
     ]
@@ -177,19 +172,17 @@ class RaggedCollate(Special):
         def run(group: Group, memory: Memory) -> Any:
             spans = None
             if dtype is not None and field.kind in ("tensor", "array"):
-                spans = group.spans(field.path) if field.offset is None else group.fixed_spans(field)
-            if spans is None or dtype is None:
+                spans = group.spans(field.path)
+            elif field.kind in _PACKED and not isinstance(way, _List):
+                spans = group.spans(field.path)
+                if spans is not None:
+                    is_whole = not (spans.dims % 8).any()
+                    spans = spans._replace(dims=spans.dims // 8) if is_whole else None
+            if spans is None:
                 return way.of_values(group.values(field.path), memory)
-            return way.of_pieces(_InRecords(group, spans, dtype), memory)
+            return way.of_pieces(_InRecords(group, spans, dtype or _PACKED[field.kind]), memory)
 
-        def run_packed(group: Group, memory: Memory) -> Any:
-            spans = group.spans(field.path)
-            if spans is None or (spans.dims % 8).any():
-                return way.of_values(group.values(field.path), memory)
-            items = Spans(spans.start, spans.end, spans.dims // 8)
-            return way.of_pieces(_InRecords(group, items, _PACKED[field.kind]), memory)
-
-        return run_packed if field.kind in _PACKED and not isinstance(way, _List) else run
+        return run
 
     def of_samples(self, samples: Sequence[Any]) -> Any:
         """What the bulk path gives, made of samples one by one."""
@@ -234,31 +227,40 @@ class RaggedCollate(Special):
 # --- the ways ---------------------------------------------------------------------------------------
 
 
-class _Pieces(Protocol):
+class _Pieces(ABC):
     """The tensors of one field of a batch. dims: int64 [n, ndim], the shape of each."""
 
-    dims: Ints
-    dtype: torch.dtype
+    def __init__(self, dims: Ints, dtype: torch.dtype) -> None:
+        self.dims, self.dtype = dims, dtype
 
+    @abstractmethod
     def copy(self, lengths: Ints, out: torch.Tensor, at: Ints) -> None:
         """Copy the first `lengths[i]` rows of each into `out`, to `at[i]` bytes from its start."""
 
 
-class _Way(Protocol):
-    def of_pieces(self, pieces: _Pieces, memory: Memory) -> Any: ...
+@dataclass(frozen=True)
+class _Way(ABC):
+    """How one field of a batch is put together."""
 
-    def of_values(self, values: list[Any], memory: Memory) -> Any: ...
+    max_length: int | None
+
+    @abstractmethod
+    def of_pieces(self, pieces: _Pieces, memory: Memory) -> Any:
+        """Of tensors in records, or in memory."""
+
+    def of_values(self, values: list[Any], memory: Memory) -> Any:
+        """Of values; of a batch of nothing but empty lists int64 is made."""
+        return self.of_pieces(_Tensors(_of_numbers(values, int)), memory)
 
 
 @dataclass(frozen=True)
-class _Pad:
+class _Pad(_Way):
     value: Any
-    max_length: int | None
     multiple_of: int
     side: str
 
     def of_values(self, values: list[Any], memory: Memory) -> Padded:
-        return self.of_pieces(_Tensors(_tensors(_of_numbers(values, type(self.value)))), memory)
+        return self.of_pieces(_Tensors(_of_numbers(values, type(self.value))), memory)
 
     def mask(self, padded: Padded) -> torch.Tensor:
         """1 where there is a value, 0 where there is padding: int64 [n, longest]."""
@@ -299,13 +301,7 @@ class _Pad:
         return np.zeros(len(dims), np.int64) if self.side == "right" else shape[0] - dims[:, 0]
 
 
-@dataclass(frozen=True)
-class _Jag:
-    max_length: int | None
-
-    def of_values(self, values: list[Any], memory: Memory) -> Jagged:
-        return self.of_pieces(_Tensors(_tensors(_of_numbers(values, int))), memory)
-
+class _Jag(_Way):
     def of_pieces(self, pieces: _Pieces, memory: Memory) -> Jagged:
         dims = _cut(pieces.dims, self.max_length)
         if not (dims[:, 1:] == dims[:1, 1:]).all():
@@ -320,10 +316,7 @@ class _Jag:
         return Jagged(out, torch.from_numpy(offsets))
 
 
-@dataclass(frozen=True)
-class _List:
-    max_length: int | None
-
+class _List(_Way):
     def of_values(self, values: list[Any], memory: Memory) -> list[Any]:
         try:
             tensors = _tensors(values)
@@ -363,19 +356,10 @@ def _ends(sizes: Ints) -> Ints:
     return ends
 
 
-def _views(buffer: torch.Tensor, dims: Ints) -> Sequence[torch.Tensor]:
-    flat = torch.split(buffer, dims.prod(axis=1).tolist())
-    if dims.shape[1] == 1:
-        return tuple(flat)
-    return [piece.view(shape) for piece, shape in zip(flat, dims.tolist(), strict=True)]
-
-
-class _InRecords:
+class _InRecords(_Pieces):
     def __init__(self, group: Group, spans: Spans, dtype: torch.dtype) -> None:
-        self.dims = spans.dims
-        self.dtype = dtype
-        self._group = group
-        self._spans = spans
+        super().__init__(spans.dims, dtype)
+        self._group, self._spans = group, spans
 
     def copy(self, lengths: Ints, out: torch.Tensor, at: Ints) -> None:
         spans, full = self._spans, self.dims[:, :1]
@@ -386,16 +370,16 @@ class _InRecords:
         self._group.copy(Spans(spans.start, end, self.dims), out, at.tolist())
 
 
-class _Tensors:
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
-        self.dtype = tensors[0].dtype
-        self._tensors = tensors
-        kinds = sorted({(str(tensor.dtype), tensor.ndim) for tensor in tensors})
+class _Tensors(_Pieces):
+    def __init__(self, values: list[Any]) -> None:
+        self._tensors = _tensors(values)
+        kinds = sorted({(str(tensor.dtype), tensor.ndim) for tensor in self._tensors})
         if len(kinds) > 1:
             raise OptionError(
                 f"collate(): the samples differ in dtype or dimensions: {kinds[:4]}; use as_list"
             )
-        self.dims = np.array([tuple(t.shape) for t in tensors], np.int64).reshape(len(tensors), -1)
+        dims = np.array([tuple(t.shape) for t in self._tensors], np.int64).reshape(len(values), -1)
+        super().__init__(dims, self._tensors[0].dtype)
 
     def copy(self, lengths: Ints, out: torch.Tensor, at: Ints) -> None:
         flat, itemsize = out.view(-1), self.dtype.itemsize
@@ -405,11 +389,7 @@ class _Tensors:
 
 
 def _of_numbers(values: list[Any], of_nothing: type) -> list[Any]:
-    """Values with tensors in the place of lists and tuples of numbers; the rest as it is.
-
-    Args:
-        of_nothing: int or float: of what a batch of nothing but empty lists is.
-    """
+    """Values with tensors in the place of lists of numbers; of nothing but empty ones, of `of_nothing`."""
     made = [_numbers(value) if type(value) in (list, tuple) else value for value in values]
     tensors = (value for value in made if isinstance(value, torch.Tensor) and value.numel())
     like = next(tensors, torch.empty(0, dtype=torch.float64 if of_nothing is float else torch.int64))
@@ -428,15 +408,12 @@ def _numbers(value: Sequence[Any]) -> Any:
         return value
     if array.dtype.kind not in "bif" or array.shape != exact.shape:
         return value
-    if array.dtype.kind == "f" and not _holds(array, exact):
-        return value
+    if array.dtype.kind == "f":
+        # Of integers none at all, and of those beside a float none that it changes.
+        is_any = not exact.size or any(isinstance(number, float | np.floating) for number in exact.flat)
+        if not is_any or not ((array == exact) | (array != array)).all():
+            return value
     return torch.from_numpy(array)
-
-
-def _holds(floats: npt.NDArray[Any], exact: npt.NDArray[Any]) -> bool:
-    """Whether floats are the numbers that they were made of, of which one at least was a float itself."""
-    is_any = not exact.size or any(isinstance(number, float | np.floating) for number in exact.flat)
-    return is_any and bool(((floats == exact) | (floats != floats)).all())
 
 
 def _tensors(values: list[Any]) -> list[torch.Tensor]:

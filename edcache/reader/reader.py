@@ -45,8 +45,7 @@ _warned: set[tuple[object, ...]] = set()
 class Archive(ABC):
     """What is known of an archive without reading a sample; each process opens it at the first use.
 
-    A fork inherits the session, which is safe because nothing in it has a file position; a pickle leaves it
-    behind.
+    A fork inherits the session, in which nothing has a file position; a pickle leaves it behind.
 
     Attributes:
         known_length: samples of a source in hand, which justify memory whatever the archive has.
@@ -81,7 +80,7 @@ class Archive(ABC):
         session = self._session
         if session is None or self._closed:
             if self._closed:
-                raise self._closed_error()
+                raise ArchiveClosedError(f"{self.path}: closed; open it again to read")
             session = self._open()
             self._uuid = session.head.uuid
             self._keep(session)
@@ -99,10 +98,7 @@ class Archive(ABC):
         if self._closed:
             self.close()
             session.close()
-            raise self._closed_error()
-
-    def _closed_error(self) -> ArchiveClosedError:
-        return ArchiveClosedError(f"{self.path}: closed; open it again to read")
+            self.session  # noqa: B018 - which says that it is closed
 
     def close(self) -> None:
         """Let go of what is open; memory that was handed out stays valid. Idempotent."""
@@ -147,17 +143,12 @@ class Archive(ABC):
         return self.session.nbytes
 
     def memory(self) -> dict[str, int]:
-        """Bytes of memory that reading takes in this process, samples that were handed out aside.
-
-        Returns:
-            "mapped": of the file, shared by all processes and given back when memory is short.
-            "private": of this process alone; does not grow with what is read.
-        """
+        """Bytes that reading takes in this process: "mapped", shared by all; "private", whatever is read."""
         return {"mapped": self.session.mapped_nbytes, "private": self.session.private_nbytes}
 
     @property
     def records(self) -> Records:
-        """Where each record lies: arrays over mapped memory where the archive is sealed, read only.
+        """Where each record lies: read-only arrays, over mapped memory where it is sealed.
 
         In a server, those that are not known to be gone; offsets tell nothing there.
         """
@@ -173,9 +164,7 @@ class Archive(ABC):
 
         Args:
             indices: int64 [n], each in [0, len(self)).
-        Returns:
-            int64 [n], a copy.
-        Cost: reads the index alone; 8 to 32 bytes of memory a sample.
+        Returns: int64 [n], a copy. Cost: reads the index alone; 8 to 32 bytes of memory a sample.
         """
         session = self.session
         index, rows = session.contents.index, session.rows_of(indices)
@@ -269,12 +258,11 @@ class AnyReader(Archive):
 
         Args:
             index: in [0, len(self)).
-            copy: True returns memory that the caller owns. False returns arrays over the mapped file, or over
-                what a server sent, where nothing is compressed; writing to them is an error or undefined.
+            copy: False returns arrays over the mapped file, or over what a server sent, where nothing is
+                compressed; writing to them is an error or undefined. True returns memory of the caller's own.
         Raises:
             SampleIndexError: out of range.
-            MissingSampleError: no record yet; or "...: the server has no record of sample 17 any more: it
-                was evicted or expired; ...".
+            MissingSampleError: no record yet, or none any more in a server.
             CorruptRecordError: "train.zip: record 17 at offset 4,096: crc32 0x1c291ca3, the index
                 says 0x9ae0daf0; ...".
             PickleRefusedError, UnregisteredTypeError: the record needs what was not allowed.
@@ -289,9 +277,7 @@ class AnyReader(Archive):
     def reading_ahead(
         self, indices: Ints, wanted: tuple[int, int] | None = None
     ) -> AbstractContextManager[None]:
-        """Let this thread read records one by one inside the block, all of which are fetched at once before.
-
-        Does nothing where a read is no request.
+        """Fetch records at once that this thread reads one by one in the block, where a read is a request.
 
         Args:
             indices: int64 [n]; what is out of range or has no record is left out.
@@ -306,8 +292,8 @@ class AnyReader(Archive):
         Args:
             wanted: the bytes of it that will be read, half-open: those, and the block around, are checked.
         Returns:
-            Of a mapped file bytes that are read only, no copy. In a server a sample that was lost and made
-            again may have another schema than `decoder` says: what is here is right.
+            Read-only bytes, of a mapped file no copy. The decoder may be another than `decoder` gives, of a
+            sample that a server lost and that was made again.
         Raises: as `read`.
         """
         return self.session.fetch(index, wanted)
@@ -334,8 +320,8 @@ class AnyReader(Archive):
             indices: int64 [n], n > 0, each in [-len(self), len(self)).
             wanted: the bytes of each record that will be read, half-open; None for all of it.
         Returns:
-            None where the samples differ in structure, where some are missing, and where records are
-            pickled or carry their own schema: then `read` them one by one.
+            None where samples differ in structure or are missing, or records are pickled or carry their own
+            schema: `read` them one by one.
         Raises: CorruptRecordError, SampleIndexError, as `read`.
         """
         return self.session.group(indices, wanted)
@@ -393,7 +379,8 @@ class Reader(AnyReader):
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
-        options = ReadOptions.of(options, keywords, "Reader")
+        if options is None or keywords:
+            options = ReadOptions.of(options, keywords, "Reader")
         if options.local is None and options.max_bytes is not None:
             raise OptionError(
                 f"max_bytes={options.max_bytes!r}; it is for the copies in local=, which was not given"
@@ -408,9 +395,7 @@ class Reader(AnyReader):
             storage.check_outlives(options.local)
         self.local = None if options.local is None else absolute(options.local)
         self._max_bytes: Any = options.max_bytes
-        self.verify = options.verify
-        self.allow_partial = options.allow_partial
-        self.io = options.io
+        self.verify, self.io, self.allow_partial = options.verify, options.io, options.allow_partial
         expected = options.expected_digest
         self._expected_digest = None if expected is None else parse_digest(expected)
         self.has_digest = expected is not None
@@ -430,13 +415,10 @@ class Reader(AnyReader):
             self.head  # noqa: B018
 
     def refresh(self) -> bool:
-        """Look again at a file that may have grown; says whether anything changed.
+        """Look again at a file that may have grown or was compacted; says whether anything changed.
 
-        Arrays and samples handed out before stay what they were.
-
-        Where the archive was compacted meanwhile, the new file is opened. With `local=` the
-        samples stay those of the copy, and another state of the archive takes opening it again; but where
-        nearly all of the copy is here by now, it is made whole, and mapped from here on.
+        Arrays and samples handed out before stay what they were. With `local=` the samples stay those of the
+        copy; where nearly all of it is here by now, it is made whole, and mapped from here on.
 
         Raises:
             StaleArchiveError: the path now leads to another archive; or the file changed and was opened
@@ -471,7 +453,14 @@ class Reader(AnyReader):
         file = self._source()
         try:
             if self._expected_digest is not None:
-                self._prove(file, self._expected_digest)
+                # Once for this reader and all its copies in other processes.
+                if self._proven_nbytes is None:
+                    self._proven_nbytes = check_digest(file, self._expected_digest)
+                if file.size() != self._proven_nbytes:
+                    raise StaleArchiveError(
+                        f"{self.path}: {file.size():,} bytes, {self._proven_nbytes:,} when its digest was "
+                        "checked; open it again"
+                    )
             session = self._session_with(file).settled()
             if self._expected_digest is not None and not session.sealed:
                 raise no_digest(self.path)
@@ -516,19 +505,9 @@ class Reader(AnyReader):
 
     def _whole(self, session: FileSession) -> FileSession | None:
         """A session with the copy where nearly all of it is here by now; else None."""
-        file = session.file
-        whole = file.finish(*session.record_extents()) if file.is_partial else None
+        start, nbytes = session.contents.index.blocks[:, 1:3].T
+        whole = session.file.finish(start, start + nbytes) if session.file.is_partial else None
         return None if whole is None else self._session_with(whole)
-
-    def _prove(self, file: ByteSource, expected: str) -> None:
-        """Hash the file, once for this reader and all its copies in other processes."""
-        if self._proven_nbytes is None:
-            self._proven_nbytes = check_digest(file, expected)
-        if file.size() != self._proven_nbytes:
-            raise StaleArchiveError(
-                f"{self.path}: {file.size():,} bytes, {self._proven_nbytes:,} when its digest was checked; "
-                "open it again"
-            )
 
 
 def _warn_of(session: FileSession) -> None:

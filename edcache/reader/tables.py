@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,16 +16,18 @@ from edcache.format import (
     Chain,
     ChunkTable,
     Contents,
-    Dictionary,
     Header,
+    PRead,
     Revised,
-    Revision,
     parse_index,
     parse_labels,
     read_revision,
     read_table,
 )
 from edcache.storage import ByteSource
+
+T = TypeVar("T")
+Data = TypeVar("Data", bytes, memoryview)
 
 # With so many entries and fewer, opening walks the chain: some 10 us each.
 _WALKED = 1 << 10
@@ -166,7 +169,7 @@ class FileTables:
     def _sealed_contents(self) -> Contents:
         assert self.seal is not None
         header = self.seal[0]
-        data = self._checked(header, "index.arrow")
+        data = self._payload(header, "index.arrow")
         try:
             index = parse_index(data, header.samples)
         except CorruptArchiveError as error:
@@ -198,57 +201,48 @@ class FileTables:
             f'"edcache verify {self.path}"'
         )
 
-    def _checked(self, header: Header, name: str) -> memoryview:
-        offset, nbytes = header.payload_offset, header.payload_nbytes
-        data = self.storage.read(offset, nbytes)
-        if format.crc32(data) != header.payload_crc and self.storage.file.mend(offset, nbytes):
-            data = self.storage.read(offset, nbytes)
-        if format.crc32(data) != header.payload_crc:
+    def _payload(self, header: Header, name: str) -> memoryview:
+        extent = header.payload_offset, header.payload_nbytes
+        data = self._mended(self.storage.read, *extent, header.payload_crc)
+        if data is None:
             raise CorruptArchiveError(
                 f"{self.path}: {name} at offset {header.offset:,} fails its crc32; {self._lost_index}"
             )
         return data
 
-    def _sound_table(self, header: Header) -> ChunkTable | None:
-        if header.seq not in self._tables:
-            try:
-                self._tables[header.seq] = read_table(self.storage.pread, header, self.path)
-            except CorruptArchiveError as error:
-                # A power cut may leave a header without its payload: those samples are missing.
-                self.damaged.append(str(error))
-                self._tables[header.seq] = None
-        return self._tables[header.seq]
-
-    # --- dictionaries ---
+    def _mended(self, read: Callable[[int, int], Data], offset: int, nbytes: int, crc: int) -> Data | None:
+        """The bytes of an extent, fetched again where that helps; None where they fail their crc32."""
+        data = read(offset, nbytes)
+        if format.crc32(data) != crc and self.storage.file.mend(offset, nbytes):
+            data = read(offset, nbytes)
+        return data if len(data) == nbytes and format.crc32(data) == crc else None
 
     @once
     def dictionaries(self) -> list[bytes]:
-        """The compression dictionaries, read and checked once per process."""
-        read = (self._dictionary(entry) for entry in self.contents.index.dictionaries)
+        """The compression dictionaries, read once; only the records that need an unreadable one say so."""
+        entries = self.contents.index.dictionaries
+        read = [self._mended(self.storage.pread, one.offset, one.nbytes, one.crc32) for one in entries]
         return [data for data in read if data is not None]
 
-    def _dictionary(self, entry: Dictionary) -> bytes | None:
-        """None where it fails its crc32: then only the records that need it are unreadable, and say so."""
-        offset, nbytes = entry.offset, entry.nbytes
-        data = self.storage.pread(offset, nbytes)
-        if format.crc32(data) != entry.crc32 and self.storage.file.mend(offset, nbytes):
-            data = self.storage.pread(offset, nbytes)
-        return data if len(data) == nbytes and format.crc32(data) == entry.crc32 else None
+    def _sound(self, read: Callable[[PRead, Header, str], T], header: Header) -> T | None:
+        """What a chunk or a revision says; None where a power cut left its header without its payload."""
+        try:
+            return read(self.storage.pread, header, self.path)
+        except CorruptArchiveError as error:
+            self.damaged.append(str(error))
+            return None
+
+    def _sound_table(self, header: Header) -> ChunkTable | None:
+        if header.seq not in self._tables:
+            self._tables[header.seq] = self._sound(read_table, header)
+        return self._tables[header.seq]
 
     # --- labels ---
 
     @once
     def revised(self) -> Revised:
         """The labels of an archive that is not sealed."""
-        return self.chain.revised(self.contents, self._sound_revision)
-
-    def _sound_revision(self, header: Header) -> Revision | None:
-        try:
-            return read_revision(self.storage.pread, header, self.path)
-        except CorruptArchiveError as error:
-            # As with a chunk: a power cut took what it said.
-            self.damaged.append(str(error))
-            return None
+        return self.chain.revised(self.contents, partial(self._sound, read_revision))
 
     @property
     def label_columns(self) -> Sequence[tuple[str, bool]]:
@@ -264,6 +258,6 @@ class FileTables:
         told_by = "the head" if self.contents.index.labels is None else "index.arrow"
         try:
             names = [name for name, _ in self.label_columns]
-            return parse_labels(self._checked(header, "labels.arrow"), header.samples, names, told_by)
+            return parse_labels(self._payload(header, "labels.arrow"), header.samples, names, told_by)
         except CorruptArchiveError as error:
             raise CorruptArchiveError(f"{self.path}: {error}") from error

@@ -287,6 +287,16 @@ class File(_Handle, ByteSource):
             refused(self.path, "looking for its name", error)
         return (named.st_dev, named.st_ino) == self.identity()
 
+    def has_beside(self, ending: str) -> bool:
+        """Whether something is at its path with such an ending."""
+        try:
+            calls.system.stat_path(self.absolute + ending)
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            refused(self.path + ending, "looking for it", error)
+        return True
+
     def modified(self) -> float:
         """When the file was last written, in seconds since 1970."""
         return self._stat().st_mtime

@@ -41,6 +41,6 @@ from .temporary import is_held as is_held
 from .temporary import is_temporary as is_temporary
 from .temporary import name_for as name_for
 from .temporary import note_use as note_use
-from .temporary import open_kept as open_kept
 from .temporary import replacing as replacing
 from .temporary import start as start
+from .temporary import use_copy as use_copy

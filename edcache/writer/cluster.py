@@ -1,8 +1,8 @@
-"""Fill by an engine that has the interface of `concurrent.futures.Executor`: Dask, Ray, MPI, Slurm, pools.
+"""Fill by an executor that has the interface of `concurrent.futures.Executor`: Dask, Ray, MPI, Slurm, pools.
 
-Where the engine's processes see the file, each task is a part in the fill like any other. Where they do
-not, tasks return encoded chunks, which the caller appends. An engine that runs a task twice does no harm:
-claims, or the caller's look at what is there, leave one record for each sample.
+Where its processes see the file, each task is a part in the fill like any other. Where they do not, tasks
+return encoded chunks, which the caller appends. A task that runs twice does no harm: claims, or the
+caller's look at what is there, leave one record for each sample.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _Task = tuple[int, Callable[[], Any]]
 """A number, and what submits a task and returns its future."""
 
 
-def fill_claims(job: Job, claims: list[int]) -> int:
-    """A task: compute what is missing in some claims, and append it; returns how many samples."""
+def fill_claims(job: Job, claims: list[int]) -> None:
+    """A task: compute what is missing in some claims, and append it."""
     with closing(job.open()) as appender:
         appender.join_fillers()
-        return Part(job, appender, Presence(appender, job.length, job.since), Watch()).run(claims)
+        Part(job, appender, Presence(appender, job.length, job.since), Watch()).run(claims)
 
 
 def encode_samples(job: Job, indices: list[int]) -> tuple[list[Chunk], list[Failure]]:
@@ -61,7 +61,7 @@ def encode_samples(job: Job, indices: list[int]) -> tuple[list[Chunk], list[Fail
 
 
 class Cluster:
-    """One fill by an engine, `job.options.executor`; `tick` is called several times a second."""
+    """One fill by an executor, `job.options.executor`; `tick` is called several times a second."""
 
     def __init__(self, job: Job, appender: AnyAppender, presence: Presence, tick: Callable[[], None]) -> None:
         self._executor = job.options.executor
@@ -71,33 +71,34 @@ class Cluster:
         self._tick = tick
         self._held: set[int] = set()
 
-    def run(self) -> int:
-        """Have all that is missing computed; returns how many were published, or raises what a task did."""
+    def run(self) -> None:
+        """Have all that is missing computed; raises what a task did."""
         claims = self._presence.missing_claims
         if not self._job.options.shared_filesystem:
-            return self._run_returning(claims)
+            self._run_returning(claims)
+            return
         workers = getattr(self._executor, "_max_workers", None)
         tasks_wanted = _TASKS_A_WORKER * workers if isinstance(workers, int) else _MOST_TASKS
         size = max(1, -(-len(claims) // tasks_wanted))
         parts = [claims[start : start + size] for start in range(0, len(claims), size)]
         tasks = ((0, partial(self._executor.submit, fill_claims, self._job, part)) for part in parts)
-        return sum(published for _, published in self._results(tasks, len(parts)))
+        for _ in self._results(tasks, len(parts)):
+            continue
 
-    def _run_returning(self, claims: list[int]) -> int:
-        # The head says how records are encoded; the engine's processes have nothing else to learn it from.
+    def _run_returning(self, claims: list[int]) -> None:
+        # The head says how records are encoded; the executor's processes have nothing else to learn it from.
         self._job = replace(self._job, head=self._appender.head)
         self._publisher = self._job.publisher(self._appender)
         of_others: list[int] = []
         try:
-            published = self._encode(self._tasks(claims, of_others))
+            self._encode(self._tasks(claims, of_others))
             for claim in of_others:
                 # Nothing is held while waiting.
                 self._appender.wait_claim(claim)
-                published += self._encode(self._task(claim))
+                self._encode(self._task(claim))
         finally:
             for claim in list(self._held):
                 self._release(claim)
-        return published
 
     def _tasks(self, claims: list[int], of_others: list[int]) -> Iterator[_Task]:
         """Those of claims that nobody else computes, locked one by one; the others go into a list."""
@@ -118,28 +119,24 @@ class Cluster:
         else:
             self._release(claim)
 
-    def _encode(self, tasks: Iterator[_Task]) -> int:
+    def _encode(self, tasks: Iterator[_Task]) -> None:
         """Append what comes back, and let go of each claim."""
-        published = 0
         for claim, (chunks, failures) in self._results(tasks, _IN_FLIGHT):
-            published += self._append(chunks, failures)
+            self._append(chunks, failures)
             self._release(claim)
-        return published
 
     def _release(self, claim: int) -> None:
         self._held.remove(claim)
         self._appender.release(claim)
 
-    def _append(self, chunks: list[Chunk], failures: list[Failure]) -> int:
-        published = 0
+    def _append(self, chunks: list[Chunk], failures: list[Failure]) -> None:
         self._publisher.failures += failures
         for chunk in chunks:
             self._presence.update()
             new = chunk.without({i for i in chunk.indices if self._presence.present[i]})
             if new.count:
-                published += self._publisher.append(new)
+                self._publisher.append(new)
         self._publisher.publish()
-        return published
 
     def _results(self, tasks: Iterator[_Task], most: int) -> Iterator[tuple[int, Any]]:
         """What tasks return, in the order in which they end, at most so many under way."""

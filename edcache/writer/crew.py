@@ -1,8 +1,7 @@
 """Worker processes that fill an archive together, and the process that looks after them.
 
-The workers find their work by the archive's claims and append for themselves; no sample passes
-through a pipe. What they share is the file, and a `Board` of numbers. A worker that dies is
-replaced; a sample that kills or hangs its process again and again is set aside.
+The workers find their work by the archive's claims and append for themselves. What they share is the file
+and a `Board`. A worker that dies is replaced; a sample that ends or hangs its process is set aside.
 """
 
 from __future__ import annotations
@@ -44,14 +43,9 @@ class _Worker:
 
 
 class Crew:
-    """The workers of one fill.
+    """The workers of one fill, and the samples `set_aside`: they ended or hung their process too often.
 
-    Args:
-        workers: how many. context: a multiprocessing context.
-        tick: called several times a second.
-        record: writes down why a sample was set aside, where that does not end the fill.
-    Attributes:
-        set_aside: the samples that killed or hung their process too often.
+    tick: called several times a second. record: writes down a sample set aside, where that ends no fill.
     """
 
     def __init__(
@@ -78,11 +72,6 @@ class Crew:
         self._barren_deaths = 0
         self._most_deaths = max(_DEATHS, job.options.retries + 1)
         self.set_aside: list[Failure] = []
-
-    @property
-    def computed(self) -> int:
-        """Samples that the workers have published."""
-        return sum(self._board.published)
 
     def run(self) -> None:
         """Start the workers, and return when all have ended; raises what a worker did, or WorkerError."""
@@ -170,7 +159,7 @@ class Crew:
 
     def _check_progress(self, exitcode: int | None) -> None:
         """Give up where one worker after the other ends and nothing comes of it."""
-        progress = self.computed, len(self.set_aside)
+        progress = sum(self._board.published), len(self.set_aside)
         self._barren_deaths = 1 if progress != self._progress else self._barren_deaths + 1
         self._progress = progress
         if self._barren_deaths > self._most_deaths * (self._size + 1):

@@ -1,9 +1,8 @@
 """Samples of a Hugging Face dataset with the dtypes that its features declare.
 
-Without a format, such a dataset gives lists of Python numbers for whatever is an array in its features. They
-become arrays of the declared dtype again: ArrayXD whole, and sequences of numbers one by one, so that ragged
-ones stay possible. What is None, or has a None in it, stays as it is. So do scalars, texts, times and what
-`datasets` decodes itself. A dataset with a format (`with_format`, `set_transform`) gives what that says.
+Without a format, such a dataset gives lists of Python numbers for arrays. They become arrays again: ArrayXD
+whole, and sequences of numbers one by one, so that ragged ones stay possible. What is None, or has a None in
+it, stays as it is. A dataset with a format (`with_format`, `set_transform`) gives what that says.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fill an archive: alone, with workers, by an engine, or beside other processes that fill it already."""
+"""Fill an archive: alone, with workers, by an executor, or beside other processes that fill it already."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ _LOOK_SECONDS = 0.2
 _WARN = 0.95
 
 
-def fill(job: Job, *, rebuild: bool = False) -> int:
-    """Compute every sample of a source that the archive lacks, and seal it; returns how many were published.
+def fill(job: Job, *, rebuild: bool = False) -> None:
+    """Compute every sample of a source that the archive lacks, and seal it.
 
     Args:
         job: how, `job.options` say. The source goes with every task of an executor; after an error, tasks
@@ -66,11 +66,12 @@ def fill(job: Job, *, rebuild: bool = False) -> int:
         check_source(job.source, job.path)
         run = partial(_fill, driver=_driver(job))
     if rebuild and not job.store.begin_anew(job.head):
-        return _rebuild(job, run)
-    return run(job)
+        _rebuild(job, run)
+    else:
+        run(job)
 
 
-def _rebuild(job: Job, run: Callable[[Job], int]) -> int:
+def _rebuild(job: Job, run: Callable[[Job], None]) -> None:
     before = _head_of(job.path)
     patience = None if job.options.if_filling == "fail" else _LOOK_SECONDS
     with temporary.replacing(job.path, patience) as session:
@@ -78,12 +79,11 @@ def _rebuild(job: Job, run: Callable[[Job], int]) -> int:
         if now is not None and now != before and now.fingerprint == job.head.fingerprint:
             # The same call in another process built it while this one waited.
             storage.remove(session.path)
-            return 0
-        computed = run(replace(job, path=session.path))
+            return
+        run(replace(job, path=session.path))
         if job.sync != "never":
             session.sync()  # a sealed one is synced already; one that lacks samples is not
         storage.replace(session.path, job.path)
-    return computed
 
 
 def _head_of(path: str) -> Head | None:
@@ -95,16 +95,16 @@ def _head_of(path: str) -> Head | None:
         return None
 
 
-_Driver = Callable[[Job, AnyAppender, Presence, "_Shown"], int]
-"""Has what is missing computed and published, and returns how many samples."""
+_Driver = Callable[[Job, AnyAppender, Presence, "_Shown"], None]
+"""Has what is missing computed and published."""
 
 
 def _driver(job: Job) -> _Driver:
-    """What computes: an engine, a crew of workers, or this process."""
+    """What computes: an executor, a crew of workers, or this process."""
     options = job.options
     context = crew_context(options.multiprocessing_context)
     if options.executor is not None:
-        return _by_engine
+        return _by_cluster
     workers = worker_count(options.num_workers)
     if options.timeout is not None:
         workers = max(1, workers)
@@ -114,13 +114,13 @@ def _driver(job: Job) -> _Driver:
     return partial(_by_crew, workers, context)
 
 
-def _alone(job: Job, appender: AnyAppender, presence: Presence, watch: _Shown) -> int:
-    return Part(job, appender, presence, watch).run(presence.missing_claims)
+def _alone(job: Job, appender: AnyAppender, presence: Presence, watch: _Shown) -> None:
+    Part(job, appender, presence, watch).run(presence.missing_claims)
 
 
 def _by_crew(
     workers: int, context: Any, job: Job, appender: AnyAppender, presence: Presence, watch: _Shown
-) -> int:
+) -> None:
     claims = -(-len(presence.present) // appender.head.claim_size)
 
     def record(failure: Failure) -> None:
@@ -131,19 +131,19 @@ def _by_crew(
     if crew.set_aside and job.options.on_error == "raise":
         reasons = "; ".join(failure.message for failure in crew.set_aside)
         raise SourceError(f"{job.path}: {reasons}; the others are kept, and filling again tries again")
-    return crew.computed
 
 
-def _by_engine(job: Job, appender: AnyAppender, presence: Presence, watch: _Shown) -> int:
-    return Cluster(job, appender, presence, watch.look).run()
+def _by_cluster(job: Job, appender: AnyAppender, presence: Presence, watch: _Shown) -> None:
+    Cluster(job, appender, presence, watch.look).run()
 
 
-def _fill(job: Job, driver: _Driver) -> int:
+def _fill(job: Job, driver: _Driver) -> None:
     with closing(job.open()) as appender:
         job.publisher(appender)  # the labels are looked at before anything is computed
         job = replace(job, since=appender.chain.cursor.seq)
         presence = Presence(appender, job.length, job.since)
-        computed = _compute(job, driver, appender, presence) if presence.missing.any() else 0
+        if presence.missing.any():
+            _compute(job, driver, appender, presence)
         if presence.complete:
             appender.seal()
         elif failed := int(np.count_nonzero(presence.tried & ~presence.present & ~presence.absent)):
@@ -151,10 +151,9 @@ def _fill(job: Job, driver: _Driver) -> int:
                 "%s: %s of %s samples failed; the dataset's `errors` tells why, filling again tries again",
                 *(job.path, f"{failed:,}", f"{job.length:,}"),
             )
-        return computed
 
 
-def _compute(job: Job, driver: _Driver, appender: AnyAppender, presence: Presence) -> int:
+def _compute(job: Job, driver: _Driver, appender: AnyAppender, presence: Presence) -> None:
     joins, name = job.options.if_filling == "join", os.path.basename(job.path)
     is_first = appender.join_fillers() if joins else not appender.has_fillers
     with Progress(name, presence.count, job.length, job.options.progress, is_first) as progress:
@@ -162,7 +161,7 @@ def _compute(job: Job, driver: _Driver, appender: AnyAppender, presence: Presenc
         appender.join_fillers()
         try:
             drive = driver if appender.can_lock else _alone
-            computed = drive(job, appender, presence, _Shown(job, progress, appender, presence))
+            drive(job, appender, presence, _Shown(job, progress, appender, presence))
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(_how_to_resume(job, presence, *stop.args[:1])) from None
     presence.update()
@@ -173,7 +172,6 @@ def _compute(job: Job, driver: _Driver, appender: AnyAppender, presence: Presenc
             f"{job.path}: {left:,} of {job.length:,} samples were not computed; what was is kept, and "
             "filling again computes the rest"
         )
-    return computed
 
 
 def _how_to_resume(job: Job, presence: Presence, where: object = "") -> str:

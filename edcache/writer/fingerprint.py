@@ -1,11 +1,9 @@
 """Fingerprints: of a call of a dataset factory, and of a source of which only the object is known.
 
-A fingerprint is JSON in the archive's head. That of a call: the factory's qualified name, its arguments
-with defaults applied, the user's `version`, and a digest of the factory's source. That of an object: its
-class, its attributes ("dataset.split", "transform.transforms[1].size"), and a digest of its classes' source.
-Nothing in it depends on where a file of code lies, when it was changed, on line numbers, on the number of
-workers or on the order in which samples were computed. An argument that cannot be described the same way in
-every process is an error, never a random key; an attribute counts as None then.
+A fingerprint is JSON in the archive's head. It depends neither on where a file of code lies, when it was
+changed and on line numbers, nor on the number of workers and the order in which samples were computed. An
+argument that cannot be described the same way in every process is an error, never a random key; an attribute
+("dataset.split", "transform.transforms[1].size") counts as None then.
 """
 
 from __future__ import annotations
@@ -14,7 +12,9 @@ import enum
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from edcache.base import FingerprintError
 from edcache.writer.fingerprint_code import NO_ACCESS, Access, digest_of, qualified_name, source_digest
@@ -35,6 +35,8 @@ _NBYTES: Final = 2_400
 _DETAILS: Final = ((4, 300), (3, 120), (2, 80), (1, 80), (1, 32))
 """How deep each attribute of an object has a text, and the longest text; the first that fits is taken."""
 _MOST_NAMES: Final = 2_000
+# Code, name and digest of the functions that were asked for.
+_factories: WeakKeyDictionary[FunctionType, tuple[Any, ...]] = WeakKeyDictionary()
 
 
 def call_fingerprint(
@@ -45,13 +47,24 @@ def call_fingerprint(
     Raises:
         FingerprintError: 'argument "transform" of data:train: <Resize at 0x...> has no description that ...'.
     """
-    name = qualified_name(factory)
+    name, digest = _code_of(factory)
     return {
         "factory": name,
         "arguments": {key: _argument(name, key, value) for key, value in arguments.items()},
         "version": None if version is None else _argument(name, "version", version),
-        "source": source_digest(factory),
+        "source": digest,
     }
+
+
+def _code_of(factory: Callable[..., Any]) -> tuple[str, str | None]:
+    """The qualified name and the source digest of a factory: of a function, found once for its code."""
+    if not isinstance(factory, FunctionType):
+        return qualified_name(factory), source_digest(factory)
+    code, *known = _factories.get(factory, (None,))
+    if code is not factory.__code__:
+        known = [qualified_name(factory), source_digest(factory)]
+        _factories[factory] = (factory.__code__, *known)
+    return known[0], known[1]
 
 
 def _argument(factory: str, key: str, value: object) -> Any:

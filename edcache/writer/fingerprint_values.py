@@ -152,9 +152,8 @@ class Texts:
 
     With `exact` every part counts, and a value without a text is an error. Without, what has no value that
     another process would have too counts as None: an open file, a lock, a random generator; a path is equal
-    to its text; and what is large is known by its size and by elements that lie evenly spread in it: 4,096
-    of a list of numbers or texts, 1,024 of other containers and arrays. Where `lengths` are given, what has
-    the first length is cut to the second, so that a source that has grown is as the one that it was.
+    to its text; and what is large is known by its size and by elements that lie evenly spread in it. Where
+    `lengths` are given, what has the first is cut to the second: a source that has grown is as it was.
 
     Attributes:
         code: the classes and functions that were met and are no installed library's, by name.

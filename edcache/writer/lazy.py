@@ -1,8 +1,7 @@
 """Samples computed when they are asked for, and kept.
 
 Whoever reads gets the sample at once. It is encoded then and there, since the reader may change it;
-compressing and appending go on in a thread, which holds at most a few chunks. So an epoch that
-fills takes little longer than one over the source.
+compressing and appending go on in a thread, which holds at most a few chunks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """One process's part in filling an archive, and which samples an archive has.
 
-A fill walks the claims of the archive: runs of `claim_size` consecutive indices. Whoever locks a
-claim's byte computes what is missing in it; the kernel frees the lock when that process ends,
-however it ends. So any number of processes that fill one archive share the work, and none waits
-for a dead one.
+A fill walks the archive's claims: runs of `claim_size` consecutive indices. Whoever locks a claim's byte
+computes what is missing in it; the kernel frees the lock when that process ends. So any number of processes
+that fill one archive share the work, and none waits for a dead one.
 """
 
 from __future__ import annotations
@@ -123,10 +122,10 @@ class Part:
         self._watch = watch
         self._publisher = job.publisher(appender)
         self._held: list[int] = []
-        self._published = self._unseen = 0
+        self._unseen = 0
 
-    def run(self, claims: list[int]) -> int:
-        """Compute what is missing, and wait for what others have claimed; returns how many were published.
+    def run(self, claims: list[int]) -> None:
+        """Compute what is missing, and wait for what others have claimed.
 
         What was computed is published before anything is raised.
         """
@@ -135,7 +134,6 @@ class Part:
         finally:
             self._publish()
             self._presence.update()
-        return self._published
 
     def _compute_claims(self, claims: list[int]) -> None:
         claimed_by_others = []
@@ -186,7 +184,6 @@ class Part:
         """Publish what is pending and let go of the claims, but for the one still being computed."""
         try:
             published = self._publisher.publish()
-            self._published += published
             self._unseen += published
             self._watch.published(published)
         finally:

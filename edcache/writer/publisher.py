@@ -26,13 +26,9 @@ class ChunkEncoder:
     """Encodes samples into chunks, where there need be no archive to append to.
 
     Args:
-        head: of the archive that they are for. path: of it, for messages.
-        chunk_size: most samples in a chunk, or None.
-        chunk_nbytes: a chunk is full when its records have this many bytes before compression.
-        failure_of: what is kept of a sample that is refused; None lets the error end the work.
-        label_types: of the columns that the archive has.
-    Attributes:
-        failures: of the samples that were refused.
+        head: of the archive that they are for, with columns of `label_types`. path: of it, for messages.
+        chunk_size, chunk_nbytes: a chunk is full with so many samples, or bytes before compression.
+        failure_of: what is kept in `failures` of a sample that is refused; None lets the error end the work.
     """
 
     def __init__(

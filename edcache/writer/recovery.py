@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -77,17 +78,12 @@ def _give_up_lost(log: Log) -> None:
 
 def _few_ranges(numbers: list[int]) -> list[list[int]]:
     """The ranges [first, last] that hold these numbers; where they are too many, others between them too."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
-    while len(ranges) > _MOST_RANGES:
-        gaps = [after[0] - before[1] for before, after in pairwise(ranges)]
-        k = gaps.index(min(gaps))
-        ranges[k : k + 2] = [[ranges[k][0], ranges[k + 1][1]]]
-    return ranges
+    gaps = [
+        (after - before, i) for i, (before, after) in enumerate(pairwise(numbers), 1) if after > before + 1
+    ]
+    splits = sorted(i for _, i in heapq.nlargest(_MOST_RANGES - 1, gaps))
+    bounds = [0, *splits, len(numbers)]
+    return [[numbers[start], numbers[stop - 1]] for start, stop in pairwise(bounds) if stop]
 
 
 def discard_abandoned(path: str, begins_anew: Callable[[Head], bool]) -> None:

@@ -36,9 +36,8 @@ class Store(Location):
     """Where one cache is or will be; nothing of it is open. A backend overrides what differs from a file.
 
     Attributes:
-        called: what messages call a cache that is no file.
+        called: what messages call a cache that is no file. room: what they call that which holds it.
         may_lose: whether samples may be gone again although nobody deleted them.
-        room: what messages call that which holds it.
         tolerance: how many times what is free a fill may seem to take, judged by its first samples.
     """
 
@@ -151,13 +150,9 @@ class _Claims(Protocol):
 
 
 class AnyAppender(ABC):
-    """Something open for appending by this process.
+    """Something open for appending by this process; any number of others may hold one on the same archive.
 
-    Any number of processes may hold one on the same archive. Each publication first takes in what others
-    published, and nothing that was ever published is written again.
-
-    Attributes:
-        path: as given. head: what the archive says about itself.
+    Each publication first takes in what others published; nothing that was published is written again.
     """
 
     path: str

@@ -35,10 +35,10 @@ def stream_workers(job: Job) -> int:
     return num_workers
 
 
-def fill_stream(job: Job, num_workers: int) -> int:
+def fill_stream(job: Job, num_workers: int) -> None:
     """Store the samples of `job.source` in their order, and seal the archive when there are no more.
 
-    Returns how many samples were stored. What is there from before is passed over, not stored again.
+    What is there from before is passed over, not stored again.
     Of several processes one fills; the others wait for it, and go on where it ends early.
     """
     if job.options.on_error == "skip":
@@ -50,7 +50,7 @@ def fill_stream(job: Job, num_workers: int) -> int:
         appender.catch_up()
         check_origin(job.path, appender.head, job)
         if appender.chain.seal is not None:
-            return 0
+            return
         # Not all below the last: a power cut may have taken a chunk between others.
         kept = set(appender.indices_of(appender.chain.chunks).tolist()) | set(appender.chain.failures)
         publisher = job.publisher(appender)
@@ -61,7 +61,6 @@ def fill_stream(job: Job, num_workers: int) -> int:
             if count != appender.end_index:
                 appender.amend(length=count)
             appender.seal()
-        return count - len(kept)
 
 
 def _store(samples: Iterator[Any], publisher: Publisher, kept: set[int], progress: Progress) -> int:

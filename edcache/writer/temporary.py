@@ -1,10 +1,9 @@
 """Files and folders that are written beside the path that they are for, and get its name when they are whole.
 
-`train.zip.edcache.new` becomes `train.zip`. Whoever writes it holds `LOCK_SESSION` of it; of a folder, that
-of the file `.edcache.new` in it. The lock is the kernel's, and ends with that process, however it dies. So
-what nobody holds was left by one that was killed: nothing reads it, the next that writes for the same path
-begins anew, and `edcache prune` deletes it. All that is temporary on a disk has such a name, but for the copy
-of an archive that is far away, with which the next process goes on (edcache/backends/mirror/).
+`train.zip.edcache.new` becomes `train.zip`. Whoever writes it holds `LOCK_SESSION` of it (of a folder, of
+the file `.edcache.new` in it), a lock of the kernel's that ends with that process. So what nobody holds was
+left by one that was killed: nothing reads it, the next that writes for the same path begins anew, and
+`edcache prune` deletes it. All that is temporary has such a name, but for copies of archives far away.
 """
 
 from __future__ import annotations
@@ -91,17 +90,14 @@ def replacing(target: str, wait: float | None = None) -> Iterator[File]:
         session.close()
 
 
-def open_kept(path: str) -> File:
-    """Open an archive to read it; where it is a local copy, it is not cleared away as long as it is open."""
-    file = File.open(path, "r")
+def use_copy(file: File) -> None:
+    """Let a local copy that was just opened not be cleared away as long as it is open; an error closes it."""
     try:
-        if storage.exists(path + SIDE):
-            file.share(LOCK_USE)
-            note_use(path)
+        file.share(LOCK_USE)
+        note_use(file.path)
     except BaseException:
         file.close()
         raise
-    return file
 
 
 def note_use(copy: str) -> None:

@@ -31,16 +31,12 @@ class Stopped(KeyboardInterrupt):
 
 
 class Board:
-    """What workers and their parent know of each other, in shared memory.
+    """What the workers and their parent know of each other, in shared memory.
 
     Each number has one writer, so there is no lock that a killed process could hold.
 
-    Args:
-        context: a multiprocessing context. workers: how many.
-    Attributes, by worker:
-        at: the sample that it computes, counted from 1; 0 between samples. begun: samples so far.
-        published: samples that are in the archive.
-    Attributes, by the parent:
+    Attributes:
+        at: by worker, the sample that it computes, counted from 1, or 0. begun, published: so many until now.
         aside, count: samples, counted from 1, that no worker is to compute any more, and how many.
         stop: whether every worker is to end before its next sample.
     """

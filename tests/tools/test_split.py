@@ -121,6 +121,10 @@ def test_names_are_those_of_the_archive_with_a_number_and_the_value_behind(tmp_p
     names = sorted(os.listdir(tmp_path / "values"))
     assert names[:2] == ["train-00000-a_b.zip", "train-00001-none.zip"]
     assert names[2:] == [f"train-00002-{('_x' * 40)[:60]}.zip"]
+    numbers = write(tmp_path / "numbers.zip", in_memory_keys={"y": lambda s: s["y"]})
+    values = [piece.value for piece in edcache.split(numbers, tmp_path / "numbers", by="y")]
+    assert (values, {type(value) for value in values}) == ([0, 1, 2], {int})
+    assert "numbers-00001-1.zip" in os.listdir(tmp_path / "numbers")
 
 
 def test_a_part_is_an_archive_of_its_own(tmp_path):

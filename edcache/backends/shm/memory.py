@@ -357,7 +357,6 @@ class MemoryStore(FileStore):
         return base.available()
 
     def check_deletable(self, *, force: bool = False) -> None:
-        """See the base class: it is freed by itself."""
         held = held_at(self.path)
         if held is not None:
             who = ", ".join(map(str, held.pids))

@@ -1,4 +1,4 @@
-"""Reading the samples of one cache: what views and batches are made of."""
+"""An open archive as a dataset: how its samples are read, and what it says about itself."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from edcache.reader import AnyReader, FieldPath, Memory, Projection, Special
 if TYPE_CHECKING:
     from edcache.writer import LazyFiller
 
-Self = TypeVar("Self", bound="StoredSamples")
+Self = TypeVar("Self", bound="ArchiveDataset")
 
 # To know the keys of all samples, each schema is looked at.
 _MOST_LOOKED_AT = 8
 
 
-class StoredSamples(Root[T_co], Samples[T_co]):
-    """The samples of one cache, and what is missing of them from a filler, where there is one.
+class ArchiveDataset(Root[T_co], Samples[T_co]):
+    """The samples of an archive, and what is missing of them from a filler, where there is one.
 
     A subclass sets these: path; zero_copy: whether arrays lie over what was read; _reader and _filler.
     """
@@ -59,9 +59,11 @@ class StoredSamples(Root[T_co], Samples[T_co]):
         return self._labels
 
     def _one(self, index: int, fields: Projection | None) -> Any:
-        if fields is not None:
-            return self._selected(index, fields)
         position = index if index >= 0 else index + len(self)
+        if fields is not None:
+            if self._reader.has(position):
+                return fields.read(self._reader, self.labels, position)
+            return fields.of_sample(self._one(position, None))
         try:
             return self._reader.session.read(position, not self.zero_copy)
         except MissingSampleError:
@@ -69,30 +71,23 @@ class StoredSamples(Root[T_co], Samples[T_co]):
                 raise
         return self._computed(position, self._filler)
 
-    def _selected(self, index: int, fields: Projection) -> Any:
-        position = index % len(self)
-        if self._reader.has(position):
-            return fields.read(self._reader, self.labels, position)
-        return fields.of_sample(self._one(position, None))
-
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
-        if fields is None and self._reader.has_all:
+        reader = self._reader
+        if fields is None and reader.has_all:
             try:
-                return self._reader.read_many(indices, copy=not self.zero_copy)
+                return reader.read_many(indices, copy=not self.zero_copy)
             except MissingSampleError:
                 # A server may lose records at any time.
                 if self._filler is None:
                     raise
-        with self._ahead(indices, fields):
+        ahead: AbstractContextManager[None] = nullcontext()
+        if reader.by_request:  # what they take is read by one fetch
+            if fields is None:
+                ahead = reader.reading_ahead(indices)
+            else:
+                ahead = fields.reading_ahead(reader, self.labels, indices)
+        with ahead:
             return [self._one(index, fields) for index in indices.tolist()]
-
-    def _ahead(self, indices: Ints, fields: Projection | None) -> AbstractContextManager[None]:
-        """What those samples take is read by one fetch, where it is read by request."""
-        if not self._reader.by_request:
-            return nullcontext()
-        if fields is not None:
-            return fields.reading_ahead(self._reader, self.labels, indices)
-        return self._reader.reading_ahead(indices)
 
     def _collated(
         self,
@@ -101,7 +96,10 @@ class StoredSamples(Root[T_co], Samples[T_co]):
         special: Special | None,
         memory: Memory,
     ) -> Any:
-        return reader.collated(self._reader, self.labels, indices, fields, special, memory)
+        if fields is not None:
+            whole = self._reader, self.labels, indices, memory
+            return fields.collated(*whole) if special is None else NotImplemented
+        return reader.collated(self._reader, indices, special, memory)
 
     def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
         return reader.collated_by(self._reader, indices, size, memory)
@@ -110,25 +108,28 @@ class StoredSamples(Root[T_co], Samples[T_co]):
         decoder = self._reader.common_decoder(indices)
         if decoder is None or decoder.structure is None:
             return None
-        found = decoder.text if fields is None else fields.likeness(decoder)
-        return None if found is None else (found, self._reader.decoding)
+        likeness = decoder.text if fields is None else fields.likeness(decoder)
+        return None if likeness is None else (likeness, self._reader.decoding)
 
     def _columns(self) -> dict[FieldPath, str]:
-        told = [(name, source) for name, source in self._reader.head.labels if source is not None]
         revised = self._reader.unoriginal_labels
-        return {_hashable(source): name for name, source in told if name not in revised}
+        return {
+            # As select() takes it; the head keeps a tuple as a list.
+            tuple(source) if isinstance(source, list) else source: name
+            for name, source in self._reader.head.labels
+            if source is not None and name not in revised
+        }
 
     def _keys(self) -> tuple[Any, ...] | None:
-        records, found = self._reader.records, set()
+        records, keys = self._reader.records, set()
         if not self._reader.present or len(self._reader.schemas) > _MOST_LOOKED_AT:
             return None
         for number in range(len(self._reader.schemas)):
             row = int(np.argmax(records.schema == number)) if number else 0
             decoder = self._reader.decoder(row if records.index is None else int(records.index[row]))
-            structure = None if decoder is None else decoder.structure
-            is_dict = structure is not None and structure.kind in ("dict", "OrderedDict")
-            found.add(structure.keys if structure is not None and is_dict else None)
-        return found.pop() if len(found) == 1 else None
+            node = None if decoder is None else decoder.structure
+            keys.add(node.keys if node is not None and node.kind in ("dict", "OrderedDict") else None)
+        return keys.pop() if len(keys) == 1 else None
 
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
         indices = checked_indices(indices, len(self))
@@ -254,8 +255,3 @@ class StoredSamples(Root[T_co], Samples[T_co]):
 
     def _chain(self) -> str:
         return f"CachedDataset({self.path!r}, {len(self):,} samples)"
-
-
-def _hashable(source: Any) -> FieldPath:
-    """A label's field path as select() takes it; the head keeps a tuple as a list."""
-    return tuple(source) if isinstance(source, list) else source
