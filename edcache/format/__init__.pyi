@@ -11,7 +11,6 @@ from .arrays import take_rows as take_rows
 from .arrays import widened_float16 as widened_float16
 from .chain import Chain as Chain
 from .chain import Contents as Contents
-from .chain import blocks_of as blocks_of
 from .chain import chunk_numbers as chunk_numbers
 from .chain import find_headers as find_headers
 from .chain import has_sound_payload as has_sound_payload

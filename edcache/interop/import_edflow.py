@@ -51,7 +51,7 @@ class EdflowZip(OldCache):
 
     def _read(self, index: int) -> Any:
         row = self._table[np.searchsorted(self._indices, index)]
-        member = Member(self._names.format(index), *(int(row[name]) for name in _TABLE.names[1:]))  # type: ignore[index]
+        member = Member(self._names.format(index), *row.item()[1:])
         return self._unpickled(contents(self.path, member, self.most_nbytes), f"{self.path}: {member.name}")
 
     def _labels(self, members: Iterable[Member]) -> bytes | None:

@@ -23,7 +23,7 @@ class OldCache(Dataset[Any], abc.ABC):
     """A cache of another system as a source dataset; make one with `edcache.interop.old_cache`.
 
     Attributes:
-        path: as it was given. kind: its name in `edcache.interop.KINDS`.
+        path: as it was given. kind: what `old_cache` calls it.
         identity: what tells this cache from others, as plain values.
         missing: the indices without a sample: int64 [k], sorted. Reading one raises MissingSampleError.
         in_memory_keys: the label columns that the old cache had, as far as samples have them; or None.

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from edcache import format
 from edcache.base import Ints
-from edcache.format import ChunkTable, Header, PRead, blocks_of, padding_of
+from edcache.format import ChunkTable, Header, PRead, padding_of
 
 # A multiple of the block; what is read stays in a processor's cache while three checksums pass over it.
 _WINDOW: Final = 64 * format.BLOCK_NBYTES
@@ -92,7 +92,7 @@ class _RecordsProof:
         self._covered = 0
         count = format.block_count(table.records_nbytes)
         self._block_crcs = np.frombuffer(table_bytes, "<u4", count, len(table_bytes) - 4 * count)
-        self._blocks_nbytes = blocks_of(header, table).records_nbytes
+        self._blocks_nbytes = table.records_nbytes
         self._failed: list[int] = []
         self._has_foreign = self._has_wrong_block = False
 
