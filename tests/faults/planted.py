@@ -784,7 +784,7 @@ _MEMORY = [
     ),
     Bug(
         "a copy that was begun counts as complete",
-        "backends/shm/preload.py",
+        "backends/shm/memory.py",
         "    if file.is_frozen():\n",
         "    if file.size():\n",
         ("test_memory.py::test_who_waits_for_a_copy_makes_it_when_the_copier_is_killed",),
