@@ -394,7 +394,7 @@ class FileSession(Session):
             raise self.checks.beyond_end(row)
         if view is None:
             return self._read(row, wanted)
-        if nbytes >= LARGE and not is_announced:
+        if nbytes >= LARGE and not is_announced and self._is_probe_due():
             self._announce(np.array([row]), np.array([offset], np.int64), None)
         data = view[offset:end]
         if not self.checks.is_done:
@@ -439,7 +439,8 @@ class FileSession(Session):
         except IndexError:
             checked_indices(indices, self.length)
             raise
-        self._announce(rows, start, wanted)
+        if self._is_probe_due():
+            self._announce(rows, start, wanted)
         if records is not None:
             return Group(records, start, rows)
         if self._raw_nbytes is not None or self._view is None:
@@ -451,18 +452,19 @@ class FileSession(Session):
         self._is_bulk = bool(self._is_uniform) and self._index is None
         return Group(records, start, rows, self.checks.group(rows, start, wanted))
 
-    def _announce(self, rows: Ints, start: Ints, wanted: tuple[int, int] | None) -> None:
-        """Let records be fetched that will be read, where they are not in memory by a few probes.
+    def _is_probe_due(self) -> bool:
+        """Whether to look if what will be read is in memory; seldom after many batches that were."""
+        self._hot_batches += 1
+        return (
+            self._hot_batches <= _HOT_BATCHES or self._hot_batches % _HOT_STRIDE == 0 or self.file.is_partial
+        )
 
-        After many batches that were, only every so-manyth is probed.
-        """
-        if not self.file.is_partial:
-            self._hot_batches += 1
-            if self._hot_batches > _HOT_BATCHES and self._hot_batches % _HOT_STRIDE:
-                return
-            if self.file.are_cached(start[:: max(1, len(start) // _PROBES)].tolist()):
-                return
-            self._hot_batches = 0
+    def _announce(self, rows: Ints, start: Ints, wanted: tuple[int, int] | None) -> None:
+        """Let records be fetched that will be read, where they are not in memory by a few probes."""
+        probes = start[:: max(1, len(start) // _PROBES)].tolist()
+        if not self.file.is_partial and self.file.are_cached(probes):
+            return
+        self._hot_batches = 0
         low, high = (0, self.records.nbytes[rows].view(np.int64)) if wanted is None else wanted
         self.storage.announce(start + low, start + high)
 

@@ -126,7 +126,7 @@ def test_an_export_that_cannot_be_is_one_line(parts, tmp_path):
 
 
 def test_the_formats_of_the_command_are_those_of_the_function():
-    assert exchange.FORMATS == tuple(FORMATS)
+    assert tuple(FORMATS) == exchange.FORMATS
 
 
 def test_commands_for_one_archive_take_no_folder(parts):
