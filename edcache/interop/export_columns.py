@@ -185,11 +185,10 @@ def joined(samples: Iterable[tuple[Columns, str]]) -> Columns:
                     "it out with select()"
                 )
             known[name] = both, place, times + 1
-    columns = {
+    return {
         name: replace(column, is_nullable=column.is_nullable or times < count)
         for name, (column, _, times) in known.items()
     }
-    return {name: c if c.is_fixed else replace(c, shape=None) for name, c in columns.items()}
 
 
 def _both(old: Column, new: Column) -> Column | None:
@@ -210,12 +209,22 @@ def check_fits(columns: Mapping[str, Column], shown: Mapping[str, Column], place
     """Refuse a sample that is otherwise than those that were looked at."""
     for name in columns.keys() | shown.keys():
         known, now = columns.get(name), shown.get(name, Column(name, "null"))
-        if known is None or _both(known, now) != known:
+        if known is None or not _fits(known, now):
             before = "in no sample" if known is None else _described(known)
             raise ExportError(
                 f'{place}: field "{name}" is {_described(now)}, and was {before} when samples '
                 "were looked at; a transform must give the same every time"
             )
+
+
+def _fits(known: Column, now: Column) -> bool:
+    # `_both` would tell it too, and takes longer: this is asked of every leaf of every sample.
+    if now.kind == "null":
+        return known.is_nullable
+    if now.kind != known.kind or now.ndim != known.ndim:
+        return False
+    is_empty_list = now.kind == "list" and now.dtype == "null"
+    return (now.dtype == known.dtype or is_empty_list) and (not known.is_fixed or now.shape == known.shape)
 
 
 def _described(column: Column) -> str:
