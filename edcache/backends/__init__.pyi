@@ -1,7 +1,5 @@
 from .credentials import ShownUrl as ShownUrl
 from .credentials import scrubbed as scrubbed
-from .credentials import userinfo_of as userinfo_of
-from .credentials import without_userinfo as without_userinfo
 from .file import FileStore as FileStore
 from .file import copy_bytes as copy_bytes
 from .objects import ObjectStore as ObjectStore

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import abstractmethod
 from collections.abc import Iterable
 from multiprocessing.context import get_spawning_popen
@@ -12,7 +11,6 @@ from urllib.parse import unquote
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_USERINFO: Final = re.compile(r"(?<=://)[^/?#]*@")
 # Shorter ones would blank out ordinary words.
 _LEAST_SECRET: Final = 4
 
@@ -32,17 +30,6 @@ class ShownUrl(str):
 
     def __deepcopy__(self, memo: Any) -> Self:
         return self
-
-
-def without_userinfo(url: str) -> str:
-    """A URL without what is before the last @ of its authority, however that is written."""
-    return _USERINFO.sub("", url)
-
-
-def userinfo_of(url: str) -> str:
-    """What `without_userinfo` takes away, without the @."""
-    matched = _USERINFO.search(url)
-    return matched[0][:-1] if matched else ""
 
 
 def scrubbed(text: str, secrets: Iterable[str]) -> str:

@@ -18,15 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from edcache import format, storage, writer
 from edcache.backends.file import FileStore, copy_bytes
-from edcache.base import (
-    ArchiveExistsError,
-    ArchiveNotFoundError,
-    Folder,
-    OptionError,
-    Show,
-    Sync,
-    uploading,
-)
+from edcache.base import ArchiveExistsError, ArchiveNotFoundError, Folder, OptionError, Show, Sync, uploading
 from edcache.storage import File
 from edcache.writer import Store
 
@@ -73,14 +65,12 @@ class ObjectStore(Store):
             return None
 
     def stage(self, mode: str, folder: str | os.PathLike[str] | None) -> Spool:
-        """See the base class: a spool file."""
         self.check_writable()
         spool = Spool(self, folder)
         spool.begin(mode)
         return spool
 
     def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
-        """See the base class: a spool file."""
         self.check_writable()
         if is_lazy:
             raise OptionError(f"{self.path}: lazy=True fills a file; for a URL all is filled at once")
@@ -124,21 +114,14 @@ class Spool:
 
     def begin(self, mode: str) -> None:
         """Have the file begin as a writer with this mode finds it, until `finish`."""
-        self._replaces = mode == "w"
-        if mode == "a":
-            self._before = self.prepare()
-        elif mode == "x":
-            self._before = self._store.state()
-            if self._before is not None:
-                raise ArchiveExistsError(
-                    f'{self._store.path}: exists already; use mode="a" to continue or grow it, mode="w" to '
-                    "replace it"
-                )
+        # Asked whatever the mode: who may not look will hardly be let write when all is computed.
+        self._before, self._replaces = self.prepare() if mode == "a" else self._store.state(), mode == "w"
+        if mode == "x" and self._before is not None:
+            raise ArchiveExistsError(
+                f'{self._store.path}: exists already; use mode="a" to continue or grow it, mode="w" to '
+                "replace it"
+            )
         storage.make_parent(self.path)
-
-    def finish(self, show: Show = None) -> None:
-        """Upload what was written; raises as `publish`."""
-        self.publish(self._before, show, replaces=self._replaces)
 
     def prepare(self) -> Any:
         """Have the file hold the object, unless it is there already; gives the object's state."""
@@ -174,17 +157,17 @@ class Spool:
                         storage.remove(name)
                     return
 
-    def publish(self, before: Any, show: Show = None, *, replaces: bool = False) -> None:
+    def finish(self, show: Show = None) -> None:
         """Upload the file, which is sealed, and delete it. Nobody sees a part of it there.
 
         Raises:
-            ArchiveExistsError: there is another one than `before`, and not `replaces`; the file stays.
+            ArchiveExistsError: another one came there since `begin`, and the mode is not "w"; the file stays.
             StorageError: the server refuses; the file stays, and so do the parts of it that a server keeps.
         """
         with self._turn() as state:
             if not storage.exists(self.path):
                 return  # another process has published it meanwhile
-            if not replaces and self._store.state() != before:
+            if not self._replaces and self._store.state() != self._before:
                 raise ArchiveExistsError(
                     f"{self._store.path}: another archive was put there while this one was filled, which "
                     f"stays in {self.path}; delete one of them"

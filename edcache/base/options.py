@@ -342,9 +342,8 @@ def provisional(options: CacheOptions) -> ReadOptions:
     return replace(ReadOptions.part_of(options), allow_partial=True, max_bytes=None, preload=None)
 
 
-# Those that may be set of an open dataset too.
-LIVE: Final = frozenset({"batch_transform", "transform", "zero_copy"})
-FIXED: Final = CacheOptions.names() - LIVE | {"fingerprint"}
+# All but those that may be set of an open dataset too.
+FIXED: Final = CacheOptions.names() - {"batch_transform", "transform", "zero_copy"} | {"fingerprint"}
 
 
 def checked_function(name: str, function: Any) -> Transform:

@@ -276,15 +276,19 @@ def _list(
     if where is not None:
         indices = np.intersect1d(cache.filter(where).indices, indices)
     if count is not None:
-        counts = cache.labels.take(indices).counts(count).items()
-        _print_rows(("value", "count"), islice(counts, limit), form)
-        return
-    names = list(cache.labels) if columns is None else [name.strip() for name in columns.split(",")]
-    index = {"index": indices[:limit]}
-    if form == "json":
-        print_lines(json_lines(_objects(cache, index, names)))
+        counts = islice(cache.labels.take(indices).counts(count).items(), limit)
+        header: Sequence[str] = ("value", "count")
+        rows: Iterable[Sequence[Any]] = counts
+        objects: Iterable[object] = (plain({"value": value, "count": number}) for value, number in counts)
     else:
-        _print_rows(("index", *names), _rows(cache, index, names), form)
+        names = list(cache.labels) if columns is None else [name.strip() for name in columns.split(",")]
+        index = {"index": indices[:limit]}
+        header, rows = ("index", *names), _rows(cache, index, names)
+        objects = _objects(cache, index, names)
+    if form == "json":
+        print_lines(json_lines(objects))
+    else:
+        print_lines((csv_lines if form == "csv" else table)(header, rows))
 
 
 def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str]) -> None:
@@ -309,10 +313,3 @@ def _add(cache: dataset.CachedDataset, name: str | None, file: str, on: str | No
         raise click.UsageError(f"{file} has one column without a name: --add NAME={file}, without --on")
     else:
         cache.add_labels(name, values)
-
-
-def _print_rows(header: Sequence[str], rows: Iterable[Sequence[Any]], form: str) -> None:
-    if form == "json":
-        print_lines(json_lines(plain(dict(zip(header, row, strict=True))) for row in rows))
-    else:
-        print_lines((csv_lines if form == "csv" else table)(header, rows))

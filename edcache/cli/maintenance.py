@@ -55,7 +55,10 @@ def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: 
     with bar("verifying", path, progress) as on_progress:
         report = tools.verify(path, on_progress, quick=quick, expected_digest=expect)
     place = shown(path)
-    print_report(as_json, _verify_object(place, report), _verify_lines(place, report))
+    same = ("sound", "quick", "sealed", "samples", "missing", "failures", "chunks", "nbytes", "superseded")
+    document = {"path": place} | {name: getattr(report, name) for name in same}
+    document["dead"] = {"nbytes": report.dead.total, **dataclasses.asdict(report.dead)}
+    print_report(as_json, document | {"problems": report.problems}, _verify_lines(place, report))
     if not report.sound:
         sys.exit(FAILED)
 
@@ -85,14 +88,6 @@ def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
         }
         listed = ", ".join(f"{name} {human_bytes(nbytes)}" for name, nbytes in parts.items() if nbytes)
         yield f"{human_bytes(dead.total)} dead ({listed}); edcache compact leaves them out"
-
-
-def _verify_object(path: str, report: tools.Report) -> dict[str, Any]:
-    """`edcache verify` as JSON has it."""
-    names = ("sound", "quick", "sealed", "samples", "missing", "failures", "chunks", "nbytes", "superseded")
-    dead = {"nbytes": report.dead.total, **dataclasses.asdict(report.dead)}
-    values = {name: getattr(report, name) for name in names}
-    return {"path": path, **values, "dead": dead, "problems": report.problems}
 
 
 @click.command()
@@ -180,17 +175,13 @@ def compact(path: str, target: str | None, allow_partial: bool, as_json: bool, p
     """
     with bar("compacting", path, progress) as on_progress:
         report = tools.compact(path, target, on_progress, allow_partial=allow_partial)
-    print_report(as_json, dataclasses.asdict(report), [_compact_line(report)])
-
-
-def _compact_line(report: tools.CompactReport) -> str:
-    """What compacting gave back."""
     place, samples = printable(report.path), plural(report.samples, "sample")
-    if not report.rewritten:
-        return f"{place}: compact already: {samples} in {human_bytes(report.nbytes)}, nothing was written"
-    sizes = f"{human_bytes(report.nbytes_before)} -> {human_bytes(report.nbytes)}"
-    chunks = f"{report.chunks_before:,} -> {plural(report.chunks, 'chunk')}"
-    return f"{place}: {samples}, {sizes} ({human_bytes(report.dead_nbytes)} less), {chunks}, sealed"
+    line = f"{place}: compact already: {samples} in {human_bytes(report.nbytes)}, nothing was written"
+    if report.rewritten:
+        sizes = f"{human_bytes(report.nbytes_before)} -> {human_bytes(report.nbytes)}"
+        chunks = f"{report.chunks_before:,} -> {plural(report.chunks, 'chunk')}"
+        line = f"{place}: {samples}, {sizes} ({human_bytes(report.dead_nbytes)} less), {chunks}, sealed"
+    print_report(as_json, dataclasses.asdict(report), [line])
 
 
 @click.command()

@@ -41,31 +41,25 @@ class Parts(NamedTuple):
 
     Attributes:
         header: JSON of its schema node, without the last item, the children.
-        keys, values: of the children: dict key, index or field name, and the child itself.
-        attributes: the keys are names after a dot, rather than subscripts.
+        keys, values: the names of the children, and these.
     """
 
-    header: list[Any]
+    header: tuple[Any, ...]
     keys: Sequence[Any]
     values: Sequence[Any]
-    attributes: bool = False
 
 
 def take(value: Any) -> Parts:
-    """Take a container apart; Refusal where it is none, or one that cannot be stored."""
+    """Take an object apart whose parts have names; Refusal where it is none, or cannot be stored."""
     cls = type(value)
-    if cls is list or cls is tuple:
-        return Parts([cls.__name__], range(len(value)), value)
-    if cls is dict or cls is collections.OrderedDict:
-        return Parts([cls.__name__, [_dump_key(key) for key in value]], list(value), list(value.values()))
     form = form_of(cls)
     if form is not None:
         return _take_object(value, form)
     if is_namedtuple(value):
         if getattr(value, "__dict__", None):
             raise Refusal(f"{type_name(value)} with attributes beside its fields; convert it to a dict")
-        header = ["namedtuple", *namedtuple_name(cls), list(cls._fields)]
-        return Parts(header, cls._fields, tuple(value), attributes=True)
+        header = ("namedtuple", *namedtuple_name(cls), cls._fields)
+        return Parts(header, cls._fields, tuple(value))
     if dataclasses.is_dataclass(cls) and is_registered(cls):
         return _take_dataclass(value)
     if is_image(value):
@@ -113,7 +107,7 @@ def _take_dataclass(value: Any) -> Parts:
             raise Refusal(
                 f"{type_name(value)} with the attribute {name!r}, which is no field; make it a field"
             )
-    return Parts(["dataclass", *class_name(cls), list(fields)], fields, values, attributes=True)
+    return Parts(("dataclass", *class_name(cls), fields), fields, values)
 
 
 def _take_object(value: Any, form: Form) -> Parts:
@@ -121,7 +115,7 @@ def _take_object(value: Any, form: Form) -> Parts:
         tree = form.encode(value)
     except Exception as error:  # whatever a user's function raises
         raise Refusal(f"{type_name(value)}; its encode= raised {error!r:.200}; mend it") from error
-    return Parts(["object", *form.name], ["encode()"], [tree], attributes=True)
+    return Parts(("object", *form.name), ["encode()"], [tree])
 
 
 def _take_image(value: Any) -> Parts:
@@ -135,29 +129,29 @@ def _take_image(value: Any) -> Parts:
             'convert it with .convert("RGB") or numpy.asarray()'
         )
     palette_mode, values = parts
-    return Parts(["image", value.mode, palette_mode], image_keys(palette_mode), values, attributes=True)
+    return Parts(("image", value.mode, palette_mode), image_keys(palette_mode), values)
 
 
-def _dump_key(key: Any) -> Any:
-    """The JSON of a dict key."""
+def dump_key(key: Any) -> Any:
+    """Return the JSON of a dict key, in tuples. Raises: Refusal."""
     kind = type(key)
     if kind is str:
         is_utf8 = key.isascii() or key.encode(errors="ignore") == text_bytes(key)
-        return key if is_utf8 else ["str", text_bytes(key).hex()]
+        return key if is_utf8 else ("str", text_bytes(key).hex())
     if kind is int and -(1 << 63) <= key < 1 << 63:
-        return ["int", key]
+        return "int", key
     if kind is bool:
-        return ["bool", key]
+        return "bool", key
     if kind is float:
-        return ["float", struct.pack("<d", key).hex()]
+        return "float", struct.pack("<d", key).hex()
     if kind is bytes:
-        return ["bytes", key.hex()]
+        return "bytes", key.hex()
     if key is None:
-        return ["none"]
+        return ("none",)
     remedy = ""
     if isinstance(key, enum.Enum):
         if is_registered(kind) and kind.__members__.get(key.name) is key:
-            return ["enum", *class_name(kind), key.name]
+            return "enum", *class_name(kind), key.name
         remedy = f"edcache.register({kind.__name__}), or "
     raise Refusal(
         f"a dict key of type {type_name(key)}; {remedy}"

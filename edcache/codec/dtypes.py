@@ -94,8 +94,34 @@ def memory_dtype(dtype: torch.dtype) -> Dtype:
     return TORCH_BY_DTYPE[dtype].array
 
 
+def _describe(dtype: Dtype) -> Any:
+    """What would stand for a dtype, if `parse` takes it."""
+    if dtype.names is not None:
+        fields: Any = dtype.fields
+        rows = tuple(
+            (name, title, offset, _describe(field))
+            for name in dtype.names
+            for field, offset, title in [(*fields[name], None)[:3]]
+        )
+        kind = "record" if dtype.type is np.record else "struct"
+        return kind, rows, dtype.itemsize, bool(dtype.isalignedstruct)
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return "sub", _describe(base), shape
+    if dtype.char in _TWIN_INTEGERS and np.dtype(dtype.str).char != dtype.char:
+        return dtype.str[0] + dtype.char
+    return dtype.str
+
+
+# The numbers of the dtypes of which every byte is value, and which have no parameters.
+_PLAIN = {dtype.num: _describe(dtype) for dtype in map(np.dtype, "?bBhHiIlLqQefdFD")}
+
+
 def describe(dtype: Dtype) -> Any:
-    """Return the JSON value that stands for a numpy dtype, or None if the codec does not store it."""
+    """Return what stands for a numpy dtype, in tuples, or None if the codec does not store it."""
+    plain = _PLAIN.get(dtype.num) if dtype.isnative else None
+    if plain is not None:
+        return plain
     try:
         description = _describe(dtype)
         parsed = parse(description)
@@ -103,25 +129,6 @@ def describe(dtype: Dtype) -> Any:
         return None
     # A dtype that another library added to numpy shows itself as plain void: refuse what does not come back.
     return description if parsed == dtype and parsed.type is dtype.type else None
-
-
-def _describe(dtype: Dtype) -> Any:
-    """What would stand for a dtype, if `parse` takes it."""
-    if dtype.names is not None:
-        fields: Any = dtype.fields
-        rows = [
-            [name, title, offset, _describe(field)]
-            for name in dtype.names
-            for field, offset, title in [(*fields[name], None)[:3]]
-        ]
-        kind = "record" if dtype.type is np.record else "struct"
-        return [kind, rows, dtype.itemsize, bool(dtype.isalignedstruct)]
-    if dtype.subdtype is not None:
-        base, shape = dtype.subdtype
-        return ["sub", _describe(base), list(shape)]
-    if dtype.char in _TWIN_INTEGERS and np.dtype(dtype.str).char != dtype.char:
-        return dtype.str[0] + dtype.char
-    return dtype.str
 
 
 def parse(description: Any) -> Dtype:
@@ -140,18 +147,19 @@ def _parse(description: Any, depth: int) -> Dtype:
         if not _TEXT.fullmatch(description):
             raise ValueError("unknown text")
         return np.dtype(description)
-    if type(description) is not list or depth > MAX_DEPTH:
+    if type(description) not in (list, tuple) or depth > MAX_DEPTH:
         raise ValueError("neither text nor list, or nested too deep")
-    if description[:1] == ["sub"] and len(description) == 3:
-        return np.dtype((_parse(description[1], depth + 1), check_shape(description[2])))
-    if description[:1] in (["struct"], ["record"]) and len(description) == 4:
+    kind, *parameters = description
+    if kind == "sub" and len(parameters) == 2:
+        return np.dtype((_parse(parameters[0], depth + 1), check_shape(parameters[1])))
+    if kind in ("struct", "record") and len(parameters) == 3:
         return _parse_struct(description, depth)
     raise ValueError("unknown list")
 
 
 def _parse_struct(description: list[Any], depth: int) -> Dtype:
     kind, rows, itemsize, aligned = description
-    if type(rows) is not list or type(itemsize) is not int or type(aligned) is not bool:
+    if type(rows) not in (list, tuple) or type(itemsize) is not int or type(aligned) is not bool:
         raise ValueError("malformed struct")
     for name, title, offset, _ in rows:
         if type(name) is not str or type(offset) is not int or not (title is None or type(title) is str):
@@ -171,7 +179,11 @@ def _parse_struct(description: list[Any], depth: int) -> Dtype:
 
 def check_shape(shape: Any) -> tuple[int, ...]:
     """Return a JSON shape as a tuple, or raise ValueError."""
-    if type(shape) is not list or len(shape) > MAX_NDIM or any(type(n) is not int or n < 0 for n in shape):
+    if (
+        type(shape) not in (list, tuple)
+        or len(shape) > MAX_NDIM
+        or any(type(n) is not int or n < 0 for n in shape)
+    ):
         raise ValueError("malformed shape")
     return tuple(shape)
 

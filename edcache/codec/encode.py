@@ -1,30 +1,30 @@
 """A sample to a record.
 
-The general way walks the sample and writes its schema node by node. Samples mostly repeat, so the encoder
-first tries the matchers of the last few skeletons it met: schemas whose arrays have an ndim in place of a
-shape. An array's shape is part of the schema until it is seen to vary. Both ways end in the same plan, which
-puts wire values at their offsets.
+A walk over the sample gives its wire values and its skeleton: the schema with the ndim of arrays in the place
+of their shape. An array's shape is part of the schema until it is seen to vary. Samples mostly repeat: for a
+known skeleton there is a plan, which puts wire values at their offsets.
 """
 
 from __future__ import annotations
 
+import collections
+import enum
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from edcache.base import CorruptRecordError, OptionError, UnsupportedTypeError
 from edcache.codec import dtypes
-from edcache.codec.containers import take
-from edcache.codec.leaves import Refusal, leaf_of
-from edcache.codec.matchers import matcher
+from edcache.codec.containers import CONTAINERS, dump_key, take
+from edcache.codec.leaves import MAKE, PACKED_LENGTH, Refusal, enum_node, packed_node
 from edcache.codec.pickled import PICKLE_SCHEMA
 from edcache.codec.pickled import dump as dump_pickle
 from edcache.codec.schema import MAX_DEPTH, MAX_NODES, SELF_SCHEMA, Layout, align, dump, parse
 
 MAX_SCHEMAS = 64
-_RECENT = 4
 _MAX_SKELETONS = 256
 
 Buffer = Any
@@ -61,8 +61,7 @@ class Encoder:
         self._pickles = codec == "pickle"
         self.schemas: list[str] = []
         self._ids: dict[str, int] = {}
-        self._skeletons: dict[str, _Skeleton] = {}
-        self._recent: list[_Skeleton] = []
+        self._skeletons: dict[Any, _Skeleton] = {}
 
     def encode(self, sample: object) -> Encoded:
         """Encode one sample, copying as little as possible: what comes back may hold views of it.
@@ -79,34 +78,31 @@ class Encoder:
         if self._pickles:
             data = dump_pickle(sample)
             return Encoded(self._id(PICKLE_SCHEMA), len(data), [(0, data)])
-        for skeleton in self._recent:
-            values: list[Any] = []
-            if skeleton.match(sample, values):
-                if skeleton is not self._recent[0]:
-                    self._touch(skeleton)
-                return self._plan(skeleton, values).encode(values)
-        walk = _Walk(sample)
-        skeleton = self._skeleton(walk)
-        encoded = self._plan(skeleton, walk.values).encode(walk.values)
-        self._touch(skeleton)
-        return encoded
-
-    def _skeleton(self, walk: _Walk) -> _Skeleton:
-        for array_node in walk.array_nodes:
-            array_node[2] = len(array_node[2]) or []
-        text = dump(walk.node)
-        skeleton = self._skeletons.get(text)
+        values = _Values()
+        values.nodes, values.depth = 1, 0
+        try:
+            # In tuples, with the ndim of arrays in the place of their shape.
+            node = _MAKE.get(type(sample), _other)(sample, values)
+        except Refusal as refusal:
+            raise refusal.error(f"{_where(refusal.path)}: cannot store {refusal}") from refusal.__cause__
+        skeleton = self._skeletons.get(node)
         if skeleton is None:
-            if json.loads(text) != walk.node:
-                raise UnsupportedTypeError("sample: cannot store it: a class or field name holds surrogates")
-            if len(self._skeletons) >= _MAX_SKELETONS:
-                del self._skeletons[next(iter(self._skeletons))]
-            skeleton = self._skeletons[text] = _Skeleton(walk)
-        return skeleton
+            skeleton = self._new_skeleton(node)
+        skeleton.is_hot = True
+        return self._plan(skeleton, values).encode(values)
 
-    def _touch(self, skeleton: _Skeleton) -> None:
-        others = [other for other in self._recent if other is not skeleton]
-        self._recent = [skeleton, *others[: _RECENT - 1]]
+    def _new_skeleton(self, node: Any) -> _Skeleton:
+        if _as_tuples(json.loads(dump(node))) != node:
+            raise UnsupportedTypeError("sample: cannot store it: a class or field name holds surrogates")
+        while len(self._skeletons) >= _MAX_SKELETONS:
+            # The oldest goes, but one that was met since it last was the oldest.
+            oldest = next(iter(self._skeletons))
+            skeleton = self._skeletons.pop(oldest)
+            if skeleton.is_hot:
+                skeleton.is_hot = False
+                self._skeletons[oldest] = skeleton
+        skeleton = self._skeletons[node] = _Skeleton(node)
+        return skeleton
 
     def _plan(self, skeleton: _Skeleton, values: list[Any]) -> _Plan:
         if skeleton.plan is not None:
@@ -114,7 +110,7 @@ class Encoder:
                 if values[place].shape != shape:
                     break
             else:
-                if len(skeleton.constant) < len(skeleton.array_places):
+                if skeleton.varies:
                     skeleton.check(values)
                 return skeleton.plan
         try:
@@ -125,6 +121,7 @@ class Encoder:
             # The plan checks its schema as a reader will: better refused now than unreadable later.
             raise UnsupportedTypeError(f"sample: cannot store it: {error}") from error
         skeleton.constant, skeleton.plan = constant, plan
+        skeleton.varies = len(constant) < len(skeleton.array_places)
         return plan
 
     def _admit(self, text: str) -> _Plan:
@@ -143,75 +140,111 @@ class Encoder:
         return known
 
 
-class _Walk:
-    """One general walk over a sample: its schema node, and its wire values in tree order.
+class _Values(list[Any]):
+    """Wire values in tree order; how many nodes they are of, and how deep the walk is in them."""
 
-    `array_nodes` are those of arrays and tensors, each with its shape at place 2; `array_places` say where
-    their arrays are in `values`.
-    """
+    __slots__ = ("depth", "nodes")
+    depth: int
+    nodes: int
 
-    def __init__(self, sample: object) -> None:
-        self.values: list[Any] = []
-        self.array_nodes: list[list[Any]] = []
-        self.array_places: list[int] = []
-        self._path: list[tuple[Any, bool]] = []
-        self._left = MAX_NODES
-        try:
-            self.node = self._node(sample)
-        except Refusal as refusal:
-            raise refusal.error(f"{self._where()}: cannot store {refusal}") from refusal.__cause__
 
-    def _node(self, value: Any) -> Any:
-        self._left -= 1
-        if self._left < 0:
-            raise Refusal(f"a sample of more than {MAX_NODES} values; put them into arrays")
-        if len(self._path) > MAX_DEPTH:
-            raise Refusal(
-                f"a tree deeper than {MAX_DEPTH} levels; flatten it, or see whether it contains itself"
-            )
-        if value is None:
-            return "none"
-        leaf = leaf_of(value)
-        if leaf is not None:
-            node, wire = leaf
-            if node[0] in ("tensor", "array"):
-                self.array_nodes.append(node)
-                self.array_places.append(len(self.values))
-            self.values.append(wire)
+def _children(items: Collection[Any], keys: Sequence[Any], is_attribute: bool, values: _Values) -> Any:
+    values.nodes += len(items)
+    values.depth += 1
+    if values.nodes > MAX_NODES:
+        raise Refusal(f"a sample of more than {MAX_NODES} values; put them into arrays")
+    if values.depth > MAX_DEPTH and items:
+        raise Refusal(f"a tree deeper than {MAX_DEPTH} levels; flatten it, or see whether it contains itself")
+    nodes: list[Any] = []
+    try:
+        for item in items:
+            nodes.append(_MAKE.get(type(item), _other)(item, values))  # noqa: PERF401 - as many as are stored
+    except Refusal as refusal:
+        refusal.path.append((keys[len(nodes)], is_attribute))
+        raise
+    values.depth -= 1
+    return tuple(nodes)
+
+
+def _dict(value: dict[Any, Any], values: _Values) -> Any:
+    keys = tuple(value)
+    is_plain = set(map(type, keys)) <= _TEXTS and "".join(keys).isascii()
+    nodes = _children(value.values(), keys, False, values)
+    return type(value).__name__, keys if is_plain else tuple(map(dump_key, keys)), nodes
+
+
+def _sequence(value: Any, values: _Values) -> Any:
+    if len(value) >= PACKED_LENGTH:
+        node = packed_node(value, values)
+        if node is not None:
             return node
-        parts = take(value)
-        children = []
-        for key, child in zip(parts.keys, parts.values, strict=True):
-            self._path.append((key, parts.attributes))
-            children.append(self._node(child))
-            self._path.pop()
-        return [*parts.header, children]
-
-    def _where(self) -> str:
-        # An endless tree would show an endless path.
-        steps = [_step(key, attribute) for key, attribute in self._path[:MAX_DEPTH]]
-        return "sample" + "".join(steps if len(steps) < 12 else [*steps[:6], "...", *steps[-3:]])
+    return type(value).__name__, _children(value, range(len(value)), False, values)
 
 
-def _step(key: Any, attribute: bool) -> str:
-    if attribute:
-        return f".{key}"
-    return f"[{json.dumps(key, ensure_ascii=False)}]" if type(key) is str else f"[{key!r}]"
+def _other(value: Any, values: _Values) -> Any:
+    if isinstance(value, enum.Enum):
+        return enum_node(value, values)
+    header, keys, items = take(value)
+    return *header, _children(items, keys, True, values)
+
+
+_TEXTS = {str}
+_MAKE: dict[type, Any] = MAKE | {
+    list: _sequence,
+    tuple: _sequence,
+    dict: _dict,
+    collections.OrderedDict: _dict,
+}
+
+
+def _where(path: list[tuple[Any, bool]]) -> str:
+    steps = []
+    for key, is_attribute in reversed(path):
+        text = json.dumps(key, ensure_ascii=False) if type(key) is str else repr(key)
+        steps.append(f".{key}" if is_attribute else f"[{text}]")
+    # An endless tree would show an endless path.
+    return "sample" + "".join(steps if len(steps) < 12 else [*steps[:6], "...", *steps[-3:]])
+
+
+def _as_tuples(tree: Any) -> Any:
+    return tuple(map(_as_tuples, tree)) if type(tree) is list else tree
+
+
+def _leaves(node: Any) -> Iterator[Any]:
+    """The nodes of what has a wire value, in tree order."""
+    if node[0] in CONTAINERS:
+        for child in node[-1]:
+            yield from _leaves(child)
+    elif node != "none":
+        yield node
+
+
+def _with_shapes(node: Any, shapes: Iterator[tuple[int, ...] | None]) -> Any:
+    """A node with the shapes of its arrays, where they are not None."""
+    if node[0] in CONTAINERS:
+        return *node[:-1], [_with_shapes(child, shapes) for child in node[-1]]
+    shape = next(shapes) if node[0] in _ARRAYS else None
+    return node if shape is None else (*node[:2], shape)
+
+
+_ARRAYS = ("tensor", "array")
 
 
 class _Skeleton:
-    """A schema without shapes, its matcher, and the plan for the samples that have it.
+    """A schema without shapes, and the plan for the samples that have it.
 
     Attributes:
-        array_places: as in the walk. constant: which of them have had one shape so far, and the shape.
-        plan: None before the first sample.
+        array_places: of arrays among the wire values. constant: which of them have had one shape so far, and
+            the shape. varies: whether others have had several.
+        plan: None before the first sample. is_hot: whether it was met since it last was the oldest.
     """
 
-    def __init__(self, walk: _Walk) -> None:
-        self._node, self._array_nodes, self.array_places = walk.node, walk.array_nodes, walk.array_places
-        self.match = matcher(walk.node)
+    def __init__(self, node: Any) -> None:
+        self._node = node
+        self.array_places = [place for place, leaf in enumerate(_leaves(node)) if leaf[0] in _ARRAYS]
         self.plan: _Plan | None = None
         self.constant: list[tuple[int, tuple[int, ...]]] = []
+        self.varies = self.is_hot = False
 
     def check(self, values: list[Any]) -> None:
         """CorruptRecordError where an array is empty beside a dimension that no reader takes."""
@@ -227,14 +260,8 @@ class _Skeleton:
 
     def text(self, constant: list[tuple[int, tuple[int, ...]]]) -> str:
         """Return the schema text with these shapes; the others are left open."""
-        shapes, abstract = dict(constant), [node[2] for node in self._array_nodes]
-        for node, place in zip(self._array_nodes, self.array_places, strict=True):
-            if place in shapes:
-                node[2] = list(shapes[place])
-        text = dump(self._node)
-        for node, ndim in zip(self._array_nodes, abstract, strict=True):
-            node[2] = ndim
-        return text
+        shapes = dict(constant)
+        return dump(_with_shapes(self._node, map(shapes.get, self.array_places)))
 
 
 class _Plan:
@@ -246,19 +273,16 @@ class _Plan:
         self._base = len(prefix)
         self._head: list[tuple[int, Buffer]] = [(0, prefix)] if prefix else []
         self._fixed = list(_fixed_pieces(layout, len(prefix)))
-        self._nbytes = len(prefix) + (layout.nbytes or 0)
+        self._nbytes, self._varies = len(prefix) + (layout.nbytes or 0), layout.nbytes is None
 
     def encode(self, values: list[Any]) -> Encoded:
         """Place wire values, one for each leaf of the layout."""
         pieces = self._head.copy()
-        for offset, pack, places in self._fixed:
-            if pack is None:
-                pieces.append((offset, values[places[0]]))
-            else:
-                pieces.append((offset, pack(*[values[place] for place in places])))
-        if self._layout.nbytes is not None:
-            return Encoded(self._schema, self._nbytes, pieces)
-        return Encoded(self._schema, self._place_variable(values, pieces), pieces)
+        for offset, get, pack in self._fixed:
+            piece = get(values)
+            pieces.append((offset, piece if pack is None else pack(*piece)))
+        nbytes = self._place_variable(values, pieces) if self._varies else self._nbytes
+        return Encoded(self._schema, nbytes, pieces)
 
     def _place_variable(self, values: list[Any], pieces: list[tuple[int, Buffer]]) -> int:
         layout = self._layout
@@ -283,8 +307,8 @@ class _Plan:
         return end
 
 
-def _fixed_pieces(layout: Layout, base: int) -> Iterator[tuple[int, Callable[..., Buffer] | None, list[int]]]:
-    """Cut the fixed part into arrays and into runs of small leaves: offset, what packs them, places."""
+def _fixed_pieces(layout: Layout, base: int) -> Iterator[tuple[int, Any, Callable[..., Buffer] | None]]:
+    """Cut the fixed part into arrays and into runs of small leaves: offset, what gets and what packs them."""
     fixed = [(place, layout.leaves[place]) for place in layout.fixed]
     for is_array, run in groupby(fixed, key=lambda item: item[1].code is None):
         places, leaves = zip(*run, strict=True)
@@ -293,8 +317,10 @@ def _fixed_pieces(layout: Layout, base: int) -> Iterator[tuple[int, Callable[...
             for place, leaf, offset in zip(places, leaves, offsets, strict=True):
                 if leaf.nbytes:
                     is_buffer = dtypes.is_exportable(leaf.memory)
-                    yield base + offset, None if is_buffer else dtypes.as_buffer, [place]
+                    get = itemgetter(place if is_buffer else slice(place, place + 1))
+                    yield base + offset, get, None if is_buffer else dtypes.as_buffer
             continue
         ends = [offsets[0], *(offset + leaf.nbytes for leaf, offset in zip(leaves, offsets, strict=True))]
         codes = "".join(f"{o - end}x{leaf.code}" for leaf, o, end in zip(leaves, offsets, ends, strict=False))
-        yield base + offsets[0], struct.Struct("<" + codes).pack, list(places)
+        get = itemgetter(*places) if len(places) > 1 else itemgetter(slice(places[0], places[0] + 1))
+        yield base + offsets[0], get, struct.Struct("<" + codes).pack

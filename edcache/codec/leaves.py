@@ -36,8 +36,8 @@ from edcache.codec.registry import class_name, is_registered, member_named, regi
 # A list at least this long whose items are all of one plain type is one leaf, whatever its length.
 PACKED_LENGTH = 8
 
-Leaf = tuple[Any, Any]
 Revive = Callable[[Any], Any]
+Make = Callable[[Any, list[Any]], Any]
 
 _US = dt.timedelta(microseconds=1)
 _DAY_US = 86_400_000_000
@@ -47,24 +47,12 @@ _ZONE = re.compile(r"[A-Za-z0-9_+\-]{1,64}(?:/[A-Za-z0-9_+\-]{1,64}){0,3}")
 
 
 class Refusal(TypeError):
-    """What follows "cannot store " of a value; the walk that meets it adds the path, and raises the error."""
+    """What follows "cannot store " of a value; the walk adds the path, inside out, and raises the error."""
 
     def __init__(self, message: str, error: type[CodecError] = UnsupportedTypeError) -> None:
         super().__init__(message)
         self.error = error
-
-
-def leaf_of(value: Any) -> Leaf | None:
-    """Return (schema node, wire value) of a leaf, or None for a container or the unknown. Raises: Refusal."""
-    cls = type(value)
-    plain = PLAIN.get(cls)
-    if plain is not None:
-        kind, wire = plain
-        return kind, value if wire is None else wire(value)
-    make = _MAKE.get(cls)
-    if make is not None:
-        return make(value)
-    return _enum(value) if isinstance(value, enum.Enum) else None
+        self.path: list[tuple[Any, bool]] = []
 
 
 def type_name(value: object) -> str:
@@ -82,8 +70,36 @@ def _int_bytes(value: int) -> bytes:
     return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
 
 
-def tensor_array(value: torch.Tensor, known: dtypes.TorchDtype) -> dtypes.Array:
-    """Return the memory of a strided CPU tensor as a C-ordered array: a view where it is so already."""
+_NUMPY_KNOWS = {known.dtype: known.name for known in dtypes.TORCH_BY_NAME.values() if known.bits is None}
+
+
+def _tensor(value: torch.Tensor, values: list[Any]) -> Any:
+    name = _NUMPY_KNOWS.get(value.dtype)
+    if name is not None and not value.requires_grad:
+        try:
+            # numpy() refuses devices, layouts and lazy conjugation, all at once.
+            array = value.numpy()
+            values.append(array if array.flags.c_contiguous else array.copy("C"))
+            return "tensor", name, array.ndim or ()
+        except (RuntimeError, TypeError, ValueError):
+            pass
+    known = dtypes.TORCH_BY_DTYPE.get(value.dtype)
+    remedy = _tensor_remedy(value)
+    if remedy:
+        raise Refusal(remedy)
+    if known is None:
+        raise Refusal(f"a tensor of {value.dtype}; convert it to another dtype")
+    if value.dim() > dtypes.MAX_NDIM:
+        raise Refusal(f"a tensor of {value.dim()} dimensions, more than {dtypes.MAX_NDIM}; reshape it")
+    try:
+        values.append(_tensor_array(value, known))
+    except (RuntimeError, TypeError) as error:
+        raise Refusal(f"this tensor; call .detach().clone() on it ({error})") from error
+    return "tensor", known.name, value.dim() or ()
+
+
+def _tensor_array(value: torch.Tensor, known: dtypes.TorchDtype) -> dtypes.Array:
+    """The memory of a strided CPU tensor as a C-ordered array: a view where it is so already."""
     if known.bits is None:
         return value.resolve_conj().resolve_neg().contiguous().numpy()
     if value.is_conj():
@@ -93,21 +109,6 @@ def tensor_array(value: torch.Tensor, known: dtypes.TorchDtype) -> dtypes.Array:
         value = torch.view_as_complex(pairs)
     # Viewed first: torch copies integers, but not every one of its dtypes.
     return value.view(known.bits).contiguous().numpy()
-
-
-def _tensor(value: torch.Tensor) -> Leaf:
-    remedy = _tensor_remedy(value)
-    if remedy:
-        raise Refusal(remedy)
-    known = dtypes.TORCH_BY_DTYPE.get(value.dtype)
-    if known is None:
-        raise Refusal(f"a tensor of {value.dtype}; convert it to another dtype")
-    if value.dim() > dtypes.MAX_NDIM:
-        raise Refusal(f"a tensor of {value.dim()} dimensions, more than {dtypes.MAX_NDIM}; reshape it")
-    try:
-        return ["tensor", known.name, list(value.shape)], tensor_array(value, known)
-    except (RuntimeError, TypeError) as error:
-        raise Refusal(f"this tensor; call .detach().clone() on it ({error})") from error
 
 
 def _tensor_remedy(value: torch.Tensor) -> str:
@@ -122,22 +123,27 @@ def _tensor_remedy(value: torch.Tensor) -> str:
     return "a tensor that requires grad; call .detach() on it" if value.requires_grad else ""
 
 
-def _array(value: dtypes.Array) -> Leaf:
+def _array(value: dtypes.Array, values: list[Any]) -> Any:
     description = dtypes.describe(value.dtype)
     if description is None:
         raise Refusal(f"an array of dtype {value.dtype}; convert it to a dtype of fixed size with .astype()")
-    return ["array", description, list(value.shape)], dtypes.own_bytes(np.asarray(value))
+    values.append(dtypes.own_bytes(value))
+    return "array", description, value.ndim or ()
 
 
-def _scalar(value: np.generic) -> Leaf:
+def _scalar(value: np.generic, values: list[Any]) -> Any:
     description = dtypes.describe(value.dtype)
     if description is None:
         raise Refusal(f"a numpy scalar of dtype {value.dtype}; call .item() on it")
-    return ["scalar", description], dtypes.own_bytes(np.asarray(value)).tobytes()
+    values.append(dtypes.own_bytes(np.asarray(value)).tobytes())
+    return "scalar", description
 
 
-def _void(value: np.void) -> Leaf:
-    return ("numpy.void", value.tobytes()) if value.dtype.names is None else _scalar(value)
+def _void(value: np.void, values: list[Any]) -> Any:
+    if value.dtype.names is not None:
+        return _scalar(value, values)
+    values.append(value.tobytes())
+    return "numpy.void"
 
 
 def _zone(tz: dt.tzinfo | None) -> Any:
@@ -145,41 +151,39 @@ def _zone(tz: dt.tzinfo | None) -> Any:
         return None
     if type(tz) is dt.timezone:
         offset, name = tz.utcoffset(None), tz.tzname(None)
-        return [offset // _US, None if name == dt.timezone(offset).tzname(None) else name]
+        return (offset // _US, None if name == dt.timezone(offset).tzname(None) else name)
     if type(tz) is zoneinfo.ZoneInfo and tz.key is not None:
         return tz.key
     raise Refusal(f"a time zone of type {type_name(tz)}; use zoneinfo.ZoneInfo or datetime.timezone")
 
 
-def _datetime(value: dt.datetime) -> Leaf:
+def _datetime(value: dt.datetime, values: list[Any]) -> Any:
     local = (value.replace(tzinfo=None, fold=0) - dt.datetime.min) // _US
-    return ["datetime", _zone(value.tzinfo)], 2 * local + value.fold
+    values.append(2 * local + value.fold)
+    return "datetime", _zone(value.tzinfo)
 
 
-def _time(value: dt.time) -> Leaf:
-    (_, zone), wire = _datetime(dt.datetime.combine(dt.date.min, value))
-    return ["time", zone], wire
+def _time(value: dt.time, values: list[Any]) -> Any:
+    _, zone = _datetime(dt.datetime.combine(dt.date.min, value), values)
+    return "time", zone
 
 
-def _enum(value: enum.Enum) -> Leaf:
+def enum_node(value: enum.Enum, values: list[Any]) -> Any:
+    """As in `MAKE`, of a member of any enum."""
     cls = type(value)
     if not is_registered(cls):
         raise Refusal(f"{type_name(value)}; register it with edcache.register({cls.__name__})")
     # A combination of flags has no name, or one that leads nowhere.
     if value.name is not None and cls.__members__.get(value.name) is value:
-        return ["enum", *class_name(cls)], text_bytes(value.name)
+        values.append(text_bytes(value.name))
+        return "enum", *class_name(cls)
     if isinstance(value, enum.Flag) and type(value.value) is int:
-        return ["flag", *class_name(cls)], _int_bytes(value.value)
+        values.append(_int_bytes(value.value))
+        return "flag", *class_name(cls)
     raise Refusal(f"{value!r}, which is no member of its enum; store its value")
 
 
-def image_node(value: ImageFile) -> list[Any]:
-    """Return the schema node of an image file; its bytes are not read."""
-    decoding = value.decoding
-    return ["imagefile", decoding.form, decoding.mode, decoding.exif_transpose]
-
-
-def _image_file(value: ImageFile) -> Leaf:
+def _image_file(value: ImageFile, values: list[Any]) -> Any:
     try:
         data = file_bytes(value)
     except ImageError as error:
@@ -190,22 +194,22 @@ def _image_file(value: ImageFile) -> Leaf:
             "TIFF does; leave it out, or store its bytes",
             ImageError,
         )
-    return image_node(value), data
+    values.append(data)
+    return "imagefile", value.decoding.form, value.decoding.mode, value.decoding.exif_transpose
 
 
-def _packed(value: list[Any] | tuple[Any, ...]) -> Leaf | None:
-    """The leaf of a long list or tuple of one plain type, None if it is a container."""
-    if len(value) < PACKED_LENGTH:
-        return None
+def packed_node(value: list[Any] | tuple[Any, ...], values: list[Any]) -> Any:
+    """As in `MAKE`, of a list or tuple of one plain type; None if it is a container."""
     kinds = set(map(type, value))
     pack = _PACKS.get(kinds.pop()) if len(kinds) == 1 else None
     if pack is None:
         return None
     kind, make = pack
     try:
-        return [kind, type(value).__name__], make(value)
+        values.append(make(value))
     except OverflowError:
         return None
+    return kind, type(value).__name__
 
 
 def _pack_texts(texts: Any) -> bytes:
@@ -224,21 +228,6 @@ _PACKS: dict[type, tuple[str, Callable[[Any], bytes]]] = {
 _PATHS = {
     cls.__name__: cls
     for cls in (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.WindowsPath, pathlib.PureWindowsPath)
-}
-
-_MAKE: dict[type, Callable[[Any], Leaf | None]] = {
-    **{cls: _scalar for cls in {*np.sctypeDict.values(), np.record} if issubclass(cls, np.generic)},
-    np.void: _void,
-    np.ndarray: _array,
-    np.memmap: lambda value: _array(value.view(np.ndarray)),
-    torch.Tensor: _tensor,
-    int: lambda value: ("int", value) if -(1 << 63) <= value < 1 << 63 else ("bigint", _int_bytes(value)),
-    list: _packed,
-    tuple: _packed,
-    **dict.fromkeys(_PATHS.values(), lambda value: (["path", type(value).__name__], text_bytes(str(value)))),
-    dt.datetime: _datetime,
-    dt.time: _time,
-    ImageFile: _image_file,
 }
 
 
@@ -428,7 +417,46 @@ LEAVES: dict[str, LeafKind] = {
 }
 
 
-PLAIN = {leaf.cls: (kind, leaf.wire) for kind, leaf in LEAVES.items() if leaf.cls is not None}
+def _plain(kind: str, wire: Callable[[Any], Any] | None) -> Make:
+    def make(value: Any, values: list[Any]) -> str:
+        values.append(value if wire is None else wire(value))
+        return kind
+
+    return make
+
+
+def _none(value: None, values: list[Any]) -> str:
+    return "none"
+
+
+def _int(value: int, values: list[Any]) -> str:
+    if -(1 << 63) <= value < 1 << 63:
+        values.append(value)
+        return "int"
+    values.append(_int_bytes(value))
+    return "bigint"
+
+
+def _path(value: pathlib.PurePath, values: list[Any]) -> Any:
+    values.append(text_bytes(str(value)))
+    return "path", type(value).__name__
+
+
+# By class: what appends the wire value of a leaf, and returns its node. It raises Refusal.
+MAKE: dict[type, Make] = {
+    **{cls: _scalar for cls in {*np.sctypeDict.values(), np.record} if issubclass(cls, np.generic)},
+    **{leaf.cls: _plain(kind, leaf.wire) for kind, leaf in LEAVES.items() if leaf.cls is not None},
+    **dict.fromkeys(_PATHS.values(), _path),
+    type(None): _none,
+    int: _int,
+    np.void: _void,
+    np.ndarray: _array,
+    np.memmap: lambda value, values: _array(value.view(np.ndarray), values),
+    torch.Tensor: _tensor,
+    dt.datetime: _datetime,
+    dt.time: _time,
+    ImageFile: _image_file,
+}
 
 
 def reviver(kind: str, const: Any) -> Revive | None:

@@ -59,9 +59,11 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         return self._labels
 
     def _one(self, index: int, fields: Projection | None) -> Any:
-        if fields is not None:
-            return self._selected(index, fields)
         position = index if index >= 0 else index + len(self)
+        if fields is not None:
+            if self._reader.has(position):
+                return fields.read(self._reader, self.labels, position)
+            return fields.of_sample(self._one(position, None))
         try:
             return self._reader.session.read(position, not self.zero_copy)
         except MissingSampleError:
@@ -69,30 +71,23 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
                 raise
         return self._computed(position, self._filler)
 
-    def _selected(self, index: int, fields: Projection) -> Any:
-        position = index % len(self)
-        if self._reader.has(position):
-            return fields.read(self._reader, self.labels, position)
-        return fields.of_sample(self._one(position, None))
-
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
-        if fields is None and self._reader.has_all:
+        reader = self._reader
+        if fields is None and reader.has_all:
             try:
-                return self._reader.read_many(indices, copy=not self.zero_copy)
+                return reader.read_many(indices, copy=not self.zero_copy)
             except MissingSampleError:
                 # A server may lose records at any time.
                 if self._filler is None:
                     raise
-        with self._ahead(indices, fields):
+        ahead: AbstractContextManager[None] = nullcontext()
+        if reader.by_request:  # what they take is read by one fetch
+            if fields is None:
+                ahead = reader.reading_ahead(indices)
+            else:
+                ahead = fields.reading_ahead(reader, self.labels, indices)
+        with ahead:
             return [self._one(index, fields) for index in indices.tolist()]
-
-    def _ahead(self, indices: Ints, fields: Projection | None) -> AbstractContextManager[None]:
-        """What those samples take is read by one fetch, where it is read by request."""
-        if not self._reader.by_request:
-            return nullcontext()
-        if fields is not None:
-            return fields.reading_ahead(self._reader, self.labels, indices)
-        return self._reader.reading_ahead(indices)
 
     def _collated(
         self,

@@ -81,10 +81,6 @@ class Combined(Root, Samples):
             self._labels = Labels(self._label_table, num_rows=len(self))
         return self._labels
 
-    def forget_labels(self) -> None:
-        """Make the label table anew at its next use: a dataset has other labels now."""
-        self._labels = None
-
     def _label_table(self) -> Any:
         raise NotImplementedError
 
@@ -292,7 +288,7 @@ class Several(Samples):
         """
         changed = True in [archive.refresh() for archive in self.archives]
         if changed:
-            self._concat.forget_labels()
+            self._concat._labels = None
             if len(self) != sum(map(len, self.archives)):
                 self._concat = concat(self.archives)
         return changed

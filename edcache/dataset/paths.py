@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from edcache import writer
@@ -79,7 +79,13 @@ def _expanded(name: str) -> list[str] | None:
     if scheme_of(name):
         return None
     if os.path.isdir(name):
-        fitting: Iterable[str] = _below(name)
+
+        def refuse(error: OSError) -> None:
+            raise StorageError(f"{error.filename}: listing the folder: {error.strerror}") from error
+
+        walked = os.walk(name, onerror=refuse)
+        files = (os.path.join(folder, file) for folder, _, names in walked for file in names)
+        fitting = (path for path in files if path.endswith(_SUFFIX))
         nothing = (
             f"no {_SUFFIX} file in this folder, nor below it; archives with other names are given by a glob "
             "or a list"
@@ -93,14 +99,6 @@ def _expanded(name: str) -> list[str] | None:
     if not archives:
         raise ArchiveNotFoundError(f"{name}: {nothing}")
     return archives
-
-
-def _below(folder: str) -> Iterator[str]:
-    def refuse(error: OSError) -> None:
-        raise StorageError(f"{error.filename}: listing the folder: {error.strerror}") from error
-
-    for inside, _, names in os.walk(folder, onerror=refuse):
-        yield from (os.path.join(inside, name) for name in names if name.endswith(_SUFFIX))
 
 
 def _real(path: str) -> str:

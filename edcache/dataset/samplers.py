@@ -114,7 +114,11 @@ class Weighted(EpochSampler):
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
-        values = _checked_weights(numbers_of(ds, weights).astype(np.float64))
+        values = numbers_of(ds, weights).astype(np.float64)
+        wrong = ~(np.isfinite(values) & (values >= 0))
+        if wrong.any():
+            at = int(wrong.argmax())
+            raise OptionError(f"weight of sample {at} is {values[at]}; weights are finite and not negative")
         if num_samples is not None:
             check_count("num_samples", num_samples)
         if replacement:
@@ -294,14 +298,6 @@ class ChunkShuffle(EpochSampler):
         return drawn.reshape(ranks, -1)[rank]  # type: ignore[no-any-return]
 
 
-def _checked_weights(weights: Floats) -> Floats:
-    wrong = ~(np.isfinite(weights) & (weights >= 0))
-    if wrong.any():
-        at = int(wrong.argmax())
-        raise OptionError(f"weight of sample {at} is {weights[at]}; weights are finite and not negative")
-    return weights
-
-
 def _log(values: Floats) -> Floats:
     """The natural logarithm of numbers up to 1, to ten digits, by IEEE 754's basic operations alone.
 
@@ -380,9 +376,9 @@ def numbers_of(ds: Any, column: Column) -> npt.NDArray[Any]:
     values = column_of(ds, column)
     missing = _is_missing(values)
     if missing.any():
+        at = int(missing.argmax())
         raise OptionError(
-            f"{_named(column)}: sample {int(missing.argmax())} has no value; filter() such samples out, "
-            "or give an array"
+            f"{_named(column)}: sample {at} has no value; filter() such samples out, or give an array"
         )
     if values.dtype == object:
         # As the labels of a view are without those that have none.

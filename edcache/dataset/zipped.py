@@ -32,9 +32,7 @@ def zip_fields(*datasets: Samples) -> Zipped:
 
     >>> images_and_features = edcache.zip_fields(images, features.select("embedding"))
     """
-    zipped = Zipped(datasets)
-    zipped.check_keys()
-    return zipped
+    return Zipped(datasets)
 
 
 class Zipped(Combined):
@@ -51,6 +49,7 @@ class Zipped(Combined):
             )
         self._length = len(parts[0])
         self._stored_keys = [keys_of(part) for part in parts]
+        self._check_once([key for keys in self._keys_of_parts for key in keys or ()])
 
     def __len__(self) -> int:
         return self._length
@@ -60,10 +59,6 @@ class Zipped(Combined):
         """As far as they are known: a part may have been given a transform since."""
         sides = zip(self._parts, self._stored_keys, strict=True)
         return [keys if part._transform is None else None for part, keys in sides]
-
-    def check_keys(self) -> None:
-        """Refuse a field that two of the datasets have, as far as that is known without a sample."""
-        self._check_once([key for keys in self._keys_of_parts for key in keys or ()])
 
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
         sides = self._sides(fields)

@@ -18,14 +18,12 @@ from edcache.base import EdcacheError, OptionError, PartialArchiveError, parsed_
 from edcache.dataset import CachedDataset, Path, Samples
 from edcache.interop.export_columns import Columns, joined, nbytes_of
 from edcache.interop.export_formats import FORMATS, Format, Plan, check_free, new_file, new_folder, read
+from edcache.reader import OnProgress
 from edcache.storage import check_outlives, local_path, refused
 from edcache.writer import worker_count
 
 _PROBES: Final = 32
 _LOOKED_AT: Final = 256
-
-OnProgress = Callable[[int, int], object]
-"""`on_progress(done, total)`: samples."""
 
 
 @dataclass(frozen=True)

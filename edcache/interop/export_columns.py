@@ -177,14 +177,23 @@ def joined(samples: Iterable[tuple[Columns, str]]) -> Columns:
         count += 1
         for name, column in shown.items():
             before, where, times = known.get(name, (column, place, 0))
-            known[name] = _both(before, column, where, place), place, times + 1
-    return {
+            both = _both(before, column)
+            if both is None:
+                raise ExportError(
+                    f'{place}: field "{name}" is {_described(column)}, and {_described(before)} in another '
+                    f"sample ({where}); a column has one type: make it one with with_transform(), or leave "
+                    "it out with select()"
+                )
+            known[name] = both, place, times + 1
+    columns = {
         name: replace(column, is_nullable=column.is_nullable or times < count)
         for name, (column, _, times) in known.items()
     }
+    return {name: c if c.is_fixed else replace(c, shape=None) for name, c in columns.items()}
 
 
-def _both(old: Column, new: Column, where: str, place: str) -> Column:
+def _both(old: Column, new: Column) -> Column | None:
+    """The column that holds the values of two; None where there is none."""
     if old == new:
         return old
     is_nullable = old.is_nullable or new.is_nullable
@@ -194,31 +203,19 @@ def _both(old: Column, new: Column, where: str, place: str) -> Column:
         return replace(old if new.dtype == "null" else new, is_nullable=is_nullable)
     if (old.kind, old.dtype, old.ndim) == (new.kind, new.dtype, new.ndim):
         return replace(old, shape=old.shape if old.shape == new.shape else None, is_nullable=is_nullable)
-    raise ExportError(
-        f'{place}: field "{new.name}" is {_described(new)}, and {_described(old)} in another sample '
-        f"({where}); a column has one type: make it one with with_transform(), or leave it out with select()"
-    )
+    return None
 
 
 def check_fits(columns: Mapping[str, Column], shown: Mapping[str, Column], place: str) -> None:
     """Refuse a sample that is otherwise than those that were looked at."""
     for name in columns.keys() | shown.keys():
         known, now = columns.get(name), shown.get(name, Column(name, "null"))
-        if known is None or not _fits(known, now):
+        if known is None or _both(known, now) != known:
             before = "in no sample" if known is None else _described(known)
             raise ExportError(
                 f'{place}: field "{name}" is {_described(now)}, and was {before} when samples '
                 "were looked at; a transform must give the same every time"
             )
-
-
-def _fits(known: Column, now: Column) -> bool:
-    if now.kind == "null":
-        return known.is_nullable
-    if now.kind != known.kind or now.ndim != known.ndim:
-        return False
-    is_empty_list = now.kind == "list" and now.dtype == "null"
-    return (now.dtype == known.dtype or is_empty_list) and (not known.is_fixed or now.shape == known.shape)
 
 
 def _described(column: Column) -> str:

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from edcache.base import ForeignCacheError, LabelTypeError, PickleRefusedError
+from edcache.base import ForeignCacheError, Ints, LabelTypeError, PickleRefusedError
 from edcache.codec import restored
 from edcache.interop.import_members import Member, contents, listed
-from edcache.interop.import_source import Files, Indices, OldCache, read_whole, regular_files
+from edcache.interop.import_source import Files, OldCache, read_whole, regular_files
 from edcache.labels import collected
 
 LABELS: Final = "labels.p"
@@ -42,7 +42,7 @@ class EdflowZip(OldCache):
         self._table, padded = _example_table(members)
         self._names = "example_{}.p" if not padded else f"example_{{:0{padded}}}.p"
         # A field of the table has gaps, and would be copied for every search.
-        self._indices: Indices = np.ascontiguousarray(self._table["index"], np.int64)
+        self._indices: Ints = np.ascontiguousarray(self._table["index"], np.int64)
         columns = (self._table[name] for name in ("index", "size", "crc"))
         values = b"".join(np.ascontiguousarray(column).tobytes() for column in columns)
         self.identity = {"sizes and crc32s": hashlib.sha256(values).hexdigest()[:16]}

@@ -10,13 +10,10 @@ from contextlib import contextmanager
 from typing import Any, ClassVar, Final
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from edcache.base import ForeignCacheError, MissingSampleError, SampleIndexError, index_ranges
+from edcache.base import ForeignCacheError, Ints, MissingSampleError, SampleIndexError, index_ranges
 from edcache.codec import MOST_NBYTES, restored, torch_loaded
-
-Indices = npt.NDArray[np.int64]
 
 _FREE_LENGTH: Final = 1_000_000
 _LENGTH_A_SAMPLE: Final = 1_000
@@ -49,7 +46,7 @@ class OldCache(Dataset[Any], abc.ABC):
         self.notes: list[str] = []
         self.more_labels: dict[str, list[Any]] = {}
         self._length = 0
-        self.missing: Indices = np.empty(0, np.int64)
+        self.missing: Ints = np.empty(0, np.int64)
 
     def __len__(self) -> int:
         return self._length
@@ -90,7 +87,7 @@ class OldCache(Dataset[Any], abc.ABC):
     def _torch_loaded(self, data: bytes, shown: str) -> Any:
         return torch_loaded(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
 
-    def _set_indices(self, indices: Indices, length: int | None = None) -> None:
+    def _set_indices(self, indices: Ints, length: int | None = None) -> None:
         """Take note of the indices that have a sample, unique and sorted, and of the length, if one was said.
 
         Raises:
@@ -121,7 +118,7 @@ class Files(OldCache):
 
     def _set_files(self, files: Mapping[int, tuple[str, os.stat_result]], length: int | None = None) -> None:
         """Take note of the files: their names inside the folder, with slashes, by index."""
-        indices: Indices = np.array(sorted(files), np.int64)
+        indices: Ints = np.array(sorted(files), np.int64)
         self._names = [files[index][0] for index in indices.tolist()]
         self._indices = indices
         self.identity = {"names, sizes and times": files_digest(files[index] for index in indices.tolist())}

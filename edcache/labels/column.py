@@ -20,8 +20,6 @@ _BLOCK = 1 << 15
 SMALL_RANGE = 1 << 16
 """Integers of so small a range are looked up in a table instead of being hashed."""
 
-Floats = npt.NDArray[np.floating]
-
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     """A column as one contiguous array."""
@@ -90,27 +88,20 @@ def _comparable_floats(array: pa.Array) -> pa.Array:
     if not len(array):
         return array
     validity, data = array.buffers()
-    values = np.frombuffer(data, numpy_dtype(array.type), array.offset + len(array))
-    starts = range(0, len(values), _BLOCK)
-    if all(_is_canonical(values[start : start + _BLOCK]) for start in starts):
-        return array
-    canonical = np.empty_like(values)
-    for start in starts:
-        _canonical(values[start : start + _BLOCK], canonical[start : start + _BLOCK])
-    buffers = [validity, pa.py_buffer(canonical)]
-    return pa.Array.from_buffers(array.type, len(array), buffers, array.null_count, array.offset)
-
-
-def _is_canonical(values: Floats) -> bool:
+    written = values = np.frombuffer(data, numpy_dtype(array.type), array.offset + len(array))
     bits = f"u{values.dtype.itemsize}"
-    return bool((_canonical(values, np.empty_like(values)).view(bits) == values.view(bits)).all())
-
-
-def _canonical(values: Floats, out: Floats) -> Floats:
-    with np.errstate(invalid="ignore"):  # a signalling nan
-        np.add(values, values.dtype.type(0), out=out)  # -0.0 becomes 0.0
-    np.copyto(out, np.nan, where=np.isnan(out))
-    return out
+    for start in range(0, len(written), _BLOCK):
+        block = written[start : start + _BLOCK]
+        with np.errstate(invalid="ignore"):  # a signalling nan
+            canonical = block + block.dtype.type(0)  # -0.0 becomes 0.0
+        np.copyto(canonical, np.nan, where=np.isnan(canonical))
+        if not np.array_equal(canonical.view(bits), block.view(bits)):
+            values = written.copy() if values is written else values
+            values[start : start + _BLOCK] = canonical
+    if values is written:
+        return array
+    buffers = [validity, pa.py_buffer(values)]
+    return pa.Array.from_buffers(array.type, len(array), buffers, array.null_count, array.offset)
 
 
 class Classes(NamedTuple):

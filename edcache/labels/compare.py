@@ -73,7 +73,18 @@ class Column:
 
     def one_of(self, values: Iterable[object]) -> pc.Expression:
         """`column in values`, unknown where the column has no value and None is not among the values."""
-        has_null, scalars = self._value_set(values)
+        if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and pa.types.is_integer(self.type):
+            limits = np.iinfo(numpy_dtype(self.type))
+            fits = values[(values >= int(limits.min)) & (values <= int(limits.max))]
+            has_null, scalars = False, pa.array(fits.astype(limits.dtype), type=self.type)
+        else:
+            if isinstance(values, np.ndarray):
+                values = values.reshape(-1) if values.dtype.kind in "mM" else values.reshape(-1).tolist()
+            values = list(values)
+            present = [value for value in values if value is not None]
+            points = [point for point in map(self._point, present) if point is not None]
+            exact = [point.scalar for point in points if point.exact and point.scalar is not None]
+            has_null, scalars = len(present) < len(values), pa.array(exact, comparable_type(self.type))
         is_in = self._field.isin(scalars) if len(scalars) else pc.scalar(False)
         return self.is_null() | is_in if has_null else self._unless_null(is_in)
 
@@ -144,20 +155,6 @@ class Column:
 
     def _unless_null(self, expression: pc.Expression) -> pc.Expression:
         return pc.if_else(self._field.is_valid(), expression, _unknown())
-
-    def _value_set(self, values: Iterable[object]) -> tuple[bool, pa.Array]:
-        """Whether None is among values, and those that the column can have."""
-        if isinstance(values, np.ndarray):
-            if values.dtype.kind in "iu" and pa.types.is_integer(self.type):
-                limits = np.iinfo(numpy_dtype(self.type))
-                fits = values[(values >= int(limits.min)) & (values <= int(limits.max))]
-                return False, pa.array(fits.astype(limits.dtype), type=self.type)
-            values = values.reshape(-1) if values.dtype.kind in "mM" else values.reshape(-1).tolist()
-        values = list(values)
-        present = [value for value in values if value is not None]
-        points = [point for point in map(self._point, present) if point is not None]
-        scalars = [point.scalar for point in points if point.exact and point.scalar is not None]
-        return len(present) < len(values), pa.array(scalars, type=comparable_type(self.type))
 
     def _point(self, value: Any) -> _Point | None:
         """Where `value` lies among the column's values; None if nothing compares with it."""

@@ -68,8 +68,9 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
             raise unknown_label(name, list(self))
         array = self._arrays.get(name)
         if array is None:
-            array = self._arrays[name] = self._array(name)
+            array = self._array(name)
             array.flags.writeable = False
+            self._arrays[name] = array
         return array
 
     def _array(self, name: str) -> npt.NDArray[Any]:

@@ -74,8 +74,7 @@ def absolute(path: str | bytes | os.PathLike[str]) -> str:
         refused(name, "asking for the folder that this process works in; give an absolute path", error)
 
 
-_lockable: weakref.WeakSet[File] = weakref.WeakSet()
-_in_memory: weakref.WeakSet[File] = weakref.WeakSet()
+_open: weakref.WeakSet[File] = weakref.WeakSet()
 
 
 def _settle_inherited() -> None:
@@ -83,10 +82,11 @@ def _settle_inherited() -> None:
 
     What the parent reads in memory, the child holds too, by a lock of its own.
     """
-    for file in list(_lockable):
-        file._close()
-    for file in list(_in_memory):
-        file._naming.inherit(calls.system, file._descriptors)
+    for file in list(_open):
+        if file.writable:
+            file._close()
+        else:
+            file._naming.inherit(calls.system, file._descriptors)
 
 
 if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
@@ -215,10 +215,8 @@ class File(_Handle, ByteSource):
         self.writable = writable
         self.can_lock = True
         self.absolute = absolute(path)
-        if writable:
-            _lockable.add(self)
-        if self._naming.is_volatile:
-            _in_memory.add(self)
+        if writable or self._naming.is_volatile:
+            _open.add(self)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], mode: str, more_flags: int = 0) -> File:

@@ -6,7 +6,7 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from edcache.base import ArchiveNotFoundError, SourceError, WorkerError
 from edcache.storage import calls
@@ -147,11 +147,8 @@ class Keeper:
 
     def take(self) -> None:
         """Hold what has the name now; an empty file where nothing has."""
-        made = File.open(self.path, "a")
-        try:
+        with closing(File.open(self.path, "a")) as made:
             taken = made.reopened()
-        finally:
-            made.close()
         self.close()
         self.file = taken
 

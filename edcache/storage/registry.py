@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Any, ClassVar, Final, Protocol
 
 from edcache.base import OptionError
@@ -39,7 +38,7 @@ _BACKENDS: Final = {
 # By the words of `local=` and `preload=`: what opens a copy in the place of the archive.
 _COPIES: Final = {
     "local": "edcache.backends.mirror.read_through:open_copy",
-    "shm": "edcache.backends.shm.preload:open_copy",
+    "shm": "edcache.backends.shm.memory:open_copy",
 }
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:://|::)")
 # Names that pass for paths: os.path and pathlib take away a slash or two.
@@ -159,16 +158,18 @@ def scheme_of(path: str) -> str:
 
 def backend_of(path: str) -> type[Location]:
     """The class of what has such a path or URL."""
-    return _backend(scheme_of(path))
+    backend: type[Location] = _backend(scheme_of(path))
+    return backend
 
 
 @cache
-def _backend(scheme: str) -> type[Location]:
-    others = () if scheme in _BACKENDS else entry_points(group=GROUP, name=scheme)
-    backend: type[Location] = next((other.load() for other in others), None) or _load(
-        _BACKENDS.get(scheme, _OBJECTS)
-    )
-    return backend
+def _backend(scheme: str) -> Any:
+    if scheme in _BACKENDS:
+        return _load(_BACKENDS[scheme])
+    # Slow to import, and not needed for ours.
+    from importlib.metadata import entry_points
+
+    return next((other.load() for other in entry_points(group=GROUP, name=scheme)), None) or _load(_OBJECTS)
 
 
 def _load(home: str) -> Any:

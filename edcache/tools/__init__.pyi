@@ -1,4 +1,3 @@
-from .compact import CompactReport as CompactReport
 from .compact import compact as compact
 from .housekeeping import Listed as Listed
 from .housekeeping import archives_in as archives_in

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from edcache import format
-from edcache.base import LengthError, OptionError
+from edcache.base import Ints, LengthError, OptionError
 from edcache.dataset import Path, expand_paths
 from edcache.format import (
     MAX_SCHEMAS,
@@ -26,7 +26,7 @@ from edcache.format import (
 )
 from edcache.reader import OnProgress
 from edcache.storage import ByteSource, local_path, located
-from edcache.tools.rewrite import Ints, Progress, Selection, check_free, intact_dictionaries, rewriting
+from edcache.tools.rewrite import Progress, Selection, check_free, intact_dictionaries, rewriting
 from edcache.tools.verify import sound_survey
 
 _NO_COLUMN: Final = object()
@@ -105,7 +105,7 @@ def merge(
         _check_dictionaries(sources)
         shares = [Share(source, range(source.length)) for source in sources]
         progress = Progress(on_progress, sum(share.nbytes for share in shares))
-        piece = join(destination, shares, progress, "merge()")
+        piece = join(destination, shares, progress)
     return MergeReport(piece.path, len(named), piece.samples, piece.length, piece.nbytes)
 
 
@@ -186,13 +186,13 @@ def _within(rising: Ints, samples: range | Ints) -> tuple[Ints, Ints]:
     return rows, places
 
 
-def join(target: str, shares: Sequence[Share], progress: Progress, asked_by: str) -> Piece:
+def join(target: str, shares: Sequence[Share], progress: Progress) -> Piece:
     """Write a sealed archive of the samples of some shares, one after the other, where nothing is."""
     firsts = np.cumsum([0, *(share.length for share in shares)]).tolist()
     length = firsts.pop()
-    labels, revision = _joined_labels(shares, firsts, asked_by)
+    labels, revision = _joined_labels(shares, firsts)
     sources = list(dict.fromkeys(share.source for share in shares))
-    head = joined_head(sources, labels[0].column_names, length, asked_by)
+    head = joined_head(sources, labels[0].column_names, length)
     failures = [
         replace(failure, index=failure.index + first)
         for share, first in zip(shares, firsts, strict=True)
@@ -205,14 +205,12 @@ def join(target: str, shares: Sequence[Share], progress: Progress, asked_by: str
     return Piece(target, sum(len(share.rows) for share in shares), length, new.nbytes)
 
 
-def _joined_labels(
-    shares: Sequence[Share], firsts: Sequence[int], asked_by: str
-) -> tuple[list[Any], Revision | None]:
+def _joined_labels(shares: Sequence[Share], firsts: Sequence[int]) -> tuple[list[Any], Revision | None]:
     """The label tables of some shares as one: of the records of each, and of all samples without one."""
     counts = [len(share.rows) for share in shares] + [len(share.absent) for share in shares]
     tables = [share.labels() for share in shares]
     tables += [take_rows(share.source.labels, share.absent) for share in shares]
-    table = stacked(tables, counts, asked_by)
+    table = stacked(tables, counts, "merge()")
     starts = np.cumsum([0, *counts]).tolist()
     labels = [table.slice(starts[k], counts[k]) for k in range(len(shares))]
     absent = labelled_columns(table.slice(starts[len(shares)]))
@@ -220,7 +218,7 @@ def _joined_labels(
     return labels, Revision(absent, (), np.concatenate(places)) if absent.num_columns else None
 
 
-def joined_head(sources: Sequence[Source], names: Sequence[str], length: int, asked_by: str) -> Head:
+def joined_head(sources: Sequence[Source], names: Sequence[str], length: int) -> Head:
     """The head of an archive of samples of these, which no call makes, so that it has no fingerprint.
 
     It compresses as the first that does; of a label column it knows the field if all have the same.
@@ -229,17 +227,17 @@ def joined_head(sources: Sequence[Source], names: Sequence[str], length: int, as
     for other in sources:
         if other.head.codec != first.head.codec:
             raise OptionError(
-                f'{asked_by}: {first.file.path} is of codec="{first.head.codec}", {other.file.path} of '
+                f'merge(): {first.file.path} is of codec="{first.head.codec}", {other.file.path} of '
                 f'codec="{other.head.codec}"; what reads one would refuse the other, so keep them apart, or '
                 "open them together: CachedDataset.from_cache([...])"
             )
     schemas = {text for source in sources for text in source.table.schemas}
     if len(schemas) > MAX_SCHEMAS:
         raise OptionError(
-            f"{asked_by}: {len(schemas):,} structures of samples together, an archive holds {MAX_SCHEMAS:,}"
+            f"merge(): {len(schemas):,} structures of samples together, an archive holds {MAX_SCHEMAS:,}"
         )
     if length > format.MAX_LENGTH:
-        raise LengthError(f"{asked_by}: {length:,} samples together, an archive holds {format.MAX_LENGTH:,}")
+        raise LengthError(f"merge(): {length:,} samples together, an archive holds {format.MAX_LENGTH:,}")
 
     def common_field(name: str) -> Any:
         field, *others = (source.field_of(name) for source in sources)

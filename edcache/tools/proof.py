@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
+from edcache.base import Ints
 from edcache.format import ChunkTable, Header, PRead, blocks_of, padding_of
 
 # A multiple of the block; what is read stays in a processor's cache while three checksums pass over it.
 _WINDOW: Final = 64 * format.BLOCK_NBYTES
 _SHOWN: Final = 20
 
-Ints = npt.NDArray[np.int64]
 OnProblem = Callable[[int, str], None]
 """`on_problem(offset, what)`; the offset counts from the start of the file."""
 

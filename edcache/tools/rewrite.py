@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format, storage, writer
-from edcache.base import ArchiveExistsError, CorruptRecordError
+from edcache.base import ArchiveExistsError, CorruptRecordError, Ints
 from edcache.codec import Compression
 from edcache.format import Contents, Dictionary, Failure, Head, IndexTable, Records, Revision, take_rows
 from edcache.reader import OnProgress
@@ -28,7 +28,6 @@ CHUNK_NBYTES: Final = 4 << 20
 _GAP: Final = 1 << 12
 _SPAN: Final = 2 * CHUNK_NBYTES
 
-Ints = npt.NDArray[np.int64]
 OnDamage = Callable[[Ints, str], object]
 """`on_damage(rows, why)`: rows of the selection whose records are left out."""
 

@@ -21,6 +21,7 @@ from edcache.base import (
     ArchiveError,
     CorruptArchiveError,
     FormatVersionError,
+    Ints,
     LabelTypeError,
     NotAnArchiveError,
 )
@@ -57,7 +58,6 @@ from edcache.tools.entries import ANYWHERE, Entries
 
 _PICKLES: Final = '{"pickle":5}'
 
-Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 

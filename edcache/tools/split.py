@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from edcache import base, format, storage
-from edcache.base import EdcacheError, OptionError, human_bytes, parsed_bytes
+from edcache.base import EdcacheError, Ints, OptionError, human_bytes, parsed_bytes
 from edcache.dataset import Path
 from edcache.format import (
     ChunkTable,
@@ -30,9 +30,8 @@ from edcache.labels import Labels, classes
 from edcache.reader import OnProgress
 from edcache.storage import local_path
 from edcache.tools.merge import Piece, Share, Source, join, joined_head, opened
-from edcache.tools.rewrite import CHUNK_NBYTES, Ints, Progress, check_free
+from edcache.tools.rewrite import CHUNK_NBYTES, Progress, check_free
 
-_ASKED_BY: Final = "split()"
 _DIGITS: Final = 5
 _MOST_NAMED: Final = 60
 _UNSAFE: Final = re.compile(r"[^\w.=+-]+", re.ASCII)
@@ -127,7 +126,7 @@ def _written(source: Source, targets: list[str], cuts: list[_Cut], progress: Pro
     pieces: list[Piece] = []
     try:
         for target, (value, samples) in zip(targets, cuts, strict=True):
-            piece = join(target, [Share(source, samples)], progress, _ASKED_BY)
+            piece = join(target, [Share(source, samples)], progress)
             pieces.append(replace(piece, value=value))
     except BaseException:
         for piece in pieces:
@@ -213,7 +212,7 @@ class _Sizes:
         columns = _COLUMN_NBYTES * (empty.num_columns + _ROW_NBYTES // 8)
         table = ChunkTable(none, empty, list(index.schemas), LabelTypes.of(empty), 0)
         chunk = len(pack_chunk_table(table)) + columns + format.PAGE + 64 + _ENTRY_NBYTES
-        head = joined_head([self._source], empty.column_names, index.length, _ASKED_BY)
+        head = joined_head([self._source], empty.column_names, index.length)
         bare = index._replace(records=none, blocks=index.blocks[:0], failures=[], labels=None)
         fixed = len(format.pack_head(head)) + len(pack_index(bare)) + 2 * len(pack_labels(empty))
         fixed += 3 * columns

@@ -5,7 +5,8 @@ from .cache import adopt_labels as adopt_labels
 from .cache import check_options as check_options
 from .cache import new_head as new_head
 from .chunk import Chunk as Chunk
-from .executor import ray_executor as ray_executor
+from .cluster import ray_executor as ray_executor
+from .crew import worker_count as worker_count
 from .features import declared as declared
 from .fill import fill as fill
 from .fingerprint import call_fingerprint as call_fingerprint
@@ -23,7 +24,6 @@ from .job import claim_size as claim_size
 from .job import length_of as length_of
 from .lazy import LazyFiller as LazyFiller
 from .lazy import bytes_limit as bytes_limit
-from .pool import worker_count as worker_count
 from .recovery import never_created as never_created
 from .recovery import recover as recover
 from .store import AS_IT_IS as AS_IT_IS

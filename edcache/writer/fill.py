@@ -29,10 +29,10 @@ from edcache.base import (
 )
 from edcache.format import Failure, Head
 from edcache.writer import temporary
-from edcache.writer.executor import ExecutorFill
+from edcache.writer.cluster import Cluster
+from edcache.writer.crew import Crew, crew_context, worker_count
 from edcache.writer.job import Job, check_length, check_source
 from edcache.writer.part import Part, Presence, Watch
-from edcache.writer.pool import WorkerPool, start_context, worker_count
 from edcache.writer.store import AnyAppender
 from edcache.writer.stream import fill_stream, is_stream, stream_workers
 
@@ -100,25 +100,25 @@ _Driver = Callable[[Job, AnyAppender, Presence, "_Shown"], None]
 
 
 def _driver(job: Job) -> _Driver:
-    """What computes: an executor, a pool of workers, or this process."""
+    """What computes: an executor, a crew of workers, or this process."""
     options = job.options
-    context = start_context(options.multiprocessing_context)
+    context = crew_context(options.multiprocessing_context)
     if options.executor is not None:
-        return _by_executor
+        return _by_cluster
     workers = worker_count(options.num_workers)
     if options.timeout is not None:
         workers = max(1, workers)
     # A daemonic process, such as a DataLoader's worker, may not start others.
     if not workers or multiprocessing.current_process().daemon:
         return _alone
-    return partial(_by_pool, workers, context)
+    return partial(_by_crew, workers, context)
 
 
 def _alone(job: Job, appender: AnyAppender, presence: Presence, watch: _Shown) -> None:
     Part(job, appender, presence, watch).run(presence.missing_claims)
 
 
-def _by_pool(
+def _by_crew(
     workers: int, context: Any, job: Job, appender: AnyAppender, presence: Presence, watch: _Shown
 ) -> None:
     claims = -(-len(presence.present) // appender.head.claim_size)
@@ -126,15 +126,15 @@ def _by_pool(
     def record(failure: Failure) -> None:
         appender.amend(failed=[failure.to_json()])
 
-    pool = WorkerPool(job, min(workers, claims), context, watch.look, record)
-    pool.run()
-    if pool.set_aside and job.options.on_error == "raise":
-        reasons = "; ".join(failure.message for failure in pool.set_aside)
+    crew = Crew(job, min(workers, claims), context, watch.look, record)
+    crew.run()
+    if crew.set_aside and job.options.on_error == "raise":
+        reasons = "; ".join(failure.message for failure in crew.set_aside)
         raise SourceError(f"{job.path}: {reasons}; the others are kept, and filling again tries again")
 
 
-def _by_executor(job: Job, appender: AnyAppender, presence: Presence, watch: _Shown) -> None:
-    ExecutorFill(job, appender, presence, watch.look).run()
+def _by_cluster(job: Job, appender: AnyAppender, presence: Presence, watch: _Shown) -> None:
+    Cluster(job, appender, presence, watch.look).run()
 
 
 def _fill(job: Job, driver: _Driver) -> None:

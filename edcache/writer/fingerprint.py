@@ -129,8 +129,8 @@ def _changes(word: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -
     old, new = _named(found, f"{word}s"), _named(expected, f"{word}s")
     lines = []
     for key in {**old, **new}:
-        is_in_both = key in old and key in new
-        if is_in_both and (_text(old[key]) == _text(new[key]) or _is_moved(old[key], new[key])):
+        is_in_both, pair = key in old and key in new, (old.get(key), new.get(key))
+        if is_in_both and (_text(pair[0]) == _text(pair[1]) or _is_elsewhere(*pair) or _is_same_file(*pair)):
             continue
         before, now = (_shown(side[key]) if key in side else "absent" for side in (old, new))
         lines.append(f"{word} {key}: {before} in the archive, {now} now")
@@ -143,23 +143,22 @@ def moved_paths(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) ->
     return [
         f"attribute {key}: {old[key]!r} in the archive, {new[key]!r} now"
         for key in old
-        if key in new
-        and old[key] != new[key]
-        and _is_moved(old[key], new[key])
-        and not _is_same_file(old[key], new[key])
+        if key in new and old[key] != new[key] and _is_elsewhere(old[key], new[key])
     ]
 
 
-def _is_moved(old: Any, new: Any) -> bool:
-    """Whether two paths lead to the same thing: to one file; or the old one leads nowhere, and ends alike."""
-    if type(old) is not str or type(new) is not str or not (os.path.isabs(old) or os.path.isabs(new)):
+def _is_elsewhere(old: Any, new: Any) -> bool:
+    """Whether a path leads nowhere any more, and another one ends alike."""
+    if not (type(old) is type(new) is str and os.path.isabs(old) and os.path.isabs(new)):
         return False
     names = {os.path.basename(os.path.normpath(path)) for path in (old, new)}
-    is_elsewhere = os.path.isabs(old) and os.path.isabs(new) and len(names) == 1 and not os.path.exists(old)
-    return is_elsewhere or _is_same_file(old, new)
+    return len(names) == 1 and not os.path.exists(old)
 
 
-def _is_same_file(old: str, new: str) -> bool:
+def _is_same_file(old: Any, new: Any) -> bool:
+    """Whether two paths, one of them an absolute one, lead to one file."""
+    if not (type(old) is type(new) is str and (os.path.isabs(old) or os.path.isabs(new))):
+        return False
     try:
         return os.path.samefile(old, new)
     except (OSError, ValueError):

@@ -95,7 +95,7 @@ class Job:
             try:
                 return self.source[index]
             except BaseException as error:
-                check_blame(error, index)
+                check_blame(error, index)  # raises what is no failure of the sample
                 if not retries:
                     raise refusal(error, index, self.path) from error
                 retries -= 1

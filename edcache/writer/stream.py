@@ -12,8 +12,8 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from edcache.base import OptionError, Progress
+from edcache.writer.crew import worker_count
 from edcache.writer.job import Job, check_blame, check_origin, refusal
-from edcache.writer.pool import worker_count
 from edcache.writer.publisher import Publisher
 
 

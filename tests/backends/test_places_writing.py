@@ -226,7 +226,7 @@ SENDING = """
 import sys
 from edcache.writer import store_at
 from edcache.backends.objects import Spool
-Spool(store_at(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": "s"})).publish(None)
+Spool(store_at(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": "s"})).finish()
 """
 
 
@@ -255,7 +255,7 @@ def test_an_upload_that_is_killed_goes_on_with_the_parts_that_are_missing(s3, sp
     there = system.call_s3("list_parts", Bucket="bucket", Key="large.zip", UploadId=begun[0]["UploadId"])
     kept = len(there.get("Parts", []))
     before = log.read_text().count("partNumber")
-    spooled.publish(None)
+    spooled.finish()
     assert log.read_text().count("partNumber") - before == 6 - kept
     assert kept > 0
     assert system.cat_file("bucket/large.zip") == data

@@ -784,7 +784,7 @@ _MEMORY = [
     ),
     Bug(
         "a copy that was begun counts as complete",
-        "backends/shm/preload.py",
+        "backends/shm/memory.py",
         "    if file.is_frozen():\n",
         "    if file.size():\n",
         ("test_memory.py::test_who_waits_for_a_copy_makes_it_when_the_copier_is_killed",),
@@ -1019,7 +1019,7 @@ _PLACES = [
     Bug(
         "an upload replaces what came meanwhile",
         "backends/objects.py",
-        "if not replaces and self._store.state() != before:",
+        "if not self._replaces and self._store.state() != self._before:",
         "if False:",
         ("test_places_writing.py::test_another_archive_that_came_meanwhile_is_kept",),
     ),

@@ -45,6 +45,7 @@ from edcache.errors import (
     StorageError,
     UnknownLabelError,
 )
+from edcache.interop.export import ExportReport
 from edcache.interop.export_formats import FORMATS, new_folder
 
 DAY = datetime.date(2024, 2, 29)
@@ -118,7 +119,7 @@ def test_webdataset_reads_every_field_and_images_are_their_own_bytes(ds, out):
         assert (one["target.ok.json"], one["target.sizes.json"]) == (i % 2 == 0, [i, i + 1])
         assert one["target.raw.bin"] == bytes([i])
         assert one["labels.json"] == {"split": ["train", "test"][i % 2]}
-    assert report == edcache.interop.ExportReport(
+    assert report == ExportReport(
         str(out), "webdataset", 30, report.files, sum(file.stat().st_size for file in out.iterdir())
     )
 

@@ -1,4 +1,4 @@
-"""What users see of the package, as text: `scripts/surface` writes it to tests/project/surface.txt."""
+"""What users see of the package, as text: `scripts/surface > tests/project/surface.txt`."""
 
 import inspect
 import sys
@@ -89,5 +89,4 @@ def _parts(parameters: list[inspect.Parameter]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    FILE.write_text(surface(), encoding="utf-8")
-    sys.stdout.write(f"{FILE} has the surface of today; look at its difference before you commit it\n")
+    sys.stdout.write(surface())

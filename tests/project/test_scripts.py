@@ -41,6 +41,7 @@ TRIALS = {
     ),
     "fuzz": ("where --runs 50", r"where +50 ", 0),
     "planted": ("--list", r"(\S.*\n){100}", 0),
+    "surface": ("", r"CachedDataset\.from_cache(.|\n)*", 0),
     "rooms": ("", r"<svg (.|\n)*</svg>", 0),
     "walks": ("", r"reopen +[\d,]+ calls in +\d+ files\n(.*\n)*filter", 0),
     "soak": ("0.0001", r"the time is over; not counted\n(.*\n)*no failure", 0),

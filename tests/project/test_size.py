@@ -7,9 +7,10 @@ from pathlib import Path
 import edcache
 
 FILES = sorted(Path(edcache.__file__).parent.rglob("*.py"))
+SURFACES = sorted(Path(edcache.__file__).parent.rglob("*.pyi"))
 
 # The most, and by how much the package may be below that until the number is lowered.
-LINES, SLACK = 41_200, 1_000
+LINES, SLACK = 36_700, 3_000
 
 # Of each function, its docstring included.
 FUNCTION_LINES = 60
@@ -17,11 +18,11 @@ LONG: set[str] = set()
 
 # Of each function, without self. The doors of the package take every option by its name.
 PARAMETERS = 8
-DOORS = {"ByLength.__init__", "Loader.__init__", "Readable.loader"}
+DOORS = {"ByLength.__init__", "Readable.loader"}
 
 # Of each class, without what it inherits.
 METHODS = 30
-LARGE = {"File", "Readable"}
+LARGE: set[str] = set()
 
 REASON = re.compile(r"# (?!noqa)|# noqa: \w+ - ")
 FUNCTION = ast.FunctionDef | ast.AsyncFunctionDef
@@ -50,7 +51,7 @@ FUNCTIONS = [(name, node) for name, node in ALL if isinstance(node, FUNCTION)]
 
 
 def test_the_package_has_so_many_lines():
-    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in FILES)
+    lines = sum(len(file.read_text(encoding="utf-8").splitlines()) for file in [*FILES, *SURFACES])
     assert lines <= LINES, f"{lines:,} lines"
     assert lines > LINES - SLACK, f"{lines:,} lines: lower the limit"
 
@@ -66,7 +67,7 @@ def test_functions_take_few_parameters_but_for_the_doors():
 
 def test_classes_have_few_methods():
     def methods(node):
-        return sum(isinstance(child, FUNCTION) for child in node.body)
+        return len({child.name for child in node.body if isinstance(child, FUNCTION)})
 
     classes = [(name, node) for name, node in ALL if isinstance(node, ast.ClassDef)]
     assert {name for name, node in classes if methods(node) > METHODS} == LARGE

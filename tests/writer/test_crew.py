@@ -26,8 +26,8 @@ from edcache.errors import (
 )
 from edcache.labels.spec import LabelSpec
 from edcache.writer.cache import new_head
+from edcache.writer.crew import Crew, crew_context, usable_cpus
 from edcache.writer.job import Job
-from edcache.writer.pool import WorkerPool, start_context, usable_cpus
 
 COUNT = 200
 
@@ -428,10 +428,10 @@ def test_a_sample_that_a_second_worker_had_begun_is_set_aside_once(path, log):
     spec = LabelSpec.parse(None)
     job = Job(Source(log), str(path), new_head(spec), spec, 10, "never", FillOptions(on_error="skip"))
     recorded = []
-    pool = WorkerPool(job, 2, start_context(None), lambda: None, recorded.append)
+    crew = Crew(job, 2, crew_context(None), lambda: None, recorded.append)
     for _ in range(4):
-        pool._note_death(50, -signal.SIGKILL)
-    assert [failure.index for failure in pool.set_aside] == [failure.index for failure in recorded] == [50]
+        crew._note_death(50, -signal.SIGKILL)
+    assert [failure.index for failure in crew.set_aside] == [failure.index for failure in recorded] == [50]
 
 
 def test_a_worker_that_is_killed_once_is_replaced(path, log, tmp_path):

@@ -129,12 +129,7 @@ class Fetch:
     """Make a file equal to an origin, byte for byte, whatever it held before; not synced."""
 
     def __init__(
-        self,
-        origin: ByteSource,
-        plan: Plan,
-        file: File,
-        threads: int,
-        on_progress: OnProgress | None = None,
+        self, origin: ByteSource, plan: Plan, file: File, threads: int, on_progress: OnProgress | None = None
     ) -> None:
         self._origin, self._plan, self._file = origin, plan, file
         self._threads, self._on_progress = threads, on_progress or (lambda done, size: None)

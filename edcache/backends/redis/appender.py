@@ -21,7 +21,7 @@ from edcache.backends.redis.log import Log, read_head, stale
 from edcache.backends.redis.records import FRAME_NBYTES, held, packed, pieces_of, schema_number
 from edcache.backends.redis.url import Server
 from edcache.base import LabelError, OptionError, StorageError
-from edcache.format import PAGE, Chain, ChunkTable, Head, Header, pack_chunk_table
+from edcache.format import PAGE, ChunkTable, Head, Header, pack_chunk_table
 from edcache.writer import AnyAppender, Chunk
 
 _MOST_NBYTES: Final = 512 << 20
@@ -65,7 +65,6 @@ class RedisAppender(AnyAppender):
         self._client, self._keys = log.client, log.keys
         self.path, self.head = log.server, log.head
         self._closed = False
-        self._logged = _Logged()
         self._opened_at = log.chain.cursor.seq
 
     @classmethod
@@ -120,7 +119,7 @@ class RedisAppender(AnyAppender):
         """Append to the log what others are to know of a chunk whose records are stored."""
         self._log.catch_up()
         while True:
-            new = chunk.without(self._logged.of(self._log, chunk)) if restores else chunk
+            new = chunk.without(self._log.published(chunk)) if restores else chunk
             if not new.count:
                 self._push(b"")
                 return
@@ -201,7 +200,7 @@ class RedisAppender(AnyAppender):
 
     def _take_back(self, chunk: Chunk) -> None:
         """Delete records that nobody will be told of."""
-        keys = [self._keys.record(index) for index in set(chunk.indices) - self._logged.of(self._log, chunk)]
+        keys = [self._keys.record(index) for index in set(chunk.indices) - self._log.published(chunk)]
         # Where that fails too, they are overwritten when they are computed again.
         with suppress(StorageError):
             for start in range(0, len(keys), PIECE_KEYS):
@@ -212,7 +211,6 @@ class RedisAppender(AnyAppender):
         raise AssertionError("a cache in Redis has no compression dictionary")
 
     def dictionaries(self) -> list[bytes]:
-        """None."""
         return []
 
     def seal(self) -> None:
@@ -227,32 +225,6 @@ class RedisAppender(AnyAppender):
             self._closed = True
             self._claims.close()
             self._client.close()
-
-
-class _Logged:
-    """What the log tells of, kept up to date with it."""
-
-    def __init__(self) -> None:
-        self._chain: Chain | None = None
-        self._chunks = 0
-        self._indices: set[int] = set()
-        self._schemas: set[str] = set()
-
-    def of(self, log: Log, chunk: Chunk) -> set[int]:
-        """The samples of a chunk that were published, and whose records decode by a schema that was."""
-        chain = log.chain
-        if chain is not self._chain:
-            self._chain, self._chunks, self._indices, self._schemas = chain, 0, set(), set()
-        for table in map(log.table, chain.chunks[self._chunks :]):
-            if table.records.index is not None:
-                self._indices.update(table.records.index.tolist())
-            self._schemas.update(table.schemas)
-        self._chunks = len(chain.chunks)
-        is_known = [text in self._schemas for text in chunk.schemas]
-        numbers = chunk.records.schema.tolist()
-        return self._indices.intersection(
-            index for index, number in zip(chunk.indices, numbers, strict=True) if is_known[number]
-        )
 
 
 def uuid_of(head: Head) -> bytes:

@@ -10,6 +10,7 @@ from edcache.backends.redis.client import Client
 from edcache.backends.redis.url import Keys, Server
 from edcache.base import ArchiveNotFoundError, CorruptArchiveError, StaleArchiveError
 from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, read_table
+from edcache.writer import Chunk
 
 _ENDLESS: Final = 1 << 62
 _ENTRIES: Final = 64
@@ -57,6 +58,7 @@ class Log:
         self.nbytes, self.last_header = 0, b""
         self._at: dict[int, bytes] = {}  # headers and tables, by offset
         self._tables: dict[int, ChunkTable] = {}  # by sequence number
+        self._counted, self._indices, self._schemas = 0, set[int](), set[str]()
 
     @property
     def seen(self) -> int:
@@ -128,6 +130,19 @@ class Log:
                     f"delete the cache: edcache rm '{self.server}'"
                 ) from None
         return self._tables[header.seq]
+
+    def published(self, chunk: Chunk) -> set[int]:
+        """The samples of a chunk that were published, and whose records decode by a schema that was."""
+        for table in map(self.table, self.chain.chunks[self._counted :]):
+            if table.records.index is not None:
+                self._indices.update(table.records.index.tolist())
+            self._schemas.update(table.schemas)
+        self._counted = len(self.chain.chunks)
+        is_known = [text in self._schemas for text in chunk.schemas]
+        numbers = chunk.records.schema.tolist()
+        return self._indices.intersection(
+            index for index, number in zip(chunk.indices, numbers, strict=True) if is_known[number]
+        )
 
     def contents(self) -> Contents:
         """Which samples were published, and their labels."""

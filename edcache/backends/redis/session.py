@@ -12,14 +12,7 @@ import numpy.typing as npt
 
 from edcache.backends.redis.client import Client
 from edcache.backends.redis.log import Log, no_cache, read_head
-from edcache.backends.redis.records import (
-    Frame,
-    gathered_from,
-    held,
-    pieces_of,
-    schema_number,
-    unpacked,
-)
+from edcache.backends.redis.records import Frame, gathered_from, held, pieces_of, schema_number, unpacked
 from edcache.backends.redis.url import Server
 from edcache.base import CorruptRecordError, EdcacheError, LengthError, MissingSampleError, once
 from edcache.codec import STORED, Decode, Decoder, Decoding, decompress

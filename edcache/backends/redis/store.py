@@ -54,18 +54,15 @@ class RedisStore(Store):
         return Server.of(given)
 
     def local_path(self) -> NoReturn:
-        """See the base class: there is none."""
         raise OptionError(
             f"{self.path}: this takes an archive that is a file; of a cache in Redis there are "
             "CachedDataset, @cachable, and edcache info, show, ls, labels, export and rm"
         )
 
     def open(self) -> NoReturn:
-        """See the base class: what is there has no bytes at offsets."""
         self.local_path()
 
     def stage(self, mode: str, folder: Folder) -> NoReturn:
-        """See the base class: a writer writes a file."""
         self.local_path()
 
     def completed(self, described: Callable[[], Mapping[str, Any] | None]) -> Store:

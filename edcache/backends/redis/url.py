@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
-from edcache.backends import ShownUrl, without_userinfo
+from edcache.backends import ShownUrl
 from edcache.base import OptionError
 
 _SECRETS: Final = ("username", "password", "ssl_password")
@@ -60,7 +60,9 @@ class Server(ShownUrl):
         secrets = [(name, unquote(value)) for name, value in userinfo if value]
         secrets += [(name, value) for name, value in options if name in _SECRETS]
         kept = [(name, value) for name, value in options if name not in _SECRETS]
-        return cls._made(urlsplit(without_userinfo(url)), kept, secrets)
+        # What is before the last @ are credentials, however it is written.
+        bare = parts._replace(netloc=parts.netloc.rpartition("@")[2])
+        return cls._made(bare, kept, secrets)
 
     @classmethod
     def _made(cls, parts: SplitResult, options: list[tuple[str, str]], secrets: Iterable[Any]) -> Server:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from http.client import responses
 from typing import Any, Final
 
@@ -49,10 +49,10 @@ def engine_of(url: Url, options: Mapping[str, Any]) -> Engine:
         if not any(map(all_options.get, _UNSIGNED)):
             return _Preferring(HttpEngine(_signed(filesystem, path)), inner)
     if scheme in _GS:
-        return _Preferring(_Described(inner.stamp, _generation(filesystem, path)), inner)
+        return _Preferring(HttpEngine(_generation(filesystem, path), describe=inner.stamp), inner)
     if scheme == _HUB:
         file = _HubFile(filesystem, path)
-        return _Described(file.stamp, file.address)
+        return HttpEngine(file.address, describe=file.stamp)
     return inner
 
 
@@ -113,20 +113,6 @@ class FilesystemEngine(Engine):
         if len(data) != end - start:
             raise Failing(f"{len(data):,} bytes came")
         return bytes(data)
-
-
-class _Described(Engine):
-    """An object whose state a library tells, and which our own client reads."""
-
-    def __init__(self, describe: Callable[[], Awaitable[Stamp]], address: Address) -> None:
-        self._describe = describe
-        self._web = HttpEngine(address)
-
-    async def stamp(self) -> Stamp:
-        return await self._describe()
-
-    async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes:
-        return await self._web.fetch(stamp, start, end)
 
 
 class _Preferring(Engine):

@@ -82,18 +82,26 @@ def plain_engine(url: Url, options: Mapping[str, Any]) -> HttpEngine:
 
 
 class HttpEngine(Engine):
-    """An object that a server sends in ranges; each method is one request."""
+    """An object that a server sends in ranges; each method is one request.
 
-    def __init__(self, address: Address, client_options: Mapping[str, Any] | None = None) -> None:
-        self._address = address
+    Args:
+        client_options: for aiohttp.ClientSession. describe: tells its state, where another library does.
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        client_options: Mapping[str, Any] | None = None,
+        describe: Callable[[], Awaitable[Stamp]] | None = None,
+    ) -> None:
+        self._address, self._describe = address, describe
         self._client_options = dict(client_options or {})
 
     async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
-        return await self._answer(0, nbytes, None)
+        return await (super().begin(nbytes) if self._describe else self._answer(0, nbytes, None))
 
     async def stamp(self) -> Stamp:
-        """See `Engine`: for one byte."""
-        return (await self._answer(0, 1, None))[0]
+        return await self._describe() if self._describe else (await self._answer(0, 1, None))[0]
 
     async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes:
         """See `Engine`: the request names the state where it has an ETag."""

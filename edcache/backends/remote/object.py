@@ -220,7 +220,6 @@ class RemoteObject(ByteSource):
         return self._engines.get(lambda: engine_of(self._url, self._requests.options))
 
     def map(self, nbytes: int) -> NoReturn:
-        """See `ByteSource`: it cannot be."""
         raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: it is behind a URL")
 
     def close(self) -> None:

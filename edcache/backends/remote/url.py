@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
-from edcache.backends import ShownUrl, scrubbed, userinfo_of, without_userinfo
+from edcache.backends import ShownUrl, scrubbed
 
+_USERINFO: Final = re.compile(r"(?<=://)[^/?#]*@")
 _QUERY: Final = re.compile(r"[?#].*", re.DOTALL)
 # A "?" there is part of the object's name, or names its version.
 _BUCKETS: Final = ("s3", "s3a", "gs", "gcs", "memory")
@@ -56,11 +57,12 @@ class Url(ShownUrl):
 
     def _secrets(self) -> Iterator[str]:
         yield from _texts(self.options)
-        query, userinfo = urlsplit(self.url).query, userinfo_of(self.url)
-        if urlsplit(self.url).scheme not in _BUCKETS:
-            yield from (query, *(value for _, value in parse_qsl(query)))
-            yield from (part.partition("=")[2] for part in query.split("&"))
-            yield from (userinfo, *userinfo.split(":", 1))
+        parts = urlsplit(self.url)
+        if parts.scheme not in _BUCKETS:
+            yield from (parts.query, *(value for _, value in parse_qsl(parts.query)))
+            yield from (part.partition("=")[2] for part in parts.query.split("&"))
+            for userinfo in _USERINFO.findall(self.url):
+                yield from (userinfo[:-1], *userinfo[:-1].split(":", 1))
 
 
 def _texts(options: Any, key: object = None) -> Iterator[str]:
@@ -77,5 +79,5 @@ def _texts(options: Any, key: object = None) -> Iterator[str]:
 
 
 def _without_credentials(part: str) -> str:
-    bare = without_userinfo(part)
+    bare = _USERINFO.sub("", part)
     return bare if bare.partition("://")[0].lower() in _BUCKETS else _QUERY.sub("", bare)

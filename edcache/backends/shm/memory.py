@@ -25,21 +25,22 @@ import stat
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
-from edcache import base
-from edcache.backends import FileStore
-from edcache.base import OptionError, human_bytes
-from edcache.storage import Naming, System, calls
+from edcache import base, format
+from edcache.backends import FileStore, copy_bytes
+from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes
+from edcache.storage import ByteSource, File, Location, Naming, System, Wrapped, calls
 
 PREFIX: Final = "shm://"
 _TOP, _SUFFIX = "/dev/shm", ".entry"  # noqa: S108 - the folder in it is the user's own, which is checked
 _MOST_NAME: Final = 200
 _FLAGS: Final = os.O_RDWR | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0)
 _TURN: Final = 0
+_COPYING: Final = 0
 _HOLDERS: Final = 1 << 60
 _NUMBER_BITS: Final = 31
 _END: Final = (1 << 63) - 1
@@ -357,7 +358,6 @@ class MemoryStore(FileStore):
         return base.available()
 
     def check_deletable(self, *, force: bool = False) -> None:
-        """See the base class: it is freed by itself."""
         held = held_at(self.path)
         if held is not None:
             who = ", ".join(map(str, held.pids))
@@ -388,3 +388,77 @@ def held_at(path: str) -> Held | None:
         with suppress(OSError):  # it ends at this moment
             return Held(path, os.stat(holder.path).st_size, tuple(sorted({holder.pid for holder in who})))
     return None
+
+
+# ------------------------------------------------------------------------------------------ preload
+
+
+class MemoryCopy(Wrapped):
+    """The copy of an archive, open for reading; `token` is its name in memory. Messages name the archive."""
+
+    def __init__(self, where: Location, name: str, data: File) -> None:
+        super().__init__(data)
+        self.path, self.token = where.path, name
+        self._where = where
+
+    def reopened(self) -> MemoryCopy:
+        """The copy of what is there now."""
+        return open_copy(self._where)
+
+
+def open_copy(where: Location, token: str | None = None) -> MemoryCopy:
+    """Copy an archive to memory, once for a host, or join a copy that is there or is just made.
+
+    The copy has the name of what it is a copy of: device, inode, size and time of the last write. A file
+    that has changed is another one, and gets a copy of its own.
+
+    Args:
+        token: of the copy that another process reads, though the archive may have changed since.
+    """
+    joined = None if token is None else _join_copy(where, token)
+    if joined is not None:
+        return joined
+    with closing(where.open()) as source:
+        # Another container cannot be joined, though it may share the folder of the entries.
+        tag = process_namespace(), *source.tag()
+        name = PREFIX + "-".join(["preload", *map(str, tag)])
+        return _join_copy(where, name) or _make_copy(where, source, name)
+
+
+def _join_copy(where: Location, name: str) -> MemoryCopy | None:
+    """Open a copy that is there already and complete; else None."""
+    try:
+        file = File.open(name, "r")
+    except ArchiveNotFoundError:
+        return None
+    if file.is_frozen():
+        return MemoryCopy(where, name, file)
+    file.close()
+    return None
+
+
+def _make_copy(where: Location, source: ByteSource, name: str) -> MemoryCopy:
+    with closing(File.open(name, "a")) as copy:
+        copy.path = f"{source.path}: its copy in memory"
+        with copy.locked(_COPYING):
+            if not copy.is_frozen():
+                _copy(source, copy)
+                copy.freeze()
+        # Before it is closed here, or it might be gone.
+        joined = _join_copy(where, name)
+    assert joined is not None
+    return joined
+
+
+def _copy(source: ByteSource, copy: File) -> None:
+    """Copy all; whoever was killed at it left some bytes, which are copied again."""
+    format.read_head(source.pread, source.path)  # not gigabytes of what is no archive
+    nbytes, free = source.size(), base.available() + copy.size()
+    if nbytes > free:
+        error = StorageError(
+            f"{source.path}: takes {human_bytes(nbytes)} of memory, {human_bytes(free)} are free; end what "
+            "else takes memory, or read it from the disk, without preload"
+        )
+        error.errno = errno.ENOMEM
+        raise error
+    copy_bytes(source, copy)

@@ -60,7 +60,7 @@ def encode_samples(job: Job, indices: list[int]) -> tuple[list[Chunk], list[Fail
     return chunks, encoder.failures
 
 
-class ExecutorFill:
+class Cluster:
     """One fill by an executor, `job.options.executor`; `tick` is called several times a second."""
 
     def __init__(self, job: Job, appender: AnyAppender, presence: Presence, tick: Callable[[], None]) -> None:

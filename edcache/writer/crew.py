@@ -42,7 +42,7 @@ class _Worker:
     is_late: bool = False
 
 
-class WorkerPool:
+class Crew:
     """The workers of one fill, and the samples `set_aside`: they ended or hung their process too often.
 
     tick: called several times a second. record: writes down a sample set aside, where that ends no fill.
@@ -274,7 +274,7 @@ def worker_count(asked: int | str | None) -> int:
     return asked if isinstance(asked, int) else usable_cpus()
 
 
-def start_context(asked: Any) -> Any:
+def crew_context(asked: Any) -> Any:
     """A multiprocessing context: the platform's, or one by name; OptionError where there is none such."""
     if asked is None or isinstance(asked, str):
         try:
