@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -283,15 +282,10 @@ def _array_column(leaf: Node, part: slice) -> _ReadAll | None:
     ]
 
 
-@lru_cache(maxsize=64)
-def _unpack_from(code: str) -> Callable[[Any, int], tuple[Any, ...]]:
-    return struct.Struct("<" + code).unpack_from
-
-
 def _value_reader(leaf: Node) -> _Read:
     offset, nth, revive = leaf.offset, leaf.nth, reviver(leaf.kind, leaf.const)
     if offset is not None and leaf.code is not None:
-        unpack = _unpack_from(leaf.code)
+        unpack = struct.Struct("<" + leaf.code).unpack_from
         if revive is None:
             return lambda record, spans, alias: unpack(record, offset)[0]
         return lambda record, spans, alias: revive(unpack(record, offset)[0])

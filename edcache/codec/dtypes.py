@@ -164,17 +164,19 @@ def _parse_struct(description: list[Any], depth: int) -> Dtype:
     for name, title, offset, _ in rows:
         if type(name) is not str or type(offset) is not int or not (title is None or type(title) is str):
             raise ValueError("malformed field")
-    spec: Any = {
-        "names": [row[0] for row in rows],
-        "offsets": [row[2] for row in rows],
-        "formats": [_parse(row[3], depth + 1) for row in rows],
-        "itemsize": itemsize,
-    }
-    titles = [row[1] for row in rows]
+    parts = [(name, title, offset, _parse(inner, depth + 1)) for name, title, offset, inner in rows]
+    dtype = structured(parts, itemsize, aligned)
+    return np.dtype((np.record, dtype)) if kind == "record" else dtype
+
+
+def structured(parts: Sequence[tuple[Any, Any, Any, Dtype]], itemsize: Any, aligned: bool) -> Dtype:
+    """Return the dtype of a structure of parts: name, title or None, offset, dtype."""
+    names, titles, offsets, formats = map(list, zip(*parts, strict=True)) if parts else ([], [], [], [])
+    spec: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
     if any(title is not None for title in titles):
         spec["titles"] = titles
     dtype: Dtype = np.dtype(spec, align=aligned)
-    return np.dtype((np.record, dtype)) if kind == "record" else dtype
+    return dtype
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:

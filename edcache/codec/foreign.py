@@ -264,17 +264,9 @@ def _dtype_of(text: Any, state: Any, depth: int) -> np.dtype[Any]:
         base, shape = sub
         return np.dtype((inner(base), dtypes.check_shape(list(shape))))
     if names is not None:
-        rows = [(*fields[name], None)[:3] for name in names]
-        spec: Any = {
-            "names": list(names),
-            "formats": [inner(dtype) for dtype, _, _ in rows],
-            "offsets": [offset for _, offset, _ in rows],
-            "itemsize": itemsize,
-        }
-        if any(title is not None for _, _, title in rows):
-            spec["titles"] = [title for _, _, title in rows]
-        made: np.dtype[Any] = np.dtype(spec, align=bool(flags & 0x80))
-        return made
+        rows = [(name, *fields[name], None)[:4] for name in names]
+        parts = [(name, title, offset, inner(dtype)) for name, dtype, offset, title in rows]
+        return dtypes.structured(parts, itemsize, bool(flags & 0x80))
     if text in ("M8", "m8"):
         unit, number, *_ = state[8][1]
         plain = unit.decode("ascii") if isinstance(unit, bytes) else unit

@@ -90,11 +90,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
             return [self._one(index, fields) for index in indices.tolist()]
 
     def _collated(
-        self,
-        indices: Ints,
-        fields: Projection | None,
-        special: Special | None,
-        memory: Memory,
+        self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
     ) -> Any:
         if fields is not None:
             whole = self._reader, self.labels, indices, memory

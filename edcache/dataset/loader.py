@@ -187,7 +187,9 @@ class Loader:
         pool = ThreadPoolExecutor(count, "edcache-loader", _work_alone, (torch.get_num_threads(),))
         try:
             while True:
-                burst = list(itertools.islice(batches, self._burst()))
+                # Handing small ones over one by one takes longer than making them.
+                size = int(_WORTH_A_TASK / max(self._seconds_a_batch, 1e-9))
+                burst = list(itertools.islice(batches, min(_MAX_BURST, max(1, size))))
                 if burst:
                     at_work.append(pool.submit(self._make_all, burst, ring, turn))
                 if not at_work:
@@ -204,10 +206,6 @@ class Loader:
             # (test_loader.py, test_a_process_that_holds_an_iteration_exits).
             if not is_ending():
                 pool.shutdown(wait=True, cancel_futures=True)
-
-    def _burst(self) -> int:
-        """How many batches make a task: handing small ones over one by one takes longer than making them."""
-        return min(_MAX_BURST, max(1, int(_WORTH_A_TASK / max(self._seconds_a_batch, 1e-9))))
 
     def _make_all(self, burst: list[Ints], ring: _Ring, turn: threading.Lock) -> _Made:
         """The batches of a burst on the device, up to the first that raises."""

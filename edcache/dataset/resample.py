@@ -41,7 +41,7 @@ def undersampled(classes: Classes, count: int | None, seed: int) -> Ints:
 def firsts(classes: Classes) -> Ints:
     """The position of the first sample of each class, ascending; codes are numbered as they appear."""
     latest = np.maximum.accumulate(classes.codes)
-    return np.concatenate([np.arange(min(len(latest), 1)), np.flatnonzero(np.diff(latest)) + 1])
+    return np.concatenate([np.arange(min(len(latest), 1)), np.flatnonzero(latest[1:] != latest[:-1]) + 1])
 
 
 def _is_drawn(random: np.random.Generator, classes: Classes, counts: Ints, wanted: Ints) -> npt.NDArray[Any]:

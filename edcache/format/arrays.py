@@ -119,12 +119,7 @@ def replace_columns(table: pa.Table, others: pa.Table) -> pa.Table:
     """The table with the columns of another one of as many rows in the place of its own, or behind them."""
     if not table.num_columns:
         return others
-    for name in others.column_names:
-        if name in table.column_names:
-            table = table.set_column(table.column_names.index(name), name, others.column(name))
-        else:
-            table = table.append_column(name, others.column(name))
-    return table
+    return pa.table({name: part.column(name) for part in (table, others) for name in part.column_names})
 
 
 def same_tables(one: pa.Table, other: pa.Table) -> bool:
@@ -152,16 +147,14 @@ def take_rows(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
     """`table.take`, but for columns of numbers without nulls not by it, as it imports pyarrow.compute."""
     if not table.num_columns:
         return table
-    columns = [_taken(table.column(name), rows) for name in table.column_names]
+    columns = []
+    for column in table.columns:
+        is_number = column.type in numpy_dtypes() and column.type != pa.bool_()
+        if is_number and not column.null_count and column.num_chunks == 1:
+            columns.append(from_numpy(number_values(column.chunk(0))[rows], column.type))
+        else:
+            columns.append(column.take(from_numpy(rows, pa.int64())))
     return pa.table(columns, names=table.column_names)
-
-
-def _taken(column: pa.ChunkedArray, rows: npt.NDArray[np.int64]) -> pa.ChunkedArray | pa.Array:
-    kind = column.type
-    is_number = kind in numpy_dtypes() and kind != pa.bool_()
-    if is_number and not column.null_count and column.num_chunks == 1:
-        return from_numpy(number_values(column.chunk(0))[rows], kind)
-    return column.take(from_numpy(rows, pa.int64()))
 
 
 def _bits(flags: npt.NDArray[np.bool_]) -> pa.Buffer:

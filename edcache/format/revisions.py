@@ -7,17 +7,14 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from edcache.base import LabelTypeError
+from edcache.base import Ints, LabelTypeError
 from edcache.format.arrays import from_numpy, pa
 from edcache.format.tables import Revision
 from edcache.format.types import Clash, LabelTypes, column_type, no_type, unify_column
 
 # A row for each of so many samples takes little, whatever they are; beyond, what is stored must justify it.
 _FEW: Final = 1 << 20
-
-Ints = npt.NDArray[np.int64]
 
 
 class Placed(NamedTuple):

@@ -670,9 +670,9 @@ def parse_tail(tail: bytes, size: int) -> Tail | None:
     offset = _parse_end(tail[-END_NBYTES:], size)
     if offset is None:
         return None
-    labels = tail[-END_NBYTES - _LABELS_CENTRAL : -END_NBYTES]
-    index = tail[-END_NBYTES - _LABELS_CENTRAL - _INDEX_CENTRAL : -END_NBYTES - _LABELS_CENTRAL]
-    return Tail(offset, *(int.from_bytes(entry[-8:], "little") for entry in (index, labels)))
+    # The long form of an entry ends with the offset of its header.
+    ends = len(tail) - END_NBYTES - _LABELS_CENTRAL, len(tail) - END_NBYTES
+    return Tail(offset, *(int.from_bytes(tail[end - 8 : end], "little") for end in ends))
 
 
 def read_seal(pread: PRead, size: int, uuid: bytes) -> tuple[Header, Header] | None:

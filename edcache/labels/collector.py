@@ -32,10 +32,7 @@ from edcache.labels.spec import LabelSource, LabelSpec
 _PIECE = 1 << 20
 _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one of these"
 _FLOATS = (float, np.float16, np.float32, np.float64)
-_INTEGERS = (
-    *(np.int8, np.int16, np.int32, np.longlong, np.int64),
-    *(np.uint8, np.uint16, np.uint32, np.ulonglong, np.uint64),
-)
+_INTEGERS = tuple(np.dtype(code).type for code in np.typecodes["AllInteger"])
 # No value of these classes can change a column's type, but for a str that is not UTF-8.
 _SETTLED = frozenset({bool, bytes, np.bool_, *_FLOATS})
 _COUNTED = frozenset({int, *_INTEGERS, str})
@@ -228,7 +225,6 @@ def _cell(value: Any) -> _Cell:
 
 @cache
 def _numpy_types() -> dict[type, pa.DataType]:
-    # Of two classes that are one Arrow type the last is its numpy dtype.
     scalars = (np.bool_, *_INTEGERS, *_FLOATS[1:])
     return {scalar: pa.from_numpy_dtype(np.dtype(scalar)) for scalar in scalars}
 

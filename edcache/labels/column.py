@@ -120,21 +120,15 @@ def classes_of(column: pa.ChunkedArray | npt.NDArray[Any]) -> Classes:
         return _by_appearance(column)
     if not len(column) or pa.types.is_null(column.type):
         return Classes(np.zeros(len(column), np.uint8), [None] * bool(len(column)))
-    encoded = one_chunk(column).dictionary_encode()
-    distinct = to_numpy(encoded.dictionary, nullable=False)
+    encoded = one_chunk(column).dictionary_encode("encode")  # a missing value as the others
+    distinct = encoded.dictionary
+    array = to_numpy(distinct, nullable=distinct.null_count > 0)
     # Of times, numpy keeps what Python's types would round.
-    values = list(distinct) if distinct.dtype.kind in "mM" else distinct.tolist()
-    codes, missing = encoded.indices, None
-    if codes.null_count:
-        missing = codes.is_null().to_numpy(zero_copy_only=False)
-        codes = codes.fill_null(0)
-    numbers = codes.to_numpy(zero_copy_only=False).astype(np.min_scalar_type(len(values)))
-    if missing is not None:
-        place = int(numbers[: int(missing.argmax())].max(initial=0)) + 1 if not missing[0] else 0
-        numbers[numbers >= place] += 1
-        numbers[missing] = place
-        values.insert(place, None)
-    return Classes(numbers, values)
+    values = list(array) if array.dtype.kind in "mM" else array.tolist()
+    if distinct.null_count:
+        values[int(distinct.is_null().to_numpy(zero_copy_only=False).argmax())] = None
+    codes = encoded.indices.to_numpy(zero_copy_only=False)
+    return Classes(codes.astype(np.min_scalar_type(len(values) - 1)), values)
 
 
 def _by_appearance(column: npt.NDArray[Any]) -> Classes:

@@ -23,13 +23,11 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.worker import _worker_loop
 
-from edcache.base import CodecError, CorruptRecordError
+from edcache.base import CodecError, CorruptRecordError, Ints
 from edcache.codec import memory_dtype
 from edcache.reader.group import Memory, NotInBulk, Special, collation, is_gathered
 from edcache.reader.projection import Projection
 from edcache.reader.reader import AnyReader
-
-Ints = npt.NDArray[np.int64]
 
 # The C library keeps and reuses smaller ones itself.
 _LARGE = 4 << 20

@@ -17,11 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.base import CorruptRecordError, once
+from edcache.base import CorruptRecordError, Ints, once
 from edcache.format import IndexTable
 from edcache.reader.tables import Storage
 
-Ints = npt.NDArray[np.int64]
 Check = Callable[[slice], None]
 """`check(part)` checks the records of a slice of a group; raises CorruptRecordError."""
 

@@ -11,12 +11,10 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from edcache.base import CorruptRecordError, EdcacheError, LengthError
+from edcache.base import CorruptRecordError, EdcacheError, Ints, LengthError
 from edcache.codec import Decoder, Node, assembler, decoded_together, decompress_into
 from edcache.format import LATTICE
 from edcache.reader.checks import LARGE, Check, Piece
-
-Ints = npt.NDArray[np.int64]
 
 Memory = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 """`memory(shape, dtype)` gives a contiguous tensor whose content does not matter."""

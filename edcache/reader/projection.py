@@ -13,13 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edcache.base import CodecError, CorruptRecordError, OptionError
+from edcache.base import CodecError, CorruptRecordError, Ints, OptionError
 from edcache.codec import Decoder
 from edcache.labels import Labels
 from edcache.reader.group import Collate, Memory, NotInBulk, collation_of
 from edcache.reader.reader import AnyReader
-
-Ints = npt.NDArray[np.int64]
 
 FieldPath = Any  # a key, an index, "target.boxes", or a tuple of keys and indices
 Steps = tuple[Any, ...]

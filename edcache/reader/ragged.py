@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from edcache.base import OptionError
+from edcache.base import Ints, OptionError
 from edcache.codec import Decoder, Node
 from edcache.reader.batch import Batch, Packed, for_this_process
 from edcache.reader.group import Collate, Group, Memory, NotInBulk, Spans, Special, bulk_dtype
 from edcache.reader.projection import FieldPath, at, replaced, steps
-
-Ints = npt.NDArray[np.int64]
 
 # Lists of numbers as records hold them.
 _PACKED = {"ints": torch.int64, "floats": torch.float64}

@@ -10,13 +10,13 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache import base, storage
 from edcache.base import (
     ArchiveClosedError,
     CorruptArchiveError,
     EdcacheError,
+    Ints,
     NotAnArchiveError,
     OptionError,
     PartialArchiveWarning,
@@ -35,7 +35,6 @@ from edcache.storage import ByteSource, Location, absolute, located
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-Ints = npt.NDArray[np.int64]
 
 _CHUNK_START = Blocks._fields.index("records_offset")
 # States of archives of which this process has warned.

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from edcache import format
@@ -18,6 +17,7 @@ from edcache.base import (
     CodecError,
     CorruptRecordError,
     EdcacheError,
+    Ints,
     LengthError,
     MissingSampleError,
     SampleFailedError,
@@ -34,8 +34,6 @@ from edcache.reader.group import Group, Records, joined
 from edcache.reader.tables import FileTables
 from edcache.storage import ByteSource
 
-Ints = npt.NDArray[np.int64]
-
 # How long a reader waits for a publication to end: longer, and it takes what is there before.
 _MOST_LOOKS, _LOOK_SECONDS = 500, 0.002
 _PROBES = 8
@@ -51,10 +49,9 @@ class Alike(NamedTuple):
 
 
 class Session(ABC):
-    """What one process has of an open archive, as of one look at it: the index, decoders, labels.
+    """What one process has of an open archive, as of one look at it; see `AnyReader` for its methods.
 
-    A refresh makes another one, so that whoever is at work goes on with what was there before. A subclass
-    says how the bytes of records are got. Its methods are described at `AnyReader`.
+    A refresh makes another one, so that whoever is at work goes on with what was there before.
 
     Args:
         allow_pickle, decoding: as in `Reader`; a decoding of None is what the writer chose.
@@ -225,11 +222,7 @@ class Session(ABC):
             return [self.read(index % self.length, copy) for index in indices.tolist()]
 
     def decoder(self, number: int) -> Decoder:
-        """The decoder of a schema, by its number, compiled once per process unless there are very many.
-
-        Raises:
-            CorruptRecordError: there is none, or none that the head allows; the caller says of which record.
-        """
+        """The decoder of a schema; CorruptRecordError, which has no place yet, where the head allows none."""
         if number in self._decoders:
             return self._decoders[number]
         schemas = self.contents.index.schemas
@@ -278,12 +271,7 @@ class Session(ABC):
 
 
 class FileSession(Session):
-    """What one process has of an archive that is a file: the bytes, and which of them were checked.
-
-    Args:
-        io, verify, allow_pickle: as in `Reader`. decoding: of image files; None for what their writer chose.
-        before: an earlier session with the same file.
-    """
+    """What one process has of an archive that is a file; `before`: an earlier session with the same file."""
 
     sealed = False
     nbytes = 0
@@ -325,8 +313,7 @@ class FileSession(Session):
     @property
     def has_writer(self) -> bool:
         """Whether a process writes the archive now; False where that cannot be asked, as behind a URL."""
-        is_filled = self.file.is_locked(format.LOCK_FILLER, format.FILLERS)
-        return is_filled or self.is_appended
+        return self.file.is_locked(format.LOCK_FILLER, format.FILLERS) or self.is_appended
 
     @property
     def is_appended(self) -> bool:
@@ -477,11 +464,8 @@ class FileSession(Session):
             alike = super().alike(indices)
             is_sound = alike is not None and self._are_alike(self.records.take(alike.rows), alike.decoder)
             return alike if is_sound else None
-        if (
-            self._index is None
-            and len(indices)
-            and -self.length <= indices.min() <= indices.max() < self.length
-        ):
+        low, high = -self.length, self.length
+        if self._index is None and len(indices) and low <= indices.min() <= indices.max() < high:
             return Alike(indices, self.decoder_at(0))
         rows = self.rows_of(checked_indices(indices, self.length))
         return Alike(rows, self.decoder_at(0)) if len(rows) and rows.min() >= 0 else None
@@ -525,8 +509,7 @@ class FileSession(Session):
     def settled(self) -> FileSession:
         """The newest session once nobody is publishing: adding labels seals a sealed archive again.
 
-        This one where it is sealed, or is filled, or is no file that others append to. The file of any other
-        is closed.
+        The file of any other is closed.
         """
         session = self
         try:

@@ -7,10 +7,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache import format
-from edcache.base import CorruptArchiveError, StorageError, once
+from edcache.base import CorruptArchiveError, Ints, StorageError, once
 from edcache.codec import most_content
 from edcache.format import (
     Chain,
@@ -78,7 +77,7 @@ class Storage:
     def _within(self, offset: int, nbytes: int) -> int:
         return min(nbytes, max(0, self.size - offset))
 
-    def announce(self, start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> None:
+    def announce(self, start: Ints, end: Ints) -> None:
         """Let extents be fetched that will be read: by the source what it lacks, then by the kernel.
 
         Args:

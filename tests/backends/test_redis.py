@@ -542,6 +542,12 @@ def test_a_server_is_its_url_without_credentials(url):
     assert server.with_prefix("b").prefix == "b"
 
 
+def test_of_a_query_nothing_passes_for_credentials():
+    server = Server.of(f"redis://:{PASSWORD}@h/0?prefix=a://b@c")
+    assert server.prefix == "a://b@c"
+    assert dict(server.secrets) == {"password": PASSWORD}
+
+
 @pytest.mark.parametrize(
     "bad", ["redis://:s3#cr3t@h/0", "redis://:s3/cr3t@h/0", "redis://:s3?cr3t@h/0", "redis://:1/cr3t@h"]
 )

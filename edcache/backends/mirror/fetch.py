@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 
 from edcache import format
 from edcache.base import CorruptArchiveError, OptionError, StaleArchiveError
-from edcache.format import Chain, Header, PRead, has_sound_payload
+from edcache.format import Chain, Cursor, Head, Header, PRead, has_sound_payload
 from edcache.reader import OnProgress
 from edcache.storage import ByteSource, File
 
@@ -58,8 +58,8 @@ class Plan:
     """
 
     def __init__(self, origin: ByteSource) -> None:
-        self.size, self.uuid, self._seal = sealed(origin)
-        head, cursor = format.read_head(origin.pread, origin.path)
+        self.size, head, cursor, self._seal = sealed(origin)
+        self.uuid = head.uuid
         pread = _reading_ahead(origin, self._seal[1].payload_end, self.size)
         chain = Chain(head, cursor, origin.path)
         headers = [chain.head_header(pread)]
@@ -89,16 +89,16 @@ class Plan:
         chain.check_seal(file.pread, self.size, self._seal)
 
 
-def sealed(origin: ByteSource) -> tuple[int, bytes, tuple[Header, Header]]:
-    """How many bytes an archive has, its uuid, and its seal; raises as `Plan`."""
-    nbytes, head = origin.size(), format.read_head(origin.pread, origin.path)[0]
+def sealed(origin: ByteSource) -> tuple[int, Head, Cursor, tuple[Header, Header]]:
+    """How many bytes an archive has, its head, where its chain begins, and its seal; raises as `Plan`."""
+    nbytes, (head, cursor) = origin.size(), format.read_head(origin.pread, origin.path)
     seal = format.read_seal(origin.pread, nbytes, head.uuid)
     if seal is None:
         raise OptionError(
             f"{origin.path}: it is not sealed, so it may still grow; copy it when its fill has ended, or "
             f'seal what is there with "edcache compact --allow-partial {origin.path}"'
         )
-    return nbytes, head.uuid, seal
+    return nbytes, head, cursor, seal
 
 
 def read_many(origin: ByteSource, extents: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:

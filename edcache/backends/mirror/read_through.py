@@ -395,7 +395,7 @@ def _create(source: str, identity: Identity, copy: str, limit: int | None, opene
         with closing(opener()) as origin:
             if identity_of(origin) != identity:
                 raise StaleArchiveError(f"{source}: it changed while it was opened; open it again")
-            nbytes, uuid, _ = sealed(origin)
+            nbytes, head, _, _ = sealed(origin)
         make_room(os.path.dirname(copy) or os.curdir, limit, nbytes, copy, [copy])
         with closing(File.open(copy + PARTIAL, "a")) as data:
             data.truncate(0)
@@ -403,7 +403,7 @@ def _create(source: str, identity: Identity, copy: str, limit: int | None, opene
         # The note last: without it nothing else of it counts.
         side.file.truncate(0)
         side.file.truncate(MAP_OFFSET - (-nbytes // BLOCK_NBYTES))
-        side.write(Note(source, (Version(identity, uuid.hex(), nbytes),)))
+        side.write(Note(source, (Version(identity, head.uuid.hex(), nbytes),)))
 
 
 def _without_origin(source: str, folder: str, opener: Opener, error: Exception) -> ReadThrough:
