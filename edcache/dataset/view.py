@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from edcache import base
+from edcache import base, labels
 from edcache.base import Ints, OptionError, Picks, Selection, Transform, repeated
 from edcache.dataset import resample, split
 from edcache.dataset.indexing import Readable, Root, T_co, integers, is_array
 from edcache.dataset.transforms import checked_step, extended
 from edcache.dataset.view_repr import argument, call, chain, conditions_step
-from edcache.labels import Classes, checked_indices, classes, matching_rows, sort_keys
+from edcache.labels import Classes, checked_indices, classes, sort_keys
 from edcache.reader import FieldPath, Projection, batch_for
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Samples(Readable[T_co]):
 
     def _matching(self, where: object, conditions: dict[str, object]) -> Ints:
         self._guard(17)
-        rows = matching_rows(self.labels, conditions, where)
+        rows = labels.matching_rows(self.labels, conditions, where)
         # A copy: an index array that is given may be changed later.
         return rows if where is None else rows.copy()
 

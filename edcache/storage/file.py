@@ -163,6 +163,9 @@ class _Handle:
         except OSError as error:
             refused(self.path, doing, error)
 
+    def _stat(self) -> os.stat_result:
+        return self._ask("asking for its size", calls.system.stat)
+
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
@@ -300,9 +303,6 @@ class File(_Handle, ByteSource):
     def modified(self) -> float:
         """When the file was last written, in seconds since 1970."""
         return self._stat().st_mtime
-
-    def _stat(self) -> os.stat_result:
-        return self._ask("asking for its size", calls.system.stat)
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         """Read `nbytes` at `offset`; fewer only at the end of the file."""
