@@ -45,7 +45,9 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
     Cost: of 10 million rows, some 20 ms for one int column and 60 ms for one string column.
     """
     length = labels.num_rows
-    masks, expressions, names = list[Mask](), list[pc.Expression](), list[str]()
+    masks: list[Mask] = []
+    expressions: list[pc.Expression] = []
+    names: list[str] = []
     for name, value in conditions.items():
         mask = _plain_mask(labels, name, value)
         if mask is not None:
@@ -61,7 +63,9 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
             expressions.append(_expression(column, value))
             names.append(name)
     chosen: Rows | None = None
-    if isinstance(where, str):
+    if where is None:
+        pass  # and pyarrow.compute need not be loaded
+    elif isinstance(where, str):
         parsed = parse_where(where, labels.whole.table.schema)
         expressions.append(parsed.expression)
         names += parsed.names
@@ -70,7 +74,7 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
         names = list(labels)
     elif callable(where):
         masks.append(_called(where, _table(labels, labels), "where", _TABLE_FORM, length))
-    elif where is not None:
+    else:
         chosen = _mask_or_rows(where, labels, masks)
     if expressions:
         masks.append(_evaluate(labels, reduce(and_, expressions), names))
