@@ -268,7 +268,7 @@ def split(path: str, folder: str, as_json: bool, progress: bool | None, **option
     print_report(as_json, document, _split_lines(pieces))
 
 
-def _split_lines(pieces: Sequence[tools.Piece]) -> Iterator[str]:
+def _split_lines(pieces: Sequence[tools.SplitArchive]) -> Iterator[str]:
     """A line an archive, and one for all."""
     columns = 5 if any(piece.value is not None for piece in pieces) else 4
     yield from table(

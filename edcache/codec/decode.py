@@ -21,7 +21,7 @@ from edcache.codec.dtypes import TORCH_BY_DTYPE, Array
 from edcache.codec.images import Decoding
 from edcache.codec.leaves import reviver
 from edcache.codec.pickled import PICKLE_SCHEMA, load
-from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, Node, Path, Span, align, parse
+from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, LeafSpan, Node, Path, align, parse
 
 # Of all schemas whose decoders are kept together.
 _KEPT_TEXT = 1 << 18
@@ -33,9 +33,9 @@ _MOST_TOGETHER = 1 << 14
 _ReadAll = Callable[["Array"], list[Any]]
 
 # record, spans of its variable leaves, and for aliasing reads the record as a writable-looking array.
-_Read = Callable[[memoryview, list[Span], "Array | None"], Any]
+_Read = Callable[[memoryview, list[LeafSpan], "Array | None"], Any]
 
-_NO_SPANS: list[Span] = []
+_NO_SPANS: list[LeafSpan] = []
 _NO_ALIAS: Array = np.empty(0, np.uint8)
 
 
@@ -291,7 +291,7 @@ def _value_reader(leaf: Node) -> _Read:
         return lambda record, spans, alias: revive(unpack(record, offset)[0])
     assert revive is not None
 
-    def read(record: memoryview, spans: list[Span], alias: Array | None) -> Any:
+    def read(record: memoryview, spans: list[LeafSpan], alias: Array | None) -> Any:
         span = spans[nth]
         return revive(record[span.start : span.end])
 
@@ -304,7 +304,7 @@ def _array_reader(leaf: Node) -> _Read:
     if offset is not None:
         return lambda record, spans, alias: make(record, offset, shape, alias)
 
-    def read(record: memoryview, spans: list[Span], alias: Array | None) -> Any:
+    def read(record: memoryview, spans: list[LeafSpan], alias: Array | None) -> Any:
         span = spans[nth]
         return make(record, span.start, span.shape, alias)
 

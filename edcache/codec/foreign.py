@@ -149,7 +149,7 @@ class _Storage(_StandIn):
 
 
 @dataclass(eq=False, slots=True)
-class _Call(_StandIn):
+class _DeferredCall(_StandIn):
     """A value that is made when the pickle has ended: `make(budget, *arguments)`."""
 
     make: Callable[..., Any]
@@ -160,7 +160,7 @@ class _Call(_StandIn):
 
 
 @dataclass(eq=False, slots=True)
-class _Built(_Call):
+class _Built(_DeferredCall):
     """One that a state completes: `make(budget, state, *arguments)`."""
 
     state: Any = None
@@ -450,7 +450,7 @@ def _later(make: Callable[..., Any]) -> _Name:
     return _call(real)
 
 
-def _call(make: Callable[..., Any], kind: type[_Call] = _Call) -> _Name:
+def _call(make: Callable[..., Any], kind: type[_DeferredCall] = _DeferredCall) -> _Name:
     return _Name(lambda *arguments: kind(make, arguments))
 
 

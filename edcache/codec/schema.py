@@ -284,7 +284,7 @@ def _array(kind: str, path: Path, dtype: Any, memory: np.dtype[Any], shape: Any)
     return Node(kind, path, dtype=dtype, memory=memory, shape=dims, nbytes=nbytes, align=align)
 
 
-class Span(NamedTuple):
+class LeafSpan(NamedTuple):
     """Where one variable leaf lies in a record: [start, end), and its shape if it is an array."""
 
     start: int
@@ -326,7 +326,7 @@ class Layout:
         self.data_offset = self.slots_offset + self.slots.size
         self.nbytes = None if self.variable else end
 
-    def locate(self, record: memoryview) -> list[Span]:
+    def locate(self, record: memoryview) -> list[LeafSpan]:
         """Return the spans of the variable leaves; CorruptRecordError where they do not fill the record."""
         total = record.nbytes
         if total < self.data_offset:
@@ -347,7 +347,7 @@ class Layout:
                 raise CorruptRecordError(
                     f"record of {total} bytes, its leaf {list(leaf.path)} takes {nbytes}"
                 )
-            spans.append(Span(start, end, dims))
+            spans.append(LeafSpan(start, end, dims))
         if end != total:
             raise CorruptRecordError(f"record of {total} bytes, its leaves end at {end}")
         return spans

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from edcache.base import EdcacheError, OptionError, PartialArchiveError, parsed_bytes
 from edcache.dataset import CachedDataset, Path, Samples
 from edcache.interop.export_columns import Columns, joined, nbytes_of
-from edcache.interop.export_formats import FORMATS, Format, Plan, check_free, new_file, new_folder, read
+from edcache.interop.export_formats import FORMATS, ExportPlan, Format, check_free, new_file, new_folder, read
 from edcache.reader import OnProgress
 from edcache.storage import check_outlives, local_path, refused
 from edcache.writer import worker_count
@@ -124,7 +124,7 @@ def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples
     return samples._with_files()
 
 
-def _planned(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_workers: int) -> Plan:
+def _planned(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_workers: int) -> ExportPlan:
     """What samples show before anything is written: one of every kind there is."""
     positions = _of_interest(ds, needs_shapes=bool(kind.arrays))
     parts = [positions[at : at + _LOOKED_AT].tolist() for at in range(0, len(positions), _LOOKED_AT)]
@@ -132,7 +132,7 @@ def _planned(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_
     columns = joined((look.columns, look.place) for look in looks)
     names = {name for look in looks for name in look.names}
     sample_nbytes = sum(look.nbytes for look in looks) / max(len(looks), 1)
-    plan = Plan(ds, columns, _labels_to_go(ds, labels, names), sample_nbytes)
+    plan = ExportPlan(ds, columns, _labels_to_go(ds, labels, names), sample_nbytes)
     kind.check(plan)
     return plan
 
@@ -156,7 +156,7 @@ def _of_interest(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
     return np.flatnonzero(chosen)
 
 
-class _Shown(NamedTuple):
+class _SampleLook(NamedTuple):
     """What one sample shows: its leaves' names, about its bytes, and the columns that it needs."""
 
     place: str
@@ -165,9 +165,9 @@ class _Shown(NamedTuple):
     columns: Columns
 
 
-def _looked(ds: Samples, kind: type[Format], positions: Sequence[int]) -> list[_Shown]:
+def _looked(ds: Samples, kind: type[Format], positions: Sequence[int]) -> list[_SampleLook]:
     return [
-        _Shown(place, tuple(leaves), nbytes_of(leaves), kind.look(leaves, place))
+        _SampleLook(place, tuple(leaves), nbytes_of(leaves), kind.look(leaves, place))
         for place, leaves in read(ds, positions)
     ]
 
@@ -188,7 +188,7 @@ def _labels_to_go(ds: Samples, labels: bool | Sequence[str], names: set[str]) ->
 
 
 def _written(
-    plan: Plan, kind: type[Format], target: str, shard_nbytes: int, num_workers: int
+    plan: ExportPlan, kind: type[Format], target: str, shard_nbytes: int, num_workers: int
 ) -> Generator[int, None, None]:
     """Write all; yields how many samples more were written."""
     new: Callable[[str], AbstractContextManager[Any]] = new_folder if kind.is_folder else new_file
@@ -198,7 +198,7 @@ def _written(
         writer.finish()
 
 
-class _Parts(Dataset[Any]):
+class _ExportParts(Dataset[Any]):
     """Work on one part of the samples after another, for the workers of a DataLoader."""
 
     def __init__(self, work: Callable[[Any], Any], parts: Sequence[Any]) -> None:
@@ -218,7 +218,7 @@ class _Parts(Dataset[Any]):
 def _worked(work: Callable[[Any], Any], parts: Sequence[Any], num_workers: int) -> Iterator[Any]:
     """What a function makes of each part, in their order, by so many processes; 0 works in this one."""
     loader: Iterable[Any] = DataLoader(
-        _Parts(work, parts), batch_size=None, num_workers=min(num_workers, len(parts))
+        _ExportParts(work, parts), batch_size=None, num_workers=min(num_workers, len(parts))
     )
     try:
         loaded = iter(loader)

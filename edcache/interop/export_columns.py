@@ -17,7 +17,7 @@ import torch
 
 from edcache.base import ExportError
 from edcache.codec import ImageFile
-from edcache.labels import Column
+from edcache.labels import ArrowColumn
 
 _EXTENSIONS: Final = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif"}
 _PNG_MODES: Final = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
@@ -28,7 +28,7 @@ Leaves = dict[str, Any]
 """Leaves by name: None, bool, int, float, complex, str, bytes, a date, a datetime, a numpy array, a `Picture`
 or a list of the first five."""
 
-Columns = dict[str, Column]
+Columns = dict[str, ArrowColumn]
 
 
 class Picture(NamedTuple):
@@ -150,28 +150,28 @@ def columns_of(leaves: Leaves, place: str, to: str, arrays: str) -> Columns:
     return {name: _column(name, value, place) for name, value in leaves.items()}
 
 
-def _column(name: str, value: Any, place: str) -> Column:
+def _column(name: str, value: Any, place: str) -> ArrowColumn:
     if value is None:
-        return Column(name, "null", is_nullable=True)
+        return ArrowColumn(name, "null", is_nullable=True)
     if type(value) in _KINDS:
-        return Column(name, _KINDS[type(value)])
+        return ArrowColumn(name, _KINDS[type(value)])
     if isinstance(value, Picture):
-        return Column(name, "image")
+        return ArrowColumn(name, "image")
     if isinstance(value, np.ndarray):
-        return Column(name, "array", value.dtype.name, value.shape, value.ndim)
+        return ArrowColumn(name, "array", value.dtype.name, value.shape, value.ndim)
     if isinstance(value, datetime.datetime):
-        return Column(name, "datetime" if value.tzinfo is None else "datetime with a zone")
+        return ArrowColumn(name, "datetime" if value.tzinfo is None else "datetime with a zone")
     if isinstance(value, datetime.date):
-        return Column(name, "date")
+        return ArrowColumn(name, "date")
     kinds = {_KINDS[type(item)] for item in value if item is not None}
     if len(kinds) > 1:
         raise refused(place, name, value, f"its values are {' and '.join(sorted(kinds))}")
-    return Column(name, "list", kinds.pop() if kinds else "null")
+    return ArrowColumn(name, "list", kinds.pop() if kinds else "null")
 
 
 def joined(samples: Iterable[tuple[Columns, str]]) -> Columns:
     """The columns that hold what all samples show; what messages about each begin with comes with it."""
-    known: dict[str, tuple[Column, str, int]] = {}
+    known: dict[str, tuple[ArrowColumn, str, int]] = {}
     count = 0
     for shown, place in samples:
         count += 1
@@ -191,7 +191,7 @@ def joined(samples: Iterable[tuple[Columns, str]]) -> Columns:
     }
 
 
-def _both(old: Column, new: Column) -> Column | None:
+def _both(old: ArrowColumn, new: ArrowColumn) -> ArrowColumn | None:
     """The column that holds the values of two; None where there is none."""
     if old == new:
         return old
@@ -205,10 +205,10 @@ def _both(old: Column, new: Column) -> Column | None:
     return None
 
 
-def check_fits(columns: Mapping[str, Column], shown: Mapping[str, Column], place: str) -> None:
+def check_fits(columns: Mapping[str, ArrowColumn], shown: Mapping[str, ArrowColumn], place: str) -> None:
     """Refuse a sample that is otherwise than those that were looked at."""
     for name in columns.keys() | shown.keys():
-        known, now = columns.get(name), shown.get(name, Column(name, "null"))
+        known, now = columns.get(name), shown.get(name, ArrowColumn(name, "null"))
         if known is None or not _fits(known, now):
             before = "in no sample" if known is None else _described(known)
             raise ExportError(
@@ -217,7 +217,7 @@ def check_fits(columns: Mapping[str, Column], shown: Mapping[str, Column], place
             )
 
 
-def _fits(known: Column, now: Column) -> bool:
+def _fits(known: ArrowColumn, now: ArrowColumn) -> bool:
     # `_both` would tell it too, and takes longer: this is asked of every leaf of every sample.
     if now.kind == "null":
         return known.is_nullable
@@ -227,7 +227,7 @@ def _fits(known: Column, now: Column) -> bool:
     return (now.dtype == known.dtype or is_empty_list) and (not known.is_fixed or now.shape == known.shape)
 
 
-def _described(column: Column) -> str:
+def _described(column: ArrowColumn) -> str:
     if column.kind == "array":
         shape = f"of {column.ndim} dimensions" if column.shape is None else column.shape
         return f"an array of {column.dtype} {shape}"

@@ -28,7 +28,7 @@ from edcache.interop.export_columns import (
     leaves_of,
     refused,
 )
-from edcache.labels import Column, Labels, ParquetFile, arrow_column, renamed, schema_of
+from edcache.labels import ArrowColumn, Labels, ParquetFile, arrow_column, renamed, schema_of
 from edcache.storage import File
 
 _BUFFER: Final = 1 << 20
@@ -78,7 +78,7 @@ def new_file(out: str) -> Iterator[IO[bytes]]:
     """A file to write, as `new_folder`; it is brought to the disk before it gets its name."""
     check_free(out)
     with writer.replacing(out) as session:
-        with io.BufferedWriter(_Stream(session), _BUFFER) as stream:
+        with io.BufferedWriter(_TarStream(session), _BUFFER) as stream:
             yield stream
         session.sync()
         check_free(out)
@@ -89,13 +89,13 @@ def new_file(out: str) -> Iterator[IO[bytes]]:
 def shard(path: str, sync: bool = True) -> Iterator[IO[bytes]]:
     """A new file in a folder that is being written; it is brought to the disk when the block ends well."""
     with closing(File.open(path, "x")) as file:
-        with io.BufferedWriter(_Stream(file), _BUFFER if sync else io.DEFAULT_BUFFER_SIZE) as stream:
+        with io.BufferedWriter(_TarStream(file), _BUFFER if sync else io.DEFAULT_BUFFER_SIZE) as stream:
             yield stream
         if sync:
             file.sync()
 
 
-class _Stream(io.RawIOBase):
+class _TarStream(io.RawIOBase):
     """A file as Python's libraries write to one; its errors are those of all files here."""
 
     def __init__(self, file: File) -> None:
@@ -131,7 +131,7 @@ def read(ds: Samples, positions: Sequence[int]) -> Iterator[tuple[str, Leaves]]:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExportPlan:
     """What is exported.
 
     ds: the samples. columns: where samples become rows. labels: the names of label columns that go along.
@@ -189,7 +189,7 @@ class Format:
     arrays: ClassVar[str] = "biuf"
     is_folder: ClassVar[bool] = True
 
-    def __init__(self, plan: Plan, where: Any) -> None:
+    def __init__(self, plan: ExportPlan, where: Any) -> None:
         self.plan, self.where = plan, where
 
     @classmethod
@@ -202,7 +202,7 @@ class Format:
         return columns_of(leaves, place, cls.name, cls.arrays)
 
     @classmethod
-    def check(cls, plan: Plan) -> None:
+    def check(cls, plan: ExportPlan) -> None:
         """Raise ExportError for what the format does not hold."""
 
     def parts(self, shard_nbytes: int) -> list[range]:
@@ -236,7 +236,7 @@ class _Files(Format):
         return {}
 
     @classmethod
-    def check(cls, plan: Plan) -> None:
+    def check(cls, plan: ExportPlan) -> None:
         for field in plan.label_table(range(0)).schema:
             if "binary" in str(field.type):
                 raise ExportError(
@@ -367,7 +367,7 @@ class _HuggingFace(Format):
                 'export(to="hf") needs the package datasets; install it with: pip install edcache[hf]'
             ) from error
 
-    def __init__(self, plan: Plan, where: str) -> None:
+    def __init__(self, plan: ExportPlan, where: str) -> None:
         import datasets
 
         super().__init__(plan, os.path.join(where, "parts"))
@@ -405,7 +405,7 @@ class _HuggingFace(Format):
         storage.remove_tree(self.where)
 
 
-def _feature(column: Column) -> Any:
+def _feature(column: ArrowColumn) -> Any:
     """What the package datasets calls the type of images and of arrays."""
     import datasets
 
@@ -419,7 +419,7 @@ def _feature(column: Column) -> Any:
     return feature
 
 
-def _example(column: Column, value: Any) -> Any:
+def _example(column: ArrowColumn, value: Any) -> Any:
     if column.kind == "image" and value is not None:
         return {"bytes": value, "path": None}
     # Numbers, and arrays of several dimensions that vary, which are lists of lists there.
@@ -436,7 +436,7 @@ class _Npz(Format):
 
     name, arrays, is_folder = "npz", "biufc", False
 
-    def __init__(self, plan: Plan, where: Any) -> None:
+    def __init__(self, plan: ExportPlan, where: Any) -> None:
         super().__init__(plan, where)
         table = plan.label_table(range(len(plan)))
         self._labels = {n: _label(n, Labels(table)[n], table.column(n)) for n in table.column_names}
@@ -445,7 +445,7 @@ class _Npz(Format):
         self._stacks = {name: _Stack(c, folder) for name, c in columns if c.kind not in _SINGLE}
 
     @classmethod
-    def check(cls, plan: Plan) -> None:
+    def check(cls, plan: ExportPlan) -> None:
         for name, column in plan.columns.items():
             if column.is_nullable:
                 raise ExportError(
@@ -505,7 +505,7 @@ def _label(name: str, values: np.ndarray[Any, Any], column: Any) -> np.ndarray[A
     return values.astype(np.str_) if values.dtype.hasobject else values
 
 
-def _stacked(column: Column, values: list[Any]) -> np.ndarray[Any, Any]:
+def _stacked(column: ArrowColumn, values: list[Any]) -> np.ndarray[Any, Any]:
     if column.kind == "text" and any(value.endswith("\0") for value in values):
         raise ExportError(
             f'export(): field "{column.name}" has text that ends with a zero character, which numpy '
@@ -520,7 +520,7 @@ def _stacked(column: Column, values: list[Any]) -> np.ndarray[Any, Any]:
 class _Stack:
     """The arrays, bytes or lists of one column until all are there, in a file that goes with the process."""
 
-    def __init__(self, column: Column, folder: str) -> None:
+    def __init__(self, column: ArrowColumn, folder: str) -> None:
         self._column, self._folder = column, folder
         dtype = column.dtype if column.kind == "array" else "u1"
         if column.kind == "list":

@@ -2,7 +2,7 @@ from .collector import LabelCollector as LabelCollector
 from .collector import collected as collected
 from .collector import collected_columns as collected_columns
 from .column import Classes as Classes
-from .exchange import Column as Column
+from .exchange import ArrowColumn as ArrowColumn
 from .exchange import ParquetFile as ParquetFile
 from .exchange import arrow_column as arrow_column
 from .exchange import renamed as renamed

@@ -18,7 +18,7 @@ _MOST_LISTED: Final = 1024
 
 
 @dataclass(frozen=True)
-class Column:
+class ArrowColumn:
     """A column of leaves of samples.
 
     kind: null, bool, int, float, complex, text, bytes, image, date, datetime, datetime with a zone, array
@@ -60,7 +60,7 @@ _TYPES = {
 }
 
 
-def _arrow_type(column: Column) -> pa.DataType:
+def _arrow_type(column: ArrowColumn) -> pa.DataType:
     """The Arrow type of a column.
 
     Arrays of one shape are `fixed_shape_tensor`; of over 1024 elements, their bytes (`schema_of`); of no
@@ -82,7 +82,7 @@ def _arrow_type(column: Column) -> pa.DataType:
     return pa.struct({"values": pa.list_(element), "shape": pa.list_(pa.int32())})
 
 
-def arrow_column(column: Column, values: Sequence[Any], place: str) -> pa.Array:
+def arrow_column(column: ArrowColumn, values: Sequence[Any], place: str) -> pa.Array:
     """Leaves as an Arrow array; None where a sample lacks one; images as their bytes.
 
     Raises ExportError, which begins with `place`, for a value that the column does not hold.
@@ -108,7 +108,7 @@ def arrow_column(column: Column, values: Sequence[Any], place: str) -> pa.Array:
         raise ExportError(f'{place}: field "{column.name}" does not fit {kind}: {error}') from error
 
 
-def _fixed(values: Sequence[npt.NDArray[Any]], kind: pa.DataType, column: Column) -> pa.Array:
+def _fixed(values: Sequence[npt.NDArray[Any]], kind: pa.DataType, column: ArrowColumn) -> pa.Array:
     stacked = np.stack(values)
     if stacked.shape[1:] != column.shape or stacked.dtype.name != column.dtype:
         raise ValueError(f"arrays of {stacked.dtype} {stacked.shape[1:]}")
@@ -117,7 +117,7 @@ def _fixed(values: Sequence[npt.NDArray[Any]], kind: pa.DataType, column: Column
     return pa.ExtensionArray.from_storage(kind, storage)
 
 
-def schema_of(columns: Iterable[Column], labels: pa.Schema) -> pa.Schema:
+def schema_of(columns: Iterable[ArrowColumn], labels: pa.Schema) -> pa.Schema:
     """The schema of leaves, then labels; arrays that are bytes have dtype and shape as metadata."""
     fields = []
     for column in columns:

@@ -56,7 +56,7 @@ def parse_where(text: str, schema: pa.Schema) -> Where:
     """
     if len(text) > _MAX_TEXT:
         raise WhereError(f"where-string of {len(text)} characters; at most {_MAX_TEXT} are read")
-    parser = _Parser(text, schema)
+    parser = _WhereParser(text, schema)
     operand = parser.disjunction()
     if parser.next.kind != "end":
         raise parser.unexpected("the end, and, or")
@@ -93,7 +93,7 @@ _Operand: TypeAlias = "Column | _Literal | pc.Expression"
 _Join: TypeAlias = "Callable[[pc.Expression, pc.Expression], pc.Expression]"
 
 
-class _Parser:
+class _WhereParser:
     """Recursive descent over the tokens, by the grammar of this module.
 
     A lone column or literal passes through unchanged: in parentheses it may still be compared.

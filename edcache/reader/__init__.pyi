@@ -11,9 +11,9 @@ from .digests import file_digest as file_digest
 from .digests import no_digest as no_digest
 from .digests import parse_digest as parse_digest
 from .group import Group as Group
+from .group import GroupRecords as GroupRecords
 from .group import Memory as Memory
 from .group import NotInBulk as NotInBulk
-from .group import Records as Records
 from .group import Special as Special
 from .group import joined as joined
 from .projection import FieldPath as FieldPath

@@ -36,7 +36,7 @@ _KEPT = 4
 _SHARED = 1 << 19
 
 
-class Samples(Protocol):
+class BatchSource(Protocol):
     """The dataset of a batch: what is indexed when it is read, its root, or a view of that."""
 
     _fields: Projection | None
@@ -64,7 +64,7 @@ class Batch:
 
     __slots__ = ("_dataset", "_indices", "_is_sent")
 
-    def __init__(self, dataset: Samples, indices: Ints, is_sent: bool = False) -> None:
+    def __init__(self, dataset: BatchSource, indices: Ints, is_sent: bool = False) -> None:
         self._dataset, self._indices, self._is_sent = dataset, indices, is_sent
 
     def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
@@ -117,7 +117,7 @@ default_collate_fn_map[Batch] = _collate_batch
 _FETCH_CODE, _SUBSET_CODE = _MapDatasetFetcher.fetch.__code__, Subset.__getitems__.__code__
 
 
-def batch_for(caller: FrameType, dataset: Samples, indices: Ints) -> list[Any]:
+def batch_for(caller: FrameType, dataset: BatchSource, indices: Ints) -> list[Any]:
     """What `dataset.__getitems__` returns to its caller: one `Batch` where that collates it, else samples."""
     while caller.f_code is _SUBSET_CODE and caller.f_back is not None:
         caller = caller.f_back  # a Subset returns it as it is

@@ -53,7 +53,7 @@ class Spans(NamedTuple):
     dims: Ints
 
 
-class Records:
+class GroupRecords:
     """Memory that holds records of one schema.
 
     Args:
@@ -97,7 +97,7 @@ class Group:
     _variable: dict[tuple[Any, ...], tuple[Ints, Ints, Ints]] | None = None
     _is_located = False
 
-    def __init__(self, records: Records, start: Ints, rows: Ints, check: Check | None = None) -> None:
+    def __init__(self, records: GroupRecords, start: Ints, rows: Ints, check: Check | None = None) -> None:
         self._records, self.decoder, self.view = records, records.decoder, records.view
         self._start, self._rows = start, rows
         self._check = check
@@ -260,7 +260,9 @@ def joined(
             decompress_into(view, starts, lengths.tolist(), frames, dictionaries, threads)
     except (MemoryError, CorruptRecordError, LengthError):
         return None
-    return Group(Records(decoder, view, torch.from_numpy(memory), lengths), places, np.arange(len(lengths)))
+    return Group(
+        GroupRecords(decoder, view, torch.from_numpy(memory), lengths), places, np.arange(len(lengths))
+    )
 
 
 # --- collated ---------------------------------------------------------------------------------------

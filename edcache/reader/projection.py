@@ -138,14 +138,14 @@ class Projection:
         # default_collate makes a list of tuples' columns.
         return values if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
-    def _planned(self, reader: AnyReader, decoder: Decoder | None) -> _Plan | None:
+    def _planned(self, reader: AnyReader, decoder: Decoder | None) -> _ReadPlan | None:
         if decoder is None:
             return None
         # Where labels were revised, samples alone are read.
         return _plan(self, decoder, reader.unoriginal_labels.isdisjoint(self.known.values()))
 
 
-class _Part(NamedTuple):
+class _FieldPart(NamedTuple):
     """One field: how it is decoded and collated, or the label column that has it."""
 
     kind: str
@@ -159,15 +159,15 @@ class _Part(NamedTuple):
         return column if column is not None and column.dtype.kind in _EXACT[self.kind] else None
 
 
-class _Plan(NamedTuple):
+class _ReadPlan(NamedTuple):
     """wanted: the bytes of a record with the fields that no label has, half-open; None where they vary."""
 
-    parts: list[_Part]
+    parts: list[_FieldPart]
     wanted: tuple[int, int] | None
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(projection: Projection, decoder: Decoder, has_labels: bool) -> _Plan | None:
+def _plan(projection: Projection, decoder: Decoder, has_labels: bool) -> _ReadPlan | None:
     """How the fields of a schema's samples are read; None where records have no schema of their own."""
     structure = decoder.structure
     if structure is None:
@@ -186,8 +186,8 @@ def _plan(projection: Projection, decoder: Decoder, has_labels: bool) -> _Plan |
             collate = collation_of(decoder, node, tuple if projection.as_tuple else list)
         except NotInBulk:
             collate = None
-        parts.append(_Part(node.kind, column, decoder.part(node), collate))
-    return _Plan(parts, decoder.extent(in_records) if in_records else None)
+        parts.append(_FieldPart(node.kind, column, decoder.part(node), collate))
+    return _ReadPlan(parts, decoder.extent(in_records) if in_records else None)
 
 
 def _collated_column(values: npt.NDArray[Any], kind: str, as_tuple: bool) -> Any:

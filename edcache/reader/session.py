@@ -30,7 +30,7 @@ from edcache.format import LATTICE, Contents, Head, partial_text, spread
 from edcache.format import Records as Rows
 from edcache.labels import checked_indices
 from edcache.reader.checks import LARGE, Checks, Piece, Requested
-from edcache.reader.group import Group, Records, joined
+from edcache.reader.group import Group, GroupRecords, joined
 from edcache.reader.tables import FileTables
 from edcache.storage import ByteSource
 
@@ -303,7 +303,7 @@ class FileSession(Session):
         self.checks = Checks(self.storage, index, verify)
         self._requested = Requested(self.storage, self.checks, index) if file.by_request else None
         # What was gathered from last; and whether it has all samples, of one schema, so that any can be.
-        self._records: Records | None = None
+        self._records: GroupRecords | None = None
         self._is_bulk = False
         self._is_uniform: bool | None = None
         self._hot_batches = 0
@@ -435,7 +435,7 @@ class FileSession(Session):
         records = self._records
         if records is None or records.decoder is not decoder:
             base = torch.from_numpy(aliased(self._view))
-            records = self._records = Records(decoder, self._view, base, self.records.nbytes)
+            records = self._records = GroupRecords(decoder, self._view, base, self.records.nbytes)
         self._is_bulk = bool(self._is_uniform) and self._index is None
         return Group(records, start, rows, self.checks.group(rows, start, wanted))
 

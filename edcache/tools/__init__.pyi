@@ -6,7 +6,7 @@ from .housekeeping import delete as delete
 from .housekeeping import head_of as head_of
 from .housekeeping import plan_pruning as plan_pruning
 from .housekeeping import why_not_now as why_not_now
-from .merge import Piece as Piece
+from .merge import SplitArchive as SplitArchive
 from .merge import merge as merge
 from .repair import RepairReport as RepairReport
 from .repair import repair as repair

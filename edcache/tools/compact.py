@@ -11,7 +11,7 @@ from edcache.base import ArchiveLockedError, StaleArchiveError
 from edcache.format import ChunkTable, Contents, Header, Revised, Revision, merge, read_revision, read_table
 from edcache.reader import OnProgress
 from edcache.storage import File, local_path
-from edcache.tools.rewrite import Progress, Rewrite, Selection, check_free, chunk_rows, rewriting
+from edcache.tools.rewrite import RecordSelection, Rewrite, RewriteProgress, check_free, chunk_rows, rewriting
 from edcache.tools.verify import Survey, sound_survey
 
 
@@ -97,9 +97,9 @@ def _copied(
     file: File, survey: Survey, target: str, on_progress: OnProgress | None, in_place: bool = False
 ) -> Rewrite:
     contents, revised = survey.contents, survey.revised
-    progress = Progress(on_progress, int(contents.index.records.nbytes.sum()))
+    progress = RewriteProgress(on_progress, int(contents.index.records.nbytes.sum()))
     with rewriting(target, survey.head, file, progress) as new:
-        new.copy(Selection(file, contents))
+        new.copy(RecordSelection(file, contents))
         # In place nobody appends from here on to what is about to lose its name. Who waits for this lock
         # finds another file at the path then, and says so.
         with file.locked(format.LOCK_APPEND) if in_place else nullcontext():
@@ -131,7 +131,7 @@ def _caught_up(file: File, survey: Survey, new: Rewrite) -> tuple[Contents, Revi
 
     chunks = [header for header in chain.chunks if header.seq >= first]
     if chunks:
-        new.copy(Selection(file, merge(chunks, table, chain.dictionaries, None, [], path)))
+        new.copy(RecordSelection(file, merge(chunks, table, chain.dictionaries, None, [], path)))
     if chain.cursor.seq == first or not (chain.failures or chain.revisions):
         return survey.contents, survey.revised
     contents = chain.contents(table)

@@ -26,7 +26,7 @@ from edcache.format import (
 )
 from edcache.reader import OnProgress
 from edcache.storage import ByteSource, local_path, located
-from edcache.tools.rewrite import Progress, Selection, check_free, intact_dictionaries, rewriting
+from edcache.tools.rewrite import RecordSelection, RewriteProgress, check_free, intact_dictionaries, rewriting
 from edcache.tools.verify import sound_survey
 
 _NO_COLUMN: Final = object()
@@ -48,7 +48,7 @@ class MergeReport:
 
 
 @dataclass(frozen=True)
-class Piece:
+class SplitArchive:
     """An archive that `split` made.
 
     path: of it. samples, length, nbytes: as of `MergeReport`. value: of the label that it was split by.
@@ -104,12 +104,12 @@ def merge(
     with opened(named, allow_partial) as sources:
         _check_dictionaries(sources)
         shares = [Share(source, range(source.length)) for source in sources]
-        progress = Progress(on_progress, sum(share.nbytes for share in shares))
+        progress = RewriteProgress(on_progress, sum(share.nbytes for share in shares))
         piece = join(destination, shares, progress)
     return MergeReport(piece.path, len(named), piece.samples, piece.length, piece.nbytes)
 
 
-class Source:
+class MergeSource:
     """One archive as it was when it was surveyed; what others append meanwhile is left out.
 
     table: the index, of its records and what goes with them. index: the sample of each record. labels: its
@@ -135,11 +135,11 @@ class Source:
 
 
 @contextmanager
-def opened(paths: Sequence[str], allow_partial: bool) -> Iterator[list[Source]]:
+def opened(paths: Sequence[str], allow_partial: bool) -> Iterator[list[MergeSource]]:
     """Survey archives, wherever they are, and keep them open; raises as `sound_survey`."""
     with ExitStack() as stack:
         files = (stack.enter_context(closing(located(path).open())) for path in paths)
-        yield [Source(file, allow_partial) for file in files]
+        yield [MergeSource(file, allow_partial) for file in files]
 
 
 class Share:
@@ -149,7 +149,7 @@ class Share:
     absent_places: the same of samples without a record that have labels, as rows of the label table.
     """
 
-    def __init__(self, source: Source, samples: range | Ints) -> None:
+    def __init__(self, source: MergeSource, samples: range | Ints) -> None:
         self.source, self.length = source, len(samples)
         self.rows, self.places = _within(source.index, samples)
         at, self.absent_places = _within(source.absent, samples)
@@ -169,12 +169,12 @@ class Share:
         rows = self.source.index[self.rows] if self.source.has_row_per_sample else self.rows
         return take_rows(self.source.labels, rows)
 
-    def selection(self, first: int, labels: Any) -> Selection:
+    def selection(self, first: int, labels: Any) -> RecordSelection:
         """Its records, for an archive in which its samples begin at `first`."""
         table = self.source.table
         records = replace(table.records.take(self.rows), index=self.places + first)
         contents = Contents(table._replace(records=records), labels)
-        return Selection(self.source.file, contents, self.source.index[self.rows])
+        return RecordSelection(self.source.file, contents, self.source.index[self.rows])
 
 
 def _within(rising: Ints, samples: range | Ints) -> tuple[Ints, Ints]:
@@ -186,7 +186,7 @@ def _within(rising: Ints, samples: range | Ints) -> tuple[Ints, Ints]:
     return rows, places
 
 
-def join(target: str, shares: Sequence[Share], progress: Progress) -> Piece:
+def join(target: str, shares: Sequence[Share], progress: RewriteProgress) -> SplitArchive:
     """Write a sealed archive of the samples of some shares, one after the other, where nothing is."""
     firsts = np.cumsum([0, *(share.length for share in shares)]).tolist()
     length = firsts.pop()
@@ -202,7 +202,7 @@ def join(target: str, shares: Sequence[Share], progress: Progress) -> Piece:
         for share, first, rows in zip(shares, firsts, labels, strict=True):
             new.copy(share.selection(first, rows))
         new.publish(failures=failures, revision=revision)
-    return Piece(target, sum(len(share.rows) for share in shares), length, new.nbytes)
+    return SplitArchive(target, sum(len(share.rows) for share in shares), length, new.nbytes)
 
 
 def _joined_labels(shares: Sequence[Share], firsts: Sequence[int]) -> tuple[list[Any], Revision | None]:
@@ -218,7 +218,7 @@ def _joined_labels(shares: Sequence[Share], firsts: Sequence[int]) -> tuple[list
     return labels, Revision(absent, (), np.concatenate(places)) if absent.num_columns else None
 
 
-def joined_head(sources: Sequence[Source], names: Sequence[str], length: int) -> Head:
+def joined_head(sources: Sequence[MergeSource], names: Sequence[str], length: int) -> Head:
     """The head of an archive of samples of these, which no call makes, so that it has no fingerprint.
 
     It compresses as the first that does; of a label column it knows the field if all have the same.
@@ -253,7 +253,7 @@ def joined_head(sources: Sequence[Source], names: Sequence[str], length: int) ->
     )
 
 
-def _check_dictionaries(sources: Sequence[Source]) -> None:
+def _check_dictionaries(sources: Sequence[MergeSource]) -> None:
     """Refuse different compression dictionaries of one id: a record says by its id which it needs."""
     known: dict[bytes, tuple[bytes, str]] = {}
     for source in sources:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edcache.reader import OnProgress
 from edcache.storage import File, local_path
-from edcache.tools.rewrite import Progress, Selection, check_free, rewriting
+from edcache.tools.rewrite import RecordSelection, RewriteProgress, check_free, rewriting
 from edcache.tools.salvage import Doubtful, Salvage
 
 _SHOWN: Final = 20
@@ -77,9 +77,9 @@ def repair(
         check_free(destination)
         salvage = Salvage(file)
         head = replace(salvage.head, uuid=uuid.uuid4().bytes)
-        progress = Progress(on_progress, int(salvage.contents.index.records.nbytes.sum()))
+        progress = RewriteProgress(on_progress, int(salvage.contents.index.records.nbytes.sum()))
         with rewriting(destination, head, file, progress) as new:
-            selection = Selection(file, salvage.contents)
+            selection = RecordSelection(file, salvage.contents)
             new.copy(selection, lambda rows, why: damage.extend((row, why) for row in rows.tolist()))
             is_told = salvage.length == max(new.out.length or 0, new.out.end_index)
             new.publish(None if is_told else salvage.length, salvage.failures, salvage.revision)

@@ -32,7 +32,7 @@ OnDamage = Callable[[Ints, str], object]
 """`on_damage(rows, why)`: rows of the selection whose records are left out."""
 
 
-class Selection(NamedTuple):
+class RecordSelection(NamedTuple):
     """Records of one archive, in the order in which they go into a new one.
 
     contents: where they lie, the sample of the new archive that each is, their labels row by row, and the
@@ -44,7 +44,7 @@ class Selection(NamedTuple):
     samples: Ints | None = None
 
 
-class Progress:
+class RewriteProgress:
     """Counts the bytes of records that were copied, into one or more archives."""
 
     def __init__(self, on_progress: OnProgress | None, total: int) -> None:
@@ -64,7 +64,7 @@ def check_free(target: str) -> None:
 
 
 @contextmanager
-def rewriting(target: str, head: Head, like: ByteSource, progress: Progress) -> Iterator[Rewrite]:
+def rewriting(target: str, head: Head, like: ByteSource, progress: RewriteProgress) -> Iterator[Rewrite]:
     """A new archive for a path; what was written goes, unless the block publishes it.
 
     It has the permissions of `like`, where that is a file.
@@ -80,12 +80,12 @@ def rewriting(target: str, head: Head, like: ByteSource, progress: Progress) -> 
 class Rewrite:
     """A new archive on its way, which `out` appends to; nbytes: of the file, once published."""
 
-    def __init__(self, target: str, session: File, out: Appender, progress: Progress) -> None:
+    def __init__(self, target: str, session: File, out: Appender, progress: RewriteProgress) -> None:
         self._target, self._session, self._progress = target, session, progress
         self.out = out
         self.nbytes = 0
 
-    def copy(self, selection: Selection, on_damage: OnDamage | None = None) -> None:
+    def copy(self, selection: RecordSelection, on_damage: OnDamage | None = None) -> None:
         """Append records and their labels, as chunks of about 4 MiB.
 
         `on_damage` takes note of records that are left out: those that fail their crc32, and those that need
@@ -156,7 +156,7 @@ class Rewrite:
         self.out.move(self._target)
 
 
-def _damaged(selection: Selection, row: int) -> CorruptRecordError:
+def _damaged(selection: RecordSelection, row: int) -> CorruptRecordError:
     path, records = selection.file.path, selection.contents.index.records
     samples = records.index if selection.samples is None else selection.samples
     return CorruptRecordError(

@@ -80,7 +80,7 @@ class Doubtful:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _SalvagedRows:
     """Records with their offsets in the file and their index, their schemas, and their labels row by row."""
 
     records: Records
@@ -93,10 +93,10 @@ class _Rows:
         assert self.records.index is not None
         return self.records.index
 
-    def without(self, index: Ints) -> _Rows:
+    def without(self, index: Ints) -> _SalvagedRows:
         """Those of other samples than these."""
         kept = np.flatnonzero(~np.isin(self.index, index))
-        return _Rows(self.records.take(kept), self.schemas, take_rows(self.labels, kept))
+        return _SalvagedRows(self.records.take(kept), self.schemas, take_rows(self.labels, kept))
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Salvage:
             raise damage
         return Head(uuid), format.after(first)._replace(seq=0)
 
-    def _guessed_head(self, rows: _Rows) -> Head:
+    def _guessed_head(self, rows: _SalvagedRows) -> Head:
         compression = None
         if rows.records.raw_nbytes is not None:
             compression = "zstd+dict" if self.dictionaries else "zstd"
@@ -248,7 +248,7 @@ class Salvage:
 
     # --- rows ---
 
-    def _newest_rows(self) -> _Rows:
+    def _newest_rows(self) -> _SalvagedRows:
         """The newest record of each sample as far as anything tells; contradictions are lost."""
         seq, index = self._sealed.seq, self._sealed.index
         after = self._merged([header for header in self._chain.chunks if header.seq > seq])
@@ -259,13 +259,13 @@ class Salvage:
         self.unlabelled = self.unlabelled[~np.isin(self.unlabelled, after.index)]
         return _joined(base.without(after.index), after, self.path)
 
-    def _merged(self, chunks: Sequence[Header]) -> _Rows:
+    def _merged(self, chunks: Sequence[Header]) -> _SalvagedRows:
         sound = [header for header in chunks if self._tables[header.seq] is not None]
         names = [name for name, _ in self.head.labels]
         contents = merge(sound, lambda header: self._tables[header.seq], [], None, names, self.path)
-        return _Rows(_indexed(contents.index.records), contents.index.schemas, contents.labels)
+        return _SalvagedRows(_indexed(contents.index.records), contents.index.schemas, contents.labels)
 
-    def _reconciled(self, index: IndexTable, before: _Rows) -> _Rows:
+    def _reconciled(self, index: IndexTable, before: _SalvagedRows) -> _SalvagedRows:
         """The rows of an index, as far as no chunk before it contradicts them, with their labels."""
         records = _indexed(index.records)
         assert records.index is not None
@@ -295,7 +295,7 @@ class Salvage:
         self._lose(forgotten, "index.arrow leaves out what a chunk holds:")
         rows = np.flatnonzero(believed)
         labels = self._labels_of(records, rows, before, np.where(same, at, -1))
-        return _Rows(records.take(rows), index.schemas, labels)
+        return _SalvagedRows(records.take(rows), index.schemas, labels)
 
     def _is_in_sound_chunk(self, offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
         sound = [
@@ -310,7 +310,7 @@ class Salvage:
         run = np.searchsorted(start, offsets, "right") - 1
         return (run >= 0) & (offsets < end[np.maximum(run, 0)])
 
-    def _labels_of(self, records: Records, rows: Ints, before: _Rows, at: Ints) -> Any:
+    def _labels_of(self, records: Records, rows: Ints, before: _SalvagedRows, at: Ints) -> Any:
         """The labels that rows of an index had when they were written: its own, or those the chunks tell."""
         labels, index = self._sealed.labels, self._sealed.index
         assert index is not None
@@ -342,7 +342,7 @@ class Salvage:
             self.problems.append(f"{self.path}: {why} {len(index):,} samples, the first is {int(index[0])}")
             self.lost = np.union1d(self.lost, index)
 
-    def _contents(self, rows: _Rows) -> Contents:
+    def _contents(self, rows: _SalvagedRows) -> Contents:
         """The rows that lie within the file and overlap no other, by index."""
         records = rows.records
         offset, nbytes = records.offset, records.nbytes
@@ -449,7 +449,7 @@ def _indexed(records: Records) -> Records:
     return records if records.index is not None else replace(records, index=np.arange(len(records.offset)))
 
 
-def _joined(first: _Rows, second: _Rows, where: str) -> _Rows:
+def _joined(first: _SalvagedRows, second: _SalvagedRows, where: str) -> _SalvagedRows:
     """Both together, one behind the other; CorruptArchiveError where they have too many schemas."""
     if not len(second.index):
         return first
@@ -466,4 +466,4 @@ def _joined(first: _Rows, second: _Rows, where: str) -> _Rows:
         columns.append(own)
     records = Records(**{name: np.concatenate([own[name] for own in columns]) for name in columns[0]})
     labels = unify([first.labels, second.labels], where) if len(first.index) else second.labels
-    return _Rows(records, schemas, labels)
+    return _SalvagedRows(records, schemas, labels)

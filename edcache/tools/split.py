@@ -29,8 +29,8 @@ from edcache.format import (
 from edcache.labels import Labels, classes
 from edcache.reader import OnProgress
 from edcache.storage import local_path
-from edcache.tools.merge import Piece, Share, Source, join, joined_head, opened
-from edcache.tools.rewrite import CHUNK_NBYTES, Progress, check_free
+from edcache.tools.merge import SplitArchive, MergeSource, Share, join, joined_head, opened
+from edcache.tools.rewrite import CHUNK_NBYTES, RewriteProgress, check_free
 
 _DIGITS: Final = 5
 _MOST_NAMED: Final = 60
@@ -54,7 +54,7 @@ def split(
     by: str | None = None,
     on_progress: OnProgress | None = None,
     allow_partial: bool = False,
-) -> list[Piece]:
+) -> list[SplitArchive]:
     """Copy the samples of an archive into several new ones, each valid alone, and seal them.
 
     Their names are that of the archive with a number behind it, train-00000.zip, so that they sort in order,
@@ -103,7 +103,7 @@ def split(
         targets = [os.path.join(where, f"{stem}-{k:0{digits}}{name}.zip") for k, name in enumerate(names)]
         for target in targets:
             check_free(target)
-        return _written(source, targets, cuts, Progress(on_progress, whole.nbytes))
+        return _written(source, targets, cuts, RewriteProgress(on_progress, whole.nbytes))
 
 
 def _checked(max_size: int | str | None, parts: int | None, by: str | None) -> int:
@@ -122,8 +122,10 @@ def _in_a_name(value: Any) -> str:
     return f"-{'none' if value is None else _UNSAFE.sub('_', str(value))[:_MOST_NAMED]}"
 
 
-def _written(source: Source, targets: list[str], cuts: list[_Cut], progress: Progress) -> list[Piece]:
-    pieces: list[Piece] = []
+def _written(
+    source: MergeSource, targets: list[str], cuts: list[_Cut], progress: RewriteProgress
+) -> list[SplitArchive]:
+    pieces: list[SplitArchive] = []
     try:
         for target, (value, samples) in zip(targets, cuts, strict=True):
             piece = join(target, [Share(source, samples)], progress)
@@ -137,7 +139,7 @@ def _written(source: Source, targets: list[str], cuts: list[_Cut], progress: Pro
     return pieces
 
 
-def _by_value(source: Source, name: str) -> Iterator[_Cut]:
+def _by_value(source: MergeSource, name: str) -> Iterator[_Cut]:
     length, file = source.length, source.file
     base.justify(48 * length, file.size(), file.path, f"{length:,} samples")
     labels = Labels(lambda: spread(source.labels, source.index, length), num_rows=length)

@@ -35,7 +35,7 @@ def declared(source: Any) -> Any:
     way = way_of(dict(source.features or {})) if is_plain else None
     if way is None:
         return source
-    return _Stream(source, way) if is_stream else _Rows(source, way)
+    return _FeatureStream(source, way) if is_stream else _FeatureRows(source, way)
 
 
 def way_of(feature: Any) -> _Way | None:
@@ -81,7 +81,7 @@ def _has_none(value: list[Any]) -> bool:
     return None in value
 
 
-class _Rows(Dataset[Any]):
+class _FeatureRows(Dataset[Any]):
     def __init__(self, source: Any, way: _Way) -> None:
         self._source = source
         self._way = way
@@ -93,7 +93,7 @@ class _Rows(Dataset[Any]):
         return self._way(self._source[index])
 
 
-class _Stream(IterableDataset[Any]):
+class _FeatureStream(IterableDataset[Any]):
     def __init__(self, source: Any, way: _Way) -> None:
         self._source = source
         self._way = way

@@ -95,7 +95,7 @@ def _head_of(path: str) -> Head | None:
         return None
 
 
-_Driver = Callable[[Job, AnyAppender, Presence, "_Shown"], None]
+_Driver = Callable[[Job, AnyAppender, Presence, "_FillWatch"], None]
 """Has what is missing computed and published."""
 
 
@@ -114,12 +114,12 @@ def _driver(job: Job) -> _Driver:
     return partial(_by_crew, workers, context)
 
 
-def _alone(job: Job, appender: AnyAppender, presence: Presence, watch: _Shown) -> None:
+def _alone(job: Job, appender: AnyAppender, presence: Presence, watch: _FillWatch) -> None:
     Part(job, appender, presence, watch).run(presence.missing_claims)
 
 
 def _by_crew(
-    workers: int, context: Any, job: Job, appender: AnyAppender, presence: Presence, watch: _Shown
+    workers: int, context: Any, job: Job, appender: AnyAppender, presence: Presence, watch: _FillWatch
 ) -> None:
     claims = -(-len(presence.present) // appender.head.claim_size)
 
@@ -133,7 +133,7 @@ def _by_crew(
         raise SourceError(f"{job.path}: {reasons}; the others are kept, and filling again tries again")
 
 
-def _by_cluster(job: Job, appender: AnyAppender, presence: Presence, watch: _Shown) -> None:
+def _by_cluster(job: Job, appender: AnyAppender, presence: Presence, watch: _FillWatch) -> None:
     Cluster(job, appender, presence, watch.look).run()
 
 
@@ -161,7 +161,7 @@ def _compute(job: Job, driver: _Driver, appender: AnyAppender, presence: Presenc
         appender.join_fillers()
         try:
             drive = driver if appender.can_lock else _alone
-            drive(job, appender, presence, _Shown(job, progress, appender, presence))
+            drive(job, appender, presence, _FillWatch(job, progress, appender, presence))
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(_how_to_resume(job, presence, *stop.args[:1])) from None
     presence.update()
@@ -192,7 +192,7 @@ def _heed_others(job: Job, appender: AnyAppender, presence: Presence, progress: 
         progress.advance(presence.update())
 
 
-class _Shown(Watch):
+class _FillWatch(Watch):
     """What a fill in this process shows of itself, and whether the disk can hold what it will write."""
 
     def __init__(self, job: Job, progress: Progress, appender: AnyAppender, presence: Presence) -> None:

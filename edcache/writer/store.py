@@ -127,7 +127,7 @@ def store_at(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | 
     return store
 
 
-class _Log(Protocol):
+class _AnyLog(Protocol):
     """The entries of an archive or a cache, as far as this process has seen them."""
 
     @property
@@ -136,7 +136,7 @@ class _Log(Protocol):
     def table(self, header: Header) -> ChunkTable: ...
 
 
-class _Claims(Protocol):
+class _AnyClaims(Protocol):
     """Who computes what; whoever ends, however it ends, lets go of its claims."""
 
     @property
@@ -157,9 +157,9 @@ class AnyAppender(ABC):
 
     path: str
     head: Head
-    _log: _Log
+    _log: _AnyLog
 
-    def __init__(self, log: _Log, claims: _Claims) -> None:
+    def __init__(self, log: _AnyLog, claims: _AnyClaims) -> None:
         self._pid = os.getpid()
         self._log = log
         self._claims = claims

@@ -27,7 +27,7 @@ from edcache.errors import (
     OptionError,
     UnknownLabelError,
 )
-from edcache.tools import Piece
+from edcache.tools import SplitArchive
 
 
 def expect_as_original(folder: Path, path: Path, order: list[int] | None = None) -> None:
@@ -79,7 +79,7 @@ def test_random_archives_split_into_what_together_is_the_original(tally, seed, s
         ds.close()
 
 
-def split_by_size(path: Path, folder: Path, most: int) -> list[Piece] | None:
+def split_by_size(path: Path, folder: Path, most: int) -> list[SplitArchive] | None:
     """What was made; None where a sample's part may exceed the size."""
     made, error = outcome(lambda: edcache.split(path, folder, max_size=most, allow_partial=True))
     if error is None:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 
 from edcache import format, storage, writer
 from edcache.backends.mirror.evict import check_space, limit_of, make_room
-from edcache.backends.mirror.fetch import Fetch, Plan
+from edcache.backends.mirror.fetch import Fetch, FetchPlan
 from edcache.backends.mirror.sidecar import (
     PARTIAL,
     SIDE,
@@ -221,7 +221,7 @@ class Copying:
     def _make(
         self, side: Side, origin: ByteSource, expected: str | None, on_progress: OnProgress | None
     ) -> tuple[int, int]:
-        identity, plan = identity_of(origin), Plan(origin)
+        identity, plan = identity_of(origin), FetchPlan(origin)
         version = Version(identity, plan.uuid.hex(), plan.size)
         before = self._before(side, origin, version)
         make_room(self.folder or os.curdir, self.limit, plan.size, self.path, self.keep)

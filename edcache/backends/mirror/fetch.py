@@ -29,7 +29,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(eq=False)
-class _Part:
+class _FetchPart:
     """Bytes [start, end) of the archive; header: of the entry that they are, if a crc32 proves them."""
 
     start: int
@@ -51,7 +51,7 @@ class _Part:
         return there == format.pack_header(header) and has_sound_payload(file.pread, header)
 
 
-class Plan:
+class FetchPlan:
     """What a sealed archive consists of, as the origin says it; reads its headers, not its samples.
 
     Raises OptionError where it is not sealed, and as opening does.
@@ -69,17 +69,17 @@ class Plan:
         chain.check_seal(pread, self.size, self._seal)
         self.parts = list(self._divided(headers, chain.lost))
 
-    def _divided(self, headers: Iterable[Header], lost: set[int]) -> Iterator[_Part]:
+    def _divided(self, headers: Iterable[Header], lost: set[int]) -> Iterator[_FetchPart]:
         position = 0
         for header in headers:
             if header.offset > position:
-                yield _Part(position, header.offset)
+                yield _FetchPart(position, header.offset)
             # What a power cut took fits no crc32; it is copied as it is.
             is_lost = header.kind != format.KIND_HEAD and header.seq in lost
-            yield _Part(header.offset, header.payload_end, None if is_lost else header)
+            yield _FetchPart(header.offset, header.payload_end, None if is_lost else header)
             position = header.payload_end
         if position < self.size:
-            yield _Part(position, self.size)
+            yield _FetchPart(position, self.size)
 
     def check(self, file: File) -> None:
         """Raise CorruptArchiveError where a file whose parts are sound is not this archive, seal and all."""
@@ -90,7 +90,7 @@ class Plan:
 
 
 def sealed(origin: ByteSource) -> tuple[int, Head, Cursor, tuple[Header, Header]]:
-    """How many bytes an archive has, its head, where its chain begins, and its seal; raises as `Plan`."""
+    """How many bytes an archive has, its head, where its chain begins, and its seal; raises as it."""
     nbytes, (head, cursor) = origin.size(), format.read_head(origin.pread, origin.path)
     seal = format.read_seal(origin.pread, nbytes, head.uuid)
     if seal is None:
@@ -129,7 +129,12 @@ class Fetch:
     """Make a file equal to an origin, byte for byte, whatever it held before; not synced."""
 
     def __init__(
-        self, origin: ByteSource, plan: Plan, file: File, threads: int, on_progress: OnProgress | None = None
+        self,
+        origin: ByteSource,
+        plan: FetchPlan,
+        file: File,
+        threads: int,
+        on_progress: OnProgress | None = None,
     ) -> None:
         self._origin, self._plan, self._file = origin, plan, file
         self._threads, self._on_progress = threads, on_progress or (lambda done, size: None)
@@ -165,19 +170,19 @@ class Fetch:
         self._plan.check(self._file)
         return fetched
 
-    def _look(self, part: _Part, file: File) -> int:
+    def _look(self, part: _FetchPart, file: File) -> int:
         part.is_sound = part.is_in(file)
         return part.nbytes if part.is_sound else 0
 
-    def _copy(self, parts: list[_Part], pread: PRead) -> None:
+    def _copy(self, parts: list[_FetchPart], pread: PRead) -> None:
         """Write parts as `pread` has them, and look which of them came out sound."""
-        pieces: list[tuple[_Part, int]] = []
+        pieces: list[tuple[_FetchPart, int]] = []
         for part in parts:
             starts = range(part.start, part.end, PIECE_NBYTES)
             part.pieces_left, part.is_sound = len(starts), False
             pieces += ((part, start) for start in starts)
 
-        def copy(piece: tuple[_Part, int]) -> int:
+        def copy(piece: tuple[_FetchPart, int]) -> int:
             part, start = piece
             nbytes = min(PIECE_NBYTES, part.end - start)
             data = pread(start, nbytes)
@@ -220,5 +225,5 @@ class Fetch:
                 raise
 
 
-def _missing(parts: list[_Part]) -> list[_Part]:
+def _missing(parts: list[_FetchPart]) -> list[_FetchPart]:
     return [part for part in parts if not part.is_sound]

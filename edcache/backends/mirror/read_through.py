@@ -23,7 +23,7 @@ import numpy.typing as npt
 from edcache import storage
 from edcache.backends.mirror.copy import THREADS, current, whole_copies_of
 from edcache.backends.mirror.evict import limit_of, make_room
-from edcache.backends.mirror.fetch import Fetch, Plan, read_many, sealed
+from edcache.backends.mirror.fetch import Fetch, FetchPlan, read_many, sealed
 from edcache.backends.mirror.sidecar import (
     LOCK_USE,
     MAP_OFFSET,
@@ -193,7 +193,7 @@ class ReadThrough(Wrapped):
             return  # what has its name is a copy no more: somebody has changed it
         origin = self._open_origin()
         with closing(File.open(copy + PARTIAL, "r+")) as partial:
-            Fetch(origin, Plan(origin), partial, THREADS).run()
+            Fetch(origin, FetchPlan(origin), partial, THREADS).run()
             self._check_identity(origin)
             partial.sync()
             side.write(note._replace(versions=(note.versions[0]._replace(stamp=partial.stamp()),)))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from edcache import format
 from edcache.backends.redis.claims import Claims
 from edcache.backends.redis.client import PIECE_KEYS, Client
-from edcache.backends.redis.log import Log, read_head, stale
+from edcache.backends.redis.log import RedisLog, read_head, stale
 from edcache.backends.redis.records import FRAME_NBYTES, held, packed, pieces_of, schema_number
 from edcache.backends.redis.url import Server
 from edcache.base import LabelError, OptionError, StorageError
@@ -57,10 +57,10 @@ class RedisAppender(AnyAppender):
     """A cache in Redis, open for appending by this process; `AnyAppender` says what each method does."""
 
     path: Server
-    _log: Log
+    _log: RedisLog
     _claims: Claims
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: RedisLog) -> None:
         super().__init__(log, Claims(log.client, log.keys))
         self._client, self._keys = log.client, log.keys
         self.path, self.head = log.server, log.head
@@ -89,7 +89,7 @@ class RedisAppender(AnyAppender):
                 raise StorageError(
                     f"{client.server}: the server lost the head at once; give it more memory, or a longer ttl"
                 )
-        return cls(Log(client, *known))
+        return cls(RedisLog(client, *known))
 
     def indices_of(self, chunks: Iterable[Header]) -> npt.NDArray[np.int64]:
         """See the base class: of what was published before this was opened, those that are still there."""

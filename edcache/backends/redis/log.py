@@ -34,7 +34,7 @@ def no_cache(server: Server) -> ArchiveNotFoundError:
     )
 
 
-class Log:
+class RedisLog:
     """The entries of a cache's log in their order, as far as seen, and what they amount to.
 
     Offsets of the chain are those of an archive that had the records too. nbytes: of the entries.
@@ -65,7 +65,7 @@ class Log:
         """How many entries were taken in."""
         return self.chain.cursor.seq - self._start.seq
 
-    def copy(self) -> Log:
+    def copy(self) -> RedisLog:
         """The same as far as seen; one may go on without the other."""
         other = copy.copy(self)
         other.chain, other._at, other._tables = self.chain.copy(), self._at.copy(), self._tables.copy()

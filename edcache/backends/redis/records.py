@@ -29,7 +29,7 @@ from edcache import format
 from edcache.backends.redis.client import PIECE_KEYS, PIECE_NBYTES, Client
 from edcache.base import CorruptRecordError
 from edcache.codec import Decoder, most_content
-from edcache.reader import Group, Piece, Records, joined
+from edcache.reader import Group, GroupRecords, Piece, joined
 
 Ints = npt.NDArray[np.int64]
 
@@ -124,5 +124,5 @@ def gathered_from(
     # Values are multiples of 8 long, so that joined they are what a gather goes over.
     starts = np.array([0, *accumulate(map(len, values[:-1]))], np.int64) + FRAME_NBYTES
     memory = np.frombuffer(bytearray().join(values), np.uint8)
-    records = Records(decoder, memory.data, torch.from_numpy(memory), lengths)
+    records = GroupRecords(decoder, memory.data, torch.from_numpy(memory), lengths)
     return Group(records, starts, np.arange(len(frames)))

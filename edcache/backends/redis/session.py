@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.backends.redis.client import Client
-from edcache.backends.redis.log import Log, no_cache, read_head
+from edcache.backends.redis.log import RedisLog, no_cache, read_head
 from edcache.backends.redis.records import Frame, gathered_from, held, pieces_of, schema_number, unpacked
 from edcache.backends.redis.url import Server
 from edcache.base import CorruptRecordError, EdcacheError, LengthError, MissingSampleError, once
@@ -42,7 +42,7 @@ class RedisReader(AnyReader):
         known = read_head(client)
         if known is None:
             raise no_cache(self.path)
-        session = RedisSession(Log(client, *known), self.allow_pickle, self.decoding)
+        session = RedisSession(RedisLog(client, *known), self.allow_pickle, self.decoding)
         self._check_uuid(session)
         return session
 
@@ -70,7 +70,7 @@ class RedisSession(Session):
     """What one process knows of a cache, as of one look at its log; `gone`: samples found to be lost."""
 
     def __init__(
-        self, log: Log, allow_pickle: bool, decoding: Decoding | None, before: RedisSession | None = None
+        self, log: RedisLog, allow_pickle: bool, decoding: Decoding | None, before: RedisSession | None = None
     ) -> None:
         super().__init__(log.server, log.head, log.contents(), allow_pickle, decoding)
         self.log = log
