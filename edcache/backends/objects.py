@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edcache import format, storage, writer
-from edcache.backends.file import FileStore, copy_bytes
+from edcache.backends.file_store import FileStore, copy_bytes
 from edcache.base import ArchiveExistsError, ArchiveNotFoundError, Folder, OptionError, Show, Sync, uploading
 from edcache.storage import File
 from edcache.writer import Store

@@ -11,7 +11,7 @@ import numpy as np
 
 from edcache import codec, dataset, format, reader, tools, writer
 from edcache.base import ReadOptions, SampleIndexError, human_bytes
-from edcache.cli.options import PATH, flags
+from edcache.cli.flags import PATH, flags
 from edcache.cli.output import (
     BLOCK,
     csv_lines,

@@ -11,7 +11,7 @@ import click
 from edcache import dataset, interop, writer
 from edcache.base import ArchiveNotFoundError, ReadOptions, StaleCacheError, human_bytes
 from edcache.cli.call import Call
-from edcache.cli.options import FOLDER, flags, given
+from edcache.cli.flags import FOLDER, flags, given
 from edcache.cli.output import as_typed, plural
 from edcache.storage import check_outlives, shown
 

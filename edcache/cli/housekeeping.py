@@ -16,7 +16,7 @@ from edcache.backends import shm
 from edcache.base import human_bytes
 from edcache.cli.call import Call
 from edcache.cli.contents import named
-from edcache.cli.options import FOLDER, PATH, duration, flags, size
+from edcache.cli.flags import FOLDER, PATH, duration, flags, size
 from edcache.cli.output import (
     FAILED,
     one_line,

@@ -10,7 +10,7 @@ import click
 
 from edcache import __version__
 from edcache.base import suggestion
-from edcache.cli import contents, exchange, fill, housekeeping, maintenance
+from edcache.cli import contents, convert, fill, housekeeping, maintenance
 from edcache.cli.output import FAILED, errors_in_one_line, one_line
 
 _INTERRUPTED: Final = 130
@@ -102,14 +102,14 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
       edcache info train.zip
     """
     if ctx.invoked_subcommand is None:
-        exchange.as_edflow(dataset, server, address)
+        convert.as_edflow(dataset, server, address)
     elif dataset is not None or server or address is not None:
         raise click.UsageError(f"-d, -s and -a are edflow's flags, and go without {ctx.invoked_subcommand}")
 
 
 _COMMANDS = (
     *(contents.info, contents.show, contents.ls, contents.labels),
-    *(exchange.import_, exchange.export, fill.build, fill.images),
+    *(convert.import_, convert.export, fill.build, fill.images),
     *(housekeeping.caches, housekeeping.why, housekeeping.rm, housekeeping.prune),
     *(maintenance.verify, maintenance.repair, maintenance.compact),
     *(maintenance.copy, maintenance.merge, maintenance.split),

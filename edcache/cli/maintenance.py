@@ -12,7 +12,7 @@ import click
 from edcache import tools
 from edcache.backends import mirror
 from edcache.base import human_bytes, index_ranges
-from edcache.cli.options import FOLDER, PATH, POSITIVE, flags, size
+from edcache.cli.flags import FOLDER, PATH, POSITIVE, flags, size
 from edcache.cli.output import (
     FAILED,
     bar,

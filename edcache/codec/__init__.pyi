@@ -1,3 +1,4 @@
+from .classes import register as register
 from .compression import Compression as Compression
 from .compression import decompress as decompress
 from .compression import decompress_into as decompress_into
@@ -24,5 +25,4 @@ from .images import ImageFile as ImageFile
 from .images import decoded_together as decoded_together
 from .images import read_through as read_through
 from .pickled import PICKLE_SCHEMA as PICKLE_SCHEMA
-from .registry import register as register
 from .schema import Node as Node

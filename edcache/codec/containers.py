@@ -11,10 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from edcache.base import CorruptRecordError, EdcacheError
-from edcache.codec.images import PIXEL_NBYTES, image_keys, is_image, put_together, take_apart
-from edcache.codec.leaves import Refusal, parse_class, text_bytes, type_name
-from edcache.codec.packages import Form
-from edcache.codec.registry import (
+from edcache.codec.classes import (
     EnumKey,
     class_name,
     dataclass_fields,
@@ -29,6 +26,9 @@ from edcache.codec.registry import (
     registered,
     valid_fields,
 )
+from edcache.codec.images import PIXEL_NBYTES, image_keys, is_image, put_together, take_apart
+from edcache.codec.leaves import Refusal, parse_class, text_bytes, type_name
+from edcache.codec.packages import Form
 
 Assemble = Callable[[list[Any]], Any]
 Keys = tuple[Any, ...]

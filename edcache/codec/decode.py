@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from edcache.base import CorruptRecordError, EdcacheError, PickleRefusedError, once
-from edcache.codec import registry
+from edcache.codec import classes
 from edcache.codec.containers import CONTAINERS, Assemble
 from edcache.codec.dtypes import TORCH_BY_DTYPE, Array
 from edcache.codec.images import Decoding
@@ -213,7 +213,7 @@ _shared = Decoders()
 
 def decoder_of(text: str, *, allow_pickle: bool = False, decoding: Decoding | None = None) -> Decoder:
     """The decoder of a schema, compiled once a process unless there are very many; raises as `Decoder`."""
-    key = text, allow_pickle, decoding, registry.changes
+    key = text, allow_pickle, decoding, classes.changes
     return _shared.get(key) or _shared.keep(key, Decoder(text, allow_pickle=allow_pickle, decoding=decoding))
 
 

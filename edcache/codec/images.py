@@ -25,7 +25,7 @@ import numpy.typing as npt
 import torch
 
 from edcache.base import CorruptRecordError, EdcacheError, ImageError, MissingDependencyError, OptionError
-from edcache.codec.registry import dataclass_fields, is_namedtuple
+from edcache.codec.classes import dataclass_fields, is_namedtuple
 
 Form = Literal["pil", "numpy", "tensor"] | None
 Decode = Any  # "pil", "numpy", "tensor", None or a Decoding

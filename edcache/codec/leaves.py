@@ -30,8 +30,8 @@ from edcache.base import (
     UnsupportedTypeError,
 )
 from edcache.codec import dtypes
+from edcache.codec.classes import class_name, is_registered, member_named, registered
 from edcache.codec.images import FORMS, IMAGE_MODES, Decoding, ImageFile, file_bytes, format_of, revived
-from edcache.codec.registry import class_name, is_registered, member_named, registered
 
 # A list at least this long whose items are all of one plain type is one leaf, whatever its length.
 PACKED_LENGTH = 8

@@ -24,9 +24,9 @@ from edcache.base import (
     takes,
 )
 from edcache.dataset.archive import ArchiveDataset
+from edcache.dataset.archive_paths import Path, digests_of, expand_paths
 from edcache.dataset.concatenation import Several
 from edcache.dataset.indexing import T_co
-from edcache.dataset.paths import Path, digests_of, expand_paths
 from edcache.labels import LabelSpec
 from edcache.reader import AnyReader
 from edcache.writer import Store, store_at

@@ -14,10 +14,10 @@ from .given import given_rows as given_rows
 from .given import given_table as given_table
 from .given import joined as joined
 from .given import read_columns as read_columns
+from .label_spec import LabelSpec as LabelSpec
+from .label_spec import checked_name as checked_name
+from .labels import Labels as Labels
+from .labels import checked_indices as checked_indices
+from .labels import classes as classes
+from .labels import sort_keys as sort_keys
 from .query import matching_rows as matching_rows
-from .spec import LabelSpec as LabelSpec
-from .spec import checked_name as checked_name
-from .view import Labels as Labels
-from .view import checked_indices as checked_indices
-from .view import classes as classes
-from .view import sort_keys as sort_keys

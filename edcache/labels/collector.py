@@ -27,7 +27,7 @@ from edcache.format import (
     pa,
     unify,
 )
-from edcache.labels.spec import LabelSource, LabelSpec
+from edcache.labels.label_spec import LabelSource, LabelSpec
 
 _PIECE = 1 << 20
 _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one of these"

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from edcache.base import LabelTypeError, OptionError, described, unknown_label
 from edcache.format import detached, pa, pc
 from edcache.labels.compare import Column
-from edcache.labels.view import Labels, Rows, checked_indices
+from edcache.labels.labels import Labels, Rows, checked_indices
 from edcache.labels.where import parse_where
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from edcache import format
 from edcache.base import CorruptRecordError, Ints, once
 from edcache.format import IndexTable
-from edcache.reader.tables import Storage
+from edcache.reader.file_tables import Storage
 
 Check = Callable[[slice], None]
 """`check(part)` checks the records of a slice of a group; raises CorruptRecordError."""

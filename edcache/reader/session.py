@@ -30,8 +30,8 @@ from edcache.format import LATTICE, Contents, Head, partial_text, spread
 from edcache.format import Records as Rows
 from edcache.labels import checked_indices
 from edcache.reader.checks import LARGE, Checks, Piece, Requested
+from edcache.reader.file_tables import FileTables
 from edcache.reader.group import Group, GroupRecords, joined
-from edcache.reader.tables import FileTables
 from edcache.storage import ByteSource
 
 # How long a reader waits for a publication to end: longer, and it takes what is there before.

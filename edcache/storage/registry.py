@@ -24,7 +24,7 @@ from edcache.base import OptionError
 from edcache.storage.source import ByteSource
 
 GROUP: Final = "edcache.backends"
-_FILES: Final = "edcache.backends.file:FileStore"
+_FILES: Final = "edcache.backends.file_store:FileStore"
 _OBJECTS: Final = "edcache.backends.remote.object:RemoteStore"
 _REDIS: Final = "edcache.backends.redis.store:RedisStore"
 _MEMORY: Final = "edcache.backends.shm.memory:MemoryStore"

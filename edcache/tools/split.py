@@ -29,7 +29,7 @@ from edcache.format import (
 from edcache.labels import Labels, classes
 from edcache.reader import OnProgress
 from edcache.storage import local_path
-from edcache.tools.merge import SplitArchive, MergeSource, Share, join, joined_head, opened
+from edcache.tools.merge import MergeSource, Share, SplitArchive, join, joined_head, opened
 from edcache.tools.rewrite import CHUNK_NBYTES, RewriteProgress, check_free
 
 _DIGITS: Final = 5

@@ -383,7 +383,7 @@ def test_those_who_create_at_once_end_up_with_one_cache(server, log):
 
 
 def test_of_two_sources_that_create_at_once_one_is_refused(server):
-    from edcache.labels.spec import LabelSpec
+    from edcache.labels.label_spec import LabelSpec
     from edcache.writer.cache import new_head
     from edcache.writer.fingerprint import source_fingerprint
     from edcache.writer.job import Job
@@ -771,7 +771,7 @@ def test_it_is_exported(server, tmp_path):
 
 @pytest.mark.parametrize("url", ["redis://h/0?prefix=a", "rediss://h:1/0", "unix:///run/r.sock?prefix=a"])
 def test_the_url_of_a_server_is_neither_an_object_nor_a_glob(url):
-    from edcache.dataset.paths import expand_paths
+    from edcache.dataset.archive_paths import expand_paths
     from edcache.storage.registry import located, shown
 
     assert expand_paths(url) is None

@@ -171,7 +171,7 @@ def test_a_class_that_was_moved_is_read_under_its_old_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cls: Any
 ) -> None:
     def fresh() -> None:
-        monkeypatch.setattr("edcache.codec.registry._registered", {})
+        monkeypatch.setattr("edcache.codec.classes._registered", {})
 
     def written(cls: Any, name: str) -> Any:
         with CacheWriter(tmp_path / name) as writer:

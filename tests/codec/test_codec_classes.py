@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset, collate
 from edcache.codec import packages
+from edcache.codec.classes import register
 from edcache.codec.decode import Decoder
 from edcache.codec.encode import Encoder
-from edcache.codec.registry import register
 from edcache.errors import (
     CorruptRecordError,
     MissingDependencyError,

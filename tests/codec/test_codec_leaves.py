@@ -33,9 +33,9 @@ from codec_samples import (
     same,
 )
 
+from edcache.codec.classes import register
 from edcache.codec.decode import Decoder
 from edcache.codec.encode import Encoder
-from edcache.codec.registry import register
 from edcache.errors import (
     CorruptRecordError,
     MissingDependencyError,

@@ -14,9 +14,9 @@ import torch
 from codec_samples import Frozen, Point, encode, same
 
 from edcache.codec import dtypes
+from edcache.codec.classes import register
 from edcache.codec.decode import Decoder
 from edcache.codec.encode import Encoder
-from edcache.codec.registry import register
 from edcache.errors import OptionError, PickleRefusedError, UnsupportedTypeError
 
 

@@ -175,14 +175,14 @@ _CHAIN = [
     ),
     Bug(
         "seal's directory unchecked",
-        "reader/tables.py",
+        "reader/file_tables.py",
         "            self.chain.check_seal(file.pread, self.size, self.seal)\n",
         "",
         ("test_attacks_differential.py::test_a_directory_that_lies_is_refused_before_anything_is_read",),
     ),
     Bug(
         "index not compared with the chain",
-        "reader/tables.py",
+        "reader/file_tables.py",
         "        if self.chunks is not None:\n            self.chain.check_index(index)\n",
         "",
         ("test_attacks.py",),
@@ -462,14 +462,14 @@ _READER = [
     ),
     Bug(
         "index without its crc32",
-        "reader/tables.py",
+        "reader/file_tables.py",
         "return data if len(data) == nbytes and format.crc32(data) == crc else None",
         "return data",
         ("test_flips.py::test_a_flipped_bit_is_never_read_as_another_value",),
     ),
     Bug(
         "maps a torn tail",
-        "reader/tables.py",
+        "reader/file_tables.py",
         "end = self.chain.cursor.offset if self.seal is None else self.size",
         "end = self.size",
         ("test_process.py",),
@@ -701,7 +701,7 @@ _IMAGES = [
     Bug(
         "records with a schema of their own decode as the last reader chose",
         "codec/decode.py",
-        "    key = text, allow_pickle, decoding, registry.changes\n",
+        "    key = text, allow_pickle, decoding, classes.changes\n",
         "    key = text, allow_pickle, None, registry.changes\n",
         (f"{IMAGES}::test_the_reader_chooses_over_the_writer_for_every_schema",),
     ),
@@ -887,7 +887,7 @@ _LOCAL = [
     ),
     Bug(
         "a damaged index or dictionary is not fetched again",
-        "reader/tables.py",
+        "reader/file_tables.py",
         "if format.crc32(data) != crc and self.storage.file.mend(offset, nbytes):",
         "if False:",
         (f"{THROUGH}::test_dictionaries_index_and_labels_are_mended_too",),

@@ -21,7 +21,7 @@ from edcache.format import spec as format
 from edcache.format.chain import read_table
 from edcache.format.spec import PAGE, Cursor, Head, Header
 from edcache.format.tables import Records, pack_chunk_table
-from edcache.labels.spec import LabelSpec
+from edcache.labels.label_spec import LabelSpec
 from edcache.storage import calls
 from edcache.storage.file import File
 from edcache.writer.appender import Appender

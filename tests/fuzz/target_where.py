@@ -11,8 +11,8 @@ import pyarrow as pa
 from fuzz_draw import Draw
 
 from edcache.errors import LabelError
+from edcache.labels.labels import Labels
 from edcache.labels.query import matching_rows
-from edcache.labels.view import Labels
 from edcache.labels.where import parse_where
 
 TOKENS = [

@@ -21,7 +21,7 @@ from old_caches import edflow_samples, edflow_zip, with_index, xla_folder
 
 import edcache
 from edcache import CachedDataset
-from edcache.cli import exchange, main
+from edcache.cli import convert, main
 from edcache.errors import (
     ForeignCacheError,
     MissingSampleError,
@@ -698,4 +698,4 @@ def test_edcache_import_refuses_pickles_by_name_and_options_that_do_not_go_toget
 
 
 def test_the_command_line_knows_every_kind():
-    assert list(exchange.KINDS) == list(KINDS)
+    assert list(convert.KINDS) == list(KINDS)

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+from edcache.codec.classes import register
 from edcache.codec.decode import Decoder
 from edcache.codec.encode import Encoded, Encoder
-from edcache.codec.registry import register
 
 
 @register

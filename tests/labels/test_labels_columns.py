@@ -23,7 +23,7 @@ from edcache.errors import LabelError, LabelTypeError, OptionError
 from edcache.format.types import LabelTypes, unify
 from edcache.labels import collector
 from edcache.labels.collector import LabelCollector
-from edcache.labels.spec import LabelSpec
+from edcache.labels.label_spec import LabelSpec
 
 
 def collect(*values, key="y"):
@@ -428,7 +428,7 @@ def test_no_validity_bitmap_without_a_missing_value():
         assert collect(*values).chunk(0).buffers()[0] is None
 
 
-@pytest.mark.parametrize("module", ["collector", "view", "query", "where"])
+@pytest.mark.parametrize("module", ["collector", "labels", "query", "where"])
 def test_the_room_imports_neither_torch_nor_pandas(module):
     path = Path(collector.__file__).with_name(f"{module}.py")
     tree = ast.parse(path.read_text(encoding="utf-8"))

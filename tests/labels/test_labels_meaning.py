@@ -26,8 +26,8 @@ from edcache.base.ordering import stable_order
 from edcache.cli import main
 from edcache.errors import EdcacheError, LabelError, LabelTypeError, OptionError, WhereError
 from edcache.labels.given import joined
+from edcache.labels.labels import Labels, classes, sort_keys
 from edcache.labels.query import matching_rows
-from edcache.labels.view import Labels, classes, sort_keys
 from edcache.samplers import Balanced
 
 # ------------------------------------------------------------------------------------ hostile columns

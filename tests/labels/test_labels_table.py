@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from edcache.errors import LabelTypeError, MissingDependencyError, OptionError, UnknownLabelError
 from edcache.labels.column import ColumnSummary
-from edcache.labels.view import Labels
+from edcache.labels.labels import Labels
 
 DAY = dt.date(2024, 2, 29)
 TIME = dt.datetime(2024, 2, 29, 12)

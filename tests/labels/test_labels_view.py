@@ -16,7 +16,7 @@ from edcache.errors import (
     UnknownLabelError,
 )
 from edcache.format.arrays import list_items, number_values, take_rows
-from edcache.labels.view import Labels
+from edcache.labels.labels import Labels
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edcache.errors import LabelTypeError, UnknownLabelError, WhereError
+from edcache.labels.labels import Labels
 from edcache.labels.query import matching_rows
-from edcache.labels.view import Labels
 from edcache.labels.where import parse_where
 
 TABLE = pa.table(

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, CacheWriter
+from edcache.dataset.archive_paths import natural_key
 from edcache.dataset.concatenation import Several
-from edcache.dataset.paths import natural_key
 from edcache.errors import ArchiveNotFoundError, DigestError, LabelTypeError, NotAnArchiveError, OptionError
 from edcache.samplers import Balanced, ChunkShuffle
 

@@ -24,7 +24,7 @@ from edcache.errors import (
     SourceError,
     WorkerError,
 )
-from edcache.labels.spec import LabelSpec
+from edcache.labels.label_spec import LabelSpec
 from edcache.writer.cache import new_head
 from edcache.writer.crew import Crew, crew_context, usable_cpus
 from edcache.writer.job import Job

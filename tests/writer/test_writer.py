@@ -32,7 +32,7 @@ from edcache.errors import (
     UnsupportedTypeError,
 )
 from edcache.format import spec as format
-from edcache.labels.spec import LabelSpec
+from edcache.labels.label_spec import LabelSpec
 from edcache.storage import calls
 from edcache.writer.appender import Appender
 from edcache.writer.log import TimedSync

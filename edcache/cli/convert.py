@@ -13,7 +13,7 @@ from edcache import dataset, interop
 from edcache.base import ForeignCacheError, human_bytes, index_ranges
 from edcache.cli.call import Call
 from edcache.cli.fill import check_codec, fill
-from edcache.cli.options import PATH, flags, given, size
+from edcache.cli.flags import PATH, flags, given, size
 from edcache.cli.output import FAILED, bar, one_line, plural, print_report, printable
 
 # As in edcache.interop, which imports torch.
