@@ -21,7 +21,7 @@ The rooms, lowest floor first. Imports go down only, and from another room only 
 (tests/project/test_layers.py):
 
     0  base      errors, options as objects, progress, small helpers
-    1  storage   files and what is like one, durably; locks; which backend has a path or a URL
+    1  storage   files whose bytes survive a crash, locks; the registry of backends
     1  format    the specification; entries and their chain, tables, the zip directory
     1  codec     a sample to the bytes of a record, and back
     2  labels    columns of labels: collected, compared, filtered, exchanged

@@ -1,4 +1,4 @@
-"""Where archives can be, beside a path: each is a plug-in, and nothing below names one."""
+"""Files, objects behind a URL, shared memory, Redis. Below, only the registry of `storage` names them."""
 
 from lazy_loader import attach_stub
 

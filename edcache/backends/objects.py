@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 class ObjectStore(Store):
     """What a server keeps under a name and replaces as a whole; a backend adds `open` and `put`.
 
-    `open` gives a source that is read by request and of one state: its `identity` is another one for another
-    object of the name.
+    `open` gives a `ByteSource` of the object as it is now; when another object gets the name, its `identity`
+    is another one.
     """
 
     by_request = True

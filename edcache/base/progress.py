@@ -141,7 +141,7 @@ def uploading(what: str, nbytes: int, show: Show) -> Iterator[Callable[[int], ob
 
 
 def _duration(seconds: float) -> str:
-    """0:00:34; hours count on."""
+    """Hours, minutes, seconds: 0:00:34, 123:00:00."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 

@@ -217,7 +217,7 @@ class Several(Samples):
 
     @property
     def transform(self) -> Transform:
-        """That of the archives, set for all of them; see the base class."""
+        """The transform that all archives have; to set it sets that of each."""
         return self.archives[0].transform
 
     @transform.setter

@@ -177,7 +177,7 @@ def joined(samples: Iterable[tuple[Columns, str]]) -> Columns:
         count += 1
         for name, column in shown.items():
             before, where, times = known.get(name, (column, place, 0))
-            both = _both(before, column)
+            both = _common(before, column)
             if both is None:
                 raise ExportError(
                     f'{place}: field "{name}" is {_described(column)}, and {_described(before)} in another '
@@ -191,7 +191,7 @@ def joined(samples: Iterable[tuple[Columns, str]]) -> Columns:
     }
 
 
-def _both(old: ArrowColumn, new: ArrowColumn) -> ArrowColumn | None:
+def _common(old: ArrowColumn, new: ArrowColumn) -> ArrowColumn | None:
     """The column that holds the values of two; None where there is none."""
     if old == new:
         return old
@@ -218,7 +218,7 @@ def check_fits(columns: Mapping[str, ArrowColumn], shown: Mapping[str, ArrowColu
 
 
 def _fits(known: ArrowColumn, now: ArrowColumn) -> bool:
-    # `_both` would tell it too, and takes longer: this is asked of every leaf of every sample.
+    # `_common` would tell it too, and takes longer: this is asked of every leaf of every sample.
     if now.kind == "null":
         return known.is_nullable
     if now.kind != known.kind or now.ndim != known.ndim:

@@ -63,7 +63,7 @@ def listed(path: str) -> tuple[list[Member], bool]:
 
 
 def contents(path: str, member: Member, most: int) -> bytes:
-    """The unpacked bytes of a member, which are what its header says."""
+    """The unpacked bytes of a member, their length and crc32 checked; at most `most` of them."""
     where = member.shown(path)
     if member.method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ForeignCacheError(f"{where}: packed by method {member.method}; pack it anew with zip")

@@ -243,7 +243,7 @@ class _Way(ABC):
 
     @abstractmethod
     def of_pieces(self, pieces: _Pieces, memory: Memory) -> Any:
-        """Of tensors in records, or in memory."""
+        """The batch of tensors that lie in records, or in memory."""
 
     def of_values(self, values: list[Any], memory: Memory) -> Any:
         """Of values; of a batch of nothing but empty lists int64 is made."""

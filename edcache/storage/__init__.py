@@ -1,4 +1,4 @@
-"""Bytes that survive: files and what is like one, durably; locks; which backend has a path or a URL."""
+"""Files whose bytes survive a crash, other sources of bytes, locks; the registry of backends."""
 
 from lazy_loader import attach_stub
 

@@ -220,7 +220,7 @@ class Crew:
 
 
 def _reap(worker: _Worker, seconds: float = _STOP_SECONDS) -> None:
-    """See a worker's process end: what may still run after its last word are threads of the source."""
+    """Wait for a worker's process, then kill it: threads of the source may still run in it."""
     worker.process.join(seconds)
     if worker.process.is_alive():
         worker.process.kill()

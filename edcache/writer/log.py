@@ -102,7 +102,7 @@ class Log:
         return read_table(self.file.pread, header, self.file.path)
 
     def revision(self, header: Header) -> Revision:
-        """What an entry says of labels."""
+        """The labels that an entry adds or drops."""
         return read_revision(self.file.pread, header, self.file.path)
 
     @contextmanager

@@ -102,10 +102,10 @@ class Watch:
         """It was computed, and its record takes so many bytes before compression."""
 
     def published(self, samples: int) -> None:
-        """So many samples of this part are in the archive now."""
+        """Called when so many samples of this part were published."""
 
     def found(self, samples: int) -> None:
-        """So many others were published by somebody else."""
+        """Called when so many samples of others were seen in the archive."""
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Around code of the source, and around waiting: what may be cut short."""

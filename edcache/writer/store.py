@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edcache.reader import AnyReader
     from edcache.writer.chunk import Chunk
 
-# Whether all is there, whoever looks finds out.
+# How an archive is opened to be looked at: incomplete ones too, without a warning.
 AS_IT_IS = ReadOptions(allow_partial=True)
 
 
@@ -121,7 +121,7 @@ class Store(Location):
 
 
 def store_at(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Store:
-    """Where a cache is, by its path or URL; arguments and errors as of `durable.located`."""
+    """Where a cache is, by its path or URL; arguments and errors as of `storage.located`."""
     store = located(path, storage_options)
     assert isinstance(store, Store)
     return store

@@ -34,7 +34,7 @@ def name_for(target: str) -> str:
 
 
 def is_temporary(path: str) -> bool:
-    """Whether a file or a folder has such a name."""
+    """Whether a file or a folder has the name of one that is being written."""
     return path.endswith(SUFFIX)
 
 
