@@ -243,7 +243,7 @@ class Readable(Dataset[T_co]):
         return position + length if position < 0 else position
 
     def _guard(self, nbytes: int) -> None:
-        """Refuse to allocate `nbytes` for each sample on the word of an archive alone; see `Reader.justify`."""
+        """Refuse to allocate `nbytes` a sample on the word of an archive alone; see `Reader.justify`."""
         self._root._justify(nbytes, min(len(self), len(self._root)))
 
 

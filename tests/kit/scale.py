@@ -8,7 +8,7 @@ repeats. `scripts/soak` runs the families again and again with other seeds, and 
 and EDCACHE_TEST_SEED choose scale and seed of any run.
 
 Quick is what tells at once that something broke: a part of each room and of each promise. A test is `full`
-if it takes more than some three seconds, however small, or tells little that a quicker one does not.
+if it takes more than some two seconds, however small, or tells little that a quicker one does not.
 """
 
 from __future__ import annotations
