@@ -13,7 +13,7 @@ from edcache import format, writer
 from edcache.base import CorruptArchiveError, NotAnArchiveError, OptionError, ReadOptions, StorageError, Sync
 from edcache.format import Head
 from edcache.storage import PATHS, ByteSource, File, absolute
-from edcache.writer import AS_IT_IS, SIDE, Store
+from edcache.writer import AS_IT_IS, Store
 
 if TYPE_CHECKING:
     from edcache.reader import AnyReader
@@ -39,8 +39,7 @@ class FileStore(Store):
     def open(self) -> ByteSource:
         """See the base class; what may be cleared away by others stays while it is open."""
         file = File.open(self.path, "r")
-        if file.has_beside(SIDE):
-            writer.use_copy(file)
+        writer.use_copy(file)
         return file
 
     def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:

@@ -8,7 +8,6 @@ import os
 import uuid as uuid_module
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -120,11 +119,10 @@ class CacheWriter:
         self._stage = where.stage(mode, options.spool)
         if self._stage is not None:
             self._local = self._stage.path
-        with ExitStack() as undo:
-            self._session = temporary.start(self._local) if self._replaces else None
-            if self._session is not None:
-                undo.callback(self._session.close)
-            work = self._local if self._session is None else self._session.path
+        self._session = temporary.start(self._local) if self._replaces else None
+        work = self._local if self._session is None else self._session.path
+        # No ExitStack: what it cannot take, where memory ends, would stay open (test_out_of_memory.py).
+        try:
             self._appender = Appender.open(
                 work,
                 head,
@@ -133,7 +131,11 @@ class CacheWriter:
                 joins=True,
                 begins_anew=lambda other: mode == "x" or _contradicts(other, head, codec, compression),
             )
-            undo.callback(self._appender.close)
+        except BaseException:
+            if self._session is not None:
+                self._session.close()
+            raise
+        try:
             self._appender.check_tables()
             spec = adopt_labels(self._appender.head, spec, work)
             check_options(self._appender.head, work, codec=codec, compression=compression)
@@ -143,7 +145,9 @@ class CacheWriter:
                 path=self.path,
                 seconds=(seconds, seconds),
             )
-            undo.pop_all()
+        except BaseException:
+            self._close_files()
+            raise
         self._appending = True
 
     @property

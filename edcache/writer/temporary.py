@@ -91,10 +91,11 @@ def replacing(target: str, wait: float | None = None) -> Iterator[File]:
 
 
 def use_copy(file: File) -> None:
-    """Let a local copy that was just opened not be cleared away as long as it is open; an error closes it."""
+    """Keep a local copy that was just opened from being cleared away while it is open; an error closes it."""
     try:
-        file.share(LOCK_USE)
-        note_use(file.path)
+        if file.has_beside(SIDE):
+            file.share(LOCK_USE)
+            note_use(file.path)
     except BaseException:
         file.close()
         raise

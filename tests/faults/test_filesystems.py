@@ -281,9 +281,9 @@ def test_what_is_durable_by_the_promise_outlives_a_crash_of_the_file_system(
             _make_old()
         return folder
 
-    seconds, calls = _measured(step, begin("undisturbed").with_suffix(".calls"))
+    seconds, count = _measured(step, begin("undisturbed").with_suffix(".calls"))
     for number in range(CRASHES[filesystem.kind]):
-        folder, at = begin(number), rng.randrange(calls + 1) if number % 2 else None
+        folder, at = begin(number), rng.randrange(count + 1) if number % 2 else None
         heard = None
         try:
             child = Child(step, Failing(at, filesystem.shut_down))
