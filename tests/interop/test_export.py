@@ -363,8 +363,10 @@ def rows_of(folder: Path, to: str, fields: list[str]) -> Iterator[dict[str, Any]
         for row in datasets.load_from_disk(str(folder)):
             yield {key: plain(value) for key, value in row.items()}
     elif to == "parquet":
-        for row in pq.read_table(folder).to_pylist():
-            yield {key: plain_arrow(key, value) for key, value in row.items()}
+        table = pq.read_table(folder)
+        columns = {key: arrow_values(table[key]) for key in table.column_names}
+        for k in range(len(table)):
+            yield {key: values[k] for key, values in columns.items()}
     else:
         loaded = np.load(folder, allow_pickle=False)
         count = len(loaded[next(iter(loaded.files))]) if not any("." in n for n in loaded.files) else None
@@ -385,10 +387,15 @@ def read_file(file: Path) -> Any:
     return int(data) if file.stem == "i" else data.decode()
 
 
-def plain_arrow(key: str, value: Any) -> Any:
-    if isinstance(value, dict):
-        return np.array(value["values"], np.uint8).reshape(value["shape"]).tolist()
-    return np.array(value).reshape(2, -1).tolist() if key == "a" else plain(value)
+def arrow_values(column: Any) -> list[Any]:
+    if isinstance(column.type, pa.FixedShapeTensorType):
+        return column.combine_chunks().to_numpy_ndarray().tolist()
+    return [
+        np.array(value["values"], np.uint8).reshape(value["shape"]).tolist()
+        if isinstance(value, dict)
+        else plain(value)
+        for value in column.to_pylist()
+    ]
 
 
 def npz_value(loaded: Any, key: str, k: int) -> Any:
