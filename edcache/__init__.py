@@ -30,7 +30,7 @@ The rooms, lowest floor first. Imports go down only, and from another room only 
     5  dataset   what a user holds: CachedDataset, views, samplers, loaders, @cachable
     6  tools     verify, repair, compact, merge, split, digest, housekeeping
     6  interop   caches of other systems and their names, files of other formats, folders of images
-    6  backends  places other than a path: remote, mirror, shm, redis
+    6  backends  where archives are: files, remote, mirror, shm, redis
     7  cli       parse, call one function, print, exit code
 """
 

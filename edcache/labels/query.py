@@ -64,7 +64,7 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
             names.append(name)
     chosen: Rows | None = None
     if where is None:
-        pass  # and pyarrow.compute need not be loaded
+        pass  # first, so that pyarrow.compute is not loaded for the type below
     elif isinstance(where, str):
         parsed = parse_where(where, labels.whole.table.schema)
         expressions.append(parsed.expression)

@@ -92,7 +92,7 @@ class Archive(ABC):
             )
 
     def _keep(self, session: Session) -> None:
-        """Read from this session on, unless another thread has closed the reader meanwhile."""
+        """Read from `session` on, unless another thread has closed the reader meanwhile."""
         self._session = session
         if self._closed:
             self.close()
