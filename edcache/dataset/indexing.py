@@ -13,16 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from edcache.base import (
-    FIXED,
-    Ints,
-    OptionError,
-    SampleIndexError,
-    Selection,
-    Span,
-    Transform,
-    checked_function,
-)
+from edcache import base
+from edcache.base import Ints, OptionError, Selection, Transform, checked_function
 from edcache.codec import Node
 from edcache.dataset.loader import Loader
 from edcache.labels import Labels, checked_indices
@@ -48,7 +40,7 @@ class Readable(Dataset[T_co]):
     _added: Transform = None  # what samples pass behind the root's own transform
     _steps: tuple[str, ...] = ()  # how it was made of the root, for the repr
     _labels: Labels | None = None
-    _fixed: frozenset[str] = FIXED | {"zero_copy"}  # names that are options, and no attributes to be set
+    _fixed: frozenset[str] = base.FIXED | {"zero_copy"}  # names that are options, and no attributes to be set
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -207,7 +199,7 @@ class Readable(Dataset[T_co]):
         return positions if self._selection is None else self._selection.take(positions)
 
     def _whole_selection(self) -> Selection:
-        return Span(range(len(self))) if self._selection is None else self._selection
+        return base.Span(range(len(self))) if self._selection is None else self._selection
 
     def _read(self, index: int) -> Any:
         """One sample by its index in the root."""
@@ -238,7 +230,7 @@ class Readable(Dataset[T_co]):
             ) from None
         length = len(self)
         if not -length <= position < length:
-            raise SampleIndexError(f"{self!r}: index {position} not in [-{length}, {length})")
+            raise base.SampleIndexError(f"{self!r}: index {position} not in [-{length}, {length})")
         return position + length if position < 0 else position
 
     def _guard(self, nbytes: int) -> None:
@@ -269,7 +261,7 @@ class Root(Readable[T_co]):
 
     def _one(self, index: int, fields: Projection | None) -> Any:
         """A sample, or its fields."""
-        raise NotImplementedError
+        return self._many(np.array([index]), fields)[0]
 
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
         """What `_one` gives of many."""

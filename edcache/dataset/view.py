@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import base, labels
-from edcache.base import Ints, OptionError, Picks, Selection, Transform, repeated
+from edcache.base import Ints, OptionError, Picks, Selection, Transform
 from edcache.dataset import resample, split
 from edcache.dataset.indexing import Readable, Root, T_co, integers, is_array
 from edcache.dataset.transforms import checked_step, extended
@@ -194,7 +194,7 @@ class Samples(Readable[T_co]):
                 raise OptionError(f"repeat(min_size={min_size}): the dataset has no samples to repeat")
             n = -(-wanted // max(len(self), 1))
         try:
-            return self._view(step, selection=repeated(self._whole_selection(), _count("repeat", n)))
+            return self._view(step, selection=base.repeated(self._whole_selection(), _count("repeat", n)))
         except OverflowError:
             raise OptionError(f"repeat({n}): more samples than 64 bits count") from None
 

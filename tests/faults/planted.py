@@ -531,8 +531,8 @@ _READER = [
     Bug(
         "a transform forgotten in a concat",
         "dataset/concatenation.py",
-        "    if part._transform is not None:\n        raise NotInBulk",
-        "    if False:\n        raise NotInBulk",
+        "    if part._transform is not None:\n        return NotImplemented",
+        "    if False:\n        return NotImplemented",
         ("test_combining.py::test_each_part_keeps_its_fields_and_transforms",),
     ),
     Bug(
