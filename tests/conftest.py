@@ -31,9 +31,9 @@ def is_full(item):
 def pytest_collection_modifyitems(config, items):
     """Those that are `full` are left out, unless all are asked for.
 
-    The tests of a file share a process, and what its fixtures made, but for those that are `spread`. Those come
-    first: many of them fork thousands of times, which takes six times as long once a process has imported
-    what the other tests need.
+    The tests of a file share a process, and what its fixtures made, but for those that are `spread`. Those
+    come first: many of them fork thousands of times, which takes six times as long in a process that has
+    imported what the other tests need.
     """
     if not config.option.full:
         left_out = [item for item in items if is_full(item)]
