@@ -39,7 +39,12 @@ class FileStore(Store):
     def open(self) -> ByteSource:
         """See the base class; what may be cleared away by others stays while it is open."""
         file = File.open(self.path, "r")
-        writer.use_copy(file)
+        try:
+            if file.has_beside(writer.SIDE):  # a copy of an archive far away
+                writer.use_copy(file)
+        except BaseException:
+            file.close()
+            raise
         return file
 
     def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from edcache.base import (
     FIXED,
+    FREE_NBYTES,
     Ints,
     OptionError,
     SampleIndexError,
@@ -244,7 +245,8 @@ class Readable(Dataset[T_co]):
 
     def _guard(self, nbytes: int) -> None:
         """Refuse to allocate `nbytes` a sample on the word of an archive alone; see `Reader.justify`."""
-        self._root._justify(nbytes, min(len(self), len(self._root)))
+        if nbytes * len(self) > FREE_NBYTES:
+            self._root._justify(nbytes, min(len(self), len(self._root)))
 
 
 class Root(Readable[T_co]):
