@@ -20,7 +20,6 @@ from edcache.base import (
     OptionError,
     SampleIndexError,
     Selection,
-    Span,
     Transform,
     checked_function,
 )
@@ -209,7 +208,7 @@ class Readable(Dataset[T_co]):
         return positions if self._selection is None else self._selection.take(positions)
 
     def _whole_selection(self) -> Selection:
-        return Span(range(len(self))) if self._selection is None else self._selection
+        return Selection(range(len(self))) if self._selection is None else self._selection
 
     def _read(self, index: int) -> Any:
         """One sample by its index in the root."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from edcache import format, storage, writer
 from edcache.base import ArchiveExistsError, CorruptRecordError, Ints
 from edcache.codec import Compression
-from edcache.format import Contents, Dictionary, Failure, Head, IndexTable, Records, Revision, take_rows
+from edcache.format import Contents, Head, IndexTable, Records, Revision
 from edcache.reader import OnProgress
 from edcache.storage import ByteSource, File
 from edcache.writer import Appender, Chunk
@@ -117,9 +117,11 @@ class Rewrite:
             if len(rows):
                 if compression is not None:
                     part, data = _compressed(part, data, compression)
-                self.out.append(_chunk(table, part, index[rows], take_rows(contents.labels, rows), data))
+                self.out.append(
+                    _chunk(table, part, index[rows], format.take_rows(contents.labels, rows), data)
+                )
 
-    def _copy_dictionaries(self, file: ByteSource, dictionaries: Sequence[Dictionary]) -> set[int]:
+    def _copy_dictionaries(self, file: ByteSource, dictionaries: Sequence[format.Dictionary]) -> set[int]:
         """Append those that are intact and not there yet; gives the ids of those that records may need."""
         known = set(self.out.dictionaries())
         for data in intact_dictionaries(file, dictionaries):
@@ -131,7 +133,7 @@ class Rewrite:
     def publish(
         self,
         length: int | None = None,
-        failures: Sequence[Failure] = (),
+        failures: Sequence[format.Failure] = (),
         revision: Revision | None = None,
         *,
         replace: bool = False,
@@ -189,7 +191,7 @@ def _compressed(
     return replace(records, nbytes=nbytes, crc32=crcs, raw_nbytes=records.nbytes), frames
 
 
-def intact_dictionaries(file: ByteSource, dictionaries: Sequence[Dictionary]) -> Iterator[bytes]:
+def intact_dictionaries(file: ByteSource, dictionaries: Sequence[format.Dictionary]) -> Iterator[bytes]:
     """The compression dictionaries that fit their crc32."""
     for entry in dictionaries:
         data = file.pread(entry.offset, entry.nbytes)
