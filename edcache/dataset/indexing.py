@@ -24,7 +24,7 @@ from edcache.base import (
     checked_function,
 )
 from edcache.codec import Node
-from edcache.dataset.loader import Loader, LoaderOptions
+from edcache.dataset.loader import Loader
 from edcache.labels import Labels, checked_indices
 from edcache.reader import Batch, FieldPath, Memory, Projection, Special
 
@@ -190,11 +190,10 @@ class Readable(Dataset[T_co]):
         """
         if sampler is None:
             self._guard(16)
-        options = LoaderOptions(
-            *(batch_size, shuffle, sampler, drop_last, seed, num_threads, prefetch),
-            *(pin_memory, device, reuse),
+        return Loader(
+            *(self._batch, len(self), batch_size, shuffle, sampler, drop_last),
+            *(seed, num_threads, prefetch, pin_memory, device, reuse),
         )
-        return Loader(self._batch, len(self), options)
 
     def _batch(self, indices: Any) -> Batch:
         return Batch(self, self._rows(indices))
