@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -98,10 +98,7 @@ def export(
     target = local_path(out)
     check_free(target)
     plan = _planned(_opened(ds, allow_partial), FORMATS[to], labels, count)
-    with closing(_written(plan, FORMATS[to], target, shard_nbytes, count)) as counts:
-        for done in accumulate(counts, initial=0):
-            if on_progress is not None:
-                on_progress(done, len(plan))
+    _write(plan, FORMATS[to], target, shard_nbytes, count, on_progress)
     return ExportReport(target, to, len(plan), *_measured(target))
 
 
@@ -179,13 +176,20 @@ def _labels_to_go(ds: Samples, labels: bool | Sequence[str], names: set[str]) ->
     return tuple(name for name in chosen if name not in fields)
 
 
-def _written(
-    plan: ExportPlan, kind: type[Format], target: str, shard_nbytes: int, num_workers: int
-) -> Generator[int, None, None]:
-    """Write all; yields how many samples more were written."""
+def _write(
+    plan: ExportPlan,
+    kind: type[Format],
+    target: str,
+    shard_nbytes: int,
+    num_workers: int,
+    on_progress: OnProgress | None,
+) -> None:
     with new_output(target, kind.is_folder) as where, closing(kind(plan, where)) as writer:
         parts = list(enumerate(writer.parts(shard_nbytes)))
-        yield from _worked(writer, parts, num_workers if kind.is_folder else 0)
+        counts = _worked(writer, parts, num_workers if kind.is_folder else 0)
+        for done in accumulate(counts, initial=0):
+            if on_progress is not None:
+                on_progress(done, len(plan))
         writer.finish()
 
 
