@@ -80,7 +80,11 @@ class CachedDataset(ArchiveDataset[T_co]):
         self._begin(store, options, reader)
         # Now: a wrong path fails here, and an archive that replaces it later is another one.
         reader.head  # noqa: B018
-        self._add_keys(LabelSpec.parse(options.in_memory_keys))
+        keys = options.in_memory_keys
+        names = reader.label_names
+        # Columns of just these names are nearly always there: nothing is to be added.
+        if keys is not None and not (isinstance(keys, (list, tuple)) and all(key in names for key in keys)):
+            self._add_keys(LabelSpec.parse(keys))
 
     def _begin(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
         self._store, self._reader, self.path = store, reader, reader.path

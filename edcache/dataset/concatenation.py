@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edcache.base import Ints, OptionError, Picks, Transform
+from edcache.base import Ints, OptionError, Selection, Transform
 from edcache.codec import Node
 from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.indexing import Root
@@ -150,12 +150,6 @@ class Concat(Combined):
         except Exception:  # noqa: BLE001 - sample by sample it is raised as default_collate does
             return NotImplemented
 
-    def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
-        (part, _, positions), *others = self._shares(indices)
-        if others or part._transform is not None or part._fields is not None:
-            return None
-        return part._root._collated_by(part._root_indices(positions), size, memory)
-
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
         return _common(self._shares(indices), fields)
 
@@ -258,7 +252,7 @@ class Several(Samples):
     def available(self) -> View:
         """The samples that have a record, as a view."""
         indices = [archive.available().indices + start for archive, start in self._placed()]
-        return self._view(".available()", selection=Picks(np.concatenate(indices)))
+        return self._view(".available()", selection=Selection(np.concatenate(indices)))
 
     def info(self) -> dict[str, Any]:
         """The state of the archives, and what reading them takes in this process, as of one archive.

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from edcache import base
-from edcache.base import Ints, OptionError, Selection, Transform, checked_function
+from edcache.base import FREE_NBYTES, Ints, OptionError, Selection, Transform, checked_function
 from edcache.codec import Node
 from edcache.dataset.loader import Loader
 from edcache.labels import Labels, checked_indices
@@ -199,7 +199,7 @@ class Readable(Dataset[T_co]):
         return positions if self._selection is None else self._selection.take(positions)
 
     def _whole_selection(self) -> Selection:
-        return base.Span(range(len(self))) if self._selection is None else self._selection
+        return Selection(range(len(self))) if self._selection is None else self._selection
 
     def _read(self, index: int) -> Any:
         """One sample by its index in the root."""
@@ -235,7 +235,8 @@ class Readable(Dataset[T_co]):
 
     def _guard(self, nbytes: int) -> None:
         """Refuse to allocate `nbytes` a sample on the word of an archive alone; see `Reader.justify`."""
-        self._root._justify(nbytes, min(len(self), len(self._root)))
+        if nbytes * len(self) > FREE_NBYTES:
+            self._root._justify(nbytes, min(len(self), len(self._root)))
 
 
 class Root(Readable[T_co]):
@@ -272,10 +273,6 @@ class Root(Readable[T_co]):
     ) -> Any:
         """What default_collate makes of them; NotImplemented where it must see them."""
         raise NotImplementedError
-
-    def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
-        """The same of every `size` samples in turn; None where they are to be made one by one."""
-        return None
 
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
         """What is equal where other samples are collated in the same way; None where that is not known."""

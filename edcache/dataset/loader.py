@@ -71,6 +71,7 @@ class Loader:
         self._is_xla = xla.is_xla(self._asked_device)
         self._device: torch.device | None = None
         self._epoch, self._taken, self._resumed = 0, 0, False
+        self._is_split = True  # until a large batch turns out not to be what small ones are
         self._steps: int | None = None
         self._ring: _Ring | None = None
         self._seconds_a_batch = math.inf
@@ -114,7 +115,7 @@ class Loader:
         epoch = self._sampler_epoch
         if not self._resumed or epoch != self._epoch:
             self._epoch, self._taken = epoch, 0
-        self._resumed = False
+        self._resumed, self._is_split = False, True
         # With its number: which device "cuda" or "xla" means, each thread says for itself.
         asked = self._asked_device
         self._device = None if asked is None else torch.empty(0, device=asked).device
@@ -219,7 +220,7 @@ class Loader:
 
     def _at_once(self, burst: list[Ints], ring: _Ring) -> Iterable[tuple[Any, _Slot]] | None:
         """The batches of a burst as parts of a large one; None where they are to be made one by one."""
-        if len(burst) == 1 or not ring.reuse or self.batch_size is None:
+        if len(burst) == 1 or not ring.reuse or self.batch_size is None or not self._is_split:
             return None
         slot = ring.slot()
         try:
@@ -227,6 +228,7 @@ class Loader:
         except Exception:  # noqa: BLE001 - one by one, it is raised at its batch
             batches = None
         if batches is None:
+            self._is_split = False
             ring.free.append(slot)
             return None
         return ((batch, slot) for batch in batches)

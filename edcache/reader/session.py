@@ -23,7 +23,6 @@ from edcache.base import (
     SampleFailedError,
     SampleIndexError,
     StaleArchiveError,
-    once,
 )
 from edcache.codec import PICKLE_SCHEMA, Decoder, Decoders, Decoding, aliased, decoder_of, decompress
 from edcache.format import LATTICE, Contents, Head, partial_text, spread
@@ -78,6 +77,7 @@ class Session(ABC):
         # Reading one element of a memoryview costs half of what numpy takes.
         self._schema = records.schema.data
         self._decoders = Decoders()
+        self._labels: Any = None
 
     # --- what differs ---
 
@@ -259,15 +259,16 @@ class Session(ABC):
 
     # --- labels ---
 
-    @once
     def labels(self) -> Any:
-        """The label table with one row per sample."""
-        return spread(self._label_table(), self._index, self.length)
+        """The label table with one row per sample, made once."""
+        if self._labels is None:
+            self._labels = spread(self._label_table(), self._index, self.length)
+        return self._labels
 
     @property
     def label_nbytes(self) -> int:
         """Of the label table, where it was made."""
-        return int(self.labels.nbytes) if "labels" in vars(self) else 0
+        return 0 if self._labels is None else int(self._labels.nbytes)
 
 
 class FileSession(Session):
