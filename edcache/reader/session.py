@@ -12,47 +12,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import torch
 
-from edcache import format
-from edcache.base import (
-    ArchiveError,
-    CodecError,
-    CorruptArchiveError,
-    CorruptRecordError,
-    EdcacheError,
-    Ints,
-    LengthError,
-    MissingSampleError,
-    SampleFailedError,
-    SampleIndexError,
-    StaleArchiveError,
-    StorageError,
-    once,
-)
-from edcache.codec import (
-    PICKLE_SCHEMA,
-    Decoder,
-    Decoders,
-    Decoding,
-    aliased,
-    decoder_of,
-    decompress,
-    most_content,
-)
-from edcache.format import (
-    LATTICE,
-    Chain,
-    ChunkTable,
-    Contents,
-    Head,
-    Header,
-    PRead,
-    Records,
-    Revised,
-    parse_index,
-    parse_labels,
-    read_revision,
-    read_table,
-)
+from edcache import base, codec, format
+from edcache.base import Ints, once
+from edcache.codec import Decoder, Decoding
+from edcache.format import Contents, Head, Header, Records, parse_index, parse_labels, read_table
 from edcache.labels import checked_indices
 from edcache.reader.checks import LARGE, Checks, Piece, Requested
 from edcache.reader.group import Group, GroupRecords, joined
@@ -82,7 +45,7 @@ class Alike(NamedTuple):
 
 
 class Session(ABC):
-    """What one process has of an open archive, as of one look at it; see `AnyReader` for its methods.
+    """What one process has of an open archive, as of one look at it; `AnyReader` describes its methods.
 
     A refresh makes another one, so that whoever is at work goes on with what was there before.
 
@@ -110,41 +73,34 @@ class Session(ABC):
         self._rows = len(records.offset)
         # Reading one element of a memoryview costs half of what numpy takes.
         self._schema = records.schema.data
-        self._decoders = Decoders()
+        self._decoders = codec.Decoders()
         self._labels: Any = None
 
     # --- what differs ---
 
     @property
     @abstractmethod
-    def sealed(self) -> bool:
-        """Whether the archive was sealed when it was looked at."""
+    def sealed(self) -> bool: ...
 
     @property
     @abstractmethod
-    def nbytes(self) -> int:
-        """Bytes of the archive."""
+    def nbytes(self) -> int: ...
 
     @property
     @abstractmethod
-    def private_nbytes(self) -> int:
-        """Bytes of memory that this process has for itself."""
+    def private_nbytes(self) -> int: ...
 
     @abstractmethod
-    def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]:
-        """The record of a sample before compression, checked, and how it is decoded; raises as `read`."""
+    def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]: ...
 
     @abstractmethod
-    def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
-        """Records of one schema, checked, for reading field by field."""
+    def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None: ...
 
     @abstractmethod
-    def placed(self, error: EdcacheError, index: int) -> EdcacheError:
-        """The same error over the record of a sample, with the place in front of its text."""
+    def placed(self, error: base.EdcacheError, index: int) -> base.EdcacheError: ...
 
     @abstractmethod
-    def close(self) -> None:
-        """Let go of what is open; memory that was handed out stays valid. Idempotent."""
+    def close(self) -> None: ...
 
     @abstractmethod
     def _label_table(self) -> Any:
@@ -153,12 +109,10 @@ class Session(ABC):
     def reading_ahead(
         self, indices: Ints, wanted: tuple[int, int] | None = None
     ) -> AbstractContextManager[None]:
-        """Fetch records at once that are read one by one inside the block, where each would be a request."""
         return nullcontext()
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether it is what a first fill left that failed before its first sample: no process writes it."""
         return False
 
     @property
@@ -181,7 +135,6 @@ class Session(ABC):
         return row if row < len(self._index) and self._index[row] == index else None
 
     def has(self, index: int) -> bool:
-        """Whether an index in range has a record, as far as known."""
         return self.find(index) is not None
 
     def rows_of(self, indices: Ints) -> Ints:
@@ -196,33 +149,31 @@ class Session(ABC):
     def row(self, index: int) -> int:
         """The row of the index table that holds a sample."""
         if not 0 <= index < self.length:
-            raise SampleIndexError(f"{self.path}: index {index} not in [0, {self.length:,})")
+            raise base.SampleIndexError(f"{self.path}: index {index} not in [0, {self.length:,})")
         row = self.find(index)
         if row is None:
             raise self._no_record(index)
         return row
 
-    def _no_record(self, index: int) -> MissingSampleError:
+    def _no_record(self, index: int) -> base.MissingSampleError:
         failure = next((one for one in self.contents.index.failures if one.index == index), None)
         if failure is not None:
             again = "it counts as absent for good" if failure.final else "a later fill tries again"
-            return SampleFailedError(
+            return base.SampleFailedError(
                 f"{self.path}: sample {index} failed when it was made, {again}; available() leaves it out\n"
                 f"{failure.error}: {failure.message}\n{failure.traceback}"
             )
-        return MissingSampleError(
+        return base.MissingSampleError(
             f"{self.path}: sample {index} has no record yet ({self.present:,} of {self.length:,} have); "
             "fill it with warmup() on a dataset that has its source"
         )
 
     @property
     def records(self) -> Records:
-        """Where each record lies."""
         return self.contents.index.records
 
     @property
     def present(self) -> int:
-        """How many indices have a record."""
         return self._rows
 
     @property
@@ -238,19 +189,17 @@ class Session(ABC):
     # --- samples ---
 
     def read(self, index: int, copy: bool) -> Any:
-        """Decode one sample."""
         record, decoder = self.fetch(index)
         try:
             return decoder.decode(record, copy=copy)
-        except (CodecError, CorruptRecordError) as error:
+        except (base.CodecError, base.CorruptRecordError) as error:
             raise self.placed(error, index) from error
 
     def read_many(self, indices: Ints, copy: bool) -> list[Any]:
-        """Decode the samples at indices in [-length, length)."""
         group = self.group(indices) if len(indices) else None
         if group is not None:
             # Whatever is wrong is named by the way below.
-            with suppress(EdcacheError):
+            with suppress(base.EdcacheError):
                 return group.decoded(copy)
         with self.reading_ahead(indices):
             return [self.read(index % self.length, copy) for index in indices.tolist()]
@@ -261,14 +210,14 @@ class Session(ABC):
             return self._decoders[number]
         schemas = self.contents.index.schemas
         if number >= len(schemas):
-            raise CorruptRecordError(f"schema {number} of {len(schemas)}")
+            raise base.CorruptRecordError(f"schema {number} of {len(schemas)}")
         text = schemas[number]
-        if (text == PICKLE_SCHEMA) != (self.head.codec == "pickle"):
-            raise CorruptRecordError(
+        if (text == codec.PICKLE_SCHEMA) != (self.head.codec == "pickle"):
+            raise base.CorruptRecordError(
                 f"its schema {text[:40]} is not of the codec {self.head.codec!r} that the head names; "
                 f'run "edcache verify {self.path}"'
             )
-        decoder = decoder_of(text, allow_pickle=self._allow_pickle, decoding=self._decoding)
+        decoder = codec.decoder_of(text, allow_pickle=self._allow_pickle, decoding=self._decoding)
         return self._decoders.keep(number, decoder)
 
     def decoder_at(self, row: int) -> Decoder:
@@ -276,7 +225,7 @@ class Session(ABC):
         number = self._schema[row]
         try:
             return self._decoders.get(number) or self.decoder(number)
-        except CorruptRecordError as error:
+        except base.CorruptRecordError as error:
             index = row if self._index is None else int(self._index[row])
             raise self.placed(error, index % self.length) from error
 
@@ -335,8 +284,8 @@ class FileTables(Session):
         self.size = file.size()
         head, first = format.read_head(file.pread, self.path)
         self.seal = format.read_seal(file.pread, self.size, head.uuid)
-        self.chain = Chain(head, first, self.path)
-        self._tables: dict[int, ChunkTable | None] = {}
+        self.chain = format.Chain(head, first, self.path)
+        self._tables: dict[int, format.ChunkTable | None] = {}
         self.damaged: list[str] = []
         if before is not None and before.seal is None:
             # A growing archive is looked at again and again: what was read of it is not read again.
@@ -365,8 +314,8 @@ class FileTables(Session):
         if not file.is_partial and (io == "mmap" or (io == "auto" and not file.is_remote())):
             try:
                 self._view = file.map(self.nbytes)
-            except StorageError as error:
-                raise StorageError(f'{error}; io="pread" reads it without') from error
+            except base.StorageError as error:
+                raise base.StorageError(f'{error}; io="pread" reads it without') from error
         self.mapped_nbytes = 0 if self._view is None else self.nbytes
         contents = self._sealed_contents() if self.seal else self.chain.contents(self._sound_table)
         super().__init__(self.path, head, contents, allow_pickle, decoding)
@@ -393,7 +342,7 @@ class FileTables(Session):
         extent = header.payload_offset, header.payload_nbytes
         data = self._mended(self._read, *extent, header.payload_crc)
         if data is None:
-            raise CorruptArchiveError(
+            raise base.CorruptArchiveError(
                 f"{self.path}: {name} at offset {header.offset:,} fails its crc32; {_lost_index(self.path)}"
             )
         return data
@@ -413,12 +362,12 @@ class FileTables(Session):
         data = self._payload(header, "index.arrow")
         try:
             index = parse_index(data, header.samples)
-        except CorruptArchiveError as error:
-            raise CorruptArchiveError(f"{self.path}: {error}; {_lost_index(self.path)}") from error
+        except base.CorruptArchiveError as error:
+            raise base.CorruptArchiveError(f"{self.path}: {error}; {_lost_index(self.path)}") from error
         if self.chunks is not None:
             self.chain.check_index(index)
         if index.length != header.end_index or not _is_held(index.records, self.size):
-            raise CorruptArchiveError(
+            raise base.CorruptArchiveError(
                 f"{self.path}: index.arrow lists more than a file of {self.size:,} bytes holds; "
                 f"{_lost_index(self.path)}"
             )
@@ -431,15 +380,15 @@ class FileTables(Session):
         read = [self._mended(self._pread, one.offset, one.nbytes, one.crc32) for one in entries]
         return [data for data in read if data is not None]
 
-    def _sound(self, read: Callable[[PRead, Header, str], T], header: Header) -> T | None:
+    def _sound(self, read: Callable[[format.PRead, Header, str], T], header: Header) -> T | None:
         """What a chunk or a revision says; None where a power cut left its header without its payload."""
         try:
             return read(self._pread, header, self.path)
-        except CorruptArchiveError as error:
+        except base.CorruptArchiveError as error:
             self.damaged.append(str(error))
             return None
 
-    def _sound_table(self, header: Header) -> ChunkTable | None:
+    def _sound_table(self, header: Header) -> format.ChunkTable | None:
         if header.seq not in self._tables:
             self._tables[header.seq] = self._sound(read_table, header)
         return self._tables[header.seq]
@@ -447,9 +396,9 @@ class FileTables(Session):
     # --- labels ---
 
     @once
-    def _revised(self) -> Revised:
+    def _revised(self) -> format.Revised:
         """The labels of an archive that is not sealed."""
-        return self.chain.revised(self.contents, partial(self._sound, read_revision))
+        return self.chain.revised(self.contents, partial(self._sound, format.read_revision))
 
     @property
     def label_columns(self) -> Sequence[tuple[str, bool]]:
@@ -464,8 +413,8 @@ class FileTables(Session):
         try:
             names = [name for name, _ in self.label_columns]
             return parse_labels(self._payload(header, "labels.arrow"), header.samples, names, told_by)
-        except CorruptArchiveError as error:
-            raise CorruptArchiveError(f"{self.path}: {error}") from error
+        except base.CorruptArchiveError as error:
+            raise base.CorruptArchiveError(f"{self.path}: {error}") from error
 
 
 def _announce_headers(file: ByteSource, directory: int, size: int) -> None:
@@ -484,7 +433,7 @@ def _is_held(records: Records, size: int) -> bool:
         records.offset.max() <= size
         and nbytes.max() <= size
         and nbytes.sum(dtype=np.float64) <= size
-        and (raw_nbytes is None or int(raw_nbytes.max()) <= most_content(size))
+        and (raw_nbytes is None or int(raw_nbytes.max()) <= codec.most_content(size))
     )
 
 
@@ -550,8 +499,8 @@ class FileSession(FileTables):
         index = sum(column.nbytes for column in self.contents.index.records.columns().values())
         return index + self.label_nbytes + checked
 
-    def placed(self, error: EdcacheError, index: int) -> EdcacheError:
-        is_record = isinstance(error, CorruptRecordError)
+    def placed(self, error: base.EdcacheError, index: int) -> base.EdcacheError:
+        is_record = isinstance(error, base.CorruptRecordError)
         where = self.checks.place(self.row(index)) if is_record else f"{self.path}: sample {index}"
         return type(error)(f"{where}: {error}")
 
@@ -566,8 +515,8 @@ class FileSession(FileTables):
         assert self._raw_nbytes is not None
         data = self._stored(row)
         try:
-            return memoryview(decompress(data, self._raw_nbytes[row], self.dictionaries))
-        except (CorruptRecordError, LengthError) as error:
+            return memoryview(codec.decompress(data, self._raw_nbytes[row], self.dictionaries))
+        except (base.CorruptRecordError, base.LengthError) as error:
             raise type(error)(f"{self.checks.place(row)}: {error}") from error
 
     def _stored(
@@ -595,7 +544,7 @@ class FileSession(FileTables):
         data = self._read(*extent)
         try:
             self.checks.record(row, data, wanted)
-        except CorruptRecordError:
+        except base.CorruptRecordError:
             if not self.file.mend(*extent):
                 raise
             data = self._read(*extent)
@@ -634,8 +583,8 @@ class FileSession(FileTables):
             return self._loaded(rows, decoder, wanted)
         records = self._records
         if records is None or records.decoder is not decoder:
-            base, nbytes = torch.from_numpy(aliased(self._view)), self.contents.index.records.nbytes
-            records = self._records = GroupRecords(decoder, self._view, base, nbytes)
+            memory, nbytes = torch.from_numpy(codec.aliased(self._view)), self.contents.index.records.nbytes
+            records = self._records = GroupRecords(decoder, self._view, memory, nbytes)
         self._is_bulk = bool(self._is_uniform) and self._index is None
         return Group(records, start, rows, self.checks.group(rows, start, wanted))
 
@@ -701,7 +650,7 @@ class FileSession(FileTables):
             and chosen.offset.max() <= size
             and chosen.nbytes.max() <= size
             and (chosen.offset + chosen.nbytes).max() <= size
-            and not np.any(chosen.offset % LATTICE)
+            and not np.any(chosen.offset % format.LATTICE)
             and lengths.min() >= least
             and (decoder.nbytes is None or lengths.max() == least)
         )
@@ -757,7 +706,7 @@ class FileSession(FileTables):
             if file.identity() != self.file.identity():
                 if self._is_rewritten(file):
                     return FileSession(file, *options)
-                raise StaleArchiveError(
+                raise base.StaleArchiveError(
                     f"{self.path}: the file was replaced since it was opened; open it again"
                 )
             if not self._has_changed(file):
@@ -780,5 +729,5 @@ class FileSession(FileTables):
         """Whether another file is the same archive, compacted."""
         try:
             return format.read_head(file.pread, self.path)[0].uuid == self.head.uuid
-        except ArchiveError:
+        except base.ArchiveError:
             return False
