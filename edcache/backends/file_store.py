@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from edcache import format, writer
+from edcache import format, storage, writer
 from edcache.base import CorruptArchiveError, NotAnArchiveError, OptionError, ReadOptions, StorageError, Sync
 from edcache.format import Head
 from edcache.storage import PATHS, ByteSource, File, absolute
@@ -40,7 +40,7 @@ class FileStore(Store):
         """See the base class; what may be cleared away by others stays while it is open."""
         file = File.open(self.path, "r")
         try:
-            if file.has_beside(writer.SIDE):  # a copy of an archive far away
+            if storage.exists(file.absolute + writer.SIDE):  # a copy of an archive far away
                 writer.use_copy(file)
         except BaseException:
             file.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from edcache import reader
-from edcache.base import ImageError, Ints, MissingSampleError, Picks, Transform, checked_function
+from edcache.base import ImageError, Ints, MissingSampleError, Selection, Transform, checked_function
 from edcache.codec import Decoding, Node, read_through
 from edcache.dataset.indexing import Root, T_co
 from edcache.dataset.view import Samples, View
@@ -37,7 +37,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     zero_copy: bool
     _batch_transform: Transform = None
     _reader: AnyReader
-    _filler: LazyFiller | None
+    _filler: LazyFiller | None = None
 
     def __len__(self) -> int:
         return self._reader.session.length
@@ -197,7 +197,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def available(self) -> View[T_co]:
         """The samples that have a record, as a view."""
         index = self._reader.records.index
-        selection = None if index is None else Picks(np.array(index, np.int64))
+        selection = None if index is None else Selection(np.array(index, np.int64))
         return self._view(".available()", selection=selection)
 
     def info(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edcache.base import Ints, OptionError, Picks, Transform
+from edcache.base import Ints, OptionError, Selection, Transform
 from edcache.codec import Node
 from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.indexing import Root
@@ -262,7 +262,7 @@ class Several(Samples):
     def available(self) -> View:
         """The samples that have a record, as a view."""
         indices = [archive.available().indices + start for archive, start in self._placed()]
-        return self._view(".available()", selection=Picks(np.concatenate(indices)))
+        return self._view(".available()", selection=Selection(np.concatenate(indices)))
 
     def info(self) -> dict[str, Any]:
         """The state of the archives, and what reading them takes in this process, as of one archive.

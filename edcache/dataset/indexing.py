@@ -20,12 +20,11 @@ from edcache.base import (
     OptionError,
     SampleIndexError,
     Selection,
-    Span,
     Transform,
     checked_function,
 )
 from edcache.codec import Node
-from edcache.dataset.loader import Loader, LoaderOptions
+from edcache.dataset.loader import Loader
 from edcache.labels import Labels, checked_indices
 from edcache.reader import Batch, FieldPath, Memory, Projection, Special
 
@@ -191,11 +190,10 @@ class Readable(Dataset[T_co]):
         """
         if sampler is None:
             self._guard(16)
-        options = LoaderOptions(
-            *(batch_size, shuffle, sampler, drop_last, seed, num_threads, prefetch),
-            *(pin_memory, device, reuse),
+        return Loader(
+            *(self._batch, len(self), batch_size, shuffle, sampler, drop_last),
+            *(seed, num_threads, prefetch, pin_memory, device, reuse),
         )
-        return Loader(self._batch, len(self), options)
 
     def _batch(self, indices: Any) -> Batch:
         return Batch(self, self._rows(indices))
@@ -209,7 +207,7 @@ class Readable(Dataset[T_co]):
         return positions if self._selection is None else self._selection.take(positions)
 
     def _whole_selection(self) -> Selection:
-        return Span(range(len(self))) if self._selection is None else self._selection
+        return Selection(range(len(self))) if self._selection is None else self._selection
 
     def _read(self, index: int) -> Any:
         """One sample by its index in the root."""

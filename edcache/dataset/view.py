@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import base, labels
-from edcache.base import Ints, OptionError, Picks, Selection, Transform, repeated
+from edcache.base import Ints, OptionError, Selection, Transform, repeated
 from edcache.dataset import resample, split
 from edcache.dataset.indexing import Readable, Root, T_co, integers, is_array
 from edcache.dataset.transforms import checked_step, extended
@@ -134,7 +134,7 @@ class Samples(Readable[T_co]):
         """
         groups = self._classes(name, "group_by")
         order, ends = base.grouped(groups.codes, len(groups.values))
-        runs = zip(groups.values, _runs(Picks(self._root_indices(order)), ends), strict=True)
+        runs = zip(groups.values, _runs(Selection(self._root_indices(order)), ends), strict=True)
         step = _call("group_by", name)
         return {value: self._view(f"{step}[{_SHORT.repr(value)}]", selection=run) for value, run in runs}
 
@@ -240,7 +240,7 @@ class Samples(Readable[T_co]):
             self._guard(48)
             strata, groups = self._codes(stratify, "split"), self._codes(group, "split")
             order, ends = split.parted(len(self), weights, seed, strata, groups)
-            runs = _runs(Picks(self._root_indices(order)), ends)
+            runs = _runs(Selection(self._root_indices(order)), ends)
         return tuple(self._view(f"{step}[{k}]", selection=run) for k, run in enumerate(runs))
 
     def kfold(
@@ -266,7 +266,7 @@ class Samples(Readable[T_co]):
         split.check_folds(n, len(self), group, groups)
         order, bounds = split.parted(len(self), [1] * n, seed, strata, groups)
         step = _call("kfold", n, seed=seed, stratify=stratify, group=group)
-        twice = Picks(self._root_indices(np.concatenate([order, order])))
+        twice = Selection(self._root_indices(np.concatenate([order, order])))
 
         def fold(k: int, place: int, part: range) -> View[T_co]:
             return self._view(f"{step}[{k}][{place}]", selection=twice.cut(part))
@@ -354,7 +354,7 @@ class Samples(Readable[T_co]):
 
     def _picked(self, positions: Ints, step: str) -> View[T_co]:
         """A view of the samples at positions in [0, len(self)); the array is its own now."""
-        return self._view(step, selection=Picks(self._root_indices(positions)))
+        return self._view(step, selection=Selection(self._root_indices(positions)))
 
     def _with_files(self) -> Samples[Any]:
         """The same with image files that nothing decodes; what transforms them gets what it got."""

@@ -6,7 +6,7 @@ The writer seals the merged tables into the file; the reader needs them while an
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -176,7 +176,11 @@ class Chain:
                 f"{self.where}: {self._lost_named:,} entries given up of {header.seq:,}; no release of "
                 "edcache wrote that: build the archive again"
             )
-        for seq in (seq for part in amendment.lost for seq in part):
+        self.give_up(seq for part in amendment.lost for seq in part)
+
+    def give_up(self, numbers: Iterable[int]) -> None:
+        """Leave entries out that a power cut took."""
+        for seq in numbers:
             self.lost.add(seq)
             entry = self._entries.pop(seq, None)
             if entry is not None:

@@ -101,7 +101,7 @@ def remembered():
         patch.setattr(chain, "_within", remembering_fit(chain._within))
         patch.setattr(chain, "revised", remembering_revised(chain.revised))
         patch.setattr(verify, "check_chunk", remembering_chunks(verify.check_chunk))
-        patch.setattr(verify, "merge", remembering_merge(verify.merge))
+        patch.setattr(chain, "merge", remembering_merge(chain.merge))
         for module in (session, verify):
             patch.setattr(module, "parse_index", remembering(module.parse_index))
             patch.setattr(module, "parse_labels", remembering(module.parse_labels))

@@ -34,7 +34,6 @@ from scenarios import (
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
-from edcache.backends.mirror.sidecar import SIDE
 from edcache.errors import NotAnArchiveError
 from edcache.format import chain
 from edcache.format import spec as format
@@ -45,6 +44,7 @@ from edcache.storage import calls
 from edcache.writer import log, recovery
 from edcache.writer.appender import Appender
 from edcache.writer.cache import new_head
+from edcache.writer.temporary import SIDE
 
 pytestmark = pytest.mark.spread
 

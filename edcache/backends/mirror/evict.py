@@ -10,10 +10,10 @@ from contextlib import closing, suppress
 from typing import NamedTuple
 
 from edcache import storage
-from edcache.backends.mirror.sidecar import LOCK_COPY, LOCK_USE, PARTIAL, SIDE, locked_side, note_of, stamp_of
+from edcache.backends.mirror.sidecar import LOCK_COPY, locked_side, note_of, stamp_of
 from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes, parsed_bytes
 from edcache.storage import File
-from edcache.writer import copies_beside
+from edcache.writer import LOCK_USE, PARTIAL, SIDE, copies_beside
 
 
 class Copy(NamedTuple):

@@ -21,25 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import storage
-from edcache.backends.mirror.copy import THREADS, current, whole_copies_of
+from edcache.backends.mirror import sidecar
+from edcache.backends.mirror.copy import THREADS, current
 from edcache.backends.mirror.evict import limit_of, make_room
-from edcache.backends.mirror.fetch import Fetch, FetchPlan, read_many, sealed
-from edcache.backends.mirror.sidecar import (
-    LOCK_USE,
-    MAP_OFFSET,
-    PARTIAL,
-    SIDE,
-    Identity,
-    Note,
-    Side,
-    Version,
-    identity_at,
-    identity_of,
-    locked_side,
-    note_of,
-    note_use,
-    stamp_of,
-)
+from edcache.backends.mirror.fetch import Fetch, read_many, sealed
+from edcache.backends.mirror.sidecar import MAP_OFFSET, Identity, Note, Side, Version, stamp_of
 from edcache.base import (
     ArchiveError,
     ArchiveNotFoundError,
@@ -49,6 +35,7 @@ from edcache.base import (
     StorageError,
 )
 from edcache.storage import ByteSource, File, Location, Wrapped
+from edcache.writer import LOCK_USE, PARTIAL, SIDE, note_use
 
 logger = logging.getLogger("edcache")
 
@@ -149,7 +136,7 @@ class ReadThrough(Wrapped):
         is_mended = bool(blocks) and self._fetch(blocks)
         if is_mended and not self.is_partial:
             # The side file knows the copy by its time; where another process copies anew it need not.
-            with locked_side(self.pinned.copy, wait=False) as side:
+            with sidecar.locked_side(self.pinned.copy, wait=False) as side:
                 note = None if side is None else side.read()
                 version = None if note is None else note.version_of(before)
                 if side is not None and version is not None:
@@ -176,7 +163,7 @@ class ReadThrough(Wrapped):
         wanted = self._around(start, end).tolist()
         if len(self._missing(wanted)) > _REST * max(1, len(wanted)):
             return None
-        with locked_side(self.pinned.copy, wait=False) as side:
+        with sidecar.locked_side(self.pinned.copy, wait=False) as side:
             if side is None:
                 return None
             try:
@@ -193,13 +180,9 @@ class ReadThrough(Wrapped):
             return  # what has its name is a copy no more: somebody has changed it
         origin = self._open_origin()
         with closing(File.open(copy + PARTIAL, "r+")) as partial:
-            Fetch(origin, FetchPlan(origin), partial, THREADS).run()
+            Fetch(origin, THREADS).into(partial)
             self._check_identity(origin)
-            partial.sync()
-            side.write(note._replace(versions=(note.versions[0]._replace(stamp=partial.stamp()),)))
-            side.file.pwrite(MAP_OFFSET, b"\1" * (side.file.size() - MAP_OFFSET))
-            side.file.sync()
-            storage.move(partial, copy)
+            side.publish(partial, copy, note._replace(versions=note.versions[:1]))
 
     # --- blocks ---
 
@@ -282,7 +265,7 @@ class ReadThrough(Wrapped):
         return origin
 
     def _check_identity(self, origin: ByteSource) -> None:
-        if identity_of(origin) != self.pinned.identity:
+        if sidecar.identity_of(origin) != self.pinned.identity:
             raise StaleArchiveError(
                 f"{self.path}: it has changed since it was opened; open it again, which begins another copy"
             )
@@ -326,7 +309,7 @@ def open_copy(
         return _reopened(token, opener)
     limit, source = limit_of(max_bytes), where.path
     try:
-        identity = identity_at(where)
+        identity = sidecar.identity_at(where)
     except (StorageError, ArchiveNotFoundError) as error:
         return _without_origin(source, folder, opener, error)
     copied = os.path.join(folder, os.path.basename(source))
@@ -353,7 +336,7 @@ def _open_by(source: str, identity: Identity, folder: str, limit: int | None, op
     key = hashlib.sha256(json.dumps([source, identity]).encode()).hexdigest()[:16]
     copy = os.path.join(folder, f"{stem}-{key}{ending}")
     while True:
-        note = note_of(copy)
+        note = sidecar.note_of(copy)
         if note is not None:
             version = note.versions[0]
             file = _attached(Pinned(note.origin, version.identity, copy, version.nbytes), opener)
@@ -386,14 +369,14 @@ def _attached(pinned: Pinned, opener: Opener) -> ReadThrough | None:
 
 def _create(source: str, identity: Identity, copy: str, limit: int | None, opener: Opener) -> None:
     """Make the side file and the sparse file of a copy, unless another process did meanwhile."""
-    with locked_side(copy) as side:
+    with sidecar.locked_side(copy) as side:
         assert side is not None
         note = side.read()
         sizes = [stamp[0] for stamp in map(stamp_of, (copy, copy + PARTIAL)) if stamp is not None]
         if note is not None and note.versions[0].nbytes in sizes:
             return
         with closing(opener()) as origin:
-            if identity_of(origin) != identity:
+            if sidecar.identity_of(origin) != identity:
                 raise StaleArchiveError(f"{source}: it changed while it was opened; open it again")
             nbytes, head, _, _ = sealed(origin)
         make_room(os.path.dirname(copy) or os.curdir, limit, nbytes, copy, [copy])
@@ -407,10 +390,16 @@ def _create(source: str, identity: Identity, copy: str, limit: int | None, opene
 
 
 def _without_origin(source: str, folder: str, opener: Opener, error: Exception) -> ReadThrough:
-    """A whole copy of what cannot be reached; raises the error where there is none."""
-    for copy, version in whole_copies_of(source, folder):
-        pinned = Pinned(source, version.identity, copy, version.nbytes)
-        file = _attached(pinned, opener)
+    """The newest whole copy of what cannot be reached; raises the error where there is none."""
+    copies: list[tuple[int, str, Version]] = []
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    for copy in (os.path.join(folder, name.removesuffix(SIDE)) for name in names if name.endswith(SIDE)):
+        note, stamp = sidecar.note_of(copy), stamp_of(copy)
+        if note is not None and stamp is not None and note.origin == source:
+            version = note.version_at(stamp)
+            copies += [] if version is None else [(stamp[1], copy, version)]
+    for _, copy, version in sorted(copies, reverse=True):
+        file = _attached(Pinned(source, version.identity, copy, version.nbytes), opener)
         if file is not None and not file.is_partial:
             logger.warning("%s: reading its copy %s: %s", source, copy, error)
             return file
