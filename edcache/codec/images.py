@@ -205,25 +205,25 @@ def read_through(sample: Any, decoding: Decoding | None) -> Any:
     """A sample that is not stored, as it would be read: image files decoded as `decoding` or each says."""
     if isinstance(sample, ImageFile):
         return revived(file_bytes(sample), decoding or sample.decoding)
-    names: tuple[str, ...] = ()
-    if type(sample) in (dict, OrderedDict):
+    kind, names = type(sample), tuple[str, ...]()
+    if kind in (dict, OrderedDict):
         values = list(sample.values())
-    elif type(sample) in (list, tuple) or is_namedtuple(sample):
+    elif kind in (list, tuple) or is_namedtuple(sample):
         values = list(sample)
-    elif dataclasses.is_dataclass(sample) and not isinstance(sample, type):
-        names = dataclass_fields(type(sample))
+    elif dataclasses.is_dataclass(kind):
+        names = dataclass_fields(kind)
         values = [getattr(sample, name) for name in names]
     else:
         return sample
     read = [read_through(value, decoding) for value in values]
     if all(map(operator.is_, read, values)):
         return sample
-    if isinstance(sample, dict):
-        return type(sample)(zip(sample, read, strict=True))
-    if isinstance(sample, tuple):
-        return tuple.__new__(type(sample), read)
-    if isinstance(sample, list):
+    if kind is list:
         return read
+    if isinstance(sample, dict):
+        return kind(zip(sample, read, strict=True))
+    if isinstance(sample, tuple):
+        return tuple.__new__(kind, read)
     made = copy.copy(sample)
     for name, value in zip(names, read, strict=True):
         object.__setattr__(made, name, value)
