@@ -19,5 +19,5 @@ from .label_spec import checked_name as checked_name
 from .labels import Labels as Labels
 from .labels import checked_indices as checked_indices
 from .labels import classes as classes
-from .labels import sort_keys as sort_keys
+from .labels import order_by as order_by
 from .query import matching_rows as matching_rows
