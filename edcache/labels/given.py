@@ -15,9 +15,7 @@ from edcache.format import (
     from_numpy,
     is_label_type,
     is_list,
-    is_number,
     merged,
-    numpy_dtype,
     pa,
     pc,
     unify_column,
@@ -176,33 +174,15 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
             f'the table has "{on}" = {twice.as_py()!r} more than once, so which row is meant is open; '
             "drop the duplicates"
         )
-    if pa.types.is_floating(kind):
-        # Of an integer and a float column only whole numbers can be equal, and no float type has all of them.
-        kind = next((one for one in (known.type, keys.type) if pa.types.is_integer(one)), kind)
-    known, keys = _exactly(known, kind), _exactly(keys, kind)
-    rows = pc.if_else(keys.is_valid(), pc.index_in(keys, value_set=known.combine_chunks()), None)
+    families = {(pa.types.is_floating(one), one == pa.uint64()) for one in (known.type, keys.type)}
+    if len(families) == 1:
+        known, keys = known.cast(kind), keys.cast(kind)
+        rows = pc.if_else(keys.is_valid(), pc.index_in(keys, value_set=known.combine_chunks()), None)
+    else:  # no type of Arrow holds both, and Python compares any two numbers exactly
+        places = {value: row for row, value in enumerate(known.to_pylist()) if value is not None}
+        rows = pa.array(map(places.get, keys.to_pylist()), pa.int64())
     rest = [name for name in table.column_names if name != on]
     return table.select(rest).take(rows)
-
-
-def _exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """The column in another type; null for numbers that an integer type does not hold."""
-    if not (pa.types.is_integer(kind) and is_number(column.type)):
-        return column.cast(kind)
-    limits, own = np.iinfo(numpy_dtype(kind)), column.type
-    low: float = int(limits.min)
-    high = int(limits.max)
-    if pa.types.is_floating(own):
-        # The limits are powers of two, which a float has.
-        low = float(low)
-        below = pc.less(column, pa.scalar(float(high + 1), own))
-        below = pc.and_(below, pc.equal(pc.trunc(column), column))
-    else:
-        bounds = np.iinfo(numpy_dtype(own))
-        low = max(low, int(bounds.min))
-        below = pc.less_equal(column, pa.scalar(min(high, int(bounds.max)), own))
-    fits = pc.and_(pc.greater_equal(column, pa.scalar(low, own)), below)
-    return pc.if_else(fits, column, pa.scalar(None, own)).cast(kind)
 
 
 def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:
