@@ -621,8 +621,8 @@ _MAINTENANCE = [
     Bug(
         "repair prefers the seal's record",
         "tools/salvage.py",
-        "return _joined(base.without(after.index), after, self.path)",
-        "return _joined(base, after.without(base.index), self.path)",
+        "return _joined(before.without(after.index), after, self.path)",
+        "return _joined(before, after.without(before.index), self.path)",
         ("test_planted_gaps.py",),
     ),
     Bug(
