@@ -10,7 +10,7 @@ import click
 
 from edcache import __version__
 from edcache.base import suggestion
-from edcache.cli import contents, convert, fill, housekeeping, maintenance
+from edcache.cli import contents, convert, housekeeping, maintenance
 from edcache.cli.output import FAILED, errors_in_one_line, one_line
 
 _INTERRUPTED: Final = 130
@@ -109,7 +109,7 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
 
 _COMMANDS = (
     *(contents.info, contents.show, contents.ls, contents.labels),
-    *(convert.import_, convert.export, fill.build, fill.images),
+    *(convert.import_, convert.export, convert.build, convert.images),
     *(housekeeping.caches, housekeeping.why, housekeeping.rm, housekeeping.prune),
     *(maintenance.verify, maintenance.repair, maintenance.compact),
     *(maintenance.copy, maintenance.merge, maintenance.split),
