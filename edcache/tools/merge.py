@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
@@ -19,8 +19,6 @@ from edcache.reader import OnProgress
 from edcache.storage import ByteSource, local_path, located
 from edcache.tools.rewrite import RecordSelection, RewriteProgress, check_free, intact_dictionaries, rewriting
 from edcache.tools.verify import sound_survey
-
-_NO_COLUMN: Final = object()
 
 
 @dataclass(frozen=True)
@@ -121,8 +119,8 @@ class MergeSource:
         self._revised = {name for name, is_revised in survey.revised.columns or () if is_revised}
 
     def field_of(self, name: str) -> Any:
-        """The field that a label column holds; None where its values may be others."""
-        return None if name in self._revised else dict(self.head.labels).get(name, _NO_COLUMN)
+        """The field that a label column holds; None where it is not there, or its values may be others."""
+        return None if name in self._revised else dict(self.head.labels).get(name)
 
 
 @contextmanager
@@ -233,7 +231,7 @@ def joined_head(sources: Sequence[MergeSource], names: Sequence[str], length: in
 
     def common_field(name: str) -> Any:
         field, *others = (source.field_of(name) for source in sources)
-        return None if field is _NO_COLUMN or any(other != field for other in others) else field
+        return field if all(other == field for other in others) else None
 
     return Head(
         uuid=uuid.uuid4().bytes,
