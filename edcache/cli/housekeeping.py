@@ -19,6 +19,7 @@ from edcache.cli.contents import named
 from edcache.cli.flags import FOLDER, PATH, duration, flags, size
 from edcache.cli.output import (
     FAILED,
+    end,
     one_line,
     paired_lines,
     plural,
@@ -235,8 +236,7 @@ def _confirm(question: str, yes: bool) -> None:
         click.echo(err=True)
         raise KeyboardInterrupt("interrupted; nothing was deleted") from None
     if not agreed:
-        click.echo("edcache: nothing was deleted", err=True)
-        sys.exit(FAILED)
+        end("nothing was deleted", FAILED)
 
 
 @click.command()

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from edcache.base import EdcacheError, OptionError, PartialArchiveError, parsed_bytes
 from edcache.dataset import CachedDataset, Path, Samples
-from edcache.interop.export_columns import Columns, joined, nbytes_of
+from edcache.interop.export_columns import joined, nbytes_of
 from edcache.interop.export_formats import FORMATS, Format, check_free, new_output, read
 from edcache.reader import OnProgress
 from edcache.storage import check_outlives, local_path, refused
@@ -120,10 +120,9 @@ def _planned(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_
     positions = _of_interest(ds, needs_shapes=bool(kind.arrays))
     parts = [positions[at : at + _LOOKED_AT].tolist() for at in range(0, len(positions), _LOOKED_AT)]
     looks = [look for part in _worked(partial(_looked, ds, kind), parts, num_workers) for look in part]
-    columns = joined((look.columns, look.place) for look in looks)
-    names = {name for look in looks for name in look.names}
-    sample_nbytes = sum(look.nbytes for look in looks) / max(len(looks), 1)
-    writer = kind(ds, columns, _labels_to_go(ds, labels, names), sample_nbytes)
+    names, sizes, columns = zip(*looks, strict=True)
+    to_go = _labels_to_go(ds, labels, set().union(*names))
+    writer = kind(ds, joined(columns), to_go, sum(sizes) / len(sizes))
     writer.check()
     return writer
 
@@ -147,18 +146,10 @@ def _of_interest(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
     return np.flatnonzero(chosen)
 
 
-class _SampleLook(NamedTuple):
-    """What one sample shows: its leaves' names, about its bytes, and the columns that it needs."""
-
-    place: str
-    names: tuple[str, ...]
-    nbytes: int
-    columns: Columns
-
-
-def _looked(ds: Samples, kind: type[Format], positions: Sequence[int]) -> list[_SampleLook]:
+def _looked(ds: Samples, kind: type[Format], positions: Sequence[int]) -> list[Any]:
+    """Of each sample the names of its leaves, about its bytes, and the columns that it needs."""
     return [
-        _SampleLook(place, tuple(leaves), nbytes_of(leaves), kind.look(leaves, place))
+        (tuple(leaves), nbytes_of(leaves), (kind.look(leaves, place), place))
         for place, leaves in read(ds, positions)
     ]
 

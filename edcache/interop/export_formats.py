@@ -214,6 +214,7 @@ class _Files(Format):
 
     arrays = ""
     integer: ClassVar[str]
+    separator: ClassVar[str]
 
     @classmethod
     def look(cls, leaves: Leaves, place: str) -> Columns:
@@ -228,15 +229,16 @@ class _Files(Format):
                     "others: labels=[...]"
                 )
 
-    def _samples(self, part: range) -> Iterator[tuple[str, bool, dict[str, bytes]]]:
-        """Of each sample its number as text, whether it is one leaf without a name, and its files."""
+    def _files(self, part: range) -> Iterator[tuple[str, bytes]]:
+        """The name and the bytes of each file; a sample that is one leaf without a name has no folder."""
         digits = len(str(len(self) - 1))
         for piece in self.batches(part):
             labels = self.ds.labels.take(np.arange(piece.start, piece.stop))
             columns = [labels.to_list(name) for name in self.labels]
             for position, (place, leaves), *own in zip(piece, read(self.ds, piece), *columns, strict=True):
                 files = self._files_of(leaves, place, dict(zip(self.labels, own, strict=True)))
-                yield f"{position:0{digits}}", list(leaves) == [""], files
+                stem = f"{position:0{digits}}" + ("." if list(leaves) == [""] else self.separator)
+                yield from ((stem + name, data) for name, data in files.items())
 
     @classmethod
     def _files_of(cls, leaves: Leaves, place: str, labels: dict[str, Any] | None = None) -> dict[str, bytes]:
@@ -289,35 +291,33 @@ class _Files(Format):
 class _Tars(_Files):
     """Tar shards, as the webdataset package reads them."""
 
-    name, integer = "webdataset", "cls"
+    name, integer, separator = "webdataset", "cls", "."
 
     def _write(self, number: int, part: range) -> None:
         with shard(os.path.join(self.where, f"shard-{number:06}.tar")) as stream:
-            for stem, _, files in self._samples(part):
-                for name, data in files.items():
-                    # Without a time and an owner: the same samples make the same bytes.
-                    header = tarfile.TarInfo(f"{stem}.{name}")
-                    header.size = len(data)
-                    padding = bytes(-len(data) % tarfile.BLOCKSIZE)
-                    stream.writelines((header.tobuf(tarfile.GNU_FORMAT), data, padding))
+            for name, data in self._files(part):
+                # Without a time and an owner: the same samples make the same bytes.
+                header = tarfile.TarInfo(name)
+                header.size = len(data)
+                padding = bytes(-len(data) % tarfile.BLOCKSIZE)
+                stream.writelines((header.tobuf(tarfile.GNU_FORMAT), data, padding))
             stream.write(bytes(2 * tarfile.BLOCKSIZE))
 
 
 class _Folders(_Files):
     """A folder for each sample with a file for each field; one file where a sample is one leaf."""
 
-    name, integer = "files", "txt"
+    name, integer, separator = "files", "txt", os.sep
 
     def parts(self, nbytes: int) -> list[range]:
         return _cut(range(len(self)), _FOLDERS_A_PART)
 
     def _write(self, number: int, part: range) -> None:
-        for name, is_leaf, files in self._samples(part):
-            stem = os.path.join(self.where, name) + ("." if is_leaf else os.sep)
-            storage.make_parent(stem)
-            for file, data in files.items():
-                with shard(f"{stem}{file}", sync=False) as stream:
-                    stream.write(data)
+        for name, data in self._files(part):
+            path = os.path.join(self.where, name)
+            storage.make_parent(path)
+            with shard(path, sync=False) as stream:
+                stream.write(data)
 
 
 class _Parquets(Format):
