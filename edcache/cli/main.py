@@ -10,19 +10,10 @@ import click
 
 from edcache import __version__
 from edcache.base import suggestion
-from edcache.cli import contents, convert, fill, housekeeping, maintenance
-from edcache.cli.output import FAILED, errors_in_one_line, one_line
+from edcache.cli import contents, convert, housekeeping, maintenance
+from edcache.cli.output import FAILED, end, errors_in_one_line, one_line
 
 _INTERRUPTED: Final = 130
-
-
-class _WrongUsage(click.ClickException):
-    """A usage error in one line; click's own takes four."""
-
-    exit_code = 2
-
-    def show(self, file: Any = None) -> None:
-        click.echo(f"edcache: {self.message}", err=True)
 
 
 @contextmanager
@@ -34,7 +25,7 @@ def _usage_in_one_line() -> Iterator[None]:
             raise
         command = error.ctx.command_path if error.ctx is not None else "edcache"
         message = one_line(error.format_message()).rstrip(".")
-        raise _WrongUsage(f"{message} (see {command} --help)") from None
+        end(f"{message} (see {command} --help)", 2)
 
 
 class _Commands(click.Group):
@@ -55,8 +46,7 @@ class _Commands(click.Group):
             with _usage_in_one_line(), errors_in_one_line(FAILED):
                 return super().invoke(ctx)
         except KeyboardInterrupt as stop:
-            click.echo(f"edcache: {stop.args[0] if stop.args else 'interrupted'}", err=True)
-            ctx.exit(_INTERRUPTED)
+            end(stop.args[0] if stop.args else "interrupted", _INTERRUPTED)
 
 
 @click.group(
@@ -109,7 +99,7 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
 
 _COMMANDS = (
     *(contents.info, contents.show, contents.ls, contents.labels),
-    *(convert.import_, convert.export, fill.build, fill.images),
+    *(convert.import_, convert.export, convert.build, convert.images),
     *(housekeeping.caches, housekeeping.why, housekeeping.rm, housekeeping.prune),
     *(maintenance.verify, maintenance.repair, maintenance.compact),
     *(maintenance.copy, maintenance.merge, maintenance.split),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, islice
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 import numpy as np
@@ -151,6 +151,12 @@ def bar(
     return byte_progress(f"{doing} {os.path.basename(shown(path))}", progress, unit)
 
 
+def end(message: str, code: int) -> NoReturn:
+    """End the command with one line on stderr and an exit code."""
+    click.echo(f"edcache: {message}", err=True)
+    raise click.exceptions.Exit(code)
+
+
 @contextmanager
 def errors_in_one_line(code: int) -> Iterator[None]:
     """Let an error end the command with a line and an exit code."""
@@ -161,8 +167,7 @@ def errors_in_one_line(code: int) -> Iterator[None]:
     except (EdcacheError, OSError) as error:
         if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
             raise
-        click.echo(f"edcache: {error_line(error)}", err=True)
-        click.get_current_context().exit(code)
+        end(error_line(error), code)
 
 
 def as_typed(text: str) -> str:

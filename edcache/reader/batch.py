@@ -25,7 +25,7 @@ from torch.utils.data._utils.worker import _worker_loop
 
 from edcache.base import CodecError, CorruptRecordError, Ints
 from edcache.codec import memory_dtype
-from edcache.reader.group import Memory, NotInBulk, Special, collation, is_gathered
+from edcache.reader.group import Memory, NotInBulk, Special, collation
 from edcache.reader.reader import AnyReader
 
 # The C library keeps and reuses smaller ones itself.
@@ -62,16 +62,18 @@ class Batch:
         return Parcel(batch) if self._is_sent else batch
 
     def collated_by(self, size: int, memory: Memory) -> Iterable[Any] | None:
-        """`collated()` of every `size` samples in turn, by one gather a field for all of them.
+        """`collated()` of every `size` samples in turn, as parts of one batch: they share its memory.
 
-        They share memory. None where not every field can be gathered, and for a selection of fields.
+        None where it is not all tensors, or where a part may be collated in another way than the whole.
         """
         dataset = self._dataset
-        if not self._is_bulk() or dataset._fields is not None:
+        if not self._is_bulk() or dataset._root._likeness(self._indices, dataset._fields) is None:
             return None
-        batches = dataset._root._collated_by(self._indices, size, memory)
-        if batches is None:
+        leaves, structure = tree_flatten(self._in_bulk(None, memory))
+        if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
             return None
+        parts = zip(*(leaf.split(size) for leaf in leaves), strict=True)
+        batches = (tree_unflatten(part, structure) for part in parts)
         finish = dataset._batch_transform
         return batches if finish is None else map(finish, batches)
 
@@ -143,20 +145,6 @@ def collated(reader: AnyReader, indices: Ints, special: Special | None, memory: 
     group = reader.group(indices)
     collate = None if group is None else collation(group.decoder, special)
     return NotImplemented if group is None or collate is None else collate(group, memory)
-
-
-def collated_by(reader: AnyReader, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
-    """The same of every `size` samples in turn, by one gather a field for all of them; they share memory.
-
-    None where not every field can be gathered.
-    """
-    group = reader.group(indices)
-    collate = None if group is None or not is_gathered(group.decoder) else collation(group.decoder)
-    if collate is None:
-        return None
-    leaves, structure = tree_flatten(collate(group, memory))  # type: ignore[arg-type]
-    parts = zip(*(leaf.split(size) for leaf in leaves), strict=True)
-    return (tree_unflatten(part, structure) for part in parts)
 
 
 def merged(batches: Sequence[Any], places: Sequence[Ints], memory: Memory) -> Any:

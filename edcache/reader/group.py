@@ -291,12 +291,6 @@ def collation(decoder: Decoder, special: Special | None = None) -> Collate | Non
         return None
 
 
-@functools.lru_cache(maxsize=256)
-def is_gathered(decoder: Decoder) -> bool:
-    """Whether all of a collated batch is gathered, so that a part of it is what the part's samples give."""
-    return collation(decoder) is not None and all(map(_is_gathered, decoder.fields.values()))
-
-
 def collation_of(decoder: Decoder, node: Node, column: type, special: Special | None = None) -> Collate:
     """How what lies at a node is collated; `column` is what default_collate holds its values in there.
 

@@ -531,8 +531,8 @@ _READER = [
     Bug(
         "a transform forgotten in a concat",
         "dataset/concatenation.py",
-        "    if part._transform is not None:\n        raise NotInBulk",
-        "    if False:\n        raise NotInBulk",
+        "    if part._transform is not None:\n        return NotImplemented",
+        "    if False:\n        return NotImplemented",
         ("test_combining.py::test_each_part_keeps_its_fields_and_transforms",),
     ),
     Bug(
@@ -576,14 +576,14 @@ _MAINTENANCE = [
     ),
     Bug(
         "verify leaves out what is between records",
-        "tools/proof.py",
+        "tools/verify.py",
         "        if len(foreign) and not has_foreign:",
         "        if False:",
         ("test_verify.py::test_a_byte_between_records_is_no_room_for_anything",),
     ),
     Bug(
         "verify leaves out the records",
-        "tools/proof.py",
+        "tools/verify.py",
         "np.flatnonzero(crcs != records.crc32)",
         "np.flatnonzero(crcs != crcs)",
         ("test_verify.py::test_a_record_is_named_with_its_place_and_what_helps",),
@@ -621,8 +621,8 @@ _MAINTENANCE = [
     Bug(
         "repair prefers the seal's record",
         "tools/salvage.py",
-        "return _joined(base.without(after.index), after, self.path)",
-        "return _joined(base, after.without(base.index), self.path)",
+        "return _joined(before.without(after.index), after, self.path)",
+        "return _joined(before, after.without(before.index), self.path)",
         ("test_planted_gaps.py",),
     ),
     Bug(
