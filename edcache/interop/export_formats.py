@@ -19,6 +19,7 @@ import numpy as np
 from edcache import storage, writer
 from edcache.base import ArchiveExistsError, EdcacheError, ExportError, MissingDependencyError
 from edcache.dataset import Samples
+from edcache.format import pa
 from edcache.interop.export_columns import (
     Columns,
     Leaves,
@@ -28,7 +29,7 @@ from edcache.interop.export_columns import (
     leaves_of,
     refused,
 )
-from edcache.labels import ArrowColumn, Labels, ParquetFile, arrow_column, renamed, schema_of
+from edcache.labels import ArrowColumn, Labels, arrow_column, parquet_writer, renamed, schema_of
 from edcache.storage import File
 
 _BUFFER: Final = 1 << 20
@@ -328,11 +329,12 @@ class _Parquets(Format):
         columns = self.columns
         schema = schema_of(columns.values(), self.label_table(range(0)).schema)
         path = os.path.join(self.where, f"part-{number:05}.parquet")
-        with shard(path) as stream, closing(ParquetFile(stream, schema)) as file:
+        with shard(path) as stream, parquet_writer(stream, schema) as file:
             for piece, rows in self.rows(part):
                 place = f"export(): samples {piece[0]} to {piece[-1]}"
                 arrays = [arrow_column(c, rows[name], place) for name, c in columns.items()]
-                file.write(arrays, self.label_table(piece))
+                arrays += self.label_table(piece).columns
+                file.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
 class _HuggingFace(Format):
