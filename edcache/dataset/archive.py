@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -96,9 +95,6 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
             whole = self._reader, self.labels, indices, memory
             return fields.collated(*whole) if special is None else NotImplemented
         return reader.collated(self._reader, indices, special, memory)
-
-    def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
-        return reader.collated_by(self._reader, indices, size, memory)
 
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
         decoder = self._reader.common_decoder(indices)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from edcache.base import EdcacheError, OptionError, PartialArchiveError, parsed_bytes
 from edcache.dataset import CachedDataset, Path, Samples
 from edcache.interop.export_columns import Columns, joined, nbytes_of
-from edcache.interop.export_formats import FORMATS, ExportPlan, Format, check_free, new_file, new_folder, read
+from edcache.interop.export_formats import FORMATS, ExportPlan, Format, check_free, new_output, read
 from edcache.reader import OnProgress
 from edcache.storage import check_outlives, local_path, refused
 from edcache.writer import worker_count
@@ -93,22 +93,13 @@ def export(
     if shard_nbytes is None:
         raise OptionError(f'export(): shard_size={shard_size!r}; give bytes, or text such as "500MB"')
     count = worker_count(num_workers)
-    target = _target(out, FORMATS[to])
-    plan = _planned(_opened(ds, allow_partial), FORMATS[to], labels, count)
-    with closing(_written(plan, FORMATS[to], target, shard_nbytes, count)) as counts:
-        for done in accumulate(counts, initial=0):
-            if on_progress is not None:
-                on_progress(done, len(plan))
-    return ExportReport(target, to, len(plan), *_measured(target))
-
-
-def _target(out: Path, kind: type[Format]) -> str:
-    """Where it goes, if nothing is there and what writes it is installed."""
-    kind.require()
+    FORMATS[to].require()
     check_outlives(out)
     target = local_path(out)
     check_free(target)
-    return target
+    plan = _planned(_opened(ds, allow_partial), FORMATS[to], labels, count)
+    _write(plan, FORMATS[to], target, shard_nbytes, count, on_progress)
+    return ExportReport(target, to, len(plan), *_measured(target))
 
 
 def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples:
@@ -179,22 +170,26 @@ def _labels_to_go(ds: Samples, labels: bool | Sequence[str], names: set[str]) ->
     chosen = list(ds.labels) if labels is True else list(labels)
     for name in chosen:
         ds.labels.column(name)
-    fields: set[str] = set()
-    if ds._transform is None:
-        for path, column in ds._root._columns().items():
-            text = ".".join(map(str, path)) if isinstance(path, tuple) else str(path)
-            fields |= {column} if text in names else set()
+    paths = ds._root._columns() if ds._transform is None else {}
+    texts = {path: ".".join(map(str, path)) if isinstance(path, tuple) else str(path) for path in paths}
+    fields = {column for path, column in paths.items() if texts[path] in names}
     return tuple(name for name in chosen if name not in fields)
 
 
-def _written(
-    plan: ExportPlan, kind: type[Format], target: str, shard_nbytes: int, num_workers: int
-) -> Generator[int, None, None]:
-    """Write all; yields how many samples more were written."""
-    new: Callable[[str], AbstractContextManager[Any]] = new_folder if kind.is_folder else new_file
-    with new(target) as where, closing(kind(plan, where)) as writer:
+def _write(
+    plan: ExportPlan,
+    kind: type[Format],
+    target: str,
+    shard_nbytes: int,
+    num_workers: int,
+    on_progress: OnProgress | None,
+) -> None:
+    with new_output(target, kind.is_folder) as where, closing(kind(plan, where)) as writer:
         parts = list(enumerate(writer.parts(shard_nbytes)))
-        yield from _worked(writer, parts, num_workers if kind.is_folder else 0)
+        counts = _worked(writer, parts, num_workers if kind.is_folder else 0)
+        for done in accumulate(counts, initial=0):
+            if on_progress is not None:
+                on_progress(done, len(plan))
         writer.finish()
 
 

@@ -209,22 +209,12 @@ def check_fits(columns: Mapping[str, ArrowColumn], shown: Mapping[str, ArrowColu
     """Refuse a sample that is otherwise than those that were looked at."""
     for name in columns.keys() | shown.keys():
         known, now = columns.get(name), shown.get(name, ArrowColumn(name, "null"))
-        if known is None or not _fits(known, now):
+        if known is None or _common(known, now) != known:
             before = "in no sample" if known is None else _described(known)
             raise ExportError(
                 f'{place}: field "{name}" is {_described(now)}, and was {before} when samples '
                 "were looked at; a transform must give the same every time"
             )
-
-
-def _fits(known: ArrowColumn, now: ArrowColumn) -> bool:
-    # `_common` would tell it too, and takes longer: this is asked of every leaf of every sample.
-    if now.kind == "null":
-        return known.is_nullable
-    if now.kind != known.kind or now.ndim != known.ndim:
-        return False
-    is_empty_list = now.kind == "list" and now.dtype == "null"
-    return (now.dtype == known.dtype or is_empty_list) and (not known.is_fixed or now.shape == known.shape)
 
 
 def _described(column: ArrowColumn) -> str:

@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import IO, Any, ClassVar, Final
 
@@ -19,6 +19,7 @@ import numpy as np
 from edcache import storage, writer
 from edcache.base import ArchiveExistsError, EdcacheError, ExportError, MissingDependencyError
 from edcache.dataset import Samples
+from edcache.format import pa
 from edcache.interop.export_columns import (
     Columns,
     Leaves,
@@ -28,7 +29,7 @@ from edcache.interop.export_columns import (
     leaves_of,
     refused,
 )
-from edcache.labels import ArrowColumn, Labels, ParquetFile, arrow_column, renamed, schema_of
+from edcache.labels import ArrowColumn, Labels, arrow_column, parquet_writer, renamed, schema_of
 from edcache.storage import File
 
 _BUFFER: Final = 1 << 20
@@ -55,17 +56,19 @@ def check_free(out: str) -> None:
 
 
 @contextmanager
-def new_folder(out: str) -> Iterator[str]:
-    """A folder to write into, beside its name, which it gets when the block ends well; else it goes."""
+def new_output(out: str, is_folder: bool) -> Iterator[Any]:
+    """A folder, or the stream of a file; it gets its name when the block ends well, else it goes."""
     check_free(out)
-    with closing(writer.start(out, is_folder=True)) as session:
-        work = os.path.dirname(session.path)
+    with closing(writer.start(out, is_folder=is_folder)) as session:
+        work = os.path.dirname(session.path) if is_folder else session.path
         try:
-            yield work
+            with nullcontext(work) if is_folder else _stream(session, sync=True) as where:
+                yield where
             check_free(out)
-            # With the file that is locked, so that nobody else begins meanwhile.
+            # A folder with the file that is locked, so that nobody else begins meanwhile.
             storage.replace(work, out)
-            storage.remove(os.path.join(out, writer.SUFFIX))
+            if is_folder:
+                storage.remove(os.path.join(out, writer.SUFFIX))
         except BaseException:
             # The error that led here is the one to report; prune deletes what could not be.
             with suppress(EdcacheError):
@@ -74,28 +77,21 @@ def new_folder(out: str) -> Iterator[str]:
 
 
 @contextmanager
-def new_file(out: str) -> Iterator[IO[bytes]]:
-    """A file to write, as `new_folder`; it is brought to the disk before it gets its name."""
-    check_free(out)
-    with writer.replacing(out) as session:
-        with io.BufferedWriter(_TarStream(session), _BUFFER) as stream:
-            yield stream
-        session.sync()
-        check_free(out)
-        storage.move(session, out)
+def shard(path: str, sync: bool = True) -> Iterator[IO[bytes]]:
+    """A new file in a folder that is being written; it is brought to the disk when the block ends well."""
+    with closing(File.open(path, "x")) as file, _stream(file, sync) as stream:
+        yield stream
 
 
 @contextmanager
-def shard(path: str, sync: bool = True) -> Iterator[IO[bytes]]:
-    """A new file in a folder that is being written; it is brought to the disk when the block ends well."""
-    with closing(File.open(path, "x")) as file:
-        with io.BufferedWriter(_TarStream(file), _BUFFER if sync else io.DEFAULT_BUFFER_SIZE) as stream:
-            yield stream
-        if sync:
-            file.sync()
+def _stream(file: File, sync: bool) -> Iterator[IO[bytes]]:
+    with io.BufferedWriter(_RawFile(file), _BUFFER if sync else io.DEFAULT_BUFFER_SIZE) as stream:
+        yield stream
+    if sync:
+        file.sync()
 
 
-class _TarStream(io.RawIOBase):
+class _RawFile(io.RawIOBase):
     """A file as Python's libraries write to one; its errors are those of all files here."""
 
     def __init__(self, file: File) -> None:
@@ -146,23 +142,19 @@ class ExportPlan:
     def __len__(self) -> int:
         return len(self.ds)
 
-    def parts(self, nbytes: int, part: range | None = None) -> list[range]:
-        """Consecutive positions, of all or of a part, that are about so many bytes each."""
-        whole = range(len(self)) if part is None else part
-        count = int(max(1, nbytes // max(self.sample_nbytes, 1)))
-        return [whole[start : start + count] for start in range(0, len(whole), count)]
+    def parts(self, nbytes: int) -> list[range]:
+        """Consecutive positions that are about so many bytes each."""
+        return _cut(range(len(self)), int(nbytes // self.sample_nbytes))
 
-    def samples(self, part: range) -> Iterator[tuple[str, Leaves]]:
-        """As `read`; some 16 MiB are in memory at a time."""
-        for piece in self.parts(_BATCH_NBYTES, part):
-            for start in range(0, len(piece), _MOST_IN_A_BATCH):
-                yield from read(self.ds, piece[start : start + _MOST_IN_A_BATCH])
+    def batches(self, part: range) -> list[range]:
+        """Consecutive positions of a part that are in memory at a time, some 16 MiB."""
+        return _cut(part, min(int(_BATCH_NBYTES // self.sample_nbytes), _MOST_IN_A_BATCH))
 
     def rows(self, part: range) -> Iterator[tuple[range, dict[str, list[Any]]]]:
-        """The leaves of each column, images as their bytes, of some 16 MiB of samples together."""
-        for piece in self.parts(_BATCH_NBYTES, part):
+        """The leaves of each column, images as their bytes, of a batch together."""
+        for piece in self.batches(part):
             columns: dict[str, list[Any]] = {name: [] for name in self.columns}
-            for place, leaves in self.samples(piece):
+            for place, leaves in read(self.ds, piece):
                 check_fits(self.columns, columns_of(leaves, place, "a table", "biufc"), place)
                 for name, values in columns.items():
                     value = leaves.get(name)
@@ -173,6 +165,10 @@ class ExportPlan:
         """The label columns that go along, of consecutive samples, under names that no field has."""
         labels = self.ds.labels.take(np.arange(part.start, part.stop))
         return renamed(labels.table.select(list(self.labels)), self.columns)
+
+
+def _cut(whole: range, count: int) -> list[range]:
+    return [whole[start : start + max(1, count)] for start in range(0, len(whole), max(1, count))]
 
 
 class Format:
@@ -246,13 +242,13 @@ class _Files(Format):
 
     def _samples(self, part: range) -> Iterator[tuple[str, bool, dict[str, bytes]]]:
         """Of each sample its number as text, whether it is one leaf without a name, and its files."""
-        digits, names = len(str(max(len(self.plan) - 1, 0))), self.plan.labels
-        labels = self.plan.ds.labels.take(np.arange(part.start, part.stop))
-        columns = [labels.to_list(name) for name in names]
-        for row, (place, leaves) in enumerate(self.plan.samples(part)):
-            own = {name: column[row] for name, column in zip(names, columns, strict=True)}
-            files = self._files_of(leaves, place, own)
-            yield f"{part[row]:0{digits}}", list(leaves) == [""], files
+        digits, names, ds = len(str(len(self.plan) - 1)), self.plan.labels, self.plan.ds
+        for piece in self.plan.batches(part):
+            labels = ds.labels.take(np.arange(piece.start, piece.stop))
+            columns = [labels.to_list(name) for name in names]
+            for position, (place, leaves), *own in zip(piece, read(ds, piece), *columns, strict=True):
+                files = self._files_of(leaves, place, dict(zip(names, own, strict=True)))
+                yield f"{position:0{digits}}", list(leaves) == [""], files
 
     @classmethod
     def _files_of(cls, leaves: Leaves, place: str, labels: dict[str, Any] | None = None) -> dict[str, bytes]:
@@ -325,8 +321,7 @@ class _Folders(_Files):
     name, integer = "files", "txt"
 
     def parts(self, shard_nbytes: int) -> list[range]:
-        whole = range(len(self.plan))
-        return [whole[start : start + _FOLDERS_A_PART] for start in whole[::_FOLDERS_A_PART]]
+        return _cut(range(len(self.plan)), _FOLDERS_A_PART)
 
     def _write(self, number: int, part: range) -> None:
         for name, is_leaf, files in self._samples(part):
@@ -346,11 +341,12 @@ class _Parquets(Format):
         columns = self.plan.columns
         schema = schema_of(columns.values(), self.plan.label_table(range(0)).schema)
         path = os.path.join(self.where, f"part-{number:05}.parquet")
-        with shard(path) as stream, closing(ParquetFile(stream, schema)) as file:
+        with shard(path) as stream, parquet_writer(stream, schema) as file:
             for piece, rows in self.plan.rows(part):
                 place = f"export(): samples {piece[0]} to {piece[-1]}"
                 arrays = [arrow_column(c, rows[name], place) for name, c in columns.items()]
-                file.write(arrays, self.plan.label_table(piece))
+                arrays += self.plan.label_table(piece).columns
+                file.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
 class _HuggingFace(Format):

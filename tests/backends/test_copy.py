@@ -26,7 +26,6 @@ import edcache
 from edcache import CachedDataset, CacheWriter, copy_to_local, storage
 from edcache.backends.mirror.copy import Copying, copy_local
 from edcache.backends.mirror.evict import copies_in, evict
-from edcache.backends.mirror.sidecar import SIDE
 from edcache.cli import main
 from edcache.errors import (
     ArchiveExistsError,
@@ -39,6 +38,7 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.storage import calls
+from edcache.writer.temporary import SIDE
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks"),

@@ -23,7 +23,6 @@ from torch.utils.data import DataLoader
 from edcache import CachedDataset, CacheWriter, Reader, copy_to_local, storage, verify
 from edcache.backends.mirror.copy import copy_local
 from edcache.backends.mirror.read_through import BLOCK_NBYTES, ReadThrough, _open_by
-from edcache.backends.mirror.sidecar import SIDE
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptRecordError,
@@ -33,6 +32,7 @@ from edcache.errors import (
 )
 from edcache.reader.session import FileSession
 from edcache.storage import calls
+from edcache.writer.temporary import SIDE
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks"),
@@ -374,7 +374,7 @@ def test_dictionaries_index_and_labels_are_mended_too(tmp_path, ssd):
         assert ds.batch(range(first, first + 1000))["n"].tolist() == list(range(first, first + 1000))
     assert len(ds.labels["n"]) == 20_000
     dictionaries = ds.reader.session.contents.index.dictionaries
-    index, labels = ds.reader.session.tables.seal
+    index, labels = ds.reader.session.seal
     assert dictionaries
     assert index.payload_nbytes > 2 * BLOCK_NBYTES
     ds.close()

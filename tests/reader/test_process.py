@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import multiprocessing
 import os
@@ -20,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from descriptors import needs_proc, open_files
 from systems import CALLS, routed
 from torch.utils.data import DataLoader
 
@@ -585,28 +585,22 @@ def test_a_torn_tail_that_is_cut_after_a_reader_mapped_it_kills_nobody(
     assert in_a_fork(lambda: values(torn)) == str(list(range(10)))
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors through Linux's /proc")
+@needs_proc
 def test_a_dropped_cache_gives_its_descriptors_back(path: Path, module: ModuleType) -> None:
-    def descriptors() -> int:
-        gc.collect()
-        names = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-        return sum(os.path.realpath(name) == str(path.resolve()) for name in names if os.path.islink(name))
-
-    before = descriptors()
     for _ in range(5):
         CachedDataset.from_cache(path)[0]
         CachedDataset(module.Source(), path)[0]
         edcache.cachable(path, on_stale="ignore")(module.Source)()[0]
-    assert descriptors() == before
+    assert open_files(path) == []
 
     reader = Reader(path)
     assert len(reader) == 60
-    before = descriptors()
+    before = len(open_files(path))
     for _ in range(3):
         with CacheWriter(path, "a") as w:
             w.append(module.Source()[0])
         assert reader.refresh()
-    assert descriptors() <= before + 1
+    assert len(open_files(path)) <= before + 1
     reader.close()
 
 
