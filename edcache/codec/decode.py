@@ -16,7 +16,7 @@ import torch
 
 from edcache.base import CorruptRecordError, EdcacheError, PickleRefusedError, once
 from edcache.codec import classes
-from edcache.codec.containers import CONTAINERS, Assemble
+from edcache.codec.containers import CONTAINERS, OPAQUE, Assemble
 from edcache.codec.dtypes import TORCH_BY_DTYPE, Array
 from edcache.codec.images import Decoding
 from edcache.codec.leaves import reviver
@@ -76,7 +76,7 @@ class Decoder:
     @once
     def fields(self) -> Mapping[Path, Node]:
         """The leaves by path, in tree order, without None; empty where records have no one schema."""
-        fields = () if self.structure is None else self.structure.fields()
+        fields = () if self.structure is None else self.structure.leaves(OPAQUE)
         return MappingProxyType({field.path: field for field in fields})
 
     def decode(self, record: memoryview, *, copy: bool = True) -> object:

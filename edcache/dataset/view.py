@@ -17,7 +17,7 @@ from edcache.base import Ints, OptionError, Selection, Transform, repeated
 from edcache.dataset import resample, split
 from edcache.dataset.indexing import Readable, Root, T_co, integers, is_array
 from edcache.dataset.transforms import Step, checked_step, extended
-from edcache.labels import Classes, checked_indices, classes, sort_keys
+from edcache.labels import Classes, checked_indices, classes, order_by
 from edcache.reader import FieldPath, Projection, batch_for
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Samples(Readable[T_co]):
         Missing values and nans come last, descending or not.
         """
         self._guard(32)
-        order = base.stable_order(sort_keys(self.labels, name, descending))
+        order = order_by(self.labels, name, descending)
         return self._picked(order, _call("sort_by", name, descending=descending or None))
 
     def unique(self, name: str) -> View[T_co]:

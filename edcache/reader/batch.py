@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,6 @@ from torch.utils.data._utils.worker import _worker_loop
 from edcache.base import CodecError, CorruptRecordError, Ints
 from edcache.codec import memory_dtype
 from edcache.reader.group import Memory, NotInBulk, Special, collation
-from edcache.reader.projection import Projection
 from edcache.reader.reader import AnyReader
 
 # The C library keeps and reuses smaller ones itself.
@@ -36,35 +35,17 @@ _KEPT = 4
 _SHARED = 1 << 19
 
 
-class BatchSource(Protocol):
-    """The dataset of a batch: what is indexed when it is read, its root, or a view of that."""
-
-    _fields: Projection | None
-
-    @property
-    def _root(self) -> Any: ...
-
-    @property
-    def _transform(self) -> Callable[[Any], Any] | None: ...
-
-    @property
-    def _batch_transform(self) -> Callable[[Any], Any] | None: ...
-
-    def _read_many(self, indices: Ints) -> list[Any]:
-        """Samples by their indices in [-n, n) of the root, as the dataset's own `[i]` gives them."""
-
-
 class Batch:
     """The samples at some indices, not read yet.
 
     Args:
-        dataset: theirs. indices: int64 [n], each in [-n, n) of its root's samples.
+        dataset: theirs, a `Readable` of the room above. indices: int64 [n], in [-n, n) of its root's samples.
         is_sent: whether the collated batch goes from a DataLoader's worker to its parent as it is.
     """
 
     __slots__ = ("_dataset", "_indices", "_is_sent")
 
-    def __init__(self, dataset: BatchSource, indices: Ints, is_sent: bool = False) -> None:
+    def __init__(self, dataset: Any, indices: Ints, is_sent: bool = False) -> None:
         self._dataset, self._indices, self._is_sent = dataset, indices, is_sent
 
     def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
@@ -117,17 +98,21 @@ def _collate_batch(batch: list[Batch], *, collate_fn_map: Any = None) -> Any:
 default_collate_fn_map[Batch] = _collate_batch
 
 _FETCH_CODE, _SUBSET_CODE = _MapDatasetFetcher.fetch.__code__, Subset.__getitems__.__code__
+_WORKER_CODE = _worker_loop.__code__
 
 
-def batch_for(caller: FrameType, dataset: BatchSource, indices: Ints) -> list[Any]:
+def batch_for(caller: FrameType, dataset: Any, indices: Ints) -> list[Any]:
     """What `dataset.__getitems__` returns to its caller: one `Batch` where that collates it, else samples."""
     while caller.f_code is _SUBSET_CODE and caller.f_back is not None:
         caller = caller.f_back  # a Subset returns it as it is
     if caller.f_code is _FETCH_CODE:
         collate = caller.f_locals["self"].collate_fn
         if collate is default_collate or isinstance(collate, Special):
-            return [Batch(dataset, indices, is_sent=is_sent(caller))]
-    return dataset._read_many(indices)
+            # Not from the worker itself to a DataLoader of the user's that runs within it.
+            is_sent = caller.f_back is not None and caller.f_back.f_code is _WORKER_CODE
+            return [Batch(dataset, indices, is_sent)]
+    samples: list[Any] = dataset._read_many(indices)
+    return samples
 
 
 _KNOWN = dict(default_collate_fn_map)
@@ -279,14 +264,6 @@ def _reused(nbytes: int) -> npt.NDArray[np.uint8]:
 # into such memory already. Small ones go as bytes with the message instead. That takes an object that
 # pickles in its own way, so it is only made where nobody meets it before it is pickled: where the
 # DataLoader itself called the collate function, known by its code.
-
-_WORKER_CODE = _worker_loop.__code__
-
-
-def is_sent(fetch: FrameType) -> bool:
-    """Whether what a DataLoader's fetcher in this frame returns goes from a worker to its parent as it is."""
-    # Not what a DataLoader of the user's gets that runs within a worker.
-    return fetch.f_back is not None and fetch.f_back.f_code is _WORKER_CODE
 
 
 class Parcel:

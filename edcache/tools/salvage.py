@@ -16,15 +16,8 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from edcache import format
-from edcache.base import (
-    ArchiveError,
-    CorruptArchiveError,
-    FormatVersionError,
-    Ints,
-    LabelTypeError,
-    NotAnArchiveError,
-)
+from edcache import base, format
+from edcache.base import Ints
 from edcache.format import Chain, Contents, Head, Header, IndexTable, Records, Revision
 from edcache.storage import File
 from edcache.tools.entries import ANYWHERE, Entries
@@ -76,9 +69,9 @@ class _SalvagedRows:
 class _Sealed:
     """The newest intact index, its sequence number, and the labels that go with it."""
 
-    seq: int
-    index: IndexTable | None
-    labels: Any
+    seq: int = -1
+    index: IndexTable | None = None
+    labels: Any = None
 
 
 class Salvage:
@@ -124,14 +117,14 @@ class Salvage:
     def _read_head(self) -> tuple[Head, format.Cursor | None]:
         try:
             return format.read_head(self._pread, self.path)
-        except (NotAnArchiveError, CorruptArchiveError, FormatVersionError) as error:
+        except (base.NotAnArchiveError, base.CorruptArchiveError, base.FormatVersionError) as error:
             # A newer format's headers would not parse either: where others do, the head's version is damage.
             uuids = Counter(header.uuid for header in format.find_headers(self._file, 0, self._size))
             if not uuids:
                 raise
             self._problem(0, "the head is damaged: fingerprint, codec and label paths are not known for sure")
             self.head_lost = True
-            damage: ArchiveError = error
+            damage: base.ArchiveError = error
         uuid = uuids.most_common(1)[0][0]
         first = format.parse_header(self._pread(0, format.MAX_HEADER_NBYTES))
         if first is None or first.kind != format.KIND_HEAD or first.uuid != uuid:
@@ -144,14 +137,9 @@ class Salvage:
         compression = None
         if rows.records.raw_nbytes is not None:
             compression = "zstd+dict" if self.dictionaries else "zstd"
-        pickled = bool(rows.schemas) and set(rows.schemas) == {_PICKLES}
-        names = rows.labels.column_names
-        return Head(
-            self.head.uuid,
-            codec="pickle" if pickled else "native",
-            compression=compression,
-            labels=tuple((name, None) for name in names),
-        )
+        codec = "pickle" if set(rows.schemas) == {_PICKLES} else "native"
+        labels = tuple((name, None) for name in rows.labels.column_names)
+        return Head(self.head.uuid, codec=codec, compression=compression, labels=labels)
 
     # --- entries and tables ---
 
@@ -173,7 +161,7 @@ class Salvage:
             try:
                 if format.crc32(data) == header.table_crc:
                     return parse(data)
-            except CorruptArchiveError:
+            except base.CorruptArchiveError:
                 pass
         self._problem(header.offset, damage)
         return None
@@ -196,13 +184,12 @@ class Salvage:
     def _last_index(self) -> _Sealed:
         """The newest index that is intact, with its labels where they are intact too."""
         headers = [header for run in self._entries.runs for header in run]
-        sealed = _Sealed(-1, None, None)
+        sealed = _Sealed()
         for header, following in zip_longest(headers, headers[1:]):
             if header.kind != format.KIND_INDEX:
                 continue
-            index = self._parsed(
-                header, partial(format.parse_index, rows=header.samples), "index.arrow is damaged"
-            )
+            parse = partial(format.parse_index, rows=header.samples)
+            index = self._parsed(header, parse, "index.arrow is damaged")
             if index is not None:
                 sealed = _Sealed(header.seq, index, self._labels(index, following))
         return sealed
@@ -211,7 +198,7 @@ class Salvage:
         def parse(data: bytes) -> Any:
             assert header is not None
             if header.samples not in (len(index.records.offset), index.length):
-                raise CorruptArchiveError("rows of other samples")
+                raise base.CorruptArchiveError("rows of other samples")
             return format.parse_labels(data, header.samples)
 
         if header is None or header.kind != format.KIND_LABELS:
@@ -229,65 +216,47 @@ class Salvage:
 
     def _newest_rows(self) -> _SalvagedRows:
         """The newest record of each sample as far as anything tells; contradictions are lost."""
+        sound = [header for header in self._chain.chunks if self._tables[header.seq] is not None]
         seq, index = self._sealed.seq, self._sealed.index
-        after = self._merged([header for header in self._chain.chunks if header.seq > seq])
+        after = self._merged([header for header in sound if header.seq > seq])
         if index is None:
             return after
-        before = self._merged([header for header in self._chain.chunks if header.seq < seq])
-        base = self._reconciled(index, before)
+        before = self._reconciled(index, [header for header in sound if header.seq < seq])
         self.unlabelled = self.unlabelled[~np.isin(self.unlabelled, after.index)]
-        return _joined(base.without(after.index), after, self.path)
+        return _joined(before.without(after.index), after, self.path)
 
     def _merged(self, chunks: Sequence[Header]) -> _SalvagedRows:
-        sound = [header for header in chunks if self._tables[header.seq] is not None]
         names = [name for name, _ in self.head.labels]
-        contents = format.merge(sound, lambda header: self._tables[header.seq], [], None, names, self.path)
+        contents = format.merge(chunks, lambda header: self._tables[header.seq], [], None, names, self.path)
         return _SalvagedRows(_indexed(contents.index.records), contents.index.schemas, contents.labels)
 
-    def _reconciled(self, index: IndexTable, before: _SalvagedRows) -> _SalvagedRows:
+    def _reconciled(self, index: IndexTable, chunks: Sequence[Header]) -> _SalvagedRows:
         """The rows of an index, as far as no chunk before it contradicts them, with their labels."""
-        records = _indexed(index.records)
+        records, before = _indexed(index.records), self._merged(chunks)
         assert records.index is not None
-        at = np.searchsorted(before.index, records.index)
-        known = at < len(before.index)
-        known[known] = before.index[at[known]] == records.index[known]
-        same = known.copy()
-        sealed, chunked = records.columns(), before.records.columns()
-        for name in {*sealed, *chunked} - {"index", "schema"}:
-            # Where only one of them compresses, they agree on nothing.
-            if name not in sealed or name not in chunked:
-                same[:] = False
-            else:
-                same[known] &= chunked[name][at[known]] == sealed[name][known]
+        # Samples of both: their rows in the index, and in the chunks.
+        _, known, at = np.intersect1d(records.index, before.index, assume_unique=True, return_indices=True)
         texts = np.array([*index.schemas, ""], object)
         numbers = np.minimum(records.schema, len(index.schemas))
         others = np.array([*before.schemas, ""], object)
-        same[known] &= texts[numbers[known]] == others[before.records.schema[at[known]]]
+        alike = texts[numbers[known]] == others[before.records.schema[at]]
+        sealed, chunked = records.columns(), before.records.columns()
+        for name in {*sealed, *chunked} - {"index", "schema"}:
+            # Where only one of them compresses, they agree on nothing.
+            is_in_both = name in sealed and name in chunked
+            alike &= (chunked[name][at] == sealed[name][known]) if is_in_both else False
+        place = np.full(len(numbers), -1)
+        place[known[alike]] = at[alike]
         # A newer record may hide in what does not read, never in a chunk whose table says otherwise.
-        newer = known & ~same
-        newer[newer] = records.offset[newer] > before.records.offset[at[newer]]
-        hides = ~self._is_in_sound_chunk(records.offset)
-        believed = same | (hides & (newer | ~known))
-        believed &= numbers < len(index.schemas)
+        may_hide = ~_lies_within(chunks, records.offset)
+        may_hide[known] &= records.offset[known] > before.records.offset[at]
+        believed = ((place >= 0) | may_hide) & (numbers < len(index.schemas))
         forgotten = before.index[~np.isin(before.index, records.index)]
         self._lose(records.index[~believed], "index.arrow and the chunks contradict each other about")
         self._lose(forgotten, "index.arrow leaves out what a chunk holds:")
         rows = np.flatnonzero(believed)
-        labels = self._labels_of(records, rows, before, np.where(same, at, -1))
+        labels = self._labels_of(records, rows, before, place)
         return _SalvagedRows(records.take(rows), index.schemas, labels)
-
-    def _is_in_sound_chunk(self, offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        sound = [
-            header
-            for header in self._chain.chunks
-            if header.seq < self._sealed.seq and self._tables[header.seq] is not None
-        ]
-        if not sound:
-            return np.zeros(len(offsets), bool)
-        start = np.array([header.offset for header in sound], np.uint64)
-        end = np.array([min(header.payload_end, ANYWHERE) for header in sound], np.uint64)
-        run = np.searchsorted(start, offsets, "right") - 1
-        return (run >= 0) & (offsets < end[np.maximum(run, 0)])
 
     def _labels_of(self, records: Records, rows: Ints, before: _SalvagedRows, at: Ints) -> Any:
         """The labels that rows of an index had when they were written: its own, or those the chunks tell."""
@@ -352,7 +321,7 @@ class Salvage:
         arguments = self.contents.labels, records.index, written
         try:
             labels = format.revised(*arguments, placed, self.length, self.path)
-        except LabelTypeError:
+        except base.LabelTypeError:
             # Types that changed where nothing tells any more: what was added counts.
             named = [({*r.dropped, *r.labels.column_names}, seq, r) for seq, r in placed]
             placed = [format.Placed(seq, replace(r, dropped=list(names))) for names, seq, r in named]
@@ -423,6 +392,14 @@ class Salvage:
         return sorted(last[k] for k in index[stays].tolist())
 
 
+def _lies_within(chunks: Sequence[Header], offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Whether each offset is that of a byte of one of the chunks."""
+    starts = np.array([0, *(header.offset for header in chunks)], np.uint64)
+    ends = np.array([0, *(min(header.payload_end, ANYWHERE) for header in chunks)], np.uint64)
+    within: npt.NDArray[np.bool_] = offsets < ends[np.searchsorted(starts, offsets, "right") - 1]
+    return within
+
+
 def _indexed(records: Records) -> Records:
     """The same with an index, where row i is sample i without one."""
     return records if records.index is not None else replace(records, index=np.arange(len(records.offset)))
@@ -434,7 +411,7 @@ def _joined(first: _SalvagedRows, second: _SalvagedRows, where: str) -> _Salvage
         return first
     schemas = list(dict.fromkeys([*first.schemas, *second.schemas]))
     if len(schemas) > format.MAX_SCHEMAS:
-        raise CorruptArchiveError(
+        raise base.CorruptArchiveError(
             f"{where}: {len(schemas):,} schemas, the format allows {format.MAX_SCHEMAS:,}"
         )
     compresses = any(rows.records.raw_nbytes is not None for rows in (first, second))

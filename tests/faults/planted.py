@@ -175,14 +175,14 @@ _CHAIN = [
     ),
     Bug(
         "seal's directory unchecked",
-        "reader/file_tables.py",
+        "reader/session.py",
         "            self.chain.check_seal(file.pread, self.size, self.seal)\n",
         "",
         ("test_attacks_differential.py::test_a_directory_that_lies_is_refused_before_anything_is_read",),
     ),
     Bug(
         "index not compared with the chain",
-        "reader/file_tables.py",
+        "reader/session.py",
         "        if self.chunks is not None:\n            self.chain.check_index(index)\n",
         "",
         ("test_attacks.py",),
@@ -456,20 +456,20 @@ _READER = [
     Bug(
         "done before the last block",
         "reader/checks.py",
-        "            self.done = not len(self._unchecked(every))",
+        "            self.done = not len(self._check(self._unchecked(np.arange(self._count))))",
         "            self.done = True",
         ("test_blocks.py::test_what_is_damaged_is_never_done",),
     ),
     Bug(
         "index without its crc32",
-        "reader/file_tables.py",
+        "reader/session.py",
         "return data if len(data) == nbytes and format.crc32(data) == crc else None",
         "return data",
         ("test_flips.py::test_a_flipped_bit_is_never_read_as_another_value",),
     ),
     Bug(
         "maps a torn tail",
-        "reader/file_tables.py",
+        "reader/session.py",
         "end = self.chain.cursor.offset if self.seal is None else self.size",
         "end = self.size",
         ("test_process.py",),
@@ -576,14 +576,14 @@ _MAINTENANCE = [
     ),
     Bug(
         "verify leaves out what is between records",
-        "tools/proof.py",
+        "tools/verify.py",
         "        if len(foreign) and not has_foreign:",
         "        if False:",
         ("test_verify.py::test_a_byte_between_records_is_no_room_for_anything",),
     ),
     Bug(
         "verify leaves out the records",
-        "tools/proof.py",
+        "tools/verify.py",
         "np.flatnonzero(crcs != records.crc32)",
         "np.flatnonzero(crcs != crcs)",
         ("test_verify.py::test_a_record_is_named_with_its_place_and_what_helps",),
@@ -621,8 +621,8 @@ _MAINTENANCE = [
     Bug(
         "repair prefers the seal's record",
         "tools/salvage.py",
-        "return _joined(base.without(after.index), after, self.path)",
-        "return _joined(base, after.without(base.index), self.path)",
+        "return _joined(before.without(after.index), after, self.path)",
+        "return _joined(before, after.without(before.index), self.path)",
         ("test_planted_gaps.py",),
     ),
     Bug(
@@ -887,8 +887,8 @@ _LOCAL = [
     ),
     Bug(
         "a damaged index or dictionary is not fetched again",
-        "reader/file_tables.py",
-        "if format.crc32(data) != crc and self.storage.file.mend(offset, nbytes):",
+        "reader/session.py",
+        "if format.crc32(data) != crc and self.file.mend(offset, nbytes):",
         "if False:",
         (f"{THROUGH}::test_dictionaries_index_and_labels_are_mended_too",),
     ),
@@ -1012,7 +1012,7 @@ _PLACES = [
     Bug(
         "a crc32 that fails does not make the reader look for a change",
         "reader/checks.py",
-        "            self._storage.file.check_unchanged()\n",
+        "            self._file.check_unchanged()\n",
         "",
         ("test_places.py::test_a_crc32_that_fails_makes_the_reader_look_whether_the_object_changed",),
     ),

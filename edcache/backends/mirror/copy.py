@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -144,17 +144,12 @@ def _archives_below(folder: str) -> Iterator[str]:
         folders.sort()
         for name in sorted(names):
             path = os.path.join(parent, name)
-            if not name.endswith(_PASSED_OVER) and os.path.isfile(path) and _is_archive(path):
+            if name.endswith(_PASSED_OVER) or not os.path.isfile(path):
+                continue
+            with suppress(NotAnArchiveError):
+                with closing(File.open(path, "r")) as file:
+                    format.read_head(file.pread, path)
                 yield path
-
-
-def _is_archive(path: str) -> bool:
-    try:
-        with closing(File.open(path, "r")) as file:
-            format.read_head(file.pread, path)
-    except NotAnArchiveError:
-        return False
-    return True
 
 
 def current(copy: str, identity: tuple[str, ...]) -> Version | None:
@@ -194,19 +189,14 @@ class Copying:
             assert side is not None
             # By another process, while this one waited.
             version = current(self.path, sidecar.identity_of(origin))
-            if version is not None:
-                self._prove(side, version, expected)
-                return version.nbytes, 0
-            return self._make(side, origin, expected, on_progress)
-
-    def _prove(self, side: Side, version: Version, expected: str | None) -> None:
-        """Compare a copy that is there with a digest, and remember that."""
-        note_use(self.path)
-        if expected is None or version.digest == expected:
-            return
-        with closing(File.open(self.path, "r")) as file:
-            check_digest(file, expected)
-        side.replace(version, version._replace(digest=expected))
+            if version is None:
+                return self._make(side, origin, expected, on_progress)
+            note_use(self.path)
+            if expected not in (None, version.digest):
+                with closing(File.open(self.path, "r")) as file:
+                    check_digest(file, expected)
+                side.replace(version, version._replace(digest=expected))
+            return version.nbytes, 0
 
     def _make(
         self, side: Side, origin: ByteSource, expected: str | None, on_progress: OnProgress | None

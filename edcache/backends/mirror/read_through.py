@@ -55,9 +55,8 @@ class Pinned(NamedTuple):
     """What names a copy to other processes: `copy` is its path once it is whole."""
 
     source: str
-    identity: Identity
     copy: str
-    nbytes: int
+    version: Version
 
 
 class ReadThrough(Wrapped):
@@ -73,7 +72,8 @@ class ReadThrough(Wrapped):
         self.pinned = self.token = pinned
         self.is_partial = not is_whole
         self._opener = opener
-        count = -(-pinned.nbytes // BLOCK_NBYTES)
+        self._nbytes = pinned.version.nbytes
+        count = -(-self._nbytes // BLOCK_NBYTES)
         self._known = bytearray(0 if is_whole else count)
         self._last = count - 1
         self._side: File | None = None
@@ -84,7 +84,7 @@ class ReadThrough(Wrapped):
 
     def size(self) -> int:
         """Bytes of the origin when it was pinned."""
-        return self.pinned.nbytes
+        return self._nbytes
 
     def reopened(self) -> ReadThrough:
         """The same copy; another state of the origin would be another one."""
@@ -92,7 +92,7 @@ class ReadThrough(Wrapped):
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         """See `ByteSource`: fetches what was not yet; StaleArchiveError where the origin has changed."""
-        nbytes = max(0, min(nbytes, self.pinned.nbytes - offset))
+        nbytes = max(0, min(nbytes, self._nbytes - offset))
         blocks = _blocks(offset, nbytes)
         if self._touched is not None:
             self._touched.update(blocks)
@@ -193,21 +193,20 @@ class ReadThrough(Wrapped):
         np.add.at(edges, np.clip(end - 1 >> BLOCK_BITS, 0, self._last) + 1, -1)
         return np.flatnonzero(np.cumsum(edges[:-1]) > 0)
 
-    def _missing(self, blocks: Iterable[int]) -> list[int]:
+    def _missing(self, blocks: Sequence[int]) -> list[int]:
         """Those of rising blocks that nobody has fetched yet."""
+        if not blocks:
+            return []
         if self._side is None:
             self._side = File.open(self.pinned.copy + SIDE, "r")
-        missing = []
-        for low, high in _runs(blocks, _AT_ONCE):
-            there = self._side.pread(MAP_OFFSET + low, high - low).ljust(high - low, b"\0")
-            self._known[low:high] = there
-            missing += [low + k for k, fetched in enumerate(there) if not fetched]
-        return missing
+        low, high = blocks[0], blocks[-1] + 1
+        self._known[low:high] = self._side.pread(MAP_OFFSET + low, high - low).ljust(high - low, b"\0")
+        return [block for block in blocks if not self._known[block]]
 
     def _fetch(self, blocks: Iterable[int]) -> bool:
         """Fetch rising blocks, whether they are here or not; False where they cannot be kept."""
         runs = list(_runs(blocks, _RUN))
-        starts = [(low << BLOCK_BITS, min(high << BLOCK_BITS, self.pinned.nbytes)) for low, high in runs]
+        starts = [(low << BLOCK_BITS, min(high << BLOCK_BITS, self._nbytes)) for low, high in runs]
         extents = [(start, end - start) for start, end in starts]
         origin = self._open_origin()
         fetched = read_many(origin, extents)
@@ -265,7 +264,7 @@ class ReadThrough(Wrapped):
         return origin
 
     def _check_identity(self, origin: ByteSource) -> None:
-        if sidecar.identity_of(origin) != self.pinned.identity:
+        if sidecar.identity_of(origin) != self.pinned.version.identity:
             raise StaleArchiveError(
                 f"{self.path}: it has changed since it was opened; open it again, which begins another copy"
             )
@@ -314,13 +313,8 @@ def open_copy(
         return _without_origin(source, folder, opener, error)
     copied = os.path.join(folder, os.path.basename(source))
     version = current(copied, identity)
-    if version is not None:
-        pinned = Pinned(source, identity, copied, version.nbytes)
-        file = _attached(pinned, opener)
-        if file is not None:
-            note_use(copied)
-            return file
-    return _open_by(source, identity, folder, limit, opener)
+    whole = None if version is None else _attached(Pinned(source, copied, version), opener)
+    return _open_by(source, identity, folder, limit, opener) if whole is None else whole
 
 
 def _reopened(pinned: Pinned, opener: Opener) -> ReadThrough:
@@ -338,10 +332,8 @@ def _open_by(source: str, identity: Identity, folder: str, limit: int | None, op
     while True:
         note = sidecar.note_of(copy)
         if note is not None:
-            version = note.versions[0]
-            file = _attached(Pinned(note.origin, version.identity, copy, version.nbytes), opener)
+            file = _attached(Pinned(note.origin, copy, note.versions[0]), opener)
             if file is not None:
-                note_use(copy)
                 return file
         storage.make_parent(copy)
         _create(source, identity, copy, limit, opener)
@@ -357,11 +349,12 @@ def _attached(pinned: Pinned, opener: Opener) -> ReadThrough | None:
         try:
             data.share(LOCK_USE)
             # Between opening and sharing somebody may have deleted it, or given it its name.
-            is_there = data.is_named() and data.size() == pinned.nbytes
+            is_there = data.is_named() and data.size() == pinned.version.nbytes
         except BaseException:
             data.close()
             raise
         if is_there:
+            note_use(pinned.copy)
             return ReadThrough(pinned, data, is_whole, opener)
         data.close()
     return None
@@ -399,7 +392,7 @@ def _without_origin(source: str, folder: str, opener: Opener, error: Exception) 
             version = note.version_at(stamp)
             copies += [] if version is None else [(stamp[1], copy, version)]
     for _, copy, version in sorted(copies, reverse=True):
-        file = _attached(Pinned(source, version.identity, copy, version.nbytes), opener)
+        file = _attached(Pinned(source, copy, version), opener)
         if file is not None and not file.is_partial:
             logger.warning("%s: reading its copy %s: %s", source, copy, error)
             return file
