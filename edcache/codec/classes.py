@@ -94,7 +94,7 @@ def register(
             raise OptionError(f"register: {shown} keeps state outside its fields ({error})") from None
     global changes
     changes += 1
-    for key in (_own_name(cls), name or _own_name(cls)):
+    for key in (own_name(cls), name or own_name(cls)):
         if encode is not None and decode is not None:
             _forms[key] = Form(class_name(cls), cls, encode, decode)
         else:
@@ -103,7 +103,8 @@ def register(
     return cls
 
 
-def _own_name(cls: type) -> str:
+def own_name(cls: type) -> str:
+    """The name of a class in this process."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -120,16 +121,12 @@ def _is_namedtuple_class(cls: type) -> bool:
 def is_registered(cls: type) -> bool:
     """Tell whether this very class, an enum or a dataclass, may be stored."""
     return (
-        _registered.get(_own_name(cls)) is cls
-        or packages.enum_named(class_name(cls), may_import=False) is cls
+        _registered.get(own_name(cls)) is cls or packages.enum_named(class_name(cls), may_import=False) is cls
     )
 
 
 def registered(name: ClassName, *, may_import: bool = True) -> type:
-    """Return the enum, dataclass or namedtuple of that name; may_import: the module of an enum on the list.
-
-    Raises: UnregisteredTypeError, with the call that would register it; as `packages.enum_named`.
-    """
+    """The class of that name, or UnregisteredTypeError; may_import: the module of an enum on the list."""
     cls = _lookup(_registered, name) or packages.enum_named(name, may_import=may_import)
     if cls is None:
         raise _unregistered(name, "")
@@ -147,7 +144,7 @@ def _unregistered(name: ClassName, arguments: str) -> UnregisteredTypeError:
 
 def form_of(cls: type) -> Form | None:
     """Return how objects of a class are stored, None if nobody said so."""
-    form = _forms.get(_own_name(cls))
+    form = _forms.get(own_name(cls))
     return form if form is not None and form.cls is cls else packages.form_of(cls)
 
 
@@ -186,7 +183,7 @@ def member_named(cls: Any, member: str) -> Any:
     """Return the member of an enum; CorruptRecordError where it has none of that name."""
     value = cls.__members__.get(member)
     if value is None:
-        raise CorruptRecordError(f"{cls.__module__}.{cls.__qualname__} has no member {member[:80]!r}")
+        raise CorruptRecordError(f"{own_name(cls)} has no member {member[:80]!r}")
     return value
 
 

@@ -49,13 +49,8 @@ class _Contexts(threading.local):
 def _compressor(level: int, dictionary: bytes | None) -> Any:
     import zstandard
 
-    return zstandard.ZstdCompressor(
-        level=level,
-        dict_data=_zstd_dictionary(dictionary),
-        write_content_size=True,
-        write_checksum=False,
-        write_dict_id=True,
-    )
+    # A frame says its content size and the id of its dictionary, and has no checksum: zstandard's defaults.
+    return zstandard.ZstdCompressor(level=level, dict_data=_zstd_dictionary(dictionary))
 
 
 def _decompressor(dictionary: bytes | None, max_window: int = 0) -> Any:
@@ -102,10 +97,8 @@ class Compression:
         return f"zstd{'+dict' if self.dictionary else ''}:{self.level}"
 
     def compress(self, data: Buffer, dictionary: bytes | None = None) -> bytes:
-        """Return one frame that holds the bytes of a C-contiguous buffer.
+        """Return one frame of a C-contiguous buffer; CorruptArchiveError where its dictionary is damaged.
 
-        Args:
-            dictionary: as train_dictionary() returned it. CorruptArchiveError where zstd cannot use it.
         Cost: the first call of a thread makes its context, which holds a few MiB at high levels.
         """
         import zstandard
@@ -127,16 +120,21 @@ def decompress(frame: Buffer, raw_nbytes: int, dictionaries: bytes | Sequence[by
     Raises:
         CorruptRecordError: as "zstd frame says 9 bytes, the index 10".
         LengthError: it holds what it says, more than there is memory for.
-    Cost: allocates raw_nbytes, after a check that the frame could hold them; where they are very many for
-        its bytes, it is first decompressed piece by piece to see that it does.
     """
     view = memoryview(frame).cast("B")
     import zstandard
 
-    dictionary_id = _check_header(view, raw_nbytes)
-    known = (dictionaries,) if isinstance(dictionaries, bytes) else dictionaries or ()
-    dictionary = _choose(dictionary_id, known) if dictionary_id else None
+    dictionary_id, dictionary = _check_header(view, raw_nbytes), None
+    if dictionary_id:
+        known = [dictionaries] if isinstance(dictionaries, bytes) else dictionaries or []
+        dictionary = next((data for data in known if _dictionary_id(data) == dictionary_id), None)
+        if dictionary is None:
+            raise CorruptRecordError(
+                f"zstd frame needs dictionary {dictionary_id}, the archive has "
+                f"{', '.join(map(str, map(_dictionary_id, known))) or 'none'}"
+            )
     try:
+        # Before so many bytes are allocated, it is decompressed piece by piece to see that it has them.
         if raw_nbytes > _BELIEVED + len(view):
             _check_content(_decompressor(dictionary, _MAX_WINDOW), view, raw_nbytes)
         context = _contexts.decompressor(dictionary)
@@ -176,12 +174,7 @@ def decompress_into(
     dictionaries: Sequence[bytes],
     threads: int,
 ) -> None:
-    """Write the content of many frames to their places in a buffer; raises as `decompress`.
-
-    Args:
-        places, raw_nbytes: where the content of each frame goes in `out`, and its length.
-        threads: at most so many; they end before this returns.
-    """
+    """Write the content of many frames to their places in a buffer, by threads; raises as `decompress`."""
 
     def run(chosen: range) -> None:
         for k in chosen:
@@ -214,16 +207,6 @@ def _check_header(frame: memoryview, raw_nbytes: int) -> int:
     if header.window_size > max(_MAX_WINDOW, raw_nbytes):
         raise CorruptRecordError(f"zstd frame asks for a window of {header.window_size} bytes")
     return int(header.dict_id)
-
-
-def _choose(dictionary_id: int, dictionaries: Sequence[bytes]) -> bytes:
-    for dictionary in dictionaries:
-        if _dictionary_id(dictionary) == dictionary_id:
-            return dictionary
-    raise CorruptRecordError(
-        f"zstd frame needs dictionary {dictionary_id}, the archive has "
-        f"{', '.join(str(_dictionary_id(known)) for known in dictionaries) or 'none'}"
-    )
 
 
 def _dictionary_id(dictionary: bytes) -> int:

@@ -3,30 +3,19 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import enum
 import functools
 import struct
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from edcache.base import CorruptRecordError, EdcacheError
-from edcache.codec.classes import (
-    EnumKey,
-    class_name,
-    dataclass_fields,
-    enum_key,
-    fields_differ,
-    find_namedtuple,
-    form_named,
-    form_of,
-    is_namedtuple,
-    is_registered,
-    namedtuple_name,
-    registered,
-    valid_fields,
-)
-from edcache.codec.images import PIXEL_NBYTES, image_keys, is_image, put_together, take_apart
+from edcache.codec import classes
+from edcache.codec.classes import EnumKey, class_name, dataclass_fields, is_registered, own_name
+from edcache.codec.images import pillow
 from edcache.codec.leaves import Refusal, parse_class, text_bytes, type_name
 from edcache.codec.packages import Form
 
@@ -37,12 +26,7 @@ _MISSING = object()
 
 
 class Parts(NamedTuple):
-    """A container taken apart.
-
-    Attributes:
-        header: JSON of its schema node, without the last item, the children.
-        keys, values: the names of the children, and these.
-    """
+    """A container taken apart: the JSON of its node without the children, the names of these, and these."""
 
     header: tuple[Any, ...]
     keys: Sequence[Any]
@@ -52,17 +36,18 @@ class Parts(NamedTuple):
 def take(value: Any) -> Parts:
     """Take an object apart whose parts have names; Refusal where it is none, or cannot be stored."""
     cls = type(value)
-    form = form_of(cls)
+    form = classes.form_of(cls)
     if form is not None:
         return _take_object(value, form)
-    if is_namedtuple(value):
+    if classes.is_namedtuple(value):
         if getattr(value, "__dict__", None):
             raise Refusal(f"{type_name(value)} with attributes beside its fields; convert it to a dict")
-        header = ("namedtuple", *namedtuple_name(cls), cls._fields)
+        header = ("namedtuple", *classes.namedtuple_name(cls), cls._fields)
         return Parts(header, cls._fields, tuple(value))
     if dataclasses.is_dataclass(cls) and is_registered(cls):
         return _take_dataclass(value)
-    if is_image(value):
+    # None is one before Pillow is imported.
+    if "PIL.Image" in sys.modules and isinstance(value, sys.modules["PIL.Image"].Image):
         return _take_image(value)
     raise Refusal(f"{type_name(value)}; {_remedy(cls)}")
 
@@ -71,16 +56,12 @@ def _remedy(cls: type) -> str:
     if dataclasses.is_dataclass(cls):
         return f"register it with edcache.register({cls.__name__})"
     # Looked up by name, so that the text names a call that the reader's own type has.
-    known = next((kin for kin in cls.__mro__ if _name(kin) in _ADVICE), None)
-    ways = [_ADVICE[_name(known)] if known else "convert it to tensors, arrays or plain Python values"]
+    known = next((kin for kin in cls.__mro__ if own_name(kin) in _ADVICE), None)
+    ways = [_ADVICE[own_name(known)] if known else "convert it to tensors, arrays or plain Python values"]
     if known is not cls:
         ways[0] += ", which drops its class and attributes" if known else ""
         ways.append(f"register its class with edcache.register({cls.__name__}, encode=..., decode=...)")
     return ", ".join([*ways, 'or choose codec="pickle"'])
-
-
-def _name(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
 
 
 _PLAIN_OF = {"set": "list", "frozenset": "list", "range": "list", "memoryview": "bytes"} | {
@@ -99,8 +80,8 @@ def _take_dataclass(value: Any) -> Parts:
     cls = type(value)
     fields = dataclass_fields(cls)
     values = [getattr(value, name, _MISSING) for name in fields]
-    if any(item is _MISSING for item in values):
-        lost = fields[[item is _MISSING for item in values].index(True)]
+    lost = next((name for name, item in zip(fields, values, strict=True) if item is _MISSING), None)
+    if lost is not None:
         raise Refusal(f"{type_name(value)} whose field {lost!r} is not set; set it")
     for name in getattr(value, "__dict__", ()):
         if name not in fields and not isinstance(getattr(cls, name, None), functools.cached_property):
@@ -118,18 +99,60 @@ def _take_object(value: Any, form: Form) -> Parts:
     return Parts(("object", *form.name), ["encode()"], [tree])
 
 
-def _take_image(value: Any) -> Parts:
+# Bytes of one pixel in what Image.tobytes() returns; 0: packed bits, each row from a new byte.
+_PIXEL_NBYTES: Final = {
+    "1": 0, "L": 1, "P": 1, "LA": 2, "La": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4,
+    "RGBa": 4, "RGBX": 4, "CMYK": 4, "I": 4, "F": 4, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2,
+}  # fmt: skip
+# Pillow allocates a pointer for each row, whatever the width: an image without pixels must stay small.
+_MAX_EMPTY_SIDE: Final = 1 << 16
+
+
+def _take_image(image: Any) -> Parts:
+    """The current frame alone is kept; the file format and the class are not."""
     try:
-        parts = take_apart(value)
+        image.load()
+        pixels = image.tobytes()
     except (OSError, ValueError, SyntaxError, RuntimeError) as error:
         raise Refusal(f"an image that Pillow cannot load ({error}); repair its file or skip it") from error
-    if parts is None:
+    if image.mode not in _PIXEL_NBYTES or not _fits(image.mode, image.size, len(pixels)):
         raise Refusal(
-            f"an image of mode {value.mode} and size {value.size}; "
+            f"an image of mode {image.mode} and size {image.size}; "
             'convert it with .convert("RGB") or numpy.asarray()'
         )
-    palette_mode, values = parts
-    return Parts(("image", value.mode, palette_mode), image_keys(palette_mode), values)
+    palette_mode, palette = None, []
+    with contextlib.suppress(ValueError):  # it has none
+        palette_mode = image.im.getpalettemode()
+        palette = [bytes(image.im.getpalette(palette_mode, palette_mode))]
+    values = [*image.size, pixels, *palette, _plain(dict(image.info))]
+    return Parts(("image", image.mode, palette_mode), _image_keys(palette_mode), values)
+
+
+def _image_keys(palette_mode: str | None) -> tuple[str, ...]:
+    palette = () if palette_mode is None else ("palette",)
+    return ("width", "height", "pixels", *palette, "info")
+
+
+def _plain(value: Any) -> Any:
+    """Turn what Pillow leaves in `info` into plain values: its rationals and its texts with a language."""
+    if type(value) is dict:
+        return {key: _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    if isinstance(value, str):
+        return str.__str__(value)
+    module = sys.modules.get("PIL.TiffImagePlugin")
+    return float(value) if module is not None and isinstance(value, module.IFDRational) else value
+
+
+def _fits(mode: str, size: tuple[int, int], nbytes: int) -> bool:
+    width, height = size
+    if not (0 <= width < 1 << 31 and 0 <= height < 1 << 31):
+        return False
+    if not width or not height:
+        return nbytes == 0 and max(width, height) <= _MAX_EMPTY_SIDE
+    row = width * _PIXEL_NBYTES[mode] or (width + 7) // 8
+    return row * height == nbytes
 
 
 def dump_key(key: Any) -> Any:
@@ -169,7 +192,7 @@ def _parse_key(tree: Any) -> Any:
         _, *name, member = tree
         if type(member) is not str:
             raise ValueError("malformed key")
-        return enum_key(parse_class(*name), member)
+        return classes.enum_key(parse_class(*name), member)
     kind, value = tree
     if (kind == "int" and type(value) is int) or (kind == "bool" and type(value) is bool):
         return value
@@ -202,57 +225,54 @@ def _parse_sequence(header: list[Any], count: int) -> tuple[Keys, Any]:
     return tuple(range(count)), None
 
 
-def _parse_mapping(header: list[Any], count: int) -> tuple[Keys, Any]:
-    (keys,) = header
-    if type(keys) is not list:
-        raise ValueError("keys are not a list")
-    parsed = tuple(map(_parse_key, keys))
-    if len(set(parsed)) != len(parsed):
-        raise ValueError("a key comes twice")
-    return parsed, None
+def _fields_parser(are_fields: Callable[[tuple[Any, ...]], bool]) -> Any:
+    def parse(header: list[Any], count: int) -> tuple[Keys, Any]:
+        *name, fields = header
+        if type(fields) is not list or not are_fields(tuple(fields)):
+            raise ValueError("malformed fields")
+        return tuple(fields), parse_class(*name)
+
+    return parse
 
 
-def _parse_namedtuple(header: list[Any], count: int) -> tuple[Keys, Any]:
-    *name, fields = header
-    if type(fields) is not list or not valid_fields(tuple(fields)):
-        raise ValueError("malformed fields")
-    return tuple(fields), parse_class(*name)
-
-
-def _parse_dataclass(header: list[Any], count: int) -> tuple[Keys, Any]:
-    *name, fields = header
-    if type(fields) is not list or not all(type(f) is str for f in fields) or len({*fields}) < len(fields):
-        raise ValueError("malformed fields")
-    return tuple(fields), parse_class(*name)
+def _are_names(fields: tuple[Any, ...]) -> bool:
+    return all(type(field) is str for field in fields) and len({*fields}) == len(fields)
 
 
 def _parse_image(header: list[Any], count: int) -> tuple[Keys, Any]:
     mode, palette_mode = header
-    if mode not in PIXEL_NBYTES or palette_mode not in (None, "RGB", "RGBA", "CMYK"):
+    if mode not in _PIXEL_NBYTES or palette_mode not in (None, "RGB", "RGBA", "CMYK"):
         raise ValueError(f"image of mode {mode!r}")
-    return image_keys(palette_mode), (mode, palette_mode)
+    return _image_keys(palette_mode), (mode, palette_mode)
 
 
-def _assemble_dict(keys: Keys, _: Any) -> Assemble:
-    if any(type(key) is EnumKey for key in keys):
-        return lambda values: dict(zip(_resolved(keys), values, strict=True))
-    return lambda values: dict(zip(keys, values))  # noqa: B905 - equal by the schema's check; strict costs time
+def _mapping(cls: type) -> ContainerKind:
+    def parse(header: list[Any], count: int) -> tuple[Keys, Any]:
+        (keys,) = header
+        if type(keys) is not list:
+            raise ValueError("keys are not a list")
+        parsed = tuple(map(_parse_key, keys))
+        if len(set(parsed)) != len(parsed):
+            raise ValueError("a key comes twice")
+        return parsed, None
 
+    def assemble(keys: Keys, _: Any) -> Assemble:
+        if any(type(key) is EnumKey for key in keys):
+            return lambda values: cls(
+                (key.resolve() if type(key) is EnumKey else key, value)
+                for key, value in zip(keys, values, strict=True)
+            )
+        return lambda values: cls(zip(keys, values))  # noqa: B905 - strict costs time
 
-def _assemble_ordered(keys: Keys, _: Any) -> Assemble:
-    return lambda values: collections.OrderedDict(zip(_resolved(keys), values, strict=True))
-
-
-def _resolved(keys: Keys) -> list[Any]:
-    return [key.resolve() if type(key) is EnumKey else key for key in keys]
+    return ContainerKind(parse, assemble)
 
 
 def _assemble_dataclass(keys: Keys, name: Any) -> Assemble:
     def assemble(values: list[Any]) -> Any:
-        cls = registered(name)
+        cls = classes.registered(name)
         fields = dataclass_fields(cls) if dataclasses.is_dataclass(cls) else ()
         if fields != keys:
-            raise fields_differ(name, keys, fields)
+            raise classes.fields_differ(name, keys, fields)
         made: object = object.__new__(cls)
         for field, value in zip(fields, values, strict=True):
             object.__setattr__(made, field, value)
@@ -261,9 +281,31 @@ def _assemble_dataclass(keys: Keys, name: Any) -> Assemble:
     return assemble
 
 
+def _assemble_image(_: Keys, modes: tuple[str, str | None]) -> Assemble:
+    mode, palette_mode = modes
+
+    def assemble(values: list[Any]) -> Any:
+        width, height, pixels, info = (*values[:3], values[-1])
+        if not _fits(mode, (width, height), len(pixels)):
+            raise CorruptRecordError(
+                f"image of mode {mode} and size {(width, height)} has {len(pixels)} bytes of pixels"
+            )
+        pil = pillow()
+        try:
+            image = pil.frombytes(mode, (width, height), pixels) if pixels else pil.new(mode, (width, height))
+            if palette_mode is not None:
+                image.putpalette(values[3], palette_mode)
+        except (ValueError, TypeError, OSError, KeyError, SystemError) as error:
+            raise CorruptRecordError(f"image of mode {mode} does not decode: {error}") from error
+        image.info = info
+        return image
+
+    return assemble
+
+
 def _assemble_object(keys: Keys, name: Any) -> Assemble:
     def assemble(values: list[Any]) -> Any:
-        form = form_named(name)
+        form = classes.form_named(name)
         try:
             return form.decode(values[0])
         except EdcacheError:
@@ -279,14 +321,14 @@ def _assemble_object(keys: Keys, name: Any) -> Assemble:
 CONTAINERS: dict[str, ContainerKind] = {
     "list": ContainerKind(_parse_sequence, lambda keys, _: lambda values: values),
     "tuple": ContainerKind(_parse_sequence, lambda keys, _: tuple),
-    "dict": ContainerKind(_parse_mapping, _assemble_dict),
-    "OrderedDict": ContainerKind(_parse_mapping, _assemble_ordered),
+    "dict": _mapping(dict),
+    "OrderedDict": _mapping(collections.OrderedDict),
     "namedtuple": ContainerKind(
-        _parse_namedtuple,
-        lambda keys, name: lambda values: tuple.__new__(find_namedtuple(name, keys), values),
+        _fields_parser(classes.valid_fields),
+        lambda keys, name: lambda values: tuple.__new__(classes.find_namedtuple(name, keys), values),
     ),
-    "dataclass": ContainerKind(_parse_dataclass, _assemble_dataclass),
-    "image": ContainerKind(_parse_image, lambda _, modes: lambda values: put_together(modes, values)),
+    "dataclass": ContainerKind(_fields_parser(_are_names), _assemble_dataclass),
+    "image": ContainerKind(_parse_image, _assemble_image),
     "object": ContainerKind(lambda header, _: (("encode()",), parse_class(*header)), _assemble_object),
 }
 OPAQUE = frozenset({"image", "object"})

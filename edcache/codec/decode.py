@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 
 from edcache.base import CorruptRecordError, EdcacheError, PickleRefusedError, once
 from edcache.codec import classes
-from edcache.codec.containers import CONTAINERS, Assemble
+from edcache.codec.containers import CONTAINERS, OPAQUE, Assemble
 from edcache.codec.dtypes import TORCH_BY_DTYPE, Array
 from edcache.codec.images import Decoding
 from edcache.codec.leaves import reviver
@@ -40,21 +40,17 @@ _NO_ALIAS: Array = np.empty(0, np.uint8)
 
 
 class Decoder:
-    """Turns the records of one schema back into samples.
+    """Turns the records of one schema back into samples; CorruptRecordError where its text is none.
+
+    Safety: threads, fork, spawn (by text); nothing is written after construction.
 
     Args:
-        schema_text: as an encoder listed it.
         allow_pickle: let decode() unpickle, if the schema says that records are pickles.
         decoding: what is made of image files; None for what the schema says.
     Attributes:
-        text: the schema.
-        nbytes: of every record, None if they vary.
-        fixed_nbytes: of the part of every record that holds the leaves of fixed size.
-        structure: the parsed schema; None where records are pickles or carry their own.
-        layout: where its leaves lie; None as above.
-    Raises:
-        CorruptRecordError: the text is no schema.
-    Safety: threads, fork, spawn (by text); nothing is written after construction.
+        nbytes: of every record, None if they vary. fixed_nbytes: of its part with the leaves of fixed size.
+        structure, layout: the parsed schema, and where its leaves lie; None where records are pickles or
+            carry their own.
     """
 
     def __init__(
@@ -67,23 +63,20 @@ class Decoder:
         self.fixed_nbytes = 0
         self.structure: Node | None = None
         self.layout: Layout | None = None
-        self._decode: Callable[[memoryview, bool], object] = self._decode_native
-        if schema_text == SELF_SCHEMA:
-            self._decode = self._decode_self
-        elif schema_text == PICKLE_SCHEMA:
-            self._decode = self._decode_pickle
-        else:
+        own = {SELF_SCHEMA: self._decode_self, PICKLE_SCHEMA: self._decode_pickle}
+        self._decode: Callable[[memoryview, bool], object] = own.get(schema_text, self._decode_native)
+        if schema_text not in own:
             self.structure = parse(schema_text, decoding)
             self.layout = layout = Layout(self.structure)
             self.nbytes = layout.nbytes
-            self.fixed_nbytes = layout.data_offset if layout.nbytes is None else layout.nbytes
+            self.fixed_nbytes = layout.data_offset
             self._read = _compile(self.structure)
             self._aliases = any(leaf.kind == "tensor" for leaf in layout.leaves)
 
     @once
     def fields(self) -> Mapping[Path, Node]:
         """The leaves by path, in tree order, without None; empty where records have no one schema."""
-        fields = () if self.structure is None else self.structure.fields()
+        fields = () if self.structure is None else self.structure.leaves(OPAQUE)
         return MappingProxyType({field.path: field for field in fields})
 
     def decode(self, record: memoryview, *, copy: bool = True) -> object:
@@ -93,11 +86,7 @@ class Decoder:
             record: its bytes, exactly; at an address that is a multiple of 8 if copy is False.
             copy: True: the caller owns every leaf. False: arrays and tensors alias the record; arrays are
                 read-only, tensors cannot be, and must not be written.
-        Raises:
-            CorruptRecordError: the bytes are no record of this schema.
-            PickleRefusedError: records are pickles, and allow_pickle is not True.
-            UnregisteredTypeError: the record holds a class that is not registered.
-            ImageError: an image file in it does not decode.
+        Raises: CorruptRecordError, PickleRefusedError, UnregisteredTypeError, ImageError.
         Cost: about 3 us for a small tensor and an int.
         """
         try:
@@ -123,9 +112,8 @@ class Decoder:
         """How a node of `structure` is decoded from a whole record, into own memory; raises as `decode`."""
         layout, read = self.layout, _compile(node)
         assert layout is not None
-        if all(leaf.nbytes is not None for leaf in node.leaves()):
-            return _typed(lambda record: read(record, _NO_SPANS, None))
-        return _typed(lambda record: read(record, layout.locate(record), None))
+        is_fixed = all(leaf.nbytes is not None for leaf in node.leaves())
+        return _typed(lambda record: read(record, _NO_SPANS if is_fixed else layout.locate(record), None))
 
     def extent(self, nodes: Sequence[Node]) -> tuple[int, int] | None:
         """The bytes of a record in which the leaves at some nodes lie, half-open; None where they vary."""
@@ -299,8 +287,7 @@ def _value_reader(leaf: Node) -> _Read:
 
 
 def _array_reader(leaf: Node) -> _Read:
-    make = _tensor_maker(leaf) if leaf.kind == "tensor" else _array_maker(leaf)
-    offset, nth, shape = leaf.offset, leaf.nth, leaf.shape
+    make, offset, nth, shape = _array_maker(leaf), leaf.offset, leaf.nth, leaf.shape
     if offset is not None:
         return lambda record, spans, alias: make(record, offset, shape, alias)
 
@@ -311,58 +298,29 @@ def _array_reader(leaf: Node) -> _Read:
     return read
 
 
-_Make = Callable[[memoryview, int, Any, "Array | None"], Any]
-
-
-def _array_maker(leaf: Node) -> _Make:
+def _array_maker(leaf: Node) -> Callable[[memoryview, int, Any, Array | None], Any]:
     dtype: Any = leaf.memory
-    ndarray, itemsize = np.ndarray, dtype.itemsize
+    known = TORCH_BY_DTYPE[leaf.dtype] if isinstance(leaf.dtype, torch.dtype) else None
+    view = None if known is None or known.bits is None else known.dtype
+    ndarray, copied, from_numpy = np.ndarray, np.array, None if known is None else torch.from_numpy
+    itemsize = dtype.itemsize
 
     def make(record: memoryview, offset: int, shape: Any, alias: Array | None) -> Any:
         if not itemsize or 0 in shape:
             # Not np.empty(): it makes one-byte items of "S0".
             array = ndarray(shape, dtype)
-            array.flags.writeable = alias is None
-            return array
-        array = ndarray(shape, dtype, record, offset)
-        return array.copy() if alias is None else array
-
-    return make
-
-
-def _tensor_maker(leaf: Node) -> _Make:
-    assert isinstance(leaf.dtype, torch.dtype)
-    known, dtype = TORCH_BY_DTYPE[leaf.dtype], leaf.memory
-    view = None if known.bits is None else known.dtype
-    ndarray, copied, from_numpy = np.ndarray, np.array, torch.from_numpy
-
-    def make(record: memoryview, offset: int, shape: Any, alias: Array | None) -> Any:
-        if 0 in shape:
-            array = np.empty(shape, dtype)
+            array.flags.writeable = alias is None or from_numpy is not None
         elif alias is None:
             # numpy allocates large arrays in huge pages, which torch does not ask for.
             array = copied(ndarray(shape, dtype, record, offset))
         else:
-            array = ndarray(shape, dtype, alias, offset)
+            array = ndarray(shape, dtype, record if from_numpy is None else alias, offset)
+        if from_numpy is None:
+            return array
         tensor = from_numpy(array)
         return tensor if view is None else tensor.view(view)
 
     return make
-
-
-class _Memory:
-    """Shows a buffer to numpy as writable memory, which the array made of it keeps.
-
-    torch has no read-only tensors and warns when it wraps a read-only array.
-    """
-
-    __slots__ = ("__array_interface__", "_owner")
-
-    def __init__(self, owner: Array) -> None:
-        interface = dict(owner.__array_interface__)
-        interface["data"] = (interface["data"][0], False)
-        self.__array_interface__ = interface
-        self._owner = owner
 
 
 def aliased(record: memoryview) -> Array:
@@ -370,4 +328,9 @@ def aliased(record: memoryview) -> Array:
     if not record.nbytes:
         return _NO_ALIAS
     memory = np.frombuffer(record, np.uint8)
-    return np.asarray(_Memory(memory)) if record.readonly else memory
+    if not record.readonly:
+        return memory
+    # torch has no read-only tensors and warns when it wraps a read-only array: numpy is told otherwise.
+    interface = memory.__array_interface__
+    interface["data"] = interface["data"][0], False
+    return np.asarray(SimpleNamespace(__array_interface__=interface, owner=memory))

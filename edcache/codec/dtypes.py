@@ -60,13 +60,7 @@ _BITS = {
 
 
 class TorchDtype(NamedTuple):
-    """One torch dtype.
-
-    Attributes:
-        name: the text in a schema.
-        bits: torch dtype of the same item size that numpy knows, or None where numpy knows `dtype` itself.
-        array: the little-endian numpy dtype of the memory.
-    """
+    """A torch dtype; `bits`: another of its size, where numpy does not know it; `array`: of its memory."""
 
     name: str
     dtype: torch.dtype
@@ -161,10 +155,11 @@ def _parse_struct(description: list[Any], depth: int) -> Dtype:
     kind, rows, itemsize, aligned = description
     if type(rows) not in (list, tuple) or type(itemsize) is not int or type(aligned) is not bool:
         raise ValueError("malformed struct")
-    for name, title, offset, _ in rows:
+    parts = []
+    for name, title, offset, inner in rows:
         if type(name) is not str or type(offset) is not int or not (title is None or type(title) is str):
             raise ValueError("malformed field")
-    parts = [(name, title, offset, _parse(inner, depth + 1)) for name, title, offset, inner in rows]
+        parts.append((name, title, offset, _parse(inner, depth + 1)))
     dtype = structured(parts, itemsize, aligned)
     return np.dtype((np.record, dtype)) if kind == "record" else dtype
 
@@ -175,17 +170,13 @@ def structured(parts: Sequence[tuple[Any, Any, Any, Dtype]], itemsize: Any, alig
     spec: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
     if any(title is not None for title in titles):
         spec["titles"] = titles
-    dtype: Dtype = np.dtype(spec, align=aligned)
-    return dtype
+    return np.dtype(spec, align=aligned)  # type: ignore[no-any-return]
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:
     """Return a JSON shape as a tuple, or raise ValueError."""
-    if (
-        type(shape) not in (list, tuple)
-        or len(shape) > MAX_NDIM
-        or any(type(n) is not int or n < 0 for n in shape)
-    ):
+    is_sequence = type(shape) in (list, tuple) and len(shape) <= MAX_NDIM
+    if not is_sequence or any(type(n) is not int or n < 0 for n in shape):
         raise ValueError("malformed shape")
     return tuple(shape)
 
@@ -228,11 +219,10 @@ def _copy_values(source: Array, target: Array) -> None:
     elif _has_padding(source.dtype) and source.size:
         # x87 extended precision: 10 bytes of value in 12 or 16, the rest is whatever was in the register.
         item = np.finfo(source.dtype).dtype.itemsize
-        value = slice(0, 10) if source.dtype.isnative else slice(item - 10, item)
-        raw = np.ascontiguousarray(source).reshape(-1).view(U1).reshape(-1, item)
-        clean = np.zeros_like(raw)
-        clean[:, value] = raw[:, value]
-        target[...] = clean.reshape(-1).view(source.dtype).reshape(source.shape)
+        clean = np.array(source, order="C")
+        padding = slice(10, None) if source.dtype.isnative else slice(item - 10)
+        clean.reshape(-1).view(U1).reshape(-1, item)[:, padding] = 0
+        target[...] = clean
     else:
         target[...] = source
 

@@ -17,11 +17,9 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from edcache.base import CorruptRecordError, OptionError, UnsupportedTypeError
-from edcache.codec import dtypes
+from edcache.codec import dtypes, pickled
 from edcache.codec.containers import CONTAINERS, dump_key, take
 from edcache.codec.leaves import MAKE, PACKED_LENGTH, Refusal, enum_node, packed_node
-from edcache.codec.pickled import PICKLE_SCHEMA
-from edcache.codec.pickled import dump as dump_pickle
 from edcache.codec.schema import MAX_DEPTH, MAX_NODES, SELF_SCHEMA, Layout, align, dump, parse
 
 MAX_SCHEMAS = 64
@@ -31,13 +29,10 @@ Buffer = Any
 
 
 class Encoded(NamedTuple):
-    """A record, not yet in one place.
+    """A record, not yet in one place: the number of its schema, its length, and what lies where.
 
-    Attributes:
-        schema: position of its schema in the encoder's `schemas`.
-        nbytes: length of the record.
-        pieces: (offset in the record, C-contiguous buffer) by rising offset, without overlap; bytes between
-            them are zero. A buffer may be the sample's own memory: copy it before the sample changes.
+    The pieces are (offset, C-contiguous buffer) by rising offset, without overlap; bytes between them are
+    zero. A buffer may be the sample's own memory: copy it before the sample changes.
     """
 
     schema: int
@@ -48,11 +43,8 @@ class Encoded(NamedTuple):
 class Encoder:
     """Turns samples into records and collects the schemas that they need; one thread at a time.
 
-    Args:
-        codec: "native" for the closed list of types, "pickle" for anything; OptionError for another.
-    Attributes:
-        schemas: schema texts in order of first use, at most 64; an id is a position here. The same samples in
-            the same order give the same texts.
+    `codec` is "native" for the closed list of types, "pickle" for anything; OptionError for another.
+    `schemas` has the texts in order of first use, at most 64: the same for the same samples in this order.
     """
 
     def __init__(self, codec: str = "native") -> None:
@@ -66,9 +58,6 @@ class Encoder:
     def encode(self, sample: object) -> Encoded:
         """Encode one sample, copying as little as possible: what comes back may hold views of it.
 
-        Args:
-            sample: a tree of dict, list, tuple, namedtuple, OrderedDict, registered classes and PIL images
-                over leaves, at most 64 levels deep.
         Raises:
             UnsupportedTypeError: as 'sample["meta"][2]: cannot store set; convert it to a list, or choose
                 codec="pickle"'.
@@ -76,8 +65,8 @@ class Encoder:
         Cost: about 3 us for a small sample like an earlier one; 30 us and more for a new schema.
         """
         if self._pickles:
-            data = dump_pickle(sample)
-            return Encoded(self._id(PICKLE_SCHEMA), len(data), [(0, data)])
+            data = pickled.dump(sample)
+            return Encoded(self._id(pickled.PICKLE_SCHEMA), len(data), [(0, data)])
         values = _Values()
         values.nodes, values.depth = 1, 0
         try:
@@ -85,11 +74,15 @@ class Encoder:
             node = _MAKE.get(type(sample), _other)(sample, values)
         except Refusal as refusal:
             raise refusal.error(f"{_where(refusal.path)}: cannot store {refusal}") from refusal.__cause__
-        skeleton = self._skeletons.get(node)
-        if skeleton is None:
-            skeleton = self._new_skeleton(node)
+        skeleton = self._skeletons.get(node) or self._new_skeleton(node)
         skeleton.is_hot = True
-        return self._plan(skeleton, values).encode(values)
+        try:
+            if not skeleton.fits(values):
+                skeleton.widen(values, self._admit)
+        except CorruptRecordError as error:
+            # A schema is checked as a reader will: better refused now than unreadable later.
+            raise UnsupportedTypeError(f"sample: cannot store it: {error}") from error
+        return skeleton.encode(values)
 
     def _new_skeleton(self, node: Any) -> _Skeleton:
         if _as_tuples(json.loads(dump(node))) != node:
@@ -104,33 +97,14 @@ class Encoder:
         skeleton = self._skeletons[node] = _Skeleton(node)
         return skeleton
 
-    def _plan(self, skeleton: _Skeleton, values: list[Any]) -> _Plan:
-        if skeleton.plan is not None:
-            for place, shape in skeleton.constant:
-                if values[place].shape != shape:
-                    break
-            else:
-                if skeleton.varies:
-                    skeleton.check(values)
-                return skeleton.plan
-        try:
-            skeleton.check(values)
-            constant = skeleton.still_constant(values)
-            plan = self._admit(skeleton.text(constant))
-        except CorruptRecordError as error:
-            # The plan checks its schema as a reader will: better refused now than unreadable later.
-            raise UnsupportedTypeError(f"sample: cannot store it: {error}") from error
-        skeleton.constant, skeleton.plan = constant, plan
-        skeleton.varies = len(constant) < len(skeleton.array_places)
-        return plan
-
-    def _admit(self, text: str) -> _Plan:
+    def _admit(self, text: str) -> tuple[int, bytes, Layout]:
+        """The number of a schema, what stands before its records, and its layout."""
         layout = Layout(parse(text))
         if text in self._ids or len(self.schemas) < MAX_SCHEMAS - 1:
-            return _Plan(self._id(text), b"", layout)
+            return self._id(text), b"", layout
         data = text.encode("ascii")
         prefix = struct.pack("<Q", len(data)) + data
-        return _Plan(self._id(SELF_SCHEMA), prefix.ljust(align(len(prefix), 8), b"\0"), layout)
+        return self._id(SELF_SCHEMA), prefix.ljust(align(len(prefix), 8), b"\0"), layout
 
     def _id(self, text: str) -> int:
         known = self._ids.get(text)
@@ -231,61 +205,59 @@ _ARRAYS = ("tensor", "array")
 
 
 class _Skeleton:
-    """A schema without shapes, and the plan for the samples that have it.
+    """A schema without shapes, and the plan that puts the wire values of its samples at their offsets.
 
-    Attributes:
-        array_places: of arrays among the wire values. constant: which of them have had one shape so far, and
-            the shape. varies: whether others have had several.
-        plan: None before the first sample. is_hot: whether it was met since it last was the oldest.
+    The shapes that have been one so far are constant: they stand in the schema of the plan. `is_hot` tells
+    whether the skeleton was met since it last was the oldest.
     """
 
     def __init__(self, node: Any) -> None:
         self._node = node
-        self.array_places = [place for place, leaf in enumerate(_leaves(node)) if leaf[0] in _ARRAYS]
-        self.plan: _Plan | None = None
-        self.constant: list[tuple[int, tuple[int, ...]]] = []
-        self.varies = self.is_hot = False
+        self._arrays = [place for place, leaf in enumerate(_leaves(node)) if leaf[0] in _ARRAYS]
+        self._constant: list[tuple[int, tuple[int, ...]]] = []
+        self._layout: Layout | None = None
+        self._varies = self.is_hot = False
 
-    def check(self, values: list[Any]) -> None:
+    def fits(self, values: list[Any]) -> bool:
+        """Tell whether the plan is one for these values; raises as `_check`."""
+        for place, shape in self._constant:
+            if values[place].shape != shape:
+                return False
+        if self._varies:
+            self._check(values)
+        return self._layout is not None
+
+    def _check(self, values: list[Any]) -> None:
         """CorruptRecordError where an array is empty beside a dimension that no reader takes."""
-        for place in self.array_places:
+        for place in self._arrays:
             if not values[place].nbytes:
                 dtypes.array_nbytes(values[place].shape, values[place].itemsize)
 
-    def still_constant(self, values: list[Any]) -> list[tuple[int, tuple[int, ...]]]:
-        """What `constant` is after these values."""
-        if self.plan is None:
-            return [(place, values[place].shape) for place in self.array_places]
-        return [(place, shape) for place, shape in self.constant if values[place].shape == shape]
-
-    def text(self, constant: list[tuple[int, tuple[int, ...]]]) -> str:
-        """Return the schema text with these shapes; the others are left open."""
-        shapes = dict(constant)
-        return dump(_with_shapes(self._node, map(shapes.get, self.array_places)))
-
-
-class _Plan:
-    """Puts wire values at the offsets of one schema, behind a prefix: empty, or a schema text of its own."""
-
-    def __init__(self, schema: int, prefix: bytes, layout: Layout) -> None:
-        self._schema = schema
-        self._layout = layout
+    def widen(self, values: list[Any], admit: Callable[[str], tuple[int, bytes, Layout]]) -> None:
+        """Make a plan for these values and those before."""
+        self._check(values)
+        if self._layout is None:
+            constant = [(place, values[place].shape) for place in self._arrays]
+        else:
+            constant = [(place, shape) for place, shape in self._constant if values[place].shape == shape]
+        shapes = map(dict(constant).get, self._arrays)
+        schema, prefix, layout = admit(dump(_with_shapes(self._node, shapes)))
+        self._constant, self._varies = constant, len(constant) < len(self._arrays)
+        self._schema, self._layout = schema, layout
         self._base = len(prefix)
         self._head: list[tuple[int, Buffer]] = [(0, prefix)] if prefix else []
         self._fixed = list(_fixed_pieces(layout, len(prefix)))
-        self._nbytes, self._varies = len(prefix) + (layout.nbytes or 0), layout.nbytes is None
 
     def encode(self, values: list[Any]) -> Encoded:
         """Place wire values, one for each leaf of the layout."""
+        layout = self._layout
+        assert layout is not None
         pieces = self._head.copy()
         for offset, get, pack in self._fixed:
             piece = get(values)
             pieces.append((offset, piece if pack is None else pack(*piece)))
-        nbytes = self._place_variable(values, pieces) if self._varies else self._nbytes
-        return Encoded(self._schema, nbytes, pieces)
-
-    def _place_variable(self, values: list[Any], pieces: list[tuple[int, Buffer]]) -> int:
-        layout = self._layout
+        if layout.nbytes is not None:
+            return Encoded(self._schema, self._base + layout.nbytes, pieces)
         slots: list[int] = []
         data: list[tuple[int, Buffer]] = []
         end = self._base + layout.data_offset
@@ -303,8 +275,7 @@ class _Plan:
             if nbytes:
                 data.append((start, wire))
         pieces.append((self._base + layout.slots_offset, layout.slots.pack(*slots)))
-        pieces.extend(data)
-        return end
+        return Encoded(self._schema, end, pieces + data)
 
 
 def _fixed_pieces(layout: Layout, base: int) -> Iterator[tuple[int, Any, Callable[..., Buffer] | None]]:

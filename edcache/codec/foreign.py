@@ -42,7 +42,7 @@ _DAMAGED = (*LOAD_ERRORS, CorruptRecordError, SyntaxError, struct.error)
 
 
 def restored(data: bytes, where: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
-    """What a pickle holds: containers, plain Python values, arrays and tensors; the caller owns them.
+    """What a pickle holds: containers, plain values, arrays, and tensors on the CPU without requires_grad.
 
     Args:
         where: for messages: "train.zip: example_3.p".
@@ -51,8 +51,6 @@ def restored(data: bytes, where: str, *, trust: bool = False, most_nbytes: int =
     Raises:
         PickleRefusedError: "train.zip: example_3.p needs os.system; ...". Nothing was called.
         ForeignCacheError: it is damaged, or would become larger than allowed.
-
-    Tensors come back without requires_grad and on the CPU.
     """
     with _refusing(where, trust=trust):
         if trust:
@@ -149,7 +147,7 @@ class _Storage(_StandIn):
 
 
 @dataclass(eq=False, slots=True)
-class _DeferredCall(_StandIn):
+class _Call(_StandIn):
     """A value that is made when the pickle has ended: `make(budget, *arguments)`."""
 
     make: Callable[..., Any]
@@ -160,7 +158,7 @@ class _DeferredCall(_StandIn):
 
 
 @dataclass(eq=False, slots=True)
-class _Built(_DeferredCall):
+class _Built(_Call):
     """One that a state completes: `make(budget, state, *arguments)`."""
 
     state: Any = None
@@ -309,16 +307,6 @@ def _scalar(budget: _Budget, dtype: Any, data: Any = b"") -> Any:
 # --- torch
 
 
-def _rebuilt(budget: _Budget, *arguments: Any) -> torch.Tensor:
-    """As torch._utils._rebuild_tensor_v2."""
-    return _tensor(budget, arguments[:4], arguments[0], arguments[6:7])
-
-
-def _rebuilt_as(budget: _Budget, *arguments: Any) -> torch.Tensor:
-    """As torch._utils._rebuild_tensor_v3, which has a dtype of its own."""
-    return _tensor(budget, arguments[:4], arguments[6], arguments[7:8])
-
-
 def _tensor(budget: _Budget, arguments: tuple[Any, ...], typed: Any, meta: tuple[Any, ...]) -> torch.Tensor:
     if any(meta):
         raise _Refused("a tensor that is conjugated or negated by a bit")
@@ -440,30 +428,22 @@ def _path(kind: type[pathlib.PurePath]) -> Callable[..., pathlib.PurePath]:
     return make
 
 
-def _later(make: Callable[..., Any]) -> _Name:
-    """A function that is called with its arguments as they are when the pickle has ended."""
-
-    def real(budget: _Budget, *arguments: Any) -> Any:
-        budget.spend(0)
-        return make(*(_real(argument, budget) for argument in arguments))
-
-    return _call(real)
-
-
-def _call(make: Callable[..., Any], kind: type[_DeferredCall] = _DeferredCall) -> _Name:
+def _call(make: Callable[..., Any], kind: type[_Call] = _Call) -> _Name:
     return _Name(lambda *arguments: kind(make, arguments))
 
 
 def _names() -> dict[tuple[str, str], _StandIn]:
+    rebuilt = _call(lambda budget, *a: _tensor(budget, a[:4], a[0], a[6:7]))
+    retyped = _call(lambda budget, *a: _tensor(budget, a[:4], a[6], a[7:8]))
     names: dict[tuple[str, str], _StandIn] = {
         ("numpy", "ndarray"): _NDARRAY,
         ("numpy", "dtype"): _call(_dtype, _Built),
         ("_codecs", "encode"): _Name(_encoded),
         ("collections", "OrderedDict"): _Name(collections.OrderedDict),
         ("torch.storage", "_load_from_bytes"): _Name(_nested),
-        ("torch._utils", "_rebuild_tensor"): _call(_rebuilt),
-        ("torch._utils", "_rebuild_tensor_v2"): _call(_rebuilt),
-        ("torch._utils", "_rebuild_tensor_v3"): _call(_rebuilt_as),
+        ("torch._utils", "_rebuild_tensor"): rebuilt,
+        ("torch._utils", "_rebuild_tensor_v2"): rebuilt,
+        ("torch._utils", "_rebuild_tensor_v3"): retyped,
         ("torch", "UntypedStorage"): _TorchType(None),
         ("torch.storage", "UntypedStorage"): _TorchType(None),
     }
@@ -474,13 +454,12 @@ def _names() -> dict[tuple[str, str], _StandIn]:
     for module in ("builtins", "__builtin__"):
         names[module, "bytes"] = _Name(_bytes)
         names[module, "bytearray"] = _Name(lambda *arguments: bytearray(_bytes(*arguments)))
-        names[module, "complex"] = _later(complex)
-        names |= {(module, kind.__name__): _Name(kind) for kind in (set, frozenset)}
+        names |= {(module, kind.__name__): _Name(kind) for kind in (set, frozenset, complex)}
     for kind in (dt.datetime, dt.date, dt.time, dt.timedelta, dt.timezone):
-        names["datetime", kind.__name__] = _later(kind)
+        names["datetime", kind.__name__] = _Name(kind)
     for path in (pathlib.PurePosixPath, pathlib.PosixPath, pathlib.PureWindowsPath):
         for module in ("pathlib", "pathlib._local"):
-            names[module, path.__name__] = _later(_path(path))
+            names[module, path.__name__] = _Name(_path(path))
     names |= {("torch", known.name): _TorchType(known.dtype) for known in dtypes.TORCH_BY_NAME.values()}
     return names | {("torch", f"{name}Storage"): _TorchType(dtype) for name, dtype in _STORAGES.items()}
 

@@ -15,7 +15,6 @@ import functools
 import io
 import operator
 import os
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Literal
@@ -24,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edcache.base import CorruptRecordError, EdcacheError, ImageError, MissingDependencyError, OptionError
+from edcache.base import EdcacheError, ImageError, MissingDependencyError, OptionError
 from edcache.codec.classes import dataclass_fields, is_namedtuple
 
 Form = Literal["pil", "numpy", "tensor"] | None
@@ -60,13 +59,6 @@ _COLORS: Final = {
     ("YCbCr", None): "RGB",
     ("YCbCr", "RGB"): "RGB",
 }
-# Bytes of one pixel in what Image.tobytes() returns; 0: packed bits, each row from a new byte.
-PIXEL_NBYTES: Final = {
-    "1": 0, "L": 1, "P": 1, "LA": 2, "La": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4,
-    "RGBa": 4, "RGBX": 4, "CMYK": 4, "I": 4, "F": 4, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2,
-}  # fmt: skip
-# Pillow allocates a pointer for each row, whatever the width: an image without pixels must stay small.
-_MAX_EMPTY_SIDE: Final = 1 << 16
 
 _Array = npt.NDArray[np.uint8]
 _Buffer = bytes | memoryview
@@ -213,25 +205,25 @@ def read_through(sample: Any, decoding: Decoding | None) -> Any:
     """A sample that is not stored, as it would be read: image files decoded as `decoding` or each says."""
     if isinstance(sample, ImageFile):
         return revived(file_bytes(sample), decoding or sample.decoding)
-    names: tuple[str, ...] = ()
-    if type(sample) in (dict, OrderedDict):
+    kind, names = type(sample), tuple[str, ...]()
+    if kind in (dict, OrderedDict):
         values = list(sample.values())
-    elif type(sample) in (list, tuple) or is_namedtuple(sample):
+    elif kind in (list, tuple) or is_namedtuple(sample):
         values = list(sample)
-    elif dataclasses.is_dataclass(sample) and not isinstance(sample, type):
-        names = dataclass_fields(type(sample))
+    elif dataclasses.is_dataclass(kind):
+        names = dataclass_fields(kind)
         values = [getattr(sample, name) for name in names]
     else:
         return sample
     read = [read_through(value, decoding) for value in values]
     if all(map(operator.is_, read, values)):
         return sample
-    if isinstance(sample, dict):
-        return type(sample)(zip(sample, read, strict=True))
-    if isinstance(sample, tuple):
-        return tuple.__new__(type(sample), read)
-    if isinstance(sample, list):
+    if kind is list:
         return read
+    if isinstance(sample, dict):
+        return kind(zip(sample, read, strict=True))
+    if isinstance(sample, tuple):
+        return tuple.__new__(kind, read)
     made = copy.copy(sample)
     for name, value in zip(names, read, strict=True):
         object.__setattr__(made, name, value)
@@ -323,7 +315,7 @@ def _refusing(data: _Buffer) -> Iterator[None]:
 
 
 @functools.cache
-def _pillow() -> Any:
+def pillow() -> Any:
     """Pillow, with the plugins of the closed list."""
     try:
         from PIL import (  # noqa: F401
@@ -350,7 +342,7 @@ def _opened(data: _Buffer) -> Any:
             f"its first bytes are {bytes(data[:8])!r}, of no JPEG, PNG, WebP, GIF, BMP or TIFF file; "
             f"{_INSTEAD}"
         )
-    return _pillow().open(io.BytesIO(data), formats=(name,))
+    return pillow().open(io.BytesIO(data), formats=(name,))
 
 
 def _picture(data: _Buffer, decoding: Decoding) -> Any:
@@ -378,7 +370,7 @@ def _in_bytes(image: Any, file_format: str) -> Any:
         return image.convert("RGBA" if is_clear else "RGB")
     # Older releases of Pillow open 16-bit PNGs as "I".
     if image.mode.startswith("I;16") or (image.mode == "I" and file_format == "PNG"):
-        return _pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        return pillow().fromarray((np.asarray(image) >> 8).astype(np.uint8))
     if image.mode in _AS_BYTES:
         return image.convert(_AS_BYTES[image.mode])
     raise ImageError(
@@ -407,84 +399,10 @@ def _by_simplejpeg(data: _Buffer, decoding: Decoding) -> _Array | None:
     try:
         height, width, space, _ = library.decode_jpeg_header(data)
         target = _COLORS.get((space, decoding.mode))
-        limit = _pillow().MAX_IMAGE_PIXELS
+        limit = pillow().MAX_IMAGE_PIXELS
         if target is None or (limit is not None and height * width > limit):
             return None
         array: _Array = library.decode_jpeg(data, target, strict=True)
     except ValueError:
         return None
     return array[..., 0] if target == "GRAY" else array
-
-
-def image_keys(palette_mode: str | None) -> tuple[str, ...]:
-    """Return the names of a PIL image's values, in the order of a record."""
-    palette = () if palette_mode is None else ("palette",)
-    return ("width", "height", "pixels", *palette, "info")
-
-
-def is_image(value: object) -> bool:
-    """Tell whether a value is a PIL image, which none is before Pillow is imported."""
-    module = sys.modules.get("PIL.Image")
-    return module is not None and isinstance(value, module.Image)
-
-
-def take_apart(image: Any) -> tuple[str | None, list[Any]] | None:
-    """Return the palette's mode and the values of a PIL image; None if its mode or size cannot be stored.
-
-    The current frame alone is kept; the file format and the class are not. An image that is not loaded yet is
-    loaded; what that raises passes through.
-    """
-    image.load()
-    pixels = image.tobytes()
-    if image.mode not in PIXEL_NBYTES or not _fits(image.mode, image.size, len(pixels)):
-        return None
-    info = _plain(dict(image.info))
-    try:
-        mode = image.im.getpalettemode()
-    except ValueError:
-        return None, [*image.size, pixels, info]
-    return mode, [*image.size, pixels, bytes(image.im.getpalette(mode, mode)), info]
-
-
-def _plain(value: Any) -> Any:
-    """Turn what Pillow leaves in `info` into plain values: its rationals and its texts with a language."""
-    if type(value) is dict:
-        return {key: _plain(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
-    if isinstance(value, str):
-        return str.__str__(value)
-    module = sys.modules.get("PIL.TiffImagePlugin")
-    if module is not None and isinstance(value, module.IFDRational):
-        return float(value)
-    return value
-
-
-def _fits(mode: str, size: tuple[int, int], nbytes: int) -> bool:
-    width, height = size
-    if not (0 <= width < 1 << 31 and 0 <= height < 1 << 31):
-        return False
-    if not width or not height:
-        return nbytes == 0 and max(width, height) <= _MAX_EMPTY_SIDE
-    row = width * PIXEL_NBYTES[mode] or (width + 7) // 8
-    return row * height == nbytes
-
-
-def put_together(modes: tuple[str, str | None], values: list[Any]) -> object:
-    """Build a PIL image from its modes and values; CorruptRecordError where they make none."""
-    pillow, (mode, palette_mode) = _pillow(), modes
-    width, height, pixels, info = (*values[:3], values[-1])
-    if not _fits(mode, (width, height), len(pixels)):
-        raise CorruptRecordError(
-            f"image of mode {mode} and size {(width, height)} has {len(pixels)} bytes of pixels"
-        )
-    try:
-        image = (
-            pillow.frombytes(mode, (width, height), pixels) if pixels else pillow.new(mode, (width, height))
-        )
-        if palette_mode is not None:
-            image.putpalette(values[3], palette_mode)
-    except (ValueError, TypeError, OSError, KeyError, SystemError) as error:
-        raise CorruptRecordError(f"image of mode {mode} does not decode: {error}") from error
-    image.info = info
-    return image

@@ -132,18 +132,14 @@ def _array(value: dtypes.Array, values: list[Any]) -> Any:
 
 
 def _scalar(value: np.generic, values: list[Any]) -> Any:
+    if type(value) is np.void and value.dtype.names is None:
+        values.append(value.tobytes())
+        return "numpy.void"
     description = dtypes.describe(value.dtype)
     if description is None:
         raise Refusal(f"a numpy scalar of dtype {value.dtype}; call .item() on it")
     values.append(dtypes.own_bytes(np.asarray(value)).tobytes())
     return "scalar", description
-
-
-def _void(value: np.void, values: list[Any]) -> Any:
-    if value.dtype.names is not None:
-        return _scalar(value, values)
-    values.append(value.tobytes())
-    return "numpy.void"
 
 
 def _zone(tz: dt.tzinfo | None) -> Any:
@@ -201,15 +197,14 @@ def _image_file(value: ImageFile, values: list[Any]) -> Any:
 def packed_node(value: list[Any] | tuple[Any, ...], values: list[Any]) -> Any:
     """As in `MAKE`, of a list or tuple of one plain type; None if it is a container."""
     kinds = set(map(type, value))
-    pack = _PACKS.get(kinds.pop()) if len(kinds) == 1 else None
-    if pack is None:
+    packed = _PACKED.get(kinds.pop()) if len(kinds) == 1 else None
+    if packed is None:
         return None
-    kind, make = pack
     try:
-        values.append(make(value))
+        values.append(packed.pack(value))
     except OverflowError:
         return None
-    return kind, type(value).__name__
+    return packed.kind, type(value).__name__
 
 
 def _pack_texts(texts: Any) -> bytes:
@@ -217,13 +212,6 @@ def _pack_texts(texts: Any) -> bytes:
     lengths = array("q", [len(parts), *map(len, parts)])
     return lengths.tobytes() + b"".join(parts)
 
-
-_PACKS: dict[type, tuple[str, Callable[[Any], bytes]]] = {
-    int: ("ints", lambda items: array("q", items).tobytes()),
-    float: ("floats", lambda items: array("d", items).tobytes()),
-    bool: ("bools", bytes),
-    str: ("strs", _pack_texts),
-}
 
 _PATHS = {
     cls.__name__: cls
@@ -313,11 +301,6 @@ def _revive_time(tz: Any) -> Revive:
     return revive
 
 
-def _revive_scalar(dtype: dtypes.Dtype) -> Revive:
-    # A structured scalar is a view of its array, so the array has to be its own.
-    return lambda data: np.ndarray((), dtype, data or b"\0").copy()[()]
-
-
 def _revive_path(name: str) -> Revive:
     foreign = "WindowsPath" if os.name == "posix" else "PosixPath"
     cls = _PATHS["Pure" + name if name == foreign else name]
@@ -346,19 +329,26 @@ def parse_class(module: Any, qualname: Any) -> tuple[str, str]:
     return module, qualname
 
 
-def _packed_kind(unpack: Callable[[Any], list[Any]]) -> LeafKind:
-    def revive(name: str) -> Revive:
+class _Packed(NamedTuple):
+    """Items of one type: the kind of a list or tuple of them, to its bytes, and back to a list."""
+
+    kind: str
+    pack: Callable[[Any], bytes]
+    unpack: Callable[[Any], list[Any]]
+
+    def revive(self, name: str) -> Revive:
+        unpack = self.unpack
         return unpack if name == "list" else lambda data: tuple(unpack(data))
 
-    return LeafKind(revive, parse=_one_of("list", "tuple"))
+
+def _numbers(dtype: str) -> Callable[[Any], list[Any]]:
+    return lambda data: np.frombuffer(data, dtype).tolist() if len(data) else []
 
 
 def _unpack_bools(data: Any) -> list[bool]:
-    flags = np.frombuffer(data, np.uint8) if len(data) else np.empty(0, np.uint8)
-    if flags.max(initial=0) > 1:
+    if bytes(data).translate(None, b"\0\1"):
         raise CorruptRecordError("a bool is neither 0 nor 1")
-    bools: list[bool] = flags.astype(np.bool_).tolist()
-    return bools
+    return np.frombuffer(data, np.bool_).tolist() if len(data) else []
 
 
 def _unpack_texts(data: Any) -> list[str]:
@@ -372,6 +362,13 @@ def _unpack_texts(data: Any) -> list[str]:
     ends = list(accumulate(lengths, initial=start))
     return [_text(data[at:end]) for at, end in pairwise(ends)]
 
+
+_PACKED: dict[type, _Packed] = {
+    int: _Packed("ints", lambda items: array("q", items).tobytes(), _numbers("<i8")),
+    float: _Packed("floats", lambda items: array("d", items).tobytes(), _numbers("<f8")),
+    bool: _Packed("bools", bytes, _unpack_bools),
+    str: _Packed("strs", _pack_texts, _unpack_texts),
+}
 
 LEAVES: dict[str, LeafKind] = {
     "bool": LeafKind(_bool, "B", "|b1", cls=bool),
@@ -396,7 +393,10 @@ LEAVES: dict[str, LeafKind] = {
     ),
     "time": LeafKind(_revive_time, "q", parse=_parse_zone),
     "datetime": LeafKind(_revive_datetime, "q", parse=_parse_zone),
-    "scalar": LeafKind(_revive_scalar, "s", parse=dtypes.parse),
+    # A structured scalar is a view of its array, so the array has to be its own.
+    "scalar": LeafKind(
+        lambda dtype: lambda data: np.ndarray((), dtype, data or b"\0").copy()[()], "s", parse=dtypes.parse
+    ),
     "str": LeafKind(_text, cls=str, wire=text_bytes),
     "bytes": LeafKind(bytes, cls=bytes),
     "bytearray": LeafKind(bytearray, cls=bytearray, wire=bytes),
@@ -410,10 +410,7 @@ LEAVES: dict[str, LeafKind] = {
     ),
     "flag": LeafKind(lambda name: lambda data: registered(name)(_bigint(data)), parse=parse_class),
     "imagefile": LeafKind(lambda decoding: lambda data: revived(data, decoding), parse=_parse_image_file),
-    "ints": _packed_kind(lambda data: np.frombuffer(data, "<i8").tolist() if len(data) else []),
-    "floats": _packed_kind(lambda data: np.frombuffer(data, "<f8").tolist() if len(data) else []),
-    "bools": _packed_kind(_unpack_bools),
-    "strs": _packed_kind(_unpack_texts),
+    **{packed.kind: LeafKind(packed.revive, parse=_one_of("list", "tuple")) for packed in _PACKED.values()},
 }
 
 
@@ -423,10 +420,6 @@ def _plain(kind: str, wire: Callable[[Any], Any] | None) -> Make:
         return kind
 
     return make
-
-
-def _none(value: None, values: list[Any]) -> str:
-    return "none"
 
 
 def _int(value: int, values: list[Any]) -> str:
@@ -447,9 +440,8 @@ MAKE: dict[type, Make] = {
     **{cls: _scalar for cls in {*np.sctypeDict.values(), np.record} if issubclass(cls, np.generic)},
     **{leaf.cls: _plain(kind, leaf.wire) for kind, leaf in LEAVES.items() if leaf.cls is not None},
     **dict.fromkeys(_PATHS.values(), _path),
-    type(None): _none,
+    type(None): lambda value, values: "none",
     int: _int,
-    np.void: _void,
     np.ndarray: _array,
     np.memmap: lambda value, values: _array(value.view(np.ndarray), values),
     torch.Tensor: _tensor,

@@ -67,7 +67,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -101,14 +101,11 @@ class Node:
         path: keys, indices and field names that lead to it from the sample.
         const: what the kind carries: a TZ, a class name pair, an image's modes, "list" or "tuple", the dtype
             of a scalar, the Decoding of an image file.
-        keys: of a container: dict keys, indices or field names, one for each child.
-        children: of a container.
+        keys, children: of a container; a key is of a dict, an index or a field name.
         dtype: torch.dtype of a tensor; numpy dtype of an array, scalar, bool, int, float or complex.
-        memory: numpy dtype of an array's or a tensor's bytes.
+        memory: numpy dtype of the bytes of an array, a tensor or a scalar.
         shape: of an array or tensor, None if it varies; () of another leaf of fixed size.
-        nbytes: of a leaf of fixed size, else None.
-        align: of the leaf's bytes in the record.
-        code: struct code of a leaf of fixed size that is not an array.
+        nbytes: of a leaf of fixed size, else None. code: for struct, if it is not an array.
         slots: int64 slots of a leaf of variable size.
         offset: of a leaf of fixed size in the record. nth: of the other leaves it is, in tree order. The
             Layout sets both.
@@ -134,21 +131,13 @@ class Node:
         """Tell whether the node has children rather than bytes."""
         return self.kind in CONTAINERS
 
-    def leaves(self) -> Iterator[Node]:
-        """Yield the leaves that have bytes in a record, in tree order."""
-        if self.is_container:
+    def leaves(self, whole: Container[str] = ()) -> Iterator[Node]:
+        """Yield the leaves that have bytes in a record, in tree order, and containers of kinds in `whole`."""
+        if self.is_container and self.kind not in whole:
             for child in self.children:
-                yield from child.leaves()
+                yield from child.leaves(whole)
         elif self.kind != "none":
             yield self
-
-    def fields(self) -> Iterator[Node]:
-        """Yield the same, but the whole of an image or an object, whose parts have no name of their own."""
-        if self.kind in OPAQUE or not self.is_container:
-            yield from () if self.kind == "none" else (self,)
-        else:
-            for child in self.children:
-                yield from child.fields()
 
     def at(self, path: Any) -> Node | None:
         """Return what lies at a field path: a key, an index, "target.boxes", or a tuple of these."""
@@ -165,13 +154,12 @@ class Node:
     def _child(self, part: Any) -> Node | None:
         if not self.is_container or self.kind in OPAQUE:
             return None
-        places = {key: place for place, key in enumerate(self.keys)}
+        places = dict(zip(self.keys, self.children, strict=True))
         if self.kind in ("namedtuple", "list", "tuple"):
-            places |= {place: place for place in range(len(self.children))}
-        if part in places:
-            return self.children[places[part]]
-        position = int(part) if isinstance(part, str) and part.isascii() and part.isdigit() else None
-        return self.children[places[position]] if position in places else None
+            places |= enumerate(self.children)
+        if part not in places and isinstance(part, str) and part.isascii() and part.isdigit():
+            part = int(part)
+        return places.get(part)
 
 
 def dump(node: Any) -> str:
@@ -211,12 +199,9 @@ class _Parser:
             raise ValueError("a node is neither a text nor a list")
         kind: str = tree if type(tree) is str else tree[0]
         parameters = tree[1:] if type(tree) is list else []
-        if kind in CONTAINERS:
-            return self._container(kind, parameters, path, depth)
-        leaf = _leaf(kind, path, parameters)
-        return replace(leaf, const=self._decoding) if kind == "imagefile" and self._decoding else leaf
-
-    def _container(self, kind: str, parameters: list[Any], path: Path, depth: int) -> Node:
+        if kind not in CONTAINERS:
+            leaf = _leaf(kind, path, parameters)
+            return replace(leaf, const=self._decoding) if kind == "imagefile" and self._decoding else leaf
         *header, children = parameters
         if type(children) is not list:
             raise ValueError("children are not a list")
@@ -253,18 +238,7 @@ def _leaf(kind: str, path: Path, parameters: list[Any]) -> Node:
     if leaf.code is None:
         return Node(kind, path, const, slots=1)
     if kind == "scalar":
-        align, code = dtypes.alignment(const), f"{const.itemsize}s"
-        return Node(
-            kind,
-            path,
-            const,
-            dtype=const,
-            memory=const,
-            shape=(),
-            nbytes=const.itemsize,
-            align=align,
-            code=code,
-        )
+        return replace(_array(kind, path, const, const, ()), const=const, code=f"{const.itemsize}s")
     nbytes, code = struct.calcsize("<" + leaf.code), leaf.code
     dtype, align = np.dtype(leaf.dtype) if leaf.dtype else None, min(8, nbytes & -nbytes)
     return Node(kind, path, const, dtype=dtype, shape=(), nbytes=nbytes, align=align, code=code)
@@ -289,30 +263,21 @@ class LeafSpan(NamedTuple):
 
     start: int
     end: int
-    shape: tuple[int, ...] | None
+    shape: tuple[int, ...]
 
 
 class Layout:
     """Where the leaves of a schema lie in a record.
 
-    Attributes:
-        leaves: in tree order, without the constant ones.
-        fixed: places in `leaves` of the fixed leaves, by rising offset.
-        variable: places in `leaves` of the variable leaves, in tree order.
-        slots_offset: where the slots begin.
-        slots: struct of all slots.
-        data_offset: where the data of variable leaves begins.
-        nbytes: of the whole record, None if a leaf is variable.
+    `leaves` are in tree order. `fixed` and `variable` are places in it: of fixed leaves by rising offset, of
+    the others in tree order. `slots` is the struct of all slots. `nbytes` is None if a leaf is variable.
     """
 
     def __init__(self, root: Node) -> None:
         self.leaves = tuple(root.leaves())
-        places = range(len(self.leaves))
-        self.variable = [i for i in places if self.leaves[i].nbytes is None]
-        self.fixed = sorted(
-            (i for i in places if self.leaves[i].nbytes is not None),
-            key=lambda i: -(self.leaves[i].nbytes or 0),
-        )
+        self.variable = [i for i, leaf in enumerate(self.leaves) if leaf.nbytes is None]
+        fixed = {i: -leaf.nbytes for i, leaf in enumerate(self.leaves) if leaf.nbytes is not None}
+        self.fixed = sorted(fixed, key=fixed.__getitem__)
         end = 0
         for i in self.fixed:
             leaf = self.leaves[i]
@@ -337,10 +302,7 @@ class Layout:
             leaf = self.leaves[i]
             dims = slots[at : at + leaf.slots]
             at += leaf.slots
-            if leaf.memory is not None:
-                nbytes = dtypes.array_nbytes(dims, leaf.memory.itemsize)
-            else:
-                nbytes = dims[0]
+            nbytes = dims[0] if leaf.memory is None else dtypes.array_nbytes(dims, leaf.memory.itemsize)
             start = align(end, 8)
             end = start + nbytes
             if nbytes < 0 or end > total:
@@ -353,7 +315,7 @@ class Layout:
         return spans
 
     def locate_many(self, slots: _Ints, nbytes: _Ints) -> dict[Path, tuple[_Ints, _Ints, _Ints]] | None:
-        """Return start, end and slots of the variable leaves of many records, from each record on, by path.
+        """Return start, end and dimensions of the variable leaves of many records, by path.
 
         Args:
             slots: int64 [n, k], the slots of each record. nbytes: int64 [n], of each record.

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from far import Far, Full, Killing, Watching, ended, in_child, is_sample, make
+from far import Far, is_sample, make
 from scale import scaled, seeded
+from systems import Full, Killing, Watching, ended, in_child
 from torch.utils.data import DataLoader
 
 from edcache import CachedDataset, CacheWriter, Reader, copy_to_local, storage, verify
@@ -373,7 +374,7 @@ def test_dictionaries_index_and_labels_are_mended_too(tmp_path, ssd):
         assert ds.batch(range(first, first + 1000))["n"].tolist() == list(range(first, first + 1000))
     assert len(ds.labels["n"]) == 20_000
     dictionaries = ds.reader.session.contents.index.dictionaries
-    index, labels = ds.reader.session.tables.seal
+    index, labels = ds.reader.session.seal
     assert dictionaries
     assert index.payload_nbytes > 2 * BLOCK_NBYTES
     ds.close()
