@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
-from edcache import format, writer
+from edcache import format, storage, writer
 from edcache.base import CorruptArchiveError, NotAnArchiveError, OptionError, ReadOptions, StorageError, Sync
 from edcache.format import Head
 from edcache.storage import PATHS, ByteSource, File, absolute
@@ -39,7 +39,12 @@ class FileStore(Store):
     def open(self) -> ByteSource:
         """See the base class; what may be cleared away by others stays while it is open."""
         file = File.open(self.path, "r")
-        writer.use_copy(file)
+        try:
+            if storage.exists(file.absolute + writer.SIDE):  # a copy of an archive far away
+                writer.use_copy(file)
+        except BaseException:
+            file.close()
+            raise
         return file
 
     def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:

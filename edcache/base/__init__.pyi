@@ -81,9 +81,7 @@ from .process import once as once
 from .progress import Progress as Progress
 from .progress import byte_progress as byte_progress
 from .progress import uploading as uploading
-from .selection import Picks as Picks
 from .selection import Selection as Selection
-from .selection import Span as Span
 from .selection import index_ranges as index_ranges
 from .selection import repeated as repeated
 from .wording import NBYTES as NBYTES

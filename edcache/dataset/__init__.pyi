@@ -1,11 +1,11 @@
 from .archive_paths import Path as Path
 from .archive_paths import expand_paths as expand_paths
+from .build import label_differences as label_differences
 from .cached import CachedDataset as CachedDataset
 from .concatenation import concat as concat
 from .decorator import CachedFactory as CachedFactory
 from .decorator import cachable as cachable
 from .decorator import default_directory as default_directory
-from .staleness import label_differences as label_differences
 from .view import Samples as Samples
 from .view import View as View
 from .zipped import zip_fields as zip_fields

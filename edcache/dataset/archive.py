@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from edcache import reader
-from edcache.base import ImageError, Ints, MissingSampleError, Picks, Transform, checked_function
+from edcache.base import ImageError, Ints, MissingSampleError, Selection, Transform, checked_function
 from edcache.codec import Decoding, Node, read_through
 from edcache.dataset.indexing import Root, T_co
 from edcache.dataset.view import Samples, View
@@ -37,7 +36,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     zero_copy: bool
     _batch_transform: Transform = None
     _reader: AnyReader
-    _filler: LazyFiller | None
+    _filler: LazyFiller | None = None
 
     def __len__(self) -> int:
         return self._reader.session.length
@@ -96,9 +95,6 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
             whole = self._reader, self.labels, indices, memory
             return fields.collated(*whole) if special is None else NotImplemented
         return reader.collated(self._reader, indices, special, memory)
-
-    def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
-        return reader.collated_by(self._reader, indices, size, memory)
 
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
         decoder = self._reader.common_decoder(indices)
@@ -197,7 +193,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def available(self) -> View[T_co]:
         """The samples that have a record, as a view."""
         index = self._reader.records.index
-        selection = None if index is None else Picks(np.array(index, np.int64))
+        selection = None if index is None else Selection(np.array(index, np.int64))
         return self._view(".available()", selection=selection)
 
     def info(self) -> dict[str, Any]:

@@ -1,69 +1,57 @@
-"""How a cache is made of its source, where it is not there yet."""
+"""How a cache is made of its source, where it is not there yet; whether what is there is of that source."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
+from edcache import writer
 from edcache.base import CacheOptions, FillOptions, OptionError, Workers, provisional
-from edcache.dataset.staleness import check_made_of
+from edcache.format import Head
 from edcache.labels import LabelSpec
 from edcache.reader import AnyReader
-from edcache.writer import (
-    Job,
-    LazyFiller,
-    Store,
-    bytes_limit,
-    check_source,
-    claim_size,
-    declared,
-    fill,
-    is_stream,
-    length_of,
-    new_head,
-    source_fingerprint,
-    until_it_stays,
-    worker_count,
-)
+
+_warned: set[object] = set()
 
 
 class Building:
     """Makes one cache of its source, as the options say; a fingerprint of None compares nothing.
 
-    job: what is filled, from which source. length: samples of the source, where it has len().
+    job: what is filled, from which source.
     """
 
     def __init__(
-        self, store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | None
+        self, store: writer.Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | None
     ) -> None:
         keys = options.in_memory_keys
         spec = LabelSpec.parse(getattr(source, "in_memory_keys", None) if keys is None else keys)
-        self._is_lazy, self._is_stream = options.is_lazy, is_stream(source)
+        self._is_lazy, self._is_stream = options.is_lazy, writer.is_stream(source)
         if options.max_bytes is not None and not self._is_lazy:
             raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
         self._store = store
         filled = store.filled_in(
             is_stream=self._is_stream, is_lazy=self._is_lazy, sync=options.sync, spool=options.spool
         )
-        self._max_bytes, self._on_full = bytes_limit(options.max_bytes, store.path), options.on_full
+        self._limits = writer.bytes_limit(options.max_bytes, store.path), options.on_full
         self._reading = provisional(options)
         self._asked = {"codec": options.codec, "compression": options.compression}
         has_length = not self._is_stream and hasattr(source, "__len__")
-        self.length = length_of(source, store.path) if has_length else None
-        head = new_head(
+        length = writer.length_of(source, store.path) if has_length else None
+        head = writer.new_head(
             spec,
-            length=self.length,
-            claim_size=claim_size(self.length or 0),
+            length=length,
+            claim_size=writer.claim_size(length or 0),
             codec=options.codec or "native",
             compression=options.compression,
             fingerprint=fingerprint,
         )
-        self.job = Job(
-            *(declared(source), filled.path, head, spec, options.chunk_size, options.sync),
+        self.job = writer.Job(
+            *(writer.declared(source), filled.path, head, spec, options.chunk_size, options.sync),
             options=FillOptions.part_of(options),
         )
 
-    def start(self, keep_existing: bool) -> tuple[LazyFiller | None, AnyReader | None]:
+    def start(self, keep_existing: bool) -> tuple[writer.LazyFiller | None, AnyReader | None]:
         """Make what is missing; or give what makes it when asked for, and the archive where all was there."""
         path = self._store.path
         if self._is_lazy and not keep_existing:
@@ -74,9 +62,9 @@ class Building:
         if self._is_stream or not self._is_lazy:
             self.fill(self.job.options, rebuild=not keep_existing)
             return None, None
-        check_source(self.job.source, path)
-        filler = LazyFiller(self.job, self._max_bytes, self._on_full)
-        until_it_stays(filler.create, self._is_done)
+        writer.check_source(self.job.source, path)
+        filler = writer.LazyFiller(self.job, *self._limits)
+        writer.until_it_stays(filler.create, self._is_done)
         return filler, None
 
     def fill(self, options: FillOptions, *, rebuild: bool = False) -> None:
@@ -89,23 +77,58 @@ class Building:
 
         def run() -> None:
             with self._store.published(options.progress, self._is_done, replaces=rebuild):
-                fill(replace(self.job, options=options), rebuild=rebuild)
+                writer.fill(replace(self.job, options=options), rebuild=rebuild)
 
         if rebuild:
             run()
         else:
-            until_it_stays(run, self._is_done)
+            writer.until_it_stays(run, self._is_done)
 
     def _done(self) -> AnyReader | None:
         """The sealed archive with every sample, where it is there; nothing need be writable for that."""
         archive = self._store.found(self._reading)
         if archive is None:
             return None
-        check_made_of(archive, self.job, self._asked)
-        return archive if archive.complete and len(archive) >= (self.length or 0) else None
+        self._check(archive)
+        return archive if archive.complete and len(archive) >= (self.job.head.length or 0) else None
 
     def _is_done(self) -> bool:
         return self._done() is not None
+
+    def _check(self, archive: AnyReader) -> None:
+        """Compare an archive with the source, and with the options of its head that were asked for.
+
+        Raises:
+            StaleCacheError: it is of another source, or of another length. OptionError: it has other options.
+        """
+        path, head, job = archive.path, archive.head, self.job
+        expected = writer.check_origin(path, head, job)
+        length = job.head.length or 0
+        if not self._is_stream and not (job.options.grow and len(archive) < length):
+            longer = len(archive) if len(archive) > length else None
+            writer.check_length(path, archive.declared_length or longer, length)
+        # A complete archive gets the label columns that it lacks from its samples.
+        names = [name for name, _ in head.labels]
+        kept = job.spec.only(names)
+        may_lack = archive.complete and (kept.names or not names)
+        writer.adopt_labels(head, kept if may_lack else job.spec, path)
+        writer.check_options(head, path, **self._asked)
+        if job.head.fingerprint is None:
+            return
+        if expected is None:
+            warn_once(
+                f"{path}: says nothing about the source that it was made of, so another one would not be "
+                "noticed; fingerprint=False silences this"
+            )
+            return
+        moved = "".join(f"\n  {line}" for line in writer.moved_paths(head.fingerprint, expected))
+        if moved:
+            warn_once(f"{path}: taken for a cache of the same files, which are elsewhere now:{moved}")
+        if writer.source_changed(head.fingerprint, expected):
+            warn_once(
+                f"{path}: the code of {expected.get('type', 'the source')} changed since this cache was "
+                "made; if it makes other samples now, pass keep_existing=False to build it anew"
+            )
 
 
 def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | None) -> dict[str, Any] | None:
@@ -115,8 +138,22 @@ def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | N
     """
     if given is not None and given is not True:
         return given or None
-    fingerprint = source_fingerprint(source)
-    if not is_stream(source) or num_workers == 0:
+    fingerprint = writer.source_fingerprint(source)
+    if not writer.is_stream(source) or num_workers == 0:
         return fingerprint
-    arguments = {**fingerprint.get("arguments", {}), "num_workers": worker_count(num_workers)}
+    arguments = {**fingerprint.get("arguments", {}), "num_workers": writer.worker_count(num_workers)}
     return {**fingerprint, "arguments": arguments}
+
+
+def label_differences(head: Head, in_memory_keys: Any) -> list[str]:
+    """The label columns that @cachable was asked for and its archive lacks, in one line or none."""
+    names = [name for name, _ in head.labels]
+    absent = [name for name in LabelSpec.parse(in_memory_keys).names if name not in names]
+    return [f"labels: {names} in the archive, in_memory_keys asks for {absent} too"] if absent else []
+
+
+def warn_once(message: str, stacklevel: int = 7, key: object = None) -> None:
+    """Warn of what is the same the next time."""
+    if (key or message) not in _warned:
+        _warned.add(key or message)
+        warnings.warn(message, RuntimeWarning, stacklevel=stacklevel)

@@ -8,23 +8,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
-from edcache import storage
-from edcache.base import (
-    FIXED,
-    CacheKeywords,
-    CacheOptions,
-    FillOptions,
-    OpenKeywords,
-    OpenOptions,
-    OptionError,
-    Sync,
-    WarmupKeywords,
-    Workers,
-    provisional,
-    takes,
-)
+from edcache import base, storage
+from edcache.base import CacheOptions, FillOptions, OpenOptions, OptionError, Workers, provisional, takes
 from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.archive_paths import Path, digests_of, expand_paths
+from edcache.dataset.build import Building, identity
 from edcache.dataset.concatenation import Several
 from edcache.dataset.indexing import T_co
 from edcache.labels import LabelSpec
@@ -33,8 +21,6 @@ from edcache.writer import Store, store_at
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from edcache.dataset.build import Building
 
 
 class Source(Protocol[T_co]):
@@ -77,7 +63,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         options: CacheOptions | None = None,
         *,
         fingerprint: dict[str, Any] | bool | None = None,
-        **keywords: Unpack[CacheKeywords],
+        **keywords: Unpack[base.CacheKeywords],
     ) -> None:
         options = CacheOptions.of(options, keywords, "CachedDataset")
         store = store_at(_path_of(source) if path is None else path, options.storage_options)
@@ -86,35 +72,28 @@ class CachedDataset(ArchiveDataset[T_co]):
         else:
             self._make(store, source, options, fingerprint)
 
-    _fixed = FIXED
+    _fixed = base.FIXED
     _store: Store
-    _building: Building | None
+    _building: Building | None = None
 
     def _attach(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
         self._begin(store, options, reader)
         # Now: a wrong path fails here, and an archive that replaces it later is another one.
         reader.head  # noqa: B018
-        self._add_keys(LabelSpec.parse(options.in_memory_keys))
+        keys = options.in_memory_keys
+        names = reader.label_names
+        # Columns of just these names are nearly always there: nothing is to be added.
+        if keys is not None and not (isinstance(keys, (list, tuple)) and all(key in names for key in keys)):
+            self._add_keys(LabelSpec.parse(keys))
 
     def _begin(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
         # At once: `__setattr__` is for who sets an attribute of an open dataset.
-        vars(self).update(
-            _store=store,
-            _reader=reader,
-            path=reader.path,
-            _building=None,
-            _filler=None,
-            zero_copy=options.zero_copy,
-            _transform=options.transform,
-            _batch_transform=options.batch_transform,
-        )
+        vars(self).update(_store=store, _reader=reader, path=reader.path, zero_copy=options.zero_copy)
+        vars(self).update(_transform=options.transform, _batch_transform=options.batch_transform)
 
     def _make(
         self, store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None
     ) -> None:
-        # Who opens a cache that is complete need not wait for what fills one.
-        from edcache.dataset.build import Building, identity
-
         check_fillable(options)
         origin = identity(source, options.num_workers, fingerprint)
         store = store.completed(lambda: origin)
@@ -132,7 +111,7 @@ class CachedDataset(ArchiveDataset[T_co]):
                 self._filler = filler or self._filler
             if archive is not None and not options.preload:
                 self._reader = archive
-            self._reader.known_length = self._building.length or 0
+            self._reader.known_length = self._building.job.head.length or 0
             self._reader.head  # noqa: B018 - opened now, as in `_attach`
         self._add_keys(self._building.job.spec)
 
@@ -156,13 +135,13 @@ class CachedDataset(ArchiveDataset[T_co]):
     @classmethod
     @overload
     def from_cache(  # type: ignore[overload-overlap]  # a str is an iterable of str
-        cls, path: Path, name: str | None = None, **keywords: Unpack[OpenKeywords]
+        cls, path: Path, name: str | None = None, **keywords: Unpack[base.OpenKeywords]
     ) -> CachedDataset: ...
 
     @classmethod
     @overload
     def from_cache(
-        cls, path: Iterable[Path], name: None = None, **keywords: Unpack[OpenKeywords]
+        cls, path: Iterable[Path], name: None = None, **keywords: Unpack[base.OpenKeywords]
     ) -> Several: ...
 
     @classmethod
@@ -291,29 +270,32 @@ class CachedDataset(ArchiveDataset[T_co]):
         relabel.publish(self, relabel.dropped(self, names), sync)
         return self
 
-    def _check_relabelling(self) -> Sync:
+    def _check_relabelling(self) -> base.Sync:
         """When a change of labels is brought to the disk; raises where they cannot be changed."""
         self._store.check_relabelling()
-        reader, reopen = self._reader, "; open it without to change its labels"
-        upload = "change the labels of a copy on a disk, and upload that"
-        refusals = {
-            f"an archive behind a URL is only read; {upload}": reader.by_request,
-            f"opened with preload=, and a copy is not changed{reopen}": reader.preload,
-            f"opened with local=, which reads a copy{reopen}": reader.local,
-            f"opened with expected_digest=, so that it must stay the file that was published{reopen}": (
-                reader.has_digest
-            ),
+        reader = self._reader
+        if reader.by_request:
+            raise OptionError(
+                f"{self.path}: an archive behind a URL is only read; change the labels of a copy on a disk, "
+                "and upload that"
+            )
+        options = {
+            "preload=, and a copy is not changed": reader.preload,
+            "local=, which reads a copy": reader.local,
+            "expected_digest=, so that it must stay the file that was published": reader.has_digest,
         }
-        for text, is_so in refusals.items():
-            if is_so:
-                raise OptionError(f"{self.path}: {text}")
+        for option, is_given in options.items():
+            if is_given:
+                raise OptionError(f"{self.path}: opened with {option}; open it without to change its labels")
         if self._filler is not None:
             self._filler.flush()
             self.refresh()
         return "seal" if self._building is None else self._building.job.sync
 
     @takes(FillOptions)
-    def warmup(self, num_workers: Workers = None, **keywords: Unpack[WarmupKeywords]) -> CachedDataset[T_co]:
+    def warmup(
+        self, num_workers: Workers = None, **keywords: Unpack[base.WarmupKeywords]
+    ) -> CachedDataset[T_co]:
         """Compute every missing sample now, with a progress bar, and seal the archive.
 
         Args:
@@ -382,9 +364,7 @@ def _path_of(source: Any) -> str:
 
 def check_fillable(options: CacheOptions) -> None:
     """Raise OptionError for options of an archive that is only opened."""
-    if options.expected_digest is not None:
-        raise OptionError(
-            "expected_digest= is for CachedDataset.from_cache(): what is filled here has no published digest"
-        )
-    if options.local is not None:
-        raise OptionError("local= is for CachedDataset.from_cache(): what is filled here is here already")
+    reasons = {"expected_digest": "has no published digest", "local": "is here already"}
+    for name, reason in reasons.items():
+        if getattr(options, name) is not None:
+            raise OptionError(f"{name}= is for CachedDataset.from_cache(): what is filled here {reason}")

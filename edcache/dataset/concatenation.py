@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from edcache.base import Ints, OptionError, Picks, Transform
+from edcache.base import Ints, OptionError, Selection, Transform
 from edcache.codec import Node
 from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.indexing import Root
 from edcache.dataset.view import Samples, View
 from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
-from edcache.reader import FieldPath, Memory, NotInBulk, Projection, Special, fresh, merged
+from edcache.reader import FieldPath, Memory, Projection, Special, fresh, merged
 
 # A dataset, the places of samples among those asked for, and their positions in it.
 _Share = tuple[Samples, Ints, Ints]
@@ -68,9 +68,6 @@ class Combined(Root, Samples):
             )
         return first
 
-    def _one(self, index: int, fields: Projection | None) -> Any:
-        return self._many(np.array([index]), fields)[0]
-
     def _with_image_files(self) -> Root:
         return type(self)([part._with_files() for part in self._parts])
 
@@ -120,8 +117,7 @@ class Concat(Combined):
 
     def chunk_of(self, indices: Ints) -> Ints:
         """Which chunk holds the record of each sample: int64 [n], numbered over all archives, -1 for none."""
-        numbers = np.full(len(indices), -1, np.int64)
-        first = 0
+        numbers, first = np.full(len(indices), -1, np.int64), 0
         for part, places, positions in self._shares(indices):
             root = part._root
             reader = getattr(root, "reader", root)
@@ -153,12 +149,6 @@ class Concat(Combined):
             return merged(batches, [places for _, places, _ in shares], memory)
         except Exception:  # noqa: BLE001 - sample by sample it is raised as default_collate does
             return NotImplemented
-
-    def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
-        (part, _, positions), *others = self._shares(indices)
-        if others or part._transform is not None or part._fields is not None:
-            return None
-        return part._root._collated_by(part._root_indices(positions), size, memory)
 
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
         return _common(self._shares(indices), fields)
@@ -262,7 +252,7 @@ class Several(Samples):
     def available(self) -> View:
         """The samples that have a record, as a view."""
         indices = [archive.available().indices + start for archive, start in self._placed()]
-        return self._view(".available()", selection=Picks(np.concatenate(indices)))
+        return self._view(".available()", selection=Selection(np.concatenate(indices)))
 
     def info(self) -> dict[str, Any]:
         """The state of the archives, and what reading them takes in this process, as of one archive.
@@ -312,29 +302,27 @@ class Several(Samples):
 # ------------------------------------------------------------------- what a root asks of its parts
 
 
-def _inner_fields(part: Samples, fields: Projection | None) -> Projection | None:
-    """What a part's root is to read for some fields of the part's samples, None for all.
+def _inner_fields(part: Samples, fields: Projection | None) -> Any:
+    """What a part's root is to read for some fields of the part's samples, None for all of them.
 
-    Raises:
-        NotInBulk: the samples as the part gives them are needed.
+    NotImplemented where the samples as the part gives them are needed.
     """
     own = part._fields
     if part._transform is not None:
-        raise NotInBulk
+        return NotImplemented
     if fields is None or own is None:
         return own if fields is None else Projection(fields.paths, fields.as_tuple, part._root._columns())
     if own.as_tuple or any(path not in own.paths for path in fields.paths):
-        raise NotInBulk
+        return NotImplemented
     return own.narrowed(fields.paths, fields.as_tuple)
 
 
 def samples_of(part: Samples, positions: Ints, fields: Projection | None) -> list[Any]:
     """The samples of a part at some positions in it, or some fields of them."""
-    indices = part._root_indices(positions)
-    try:
-        return part._root._many(indices, _inner_fields(part, fields))
-    except NotInBulk:
-        samples = part._read_many(indices)
+    indices, inner = part._root_indices(positions), _inner_fields(part, fields)
+    if inner is not NotImplemented:
+        return part._root._many(indices, inner)
+    samples = part._read_many(indices)
     return samples if fields is None else [fields.of_sample(sample) for sample in samples]
 
 
@@ -342,20 +330,16 @@ def collated_of(
     part: Samples, positions: Ints, fields: Projection | None, special: Special | None, memory: Memory
 ) -> Any:
     """The same collated; NotImplemented where default_collate must see them."""
-    try:
-        inner = _inner_fields(part, fields)
-    except NotInBulk:
+    inner = _inner_fields(part, fields)
+    if inner is NotImplemented:
         return NotImplemented
     return part._root._collated(part._root_indices(positions), inner, special, memory)
 
 
 def likeness_of(part: Samples, positions: Ints, fields: Projection | None) -> object:
     """See `Root._likeness`, of the samples of a part."""
-    try:
-        inner = _inner_fields(part, fields)
-    except NotInBulk:
-        return None
-    return part._root._likeness(part._root_indices(positions), inner)
+    inner = _inner_fields(part, fields)
+    return None if inner is NotImplemented else part._root._likeness(part._root_indices(positions), inner)
 
 
 def _common(shares: list[_Share], fields: Projection | None) -> object:

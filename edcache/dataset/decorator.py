@@ -14,30 +14,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, get_args, overload
 
-from edcache.base import (
-    CacheKeywords,
-    CacheOptions,
-    OnStale,
-    OptionError,
-    StaleCacheError,
-    check_choice,
-    provisional,
-    takes,
-)
+from edcache import base, writer
+from edcache.base import CacheOptions, OnStale, OptionError, StaleCacheError, takes
+from edcache.dataset.build import label_differences, warn_once
 from edcache.dataset.cached import CachedDataset, Source, check_fillable, filled, opened
 from edcache.dataset.indexing import T_co
-from edcache.dataset.staleness import label_differences, warn_once
 from edcache.reader import AnyReader
 from edcache.storage import hidden
-from edcache.writer import (
-    Store,
-    call_fingerprint,
-    differences,
-    qualified_name,
-    source_changed,
-    stale_message,
-    store_at,
-)
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -59,7 +42,7 @@ class CachedFactory(Generic[P, T_co]):
         on_stale: OnStale,
         options: CacheOptions,
     ) -> None:
-        check_choice("on_stale", on_stale, get_args(OnStale))
+        base.check_choice("on_stale", on_stale, get_args(OnStale))
         check_fillable(options)
         functools.update_wrapper(self, factory)
         self.uncached = factory
@@ -67,11 +50,11 @@ class CachedFactory(Generic[P, T_co]):
         self.version = version
         self.options = options
         self._on_stale = on_stale
-        self._reading = provisional(options)
+        self._reading = base.provisional(options)
         self._signature = inspect.signature(factory)
 
     def __repr__(self) -> str:
-        return f"<cachable {qualified_name(self.uncached)}>"
+        return f"<cachable {writer.qualified_name(self.uncached)}>"
 
     def __reduce__(self) -> str:
         # By name, as functions are: the name leads to this object, not to the bare factory.
@@ -85,7 +68,7 @@ class CachedFactory(Generic[P, T_co]):
         """Where the archive of this call is, or would be; nothing is touched."""
         arguments = self._arguments(args, kwargs)
         path = self._locate(arguments)
-        store = store_at(path)
+        store = writer.store_at(path)
         completed = self._completed(arguments, store)
         return path if completed is store else completed.path
 
@@ -98,8 +81,8 @@ class CachedFactory(Generic[P, T_co]):
         """
         arguments, options = self._arguments(args, kwargs), self.options
         # Now: the factory may change the folder that this process works in.
-        store = self._completed(arguments, store_at(self._locate(arguments), options.storage_options))
-        fingerprint = call_fingerprint(self.uncached, arguments, self.version)
+        store = self._completed(arguments, writer.store_at(self._locate(arguments), options.storage_options))
+        fingerprint = writer.call_fingerprint(self.uncached, arguments, self.version)
         archive = store.found(self._reading)
         rebuild = archive is not None and self._is_stale(archive, fingerprint)
         # What may be lost is computed again when a lazy cache is asked for it.
@@ -117,11 +100,11 @@ class CachedFactory(Generic[P, T_co]):
     def _is_stale(self, archive: AnyReader, fingerprint: dict[str, Any]) -> bool:
         """Whether the archive of a call is to be built anew; StaleCacheError where on_stale refuses it."""
         on_stale, head = self._on_stale, archive.head
-        changed = differences(head.fingerprint, fingerprint)
+        changed = writer.differences(head.fingerprint, fingerprint)
         if not archive.complete:
             changed += label_differences(head, self.options.in_memory_keys)
         if not changed:
-            if source_changed(head.fingerprint, fingerprint) and on_stale != "ignore":
+            if writer.source_changed(head.fingerprint, fingerprint) and on_stale != "ignore":
                 warn_once(
                     f"{archive.path}: the source of {fingerprint['factory']} changed since this cache was "
                     "made; if it makes other samples now, raise version= or delete the file",
@@ -134,7 +117,7 @@ class CachedFactory(Generic[P, T_co]):
         remedy = (
             'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
         )
-        message = stale_message(archive.path, fingerprint, changed, remedy)
+        message = writer.stale_message(archive.path, fingerprint, changed, remedy)
         if on_stale == "error" or (on_stale == "warn" and not archive.complete):
             raise StaleCacheError(message)
         if on_stale == "warn":
@@ -146,19 +129,19 @@ class CachedFactory(Generic[P, T_co]):
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def _completed(self, arguments: Mapping[str, Any], store: Store) -> Store:
-        return store.completed(lambda: call_fingerprint(self.uncached, arguments))
+    def _completed(self, arguments: Mapping[str, Any], store: writer.Store) -> writer.Store:
+        return store.completed(lambda: writer.call_fingerprint(self.uncached, arguments))
 
     def _locate(self, arguments: Mapping[str, Any]) -> str:
         if self._path is None:
-            return _default_path(call_fingerprint(self.uncached, arguments), arguments)
+            return _default_path(writer.call_fingerprint(self.uncached, arguments), arguments)
         try:
             # That of a server has its credentials along.
             return self._path.format(**{name: _slug(value) for name, value in arguments.items()})
         except (KeyError, IndexError) as error:
             raise OptionError(
-                f'the path "{self._path}" names {{{error.args[0]}}}, {qualified_name(self.uncached)} has the '
-                f"parameters {', '.join(arguments) or 'none'}"
+                f'the path "{self._path}" names {{{error.args[0]}}}, '
+                f"{writer.qualified_name(self.uncached)} has the parameters {', '.join(arguments) or 'none'}"
             ) from None
         except (ValueError, AttributeError, TypeError) as error:
             raise OptionError(
@@ -179,7 +162,7 @@ def cachable(
     *,
     version: object = None,
     on_stale: OnStale = "error",
-    **keywords: Unpack[CacheKeywords],
+    **keywords: Unpack[base.CacheKeywords],
 ) -> _Decorator: ...
 @takes(CacheOptions)
 def cachable(

@@ -13,18 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from edcache.base import (
-    FIXED,
-    Ints,
-    OptionError,
-    SampleIndexError,
-    Selection,
-    Span,
-    Transform,
-    checked_function,
-)
+from edcache import base
+from edcache.base import FREE_NBYTES, Ints, OptionError, Selection, Transform, checked_function
 from edcache.codec import Node
-from edcache.dataset.loader import Loader, LoaderOptions
+from edcache.dataset.loader import Loader
 from edcache.labels import Labels, checked_indices
 from edcache.reader import Batch, FieldPath, Memory, Projection, Special
 
@@ -48,7 +40,7 @@ class Readable(Dataset[T_co]):
     _added: Transform = None  # what samples pass behind the root's own transform
     _steps: tuple[str, ...] = ()  # how it was made of the root, for the repr
     _labels: Labels | None = None
-    _fixed: frozenset[str] = FIXED | {"zero_copy"}  # names that are options, and no attributes to be set
+    _fixed: frozenset[str] = base.FIXED | {"zero_copy"}  # names that are options, and no attributes to be set
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -190,25 +182,20 @@ class Readable(Dataset[T_co]):
         """
         if sampler is None:
             self._guard(16)
-        options = LoaderOptions(
-            *(batch_size, shuffle, sampler, drop_last, seed, num_threads, prefetch),
-            *(pin_memory, device, reuse),
+        return Loader(
+            *(self._batch, len(self), batch_size, shuffle, sampler, drop_last),
+            *(seed, num_threads, prefetch, pin_memory, device, reuse),
         )
-        return Loader(self._batch, len(self), options)
 
     def _batch(self, indices: Any) -> Batch:
-        return Batch(self, self._rows(indices))
-
-    def _rows(self, indices: Any) -> Ints:
-        """What lies at positions, or at the places of a mask, as indices in [-n, n) of the root."""
-        return self._root_indices(integers(indices, len(self)))
+        return Batch(self, self._root_indices(integers(indices, len(self))))
 
     def _root_indices(self, positions: Ints) -> Ints:
         """What lies at positions in [-len(self), len(self)), as indices in [-n, n) of the root."""
         return positions if self._selection is None else self._selection.take(positions)
 
     def _whole_selection(self) -> Selection:
-        return Span(range(len(self))) if self._selection is None else self._selection
+        return Selection(range(len(self))) if self._selection is None else self._selection
 
     def _read(self, index: int) -> Any:
         """One sample by its index in the root."""
@@ -239,12 +226,13 @@ class Readable(Dataset[T_co]):
             ) from None
         length = len(self)
         if not -length <= position < length:
-            raise SampleIndexError(f"{self!r}: index {position} not in [-{length}, {length})")
+            raise base.SampleIndexError(f"{self!r}: index {position} not in [-{length}, {length})")
         return position + length if position < 0 else position
 
     def _guard(self, nbytes: int) -> None:
         """Refuse to allocate `nbytes` a sample on the word of an archive alone; see `Reader.justify`."""
-        self._root._justify(nbytes, min(len(self), len(self._root)))
+        if nbytes * len(self) > FREE_NBYTES:
+            self._root._justify(nbytes, min(len(self), len(self._root)))
 
 
 class Root(Readable[T_co]):
@@ -270,7 +258,7 @@ class Root(Readable[T_co]):
 
     def _one(self, index: int, fields: Projection | None) -> Any:
         """A sample, or its fields."""
-        raise NotImplementedError
+        return self._many(np.array([index]), fields)[0]
 
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
         """What `_one` gives of many."""
@@ -281,10 +269,6 @@ class Root(Readable[T_co]):
     ) -> Any:
         """What default_collate makes of them; NotImplemented where it must see them."""
         raise NotImplementedError
-
-    def _collated_by(self, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
-        """The same of every `size` samples in turn; None where they are to be made one by one."""
-        return None
 
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
         """What is equal where other samples are collated in the same way; None where that is not known."""

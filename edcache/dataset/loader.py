@@ -15,15 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from edcache.base import Ints, OptionError
-from edcache.dataset import xla
+from edcache.base import Ints, MissingDependencyError, OptionError
 from edcache.reader import Batch, Memory, fresh
 
 _Slot = list[torch.Tensor]
@@ -36,51 +35,49 @@ _HELD = 2
 _WORTH_A_TASK, _MAX_BURST = 1e-3, 32
 
 
-@dataclass(frozen=True)
-class LoaderOptions:
-    """See `Readable.loader`."""
-
-    batch_size: int | None
-    shuffle: bool
-    sampler: Iterable[Any] | None
-    drop_last: bool
-    seed: int | None
-    num_threads: int
-    prefetch: int
-    pin_memory: bool
-    device: torch.device | str | None
-    reuse: bool
-
-    def __post_init__(self) -> None:
-        makes_batches = self.batch_size is None and self.sampler is not None
-        for name in ("batch_size", "num_threads", "prefetch"):
-            value: Any = getattr(self, name)
-            is_left = name == "batch_size" and makes_batches
-            if not is_left and (not isinstance(value, (int, np.integer)) or value < 1):
-                raise OptionError(f"{name}={value!r}; give 1 or more")
-        if makes_batches and self.drop_last:
-            raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
-        if self.shuffle and self.sampler is not None:
-            raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
-
-
+@dataclass(eq=False)
 class Loader:
     """Collated batches, epoch after epoch; `dataset.loader(...)` makes it and tells its options.
 
     Safety: one iteration at a time. Abandoning an iteration ends its threads.
     """
 
-    def __init__(self, read: Callable[[Ints], Batch], length: int, options: LoaderOptions) -> None:
-        self._read, self._length, self._options = read, length, options
-        self.batch_size, self._sampler = options.batch_size, options.sampler
-        self._seed = int(torch.randint(1 << 62, ())) if options.seed is None else options.seed
-        self._asked_device = None if options.device is None else torch.device(options.device)
-        self._is_xla = xla.is_xla(self._asked_device)
+    _read: Callable[[Ints], Batch]
+    _length: int
+    batch_size: int | None
+    shuffle: bool
+    _sampler: Any
+    drop_last: bool
+    seed: InitVar[int | None]
+    num_threads: int
+    prefetch: int
+    pin_memory: bool
+    device: InitVar[torch.device | str | None]
+    reuse: bool
+
+    def __post_init__(self, seed: int | None, device: torch.device | str | None) -> None:
+        makes_batches = self.batch_size is None and self._sampler is not None
+        for name in ("batch_size", "num_threads", "prefetch")[makes_batches:]:
+            value: Any = getattr(self, name)
+            if not isinstance(value, (int, np.integer)) or value < 1:
+                raise OptionError(f"{name}={value!r}; give 1 or more")
+        if makes_batches and self.drop_last:
+            raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
+        if self.shuffle and self._sampler is not None:
+            raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
+        self._seed = int(torch.randint(1 << 62, ())) if seed is None else seed
+        self._asked_device = None if device is None else torch.device(device)
+        if self._asked_device is not None and self._asked_device.type == "xla":
+            try:
+                import torch_xla  # noqa: F401
+            except ImportError:
+                raise MissingDependencyError(
+                    f'device="{device}" needs torch_xla; install it with: pip install edcache[xla]'
+                ) from None
         self._device: torch.device | None = None
-        self._epoch = 0
-        self._taken = 0
+        self._epoch, self._taken, self._resumed = 0, 0, False
+        self._is_split = True  # until a large batch turns out not to be what small ones are
         self._steps: int | None = None
-        self._resumed = False
         self._ring: _Ring | None = None
         self._seconds_a_batch = math.inf
 
@@ -123,14 +120,15 @@ class Loader:
         epoch = self._sampler_epoch
         if not self._resumed or epoch != self._epoch:
             self._epoch, self._taken = epoch, 0
-        self._resumed = False
+        self._resumed, self._is_split = False, True
         # With its number: which device "cuda" or "xla" means, each thread says for itself.
         asked = self._asked_device
         self._device = None if asked is None else torch.empty(0, device=asked).device
-        if xla.is_queue(sys._getframe(1)):
-            ring = _Ring(self._options.pin_memory, reuse=False)
+        # torch_xla's own loader queues batches before it uploads them.
+        if sys._getframe(1).f_globals.get("__name__") == "torch_xla.distributed.parallel_loader":
+            ring = _Ring(self.pin_memory, reuse=False)
         else:
-            ring = self._ring or _Ring(self._options.pin_memory, self._options.reuse)
+            ring = self._ring or _Ring(self.pin_memory, self.reuse)
             self._ring = None
         try:
             for batch in self._made(self._batches(self._taken), ring):
@@ -138,7 +136,7 @@ class Loader:
                 yield batch
         finally:
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
-            if ring.reuse == self._options.reuse:
+            if ring.reuse == self.reuse:
                 self._ring = ring
         self._end_epoch()
 
@@ -153,7 +151,7 @@ class Loader:
         return epoch if isinstance(epoch, int) else self._epoch
 
     def _starts(self, samples: int, size: int) -> range:
-        return range(0, samples // size * size if self._options.drop_last else samples, size)
+        return range(0, samples // size * size if self.drop_last else samples, size)
 
     def _batches(self, skipped: int) -> Iterator[Ints]:
         order, size = self._order(), self.batch_size
@@ -174,7 +172,7 @@ class Loader:
                 return self._sampler.order(self._epoch)
             drawn = list(self._sampler)
             return drawn if self.batch_size is None else _positions(drawn)
-        if self._options.shuffle:
+        if self.shuffle:
             return np.random.default_rng((self._seed % (1 << 64), self._epoch)).permutation(self._length)
         return np.arange(self._length, dtype=np.int64)
 
@@ -183,7 +181,7 @@ class Loader:
         at_work: deque[Future[_Made]] = deque()
         turn = threading.Lock()
         is_ending = sys.is_finalizing
-        count = self._options.num_threads
+        count = self.num_threads
         pool = ThreadPoolExecutor(count, "edcache-loader", _work_alone, (torch.get_num_threads(),))
         try:
             while True:
@@ -194,7 +192,7 @@ class Loader:
                     at_work.append(pool.submit(self._make_all, burst, ring, turn))
                 if not at_work:
                     return
-                if not burst or len(at_work) == count + self._options.prefetch:
+                if not burst or len(at_work) == count + self.prefetch:
                     made, error = at_work.popleft().result()
                     for batch, slot in made:
                         ring.hand_out(slot)
@@ -228,7 +226,7 @@ class Loader:
 
     def _at_once(self, burst: list[Ints], ring: _Ring) -> Iterable[tuple[Any, _Slot]] | None:
         """The batches of a burst as parts of a large one; None where they are to be made one by one."""
-        if len(burst) == 1 or not ring.reuse or self.batch_size is None:
+        if len(burst) == 1 or not ring.reuse or self.batch_size is None or not self._is_split:
             return None
         slot = ring.slot()
         try:
@@ -236,7 +234,8 @@ class Loader:
         except Exception:  # noqa: BLE001 - one by one, it is raised at its batch
             batches = None
         if batches is None:
-            ring.give_back(slot)
+            self._is_split = False
+            ring.free.append(slot)
             return None
         return ((batch, slot) for batch in batches)
 
@@ -249,10 +248,15 @@ class Loader:
         device = self._device
         if device is None:
             return batch
-        if self._is_xla:
+        if device.type == "xla":
+            # Not tensor.to(device), which makes part of a graph: a thread that runs the graph while another
+            # one does so spoils it, and batches come out wrong. This makes none, from any thread, and has
+            # read the memory when it returns.
+            from torch_xla.core.xla_model import send_cpu_data_to_device
+
             tensors: list[torch.Tensor] = []
             _map_tensors(tensors.append, batch)
-            there = iter(xla.upload(tensors, device))
+            there = iter(send_cpu_data_to_device(tensors, device))
             return _map_tensors(lambda _: next(there), batch)
         if device.type != "cuda":
             # Nothing waits for the copy: it is done when this returns, as the memory is used again.
@@ -310,7 +314,7 @@ def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 class _Ring:
-    """Slots: free, being filled, waiting, or with the caller, who has the last two that were handed out.
+    """Slots: `free`, being filled, waiting, or with the caller, who has the last two that were handed out.
 
     A slot is the memory of one batch at a time, or of several that were gathered at once; then used again.
     """
@@ -318,13 +322,13 @@ class _Ring:
     def __init__(self, pinned: bool, reuse: bool) -> None:
         self.reuse = reuse
         self._allocate: Memory = _pinned if pinned else fresh
-        self._free: deque[_Slot] = deque()
+        self.free: deque[_Slot] = deque()
         self._held: deque[_Slot] = deque()
 
     def slot(self) -> _Slot:
         """A free slot; one more where there is none."""
         try:
-            return self._free.popleft()
+            return self.free.popleft()
         except IndexError:
             return []
 
@@ -342,10 +346,6 @@ class _Ring:
 
         return reused if self.reuse else self._allocate
 
-    def give_back(self, slot: _Slot) -> None:
-        """Note that nobody uses this one."""
-        self._free.append(slot)
-
     def hand_out(self, slot: _Slot) -> None:
         """Note that the caller gets a batch of this one now, and needs the one before the last no more."""
         self._held.append(slot)
@@ -353,4 +353,4 @@ class _Ring:
             left = self._held.popleft()
             # The batches of a slot come in a row.
             if not any(left is slot for slot in self._held):
-                self.give_back(left)
+                self.free.append(left)

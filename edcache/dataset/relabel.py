@@ -15,18 +15,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from edcache import labels
 from edcache.base import Ints, LabelError, OptionError, StaleArchiveError, StorageError, Sync, unknown_label
 from edcache.format import MAX_LABELS, Revision, label_revision
-from edcache.labels import (
-    LabelSpec,
-    check_count,
-    checked_name,
-    collected_columns,
-    given_column,
-    given_rows,
-    given_table,
-    joined,
-)
+from edcache.labels import LabelSpec, checked_name
 from edcache.writer import Appender, until_it_stays
 
 if TYPE_CHECKING:
@@ -63,10 +55,10 @@ def given(
     if callable(values):
         return _computed(cache, LabelSpec({name: values}), fields, num_workers)
     if isinstance(values, Mapping):
-        index, column = given_rows(name, values, len(cache))
+        index, column = labels.given_rows(name, values, len(cache))
         return label_revision({name: column}, index)
-    column = given_column(name, values)
-    check_count(name, column, len(cache))
+    column = labels.given_column(name, values)
+    labels.check_count(name, column, len(cache))
     return label_revision({name: column})
 
 
@@ -116,11 +108,11 @@ def publish(cache: ArchiveDataset, revision: Revision, sync: Sync) -> None:
 
 def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> Revision:
     """All columns of a table; with `on` its rows in the order of the dataset."""
-    table = given_table(given)
+    table = labels.given_table(given)
     if on is not None:
         if on not in cache.labels:
             raise unknown_label(on, list(cache.labels))
-        table = joined(table, on, cache.labels.column(on))
+        table = labels.joined(table, on, cache.labels.column(on))
     elif table.num_rows != len(cache):
         raise OptionError(
             f"the table has {table.num_rows:,} rows, the dataset {len(cache):,} samples; give one row per "
@@ -171,5 +163,5 @@ def _computed(
         # Without one, it draws a seed from the generator of whoever trains.
         generator=torch.Generator(),
     )
-    labels = collected_columns(spec.names, (row for batch in loader for row in batch))
-    return Revision(labels, (), None if len(indices) == len(cache) else indices)
+    columns = labels.collected_columns(spec.names, (row for batch in loader for row in batch))
+    return Revision(columns, (), None if len(indices) == len(cache) else indices)

@@ -201,7 +201,15 @@ class ByLength(EpochSampler):
         check_count(*(("batch_size", batch_size) if max_tokens is None else ("max_tokens", max_tokens)))
         if not bucket >= 1:
             raise OptionError(f"bucket={bucket!r}; give 1 or more")
-        values = _checked_lengths(numbers_of(ds, lengths), max_tokens)
+        values = numbers_of(ds, lengths)
+        if values.dtype.kind not in "iu":
+            raise OptionError(f"lengths of {values.dtype}; give integers")
+        values = values.astype(np.int64)
+        wrong = (values < 0) | (values > (max_tokens or math.inf))
+        if wrong.any():
+            at = int(wrong.argmax())
+            most = "" if max_tokens is None else f", max_tokens={max_tokens:,}"
+            raise OptionError(f"sample {at} has length {values[at]:,}{most}; filter() such samples out")
         rising = ascending(values)
         self._sorted = rising[::-1].copy()
         self.shuffle = shuffle
@@ -330,18 +338,6 @@ class _Batches(Sequence[Ints]):
         return self._positions[self._bounds[number] : self._bounds[number + 1]]
 
 
-def _checked_lengths(lengths: Any, max_tokens: int | None) -> Ints:
-    if lengths.dtype.kind not in "iu":
-        raise OptionError(f"lengths of {lengths.dtype}; give integers")
-    values: Ints = lengths.astype(np.int64)
-    wrong = values < 0 if max_tokens is None else (values < 0) | (values > max_tokens)
-    if wrong.any():
-        at = int(wrong.argmax())
-        most = "" if max_tokens is None else f", max_tokens={max_tokens:,}"
-        raise OptionError(f"sample {at} has length {values[at]:,}{most}; filter() such samples out")
-    return values
-
-
 def _buckets(
     rising: Ints, batch_size: int | None, max_tokens: int | None, bucket: float
 ) -> Iterator[tuple[int, int, int]]:
@@ -424,10 +420,8 @@ def grouped(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
 def ascending(values: npt.NDArray[Any]) -> Ints:
     """The stable argsort."""
     if values.dtype.kind in "iu" and len(values):
-        low, high = int(values.min()), int(values.max())
-        if high - low < 1 << 16:
-            # Modulo 2**16, which no dtype is too narrow for.
-            return base.stable_order(values.astype(np.uint16) - np.uint16(low % (1 << 16)))
+        # Modulo 2**64, for which no dtype is too wide.
+        return base.stable_order(values.astype(np.uint64) - np.uint64(int(values.min()) % (1 << 64)))
     return np.argsort(values, kind="stable")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import reprlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
@@ -12,16 +13,17 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import base, labels
-from edcache.base import Ints, OptionError, Picks, Selection, Transform, repeated
+from edcache.base import Ints, OptionError, Selection, Transform, repeated
 from edcache.dataset import resample, split
 from edcache.dataset.indexing import Readable, Root, T_co, integers, is_array
-from edcache.dataset.transforms import checked_step, extended
-from edcache.dataset.view_repr import argument, call, chain, conditions_step
-from edcache.labels import Classes, checked_indices, classes, sort_keys
+from edcache.dataset.transforms import Step, checked_step, extended
+from edcache.labels import Classes, checked_indices, classes, order_by
 from edcache.reader import FieldPath, Projection, batch_for
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_MOST_STEPS = 6
 
 
 class Samples(Readable[T_co]):
@@ -77,7 +79,7 @@ class Samples(Readable[T_co]):
         A DataLoader whose `collate_fn` is torch's `default_collate` or an `edcache.collate` gets something
         in their place that either collates by one gather a field, see `edcache/reader/batch.py`.
         """
-        return batch_for(sys._getframe(1), self, self._rows(indices))
+        return batch_for(sys._getframe(1), self, self._root_indices(integers(indices, len(self))))
 
     # --------------------------------------------------------------------------------- by labels
 
@@ -94,7 +96,7 @@ class Samples(Readable[T_co]):
 
         >>> train.filter(split="train", label=[0, 1])
         """
-        return self._picked(self._matching(where, conditions), conditions_step("filter", where, conditions))
+        return self._picked(self._matching(where, conditions), _conditions("filter", where, conditions))
 
     def exclude(self, where: object = None, /, **conditions: object) -> View[T_co]:
         """The samples that `filter` leaves out, in their order: missing values fulfil no condition but None.
@@ -104,7 +106,7 @@ class Samples(Readable[T_co]):
         rows = self._matching(where, conditions)
         kept = np.ones(len(self), bool)
         kept[rows] = False
-        return self._picked(np.flatnonzero(kept), conditions_step("exclude", where, conditions))
+        return self._picked(np.flatnonzero(kept), _conditions("exclude", where, conditions))
 
     def _matching(self, where: object, conditions: dict[str, object]) -> Ints:
         self._guard(17)
@@ -118,12 +120,12 @@ class Samples(Readable[T_co]):
         Missing values and nans come last, descending or not.
         """
         self._guard(32)
-        order = base.stable_order(sort_keys(self.labels, name, descending))
-        return self._picked(order, call("sort_by", name, descending=descending or None))
+        order = order_by(self.labels, name, descending)
+        return self._picked(order, _call("sort_by", name, descending=descending or None))
 
     def unique(self, name: str) -> View[T_co]:
         """The first sample of each value of a label column."""
-        return self._picked(resample.firsts(self._classes(name, "unique")), call("unique", name))
+        return self._picked(resample.firsts(self._classes(name, "unique")), _call("unique", name))
 
     def group_by(self, name: str) -> dict[Any, View[T_co]]:
         """A view of the samples of each value of a label column, by value, in order of their first samples.
@@ -132,9 +134,9 @@ class Samples(Readable[T_co]):
         """
         groups = self._classes(name, "group_by")
         order, ends = base.grouped(groups.codes, len(groups.values))
-        runs = zip(groups.values, _runs(Picks(self._root_indices(order)), ends), strict=True)
-        step = call("group_by", name)
-        return {value: self._view(f"{step}[{argument(value)}]", selection=run) for value, run in runs}
+        runs = zip(groups.values, _runs(Selection(self._root_indices(order)), ends), strict=True)
+        step = _call("group_by", name)
+        return {value: self._view(f"{step}[{_SHORT.repr(value)}]", selection=run) for value, run in runs}
 
     def oversample(self, name: str, strategy: str = "exact", seed: int = 0) -> View[T_co]:
         """All samples, those of rarer classes several times over; a sample's copies stand side by side.
@@ -146,7 +148,7 @@ class Samples(Readable[T_co]):
                 the largest.
         """
         positions = resample.oversampled(self._classes(name, "oversample"), strategy, seed)
-        return self._picked(positions, call("oversample", name, strategy))
+        return self._picked(positions, _call("oversample", name, strategy))
 
     def undersample(self, name: str, count: int | None = None, seed: int = 0) -> View[T_co]:
         """At most `count` samples of each value of a label column, drawn by `seed`, in their order.
@@ -154,7 +156,7 @@ class Samples(Readable[T_co]):
         count=None takes the size of the smallest class.
         """
         positions = resample.undersampled(self._classes(name, "undersample"), count, seed)
-        return self._picked(positions, call("undersample", name, count))
+        return self._picked(positions, _call("undersample", name, count))
 
     def _classes(self, name: str, asked_by: str) -> Classes:
         self._guard(48)
@@ -164,11 +166,11 @@ class Samples(Readable[T_co]):
 
     def take(self, n: int) -> View[T_co]:
         """The first n samples; all of them where there are fewer."""
-        return self._cut(range(len(self))[: _count("take", n)], call("take", n))
+        return self._cut(range(len(self))[: _count("take", n)], _call("take", n))
 
     def skip(self, n: int) -> View[T_co]:
         """The samples after the first n; none where there are no more."""
-        return self._cut(range(len(self))[_count("skip", n) :], call("skip", n))
+        return self._cut(range(len(self))[_count("skip", n) :], _call("skip", n))
 
     def percent(self, start: float, stop: float) -> View[T_co]:
         """The samples from one fraction of the dataset to another, as 0.25 to 0.75.
@@ -181,13 +183,13 @@ class Samples(Readable[T_co]):
                 "second: percent(0.25, 0.75)"
             )
         part = range(round(len(self) * start), round(len(self) * stop))
-        return self._cut(part, call("percent", start, stop))
+        return self._cut(part, _call("percent", start, stop))
 
     def repeat(self, n: int | None = None, *, min_size: int | None = None) -> View[T_co]:
         """The dataset n times over, or as often as makes `min_size` samples at least."""
         if (n is None) == (min_size is None):
             raise OptionError("repeat() takes either how often, repeat(3), or repeat(min_size=10_000)")
-        step = call("repeat", n, min_size=min_size)
+        step = _call("repeat", n, min_size=min_size)
         if n is None:
             wanted = _count("repeat", min_size)
             if wanted and not len(self):
@@ -204,7 +206,7 @@ class Samples(Readable[T_co]):
         A DataLoader's or a loader's `shuffle=True` gives a new order every epoch.
         """
         self._guard(24)
-        return self._picked(base.permutation(base.generator(seed), len(self)), call("shuffle", seed))
+        return self._picked(base.permutation(base.generator(seed), len(self)), _call("shuffle", seed))
 
     # ------------------------------------------------------------------------------------- parts
 
@@ -231,14 +233,14 @@ class Samples(Readable[T_co]):
         >>> train, val, test = ds.split(0.8, 0.1, 0.1, seed=0, stratify="label", group="patient")
         """
         weights = split.weights_of(parts, len(self))
-        step = call("split", *parts, seed=seed, stratify=stratify, group=group)
+        step = _call("split", *parts, seed=seed, stratify=stratify, group=group)
         if seed is None and stratify is None and group is None:
             runs = _runs(self._whole_selection(), np.cumsum([0, *split.sizes_of(len(self), weights)]))
         else:
             self._guard(48)
             strata, groups = self._codes(stratify, "split"), self._codes(group, "split")
             order, ends = split.parted(len(self), weights, seed, strata, groups)
-            runs = _runs(Picks(self._root_indices(order)), ends)
+            runs = _runs(Selection(self._root_indices(order)), ends)
         return tuple(self._view(f"{step}[{k}]", selection=run) for k, run in enumerate(runs))
 
     def kfold(
@@ -263,16 +265,14 @@ class Samples(Readable[T_co]):
         strata, groups = self._codes(stratify, "kfold"), self._codes(group, "kfold")
         split.check_folds(n, len(self), group, groups)
         order, bounds = split.parted(len(self), [1] * n, seed, strata, groups)
-        step = call("kfold", n, seed=seed, stratify=stratify, group=group)
-        twice = Picks(self._root_indices(np.concatenate([order, order])))
-
-        def fold(k: int, place: int, part: range) -> View[T_co]:
-            return self._view(f"{step}[{k}][{place}]", selection=twice.cut(part))
-
-        return [
-            (fold(k, 0, range(end, start + len(order))), fold(k, 1, range(start, end)))
-            for k, (start, end) in enumerate(itertools.pairwise(bounds.tolist()))
-        ]
+        step = _call("kfold", n, seed=seed, stratify=stratify, group=group)
+        twice = Selection(self._root_indices(np.concatenate([order, order])))
+        folds = []
+        for k, (start, end) in enumerate(itertools.pairwise(bounds.tolist())):
+            train = self._view(f"{step}[{k}][0]", selection=twice.cut(range(end, start + len(order))))
+            test = self._view(f"{step}[{k}][1]", selection=twice.cut(range(start, end)))
+            folds.append((train, test))
+        return folds
 
     def _codes(self, name: str | None, asked_by: str) -> npt.NDArray[Any] | None:
         """The value of a label column that each sample has, numbered from 0."""
@@ -296,7 +296,7 @@ class Samples(Readable[T_co]):
         """
         chosen = Projection(fields, as_tuple, {})
         if self._added is not None:
-            return self._view(f".{chosen}", added=extended(self._added, chosen.of_sample))
+            return self._view(f".{chosen}", added=extended(self._added, Step(chosen.of_sample)))
         if self._fields is not None:
             return self._view(f".{chosen}", fields=self._fields.narrowed(fields, as_tuple))
         return self._view(f".{chosen}", fields=Projection(fields, as_tuple, self._root._columns()))
@@ -329,7 +329,7 @@ class Samples(Readable[T_co]):
 
         >>> ds.with_transform(field="image", fn=augment)
         """
-        step = call("with_transform", fn, field=field, return_ctx=return_ctx or None)
+        step = _call("with_transform", fn, field=field, return_ctx=return_ctx or None)
         return self._view(step, added=extended(self._added, checked_step(fn, field), return_ctx))
 
     def ctx(self, fn: Callable[..., Any], *, field: FieldPath = None) -> View[Any]:
@@ -341,7 +341,10 @@ class Samples(Readable[T_co]):
     def _view(self, step: str, **changes: Any) -> View[Any]:
         """A view like this but for the selection, the fields or what is added."""
         state = {"selection": self._selection, "fields": self._fields, "added": self._added} | changes
-        return View(self._root, **state, steps=chain(self._steps, step))
+        steps = (*self._steps, step)
+        if len(steps) > _MOST_STEPS:
+            steps = (*steps[:2], " ... ", *steps[-3:])
+        return View(self._root, **state, steps=steps)
 
     def _cut(self, part: range, step: str) -> View[T_co]:
         """A view of the samples at the positions of a range, which holds no array of them."""
@@ -349,7 +352,7 @@ class Samples(Readable[T_co]):
 
     def _picked(self, positions: Ints, step: str) -> View[T_co]:
         """A view of the samples at positions in [0, len(self)); the array is its own now."""
-        return self._view(step, selection=Picks(self._root_indices(positions)))
+        return self._view(step, selection=Selection(self._root_indices(positions)))
 
     def _with_files(self) -> Samples[Any]:
         """The same with image files that nothing decodes; what transforms them gets what it got."""
@@ -375,11 +378,10 @@ class View(Samples[T_co]):
         added: Transform,
         steps: tuple[str, ...],
     ) -> None:
-        self._whole = root
-        self._selection = selection
-        self._fields = fields
-        self._added = added
-        self._steps = steps
+        # At once: `__setattr__` is for who sets an attribute of a view.
+        vars(self).update(_whole=root, _selection=selection, _fields=fields, _added=added, _steps=steps)
+
+    _whole: Root
 
     @property
     def _root(self) -> Root:
@@ -392,6 +394,46 @@ class View(Samples[T_co]):
     def drop_labels(self, *names: str) -> View[T_co]:
         """Raise OptionError: labels belong to the whole."""
         raise OptionError("a view has the labels of its dataset; drop them there: view.cache.drop_labels()")
+
+
+class _Short(reprlib.Repr):
+    """Arguments in the repr of a view: short, whatever was given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlist, self.maxstring, self.maxother = 4, 40, 40
+
+    def repr1(self, x: Any, level: int) -> str:
+        """See the base class."""
+        if hasattr(x, "__array__") and getattr(x, "ndim", None) != 0:
+            kind = getattr(x, "dtype", None) or getattr(x, "type", None)
+            return f"<{len(x):,} {'bools' if 'bool' in str(kind) else 'values'}>"
+        if callable(x):
+            return str(getattr(x, "__name__", type(x).__name__))
+        if isinstance(x, int) and x.bit_length() > 128:  # of which Python may refuse to make digits
+            return f"<{x.bit_length()} bits>"
+        return super().repr1(x.item() if isinstance(x, np.generic) else x, level)
+
+    def repr_Expression(self, x: Any, level: int) -> str:
+        """One of pyarrow."""
+        return str(x)[: self.maxother]
+
+
+_SHORT = _Short()
+
+
+def _call(name: str, *arguments: object, **options: object) -> str:
+    """A step of a view's repr: a call of a method, with the arguments that are not None."""
+    given = [_SHORT.repr(value) for value in arguments if value is not None]
+    given += [f"{key}={_SHORT.repr(value)}" for key, value in options.items() if value is not None]
+    return f".{name}({', '.join(given)})"
+
+
+def _conditions(name: str, where: object, conditions: dict[str, object]) -> str:
+    """The same of filter or exclude; None is a condition there."""
+    given = [] if where is None else [_SHORT.repr(where)]
+    given += [f"{column}={_SHORT.repr(value)}" for column, value in conditions.items()]
+    return f".{name}({', '.join(given)})"
 
 
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:

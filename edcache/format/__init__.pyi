@@ -58,7 +58,6 @@ from .spec import PRead as PRead
 from .spec import Tail as Tail
 from .spec import after as after
 from .spec import align as align
-from .spec import block_count as block_count
 from .spec import block_crcs as block_crcs
 from .spec import crc32 as crc32
 from .spec import directory_offsets as directory_offsets

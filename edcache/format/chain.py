@@ -6,7 +6,7 @@ The writer seals the merged tables into the file; the reader needs them while an
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,24 +15,11 @@ import numpy.typing as npt
 
 from edcache import base
 from edcache.base import CorruptArchiveError
-from edcache.format import spec
+from edcache.format import spec, tables
 from edcache.format.arrays import take_rows
 from edcache.format.revisions import Placed, Revised, revised
 from edcache.format.spec import Cursor, Head, Header, PRead
-from edcache.format.tables import (
-    COLUMNS,
-    MAX_SCHEMAS,
-    Blocks,
-    ChunkTable,
-    Dictionary,
-    Failure,
-    IndexTable,
-    Records,
-    Revision,
-    failures_of,
-    parse_chunk_table,
-    parse_revision,
-)
+from edcache.format.tables import ChunkTable, Failure, Records, Revision
 from edcache.format.types import no_labels, unify
 
 _T = TypeVar("_T")
@@ -51,7 +38,7 @@ class Contents:
     index.records.index is None when no sample is absent; labels are what the chunks say.
     """
 
-    index: IndexTable
+    index: tables.IndexTable
     labels: Any
 
 
@@ -176,7 +163,11 @@ class Chain:
                 f"{self.where}: {self._lost_named:,} entries given up of {header.seq:,}; no release of "
                 "edcache wrote that: build the archive again"
             )
-        for seq in (seq for part in amendment.lost for seq in part):
+        self.give_up(seq for part in amendment.lost for seq in part)
+
+    def give_up(self, numbers: Iterable[int]) -> None:
+        """Leave entries out that a power cut took."""
+        for seq in numbers:
             self.lost.add(seq)
             entry = self._entries.pop(seq, None)
             if entry is not None:
@@ -231,7 +222,7 @@ class Chain:
         # Not a byte behind `size`: others append (test_process.py, test_an_archive_that_changes_*).
         return start + len(directory) == size and pread(start, len(directory)) == directory
 
-    def check_index(self, index: IndexTable) -> None:
+    def check_index(self, index: tables.IndexTable) -> None:
         """Check that a seal's index is about the walked chain: its length, its chunks, its dictionaries."""
         chunks = self.chunks
         end_index = max((header.end_index for header in chunks), default=0)
@@ -319,7 +310,7 @@ def _parse_amendment(changes: Any, seq: int) -> _Amendment:
     if type(lost) is not list or not all(_is_range(entry, seq) for entry in lost):
         raise ValueError("it gives up entries that are not before it")
     ranges = [range(first, last + 1) for first, last in lost]
-    return _Amendment(length, ranges, failures_of(changes.get("failed", [])))
+    return _Amendment(length, ranges, tables.failures_of(changes.get("failed", [])))
 
 
 def _is_range(entry: Any, end: int) -> bool:
@@ -342,7 +333,7 @@ def partial_text(where: str, present: int, length: int | None, damaged: Sequence
 def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
     """The table of one chunk, checked; CorruptArchiveError names chunk and offset."""
     place = f"{where}: chunk {header.seq} at offset {header.offset:,}"
-    table = _parsed(parse_chunk_table, pread, header, where, place)
+    table = _parsed(tables.parse_chunk_table, pread, header, where, place)
     if not _within(header, table):
         raise CorruptArchiveError(
             f"{place}: its table points outside of it, twice at one place, or at a schema it has not"
@@ -353,7 +344,7 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
 def read_revision(pread: PRead, header: Header, where: str) -> Revision:
     """A revision of labels, checked; CorruptArchiveError names entry and offset."""
     place = f"{where}: {header.name} at offset {header.offset:,}"
-    revision = _parsed(parse_revision, pread, header, where, place)
+    revision = _parsed(tables.parse_revision, pread, header, where, place)
     if revision.end_index != header.end_index:
         raise CorruptArchiveError(
             f"{place}: its rows end at {revision.end_index:,}, its header says {header.end_index:,}"
@@ -390,11 +381,11 @@ def _within(header: Header, table: ChunkTable) -> bool:
     )
 
 
-def blocks_of(header: Header, table: ChunkTable) -> Blocks:
+def blocks_of(header: Header, table: ChunkTable) -> tables.Blocks:
     """Where the records of a chunk and the crc32 of their blocks lie."""
     table_end = header.payload_offset + header.table_nbytes
     crcs_nbytes = 4 * spec.block_count(table.records_nbytes)
-    return Blocks(table_end - crcs_nbytes, header.records_offset, table.records_nbytes)
+    return tables.Blocks(table_end - crcs_nbytes, header.records_offset, table.records_nbytes)
 
 
 def find_headers(file: Any, start: int, end: int, uuid: bytes | None = None) -> Iterator[Header]:
@@ -443,7 +434,7 @@ def payload_crc(pread: PRead, header: Header) -> int:
 
 def merge(
     chunks: Sequence[Header],
-    tables: Callable[[Header], ChunkTable | None],
+    table_of: Callable[[Header], ChunkTable | None],
     dictionaries: Sequence[Header],
     length: int | None,
     label_names: Sequence[str],
@@ -452,19 +443,19 @@ def merge(
 ) -> Contents:
     """Merge the tables of chunks in chain order; of two records of an index the later wins.
 
-    tables: reads the table of a chunk; None leaves its samples out. length: None takes one more than the
+    table_of: reads the table of a chunk; None leaves its samples out. length: None takes one more than the
     largest index. label_names: of the table where there is no chunk. Takes some 40 bytes a sample, and labels
     twice.
     """
     # `read_table` finds no more rows than these; a header may claim any number.
     rows = sum(min(header.samples, header.table_nbytes // spec.ROW_NBYTES) for header in chunks)
-    columns = {name: np.zeros(rows, kind) for name, kind in COLUMNS.items()}
+    columns = {name: np.zeros(rows, kind) for name, kind in tables.COLUMNS.items()}
     used, is_compressed = 0, False
     schemas: dict[str, int] = {}
     labels: list[Any] = []
-    blocks: list[Blocks] = []
+    blocks: list[tables.Blocks] = []
     for header in chunks:
-        chunk = tables(header)
+        chunk = table_of(header)
         if chunk is None:
             continue
         part = slice(used, used + len(chunk.records.offset))
@@ -477,8 +468,10 @@ def merge(
         is_compressed |= chunk.records.raw_nbytes is not None
         labels.append(chunk.labels)
         blocks.append(blocks_of(header, chunk))
-    if len(schemas) > MAX_SCHEMAS:
-        raise CorruptArchiveError(f"{where}: {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
+    if len(schemas) > tables.MAX_SCHEMAS:
+        raise CorruptArchiveError(
+            f"{where}: {len(schemas):,} schemas, the format allows {tables.MAX_SCHEMAS:,}"
+        )
     # The samples of a chunk whose table is damaged are missing, whichever chunk it is.
     length = max([header.end_index for header in chunks] + [length or 0])
     if not is_compressed:
@@ -496,12 +489,12 @@ def merge(
         present = set(records.index.tolist())
         failed = sorted(f for f in failures if f.index < length and f.index not in present)
     runs = np.array(blocks, np.int64).reshape(-1, 3)
-    index = IndexTable(records, length, list(schemas), _listed(dictionaries), runs, failed)
+    index = tables.IndexTable(records, length, list(schemas), _listed(dictionaries), runs, failed)
     return Contents(index, table)
 
 
-def _listed(dictionaries: Sequence[Header]) -> list[Dictionary]:
-    return [Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in dictionaries]
+def _listed(dictionaries: Sequence[Header]) -> list[tables.Dictionary]:
+    return [tables.Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in dictionaries]
 
 
 def _newest(index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:

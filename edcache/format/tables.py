@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from edcache import base
 from edcache.base import CorruptArchiveError
-from edcache.format.arrays import from_numpy, number_values, numpy_dtype, pa
+from edcache.format.arrays import from_numpy, pa
 from edcache.format.framing import STREAM, Metadata, check_file, check_stream
 from edcache.format.types import LabelTypes, is_label_type
 
@@ -263,7 +263,7 @@ def parse_revision(data: Any, rows: int) -> Revision:
         if len(set(dropped)) != len(dropped):
             raise ValueError("it drops a column twice")
         labels = _label_table(table)
-        index = _values(table.column("index")) if "index" in table.column_names else None
+        index = _values(table, "index") if "index" in table.column_names else None
         if index is not None and not _is_index_column(index, _MOST_SAMPLES):
             raise ValueError("its index column is not strictly increasing from 0")
         if not labels.num_columns and (rows or not dropped):
@@ -372,15 +372,19 @@ def _meta(
 
 
 def _records(table: pa.Table) -> Records:
-    return Records(**{name: _values(table.column(name)) for name in table.column_names if name in COLUMNS})
+    return Records(**{name: _values(table, name) for name in table.column_names if name in COLUMNS})
 
 
-def _values(column: pa.ChunkedArray) -> npt.NDArray[Any]:
-    if column.num_chunks == 0:
-        return np.empty(0, numpy_dtype(column.type))
+def _values(table: pa.Table, name: str) -> npt.NDArray[Any]:
+    """A column of records, of which `_read` knows the type and that it has one chunk and no nulls."""
+    column, dtype = table.column(name), np.dtype(COLUMNS[name])
+    if not len(column):
+        return np.empty(0, dtype)
     array = column.chunk(0)
     array.validate(full=True)
-    return number_values(array)
+    values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+    values.flags.writeable = False
+    return values
 
 
 def _are_apart(blocks: npt.NDArray[np.int64]) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 import edcache.dataset
 from edcache.base import OptionError, SampleIndexError
-from edcache.interop.migrate import migrated
+from edcache.interop.importer import migrated
 from edcache.writer import source_fingerprint
 
 CHUNK_SIZE = 64

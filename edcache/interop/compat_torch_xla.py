@@ -11,7 +11,7 @@ import os
 from typing import Any
 
 import edcache.dataset
-from edcache.interop.migrate import migrated
+from edcache.interop.importer import migrated
 from edcache.storage import backend_of
 
 

@@ -141,23 +141,22 @@ def nbytes_of(leaves: Leaves) -> int:
 
 def columns_of(leaves: Leaves, place: str, to: str, arrays: str) -> Columns:
     """The columns that one sample needs, in a format that holds arrays of some of numpy's kinds."""
-    for name, value in leaves.items():
-        if isinstance(value, complex) and "c" not in arrays:
-            raise refused(place, name, value, f"{to} holds no complex numbers")
-        if isinstance(value, np.ndarray) and not (value.dtype.kind in arrays and value.dtype.isnative):
-            held = "arrays of bool, int and float" + (", complex too" if "c" in arrays else "")
-            raise refused(place, name, value, f"{to} holds {held} in the byte order of this machine")
-    return {name: _column(name, value, place) for name, value in leaves.items()}
+    return {name: _column(name, value, place, to, arrays) for name, value in leaves.items()}
 
 
-def _column(name: str, value: Any, place: str) -> ArrowColumn:
+def _column(name: str, value: Any, place: str, to: str, arrays: str) -> ArrowColumn:
     if value is None:
         return ArrowColumn(name, "null", is_nullable=True)
+    if isinstance(value, complex) and "c" not in arrays:
+        raise refused(place, name, value, f"{to} holds no complex numbers")
     if type(value) in _KINDS:
         return ArrowColumn(name, _KINDS[type(value)])
     if isinstance(value, Picture):
         return ArrowColumn(name, "image")
     if isinstance(value, np.ndarray):
+        if value.dtype.kind not in arrays or not value.dtype.isnative:
+            held = "arrays of bool, int and float" + (", complex too" if "c" in arrays else "")
+            raise refused(place, name, value, f"{to} holds {held} in the byte order of this machine")
         return ArrowColumn(name, "array", value.dtype.name, value.shape, value.ndim)
     if isinstance(value, datetime.datetime):
         return ArrowColumn(name, "datetime" if value.tzinfo is None else "datetime with a zone")
@@ -209,22 +208,12 @@ def check_fits(columns: Mapping[str, ArrowColumn], shown: Mapping[str, ArrowColu
     """Refuse a sample that is otherwise than those that were looked at."""
     for name in columns.keys() | shown.keys():
         known, now = columns.get(name), shown.get(name, ArrowColumn(name, "null"))
-        if known is None or not _fits(known, now):
+        if known is None or _common(known, now) != known:
             before = "in no sample" if known is None else _described(known)
             raise ExportError(
                 f'{place}: field "{name}" is {_described(now)}, and was {before} when samples '
                 "were looked at; a transform must give the same every time"
             )
-
-
-def _fits(known: ArrowColumn, now: ArrowColumn) -> bool:
-    # `_common` would tell it too, and takes longer: this is asked of every leaf of every sample.
-    if now.kind == "null":
-        return known.is_nullable
-    if now.kind != known.kind or now.ndim != known.ndim:
-        return False
-    is_empty_list = now.kind == "list" and now.dtype == "null"
-    return (now.dtype == known.dtype or is_empty_list) and (not known.is_fixed or now.shape == known.shape)
 
 
 def _described(column: ArrowColumn) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 
 from edcache.base import ForeignCacheError, Ints, LabelTypeError, PickleRefusedError
 from edcache.codec import restored
-from edcache.interop.import_members import Member, contents, listed
+from edcache.interop.import_members import contents, listed
 from edcache.interop.import_source import Files, OldCache, read_whole, regular_files
 from edcache.labels import collected
 
@@ -22,9 +22,6 @@ EXAMPLE: Final = re.compile(r"example_(\d{1,18})\.p", re.ASCII)
 
 _MOST_LABELS = 1 << 33
 _SIDE_NBYTES = 1 << 20
-_TABLE = np.dtype(
-    [("index", "i8"), ("offset", "i8"), ("nbytes", "i8"), ("size", "i8"), ("crc", "u4"), ("method", "u2")]
-)
 
 
 class EdflowZip(OldCache):
@@ -39,26 +36,24 @@ class EdflowZip(OldCache):
             self.notes.append(
                 "it has no directory, as when edflow was killed: its members were found by their headers"
             )
-        self._table, padded = _example_table(members)
-        self._names = "example_{}.p" if not padded else f"example_{{:0{padded}}}.p"
-        # A field of the table has gaps, and would be copied for every search.
-        self._indices: Ints = np.ascontiguousarray(self._table["index"], np.int64)
-        columns = (self._table[name] for name in ("index", "size", "crc"))
-        values = b"".join(np.ascontiguousarray(column).tobytes() for column in columns)
-        self.identity = {"sizes and crc32s": hashlib.sha256(values).hexdigest()[:16]}
-        self._set_indices(self._indices, self._stated_length())
-        _add_labels(self, self._labels(members))
-
-    def _read(self, index: int) -> Any:
-        row = self._table[np.searchsorted(self._indices, index)]
-        member = Member(self._names.format(index), *row.item()[1:])
-        return self._unpickled(contents(self.path, member, self.most_nbytes), f"{self.path}: {member.name}")
-
-    def _labels(self, members: Iterable[Member]) -> bytes | None:
+        matches = ((EXAMPLE.fullmatch(member.name), member) for member in members)
+        # Of two for one index the later.
+        self._examples = {int(match[1]): member for match, member in matches if match}
+        indices: Ints = np.array(sorted(self._examples), np.int64)
+        examples = [self._examples[index] for index in indices.tolist()]
+        sizes = np.array([example.size for example in examples], "i8")
+        crcs = np.array([example.crc for example in examples], "u4")
+        digest = hashlib.sha256(indices.tobytes() + sizes.tobytes() + crcs.tobytes())
+        self.identity = {"sizes and crc32s": digest.hexdigest()[:16]}
+        self._set_indices(indices, self._stated_length())
         labels = [member for member in members if member.name == LABELS]
         if len(labels) > 1:
             self.notes.append(f"labels.p is in it {len(labels)} times; the last one counts")
-        return contents(self.path, labels[-1], _MOST_LABELS) if labels else None
+        _add_labels(self, contents(self.path, labels[-1], _MOST_LABELS) if labels else None)
+
+    def _read(self, index: int) -> Any:
+        member = self._examples[index]
+        return self._unpickled(contents(self.path, member, self.most_nbytes), f"{self.path}: {member.name}")
 
     def _stated_length(self) -> int | None:
         """What the files of `@cachable(path)` beside the zip say: path + ".p", path + "parameters.p"."""
@@ -77,6 +72,7 @@ class EdflowFolder(Files):
     """The files of edflow's zip in a folder: example_0.p, ..., labels.p."""
 
     kind = "edflow"
+    _decode = OldCache._unpickled
 
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
@@ -86,9 +82,6 @@ class EdflowFolder(Files):
         labels = os.path.join(path, LABELS)
         is_there = os.path.isfile(labels) and not os.path.islink(labels)
         _add_labels(self, read_whole(labels, labels, _MOST_LABELS) if is_there else None)
-
-    def _decode(self, data: bytes, shown: str) -> Any:
-        return self._unpickled(data, shown)
 
 
 def _add_labels(cache: OldCache, data: bytes | None) -> None:
@@ -135,14 +128,3 @@ def _call_note(parameters: str) -> str:
     except (PickleRefusedError, TypeError, ValueError) as error:
         return f"the arguments of its call were not read: {error}"
     return f"it was made by a call with the arguments {args!r:.200} {kwargs!r:.200}"
-
-
-def _example_table(members: Iterable[Member]) -> tuple[Any, int]:
-    """The examples by index, of two for one index the later; and the digits of padded names."""
-    rows, padded = {}, 0
-    for member in members:
-        match = EXAMPLE.fullmatch(member.name)
-        if match:
-            rows[int(match[1])] = (int(match[1]), *member[1:])
-            padded = len(match[1]) if match[1].startswith("0") and len(match[1]) > 1 else padded
-    return np.array([rows[index] for index in sorted(rows)], _TABLE), padded

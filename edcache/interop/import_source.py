@@ -116,22 +116,20 @@ class OldCache(Dataset[Any], abc.ABC):
 class Files(OldCache):
     """A folder with a file for each sample, of torch.save unless a kind decodes them otherwise."""
 
+    _decode = OldCache._torch_loaded
+
     def _set_files(self, files: Mapping[int, tuple[str, os.stat_result]], length: int | None = None) -> None:
         """Take note of the files: their names inside the folder, with slashes, by index."""
-        indices: Ints = np.array(sorted(files), np.int64)
-        self._names = [files[index][0] for index in indices.tolist()]
-        self._indices = indices
-        self.identity = {"names, sizes and times": files_digest(files[index] for index in indices.tolist())}
-        self._set_indices(indices, length)
+        indices = sorted(files)
+        self._names = {index: files[index][0] for index in indices}
+        self.identity = {"names, sizes and times": files_digest(files[index] for index in indices)}
+        self._set_indices(np.array(indices, np.int64), length)
 
     def _read(self, index: int) -> Any:
-        name = self._names[int(np.searchsorted(self._indices, index))]
+        name = self._names[index]
         shown = f"{self.path}: {name}"
         data = read_whole(os.path.join(self.path, *name.split("/")), shown, self.most_nbytes)
         return self._decode(data, shown)
-
-    def _decode(self, data: bytes, shown: str) -> Any:
-        return self._torch_loaded(data, shown)
 
 
 def files_digest(files: Iterable[tuple[object, os.stat_result]]) -> str:

@@ -1,15 +1,24 @@
-"""Which kind of old cache lies at a path, and an old cache to an archive."""
+"""Which kind of old cache lies at a path; an old cache to an archive; the archive of an old path."""
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
-from edcache.base import CacheKeywords, CacheOptions, ForeignCacheError, OptionError, once, takes
+from edcache.base import (
+    CacheKeywords,
+    CacheOptions,
+    CorruptArchiveError,
+    ForeignCacheError,
+    NotAnArchiveError,
+    OptionError,
+    takes,
+)
 from edcache.dataset import CachedDataset
 from edcache.interop.folders import EXTENSIONS
 from edcache.interop.import_edflow import EXAMPLE, EdflowFolder, EdflowZip
@@ -21,83 +30,81 @@ from edcache.interop.import_source import OldCache, read_whole
 from edcache.interop.import_tensordict import META, Tensordict
 from edcache.interop.import_webdataset import Webdataset
 from edcache.storage import local_path
+from edcache.writer import store_at
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _HASH = re.compile(r"[0-9a-f]{32,}\.pt")
-_TAR = re.compile(r".*\.tar", re.DOTALL)
 _MOST_NAMES = 10_000
 _MOST_FOLDERS = 100
 _OURS = b"edcache.json"  # the name of the first entry
+_FOR_IMPORTING: Final = {"in_memory_keys", "codec", "compression", "allow_pickle", "num_workers", "progress"}
+logger = logging.getLogger("edcache")
 
 
-class _Place:
-    """What lies at a path, to recognise it by: the first names in a folder, or bytes of a file."""
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        self.is_zip = self.is_tar = False
-        self.names: set[str] = set()
-        if os.path.isdir(path):
-            with os.scandir(path) as entries:
-                self.names = {entry.name for entry in islice(entries, _MOST_NAMES)}
-            return
-        with open(path, "rb") as file:
-            first = file.read(4096)
-        if first[30:].startswith(_OURS):
-            raise ForeignCacheError(
-                f"{path}: an archive of edcache already; CachedDataset.from_cache() opens it"
-            )
-        self.is_zip, self.is_tar = first.startswith(b"PK\x03\x04"), first[257:262] == b"ustar"
-
-    def has(self, pattern: re.Pattern[str]) -> bool:
-        """Whether a file is called so."""
-        return any(map(pattern.fullmatch, self.names))
-
-    @once
-    def is_tensordict(self) -> bool:
-        """Whether tensordict's description is in the zip or the folder."""
-        return META in self.names or (self.is_zip and any(m.name == META for m in listed(self.path)[0]))
-
-    @once
-    def index(self) -> dict[str, Any]:
-        """What the index.json of a folder says, which several systems write; nothing where there is none."""
-        file = os.path.join(self.path, INDEX)
-        try:
-            index = json.loads(read_whole(file, file, INDEX_NBYTES)) if INDEX in self.names else {}
-        except (RecursionError, ValueError):
-            return {}
-        return index if isinstance(index, dict) else {}
-
-    def has_images(self) -> bool:
-        """Whether a folder has a folder with an image file in it."""
-        if not self.names:
-            return False
-        with os.scandir(self.path) as entries:
-            folders = [entry.path for entry in entries if entry.is_dir()][:_MOST_FOLDERS]
-        files = (name for folder in folders for name in os.listdir(folder))
-        return any(name.lower().endswith(EXTENSIONS) for name in files)
-
-
-# How each kind of old cache is recognised, and what opens it. The first that fits counts.
-KINDS: Final[dict[str, tuple[Callable[[_Place], bool], Callable[..., OldCache]]]] = {
-    "edflow": (
-        lambda at: (at.is_zip and not at.is_tensordict) or at.has(EXAMPLE),
-        lambda path, trust: (EdflowFolder if os.path.isdir(path) else EdflowZip)(path, trust),
-    ),
-    "torch_xla": (
-        lambda at: METADATA in at.names or (bool(at.names) and all(map(SAMPLE.fullmatch, at.names))),
-        TorchXla,
-    ),
-    "monai": (lambda at: at.has(_HASH), Monai),
-    "webdataset": (lambda at: at.is_tar or at.has(_TAR), Webdataset),
-    "tensordict": (lambda at: at.is_tensordict, Tensordict),
-    "mds": (lambda at: "shards" in at.index, Mds),
-    "litdata": (lambda at: "chunks" in at.index, Litdata),
-    "huggingface": (lambda at: STATE in at.names, HuggingFace),
-    "images": (lambda at: bool({BEGUN, ENDED} & at.names) or at.has_images(), Images),
+KINDS: Final[dict[str, Callable[..., OldCache]]] = {
+    "edflow": lambda path, trust: (EdflowFolder if os.path.isdir(path) else EdflowZip)(path, trust),
+    "torch_xla": TorchXla,
+    "monai": Monai,
+    "webdataset": Webdataset,
+    "tensordict": Tensordict,
+    "mds": Mds,
+    "litdata": Litdata,
+    "huggingface": HuggingFace,
+    "images": Images,
 }
+
+
+def _kind_of(path: str) -> str | None:
+    """The kind of the old cache at a path, by its first bytes or the first names in it."""
+    if not os.path.isdir(path):
+        return _kind_of_file(path)
+    with os.scandir(path) as entries:
+        names = {entry.name for entry in islice(entries, _MOST_NAMES)}
+    index = _index(path) if INDEX in names else {}
+    fits = {
+        "edflow": any(map(EXAMPLE.fullmatch, names)),
+        "torch_xla": METADATA in names or (bool(names) and all(map(SAMPLE.fullmatch, names))),
+        "monai": any(map(_HASH.fullmatch, names)),
+        "webdataset": any(name.endswith(".tar") for name in names),
+        "tensordict": META in names,
+        "mds": "shards" in index,
+        "litdata": "chunks" in index,
+        "huggingface": STATE in names,
+    }
+    for kind, does_fit in fits.items():
+        if does_fit:
+            return kind
+    return "images" if {BEGUN, ENDED} & names or _has_images(path) else None
+
+
+def _kind_of_file(path: str) -> str | None:
+    with open(path, "rb") as file:
+        first = file.read(4096)
+    if first[30:].startswith(_OURS):
+        raise ForeignCacheError(f"{path}: an archive of edcache already; CachedDataset.from_cache() opens it")
+    if first.startswith(b"PK\x03\x04"):
+        return "tensordict" if any(member.name == META for member in listed(path)[0]) else "edflow"
+    return "webdataset" if first[257:262] == b"ustar" else None
+
+
+def _index(path: str) -> dict[str, Any]:
+    """What the index.json of a folder says, which several systems write."""
+    file = os.path.join(path, INDEX)
+    try:
+        index = json.loads(read_whole(file, file, INDEX_NBYTES))
+    except (RecursionError, ValueError):
+        return {}
+    return index if isinstance(index, dict) else {}
+
+
+def _has_images(path: str) -> bool:
+    """Whether a folder has a folder with an image file in it."""
+    with os.scandir(path) as entries:
+        folders = list(islice((entry.path for entry in entries if entry.is_dir()), _MOST_FOLDERS))
+    files = (name for folder in folders for name in os.listdir(folder))
+    return any(name.lower().endswith(EXTENSIONS) for name in files)
 
 
 def old_cache(
@@ -125,8 +132,7 @@ def old_cache(
     if not os.path.exists(where):
         raise ForeignCacheError(f"{where}: No such file or directory")
     if kind is None:
-        place = _Place(where)
-        kind = next((name for name, (fits, _) in KINDS.items() if fits(place)), None)
+        kind = _kind_of(where)
         if kind is None:
             raise ForeignCacheError(
                 f"{where}: not recognised as one of {', '.join(KINDS)}; name its kind with kind= (--from), "
@@ -136,7 +142,7 @@ def old_cache(
         raise OptionError(f"kind={kind!r}; choose one of {', '.join(KINDS)}")
     if order is not None and kind != "monai":
         raise OptionError(f'{where}: order= is for "monai", this is "{kind}"')
-    return KINDS[kind][1](where, trust_pickle, *([] if order is None else [order]))
+    return KINDS[kind](where, trust_pickle, *([] if order is None else [order]))
 
 
 @takes(CacheOptions)
@@ -185,3 +191,41 @@ def import_cache(
     if more:
         ds.add_labels(more)
     return ds
+
+
+def migrated(
+    path: str, dataset: Any, options: dict[str, Any], *, old: str | None = None, trust_pickle: bool = False
+) -> str:
+    """The archive that stands for an old path, after the samples of an old cache were taken over.
+
+    Where an old cache lies at the path the archive is beside it, "toy.edcache.zip"; `old` is where else one
+    may lie. It is only read, and when its samples are all there it is not looked at again. It gets the label
+    columns of `dataset` where it has none; of the options of a CachedDataset those for importing count.
+    """
+    if "://" in path:
+        return path
+    if _is_something_else(path):
+        path, old = f"{path.removesuffix('.zip')}.edcache.zip", path
+    if old is None or not os.path.exists(old):
+        return path
+    archive = store_at(path).found()
+    if archive is None or not archive.complete:
+        source = old_cache(old, trust_pickle=trust_pickle)
+        chosen: dict[str, Any] = {"in_memory_keys": getattr(dataset, "in_memory_keys", None)}
+        chosen |= {name: value for name, value in options.items() if name in _FOR_IMPORTING}
+        ds = import_cache(source, path, **chosen)
+        for note in source.notes:
+            logger.warning("%s: %s", old, note)
+        logger.warning("%s: its %s samples are in %s now", old, f"{ds.reader.present:,}", path)
+    return path
+
+
+def _is_something_else(path: str) -> bool:
+    """Whether something that is no archive is at a path."""
+    try:
+        is_there = os.path.exists(path) and os.path.getsize(path) > 0
+        return os.path.isdir(path) or (store_at(path).found() is None and is_there)
+    except NotAnArchiveError:
+        return True
+    except CorruptArchiveError:
+        return False  # of ours: who opens it says what is wrong

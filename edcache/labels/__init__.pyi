@@ -3,8 +3,8 @@ from .collector import collected as collected
 from .collector import collected_columns as collected_columns
 from .column import Classes as Classes
 from .exchange import ArrowColumn as ArrowColumn
-from .exchange import ParquetFile as ParquetFile
 from .exchange import arrow_column as arrow_column
+from .exchange import parquet_writer as parquet_writer
 from .exchange import renamed as renamed
 from .exchange import schema_of as schema_of
 from .given import check_count as check_count
@@ -19,5 +19,5 @@ from .label_spec import checked_name as checked_name
 from .labels import Labels as Labels
 from .labels import checked_indices as checked_indices
 from .labels import classes as classes
-from .labels import sort_keys as sort_keys
+from .labels import order_by as order_by
 from .query import matching_rows as matching_rows

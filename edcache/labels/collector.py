@@ -10,23 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from edcache import format
 from edcache.base import LabelTypeError, described, shown
-from edcache.format import (
-    EXACT,
-    Clash,
-    ColumnType,
-    LabelTypes,
-    deciding_numbers,
-    detached,
-    from_numpy,
-    from_texts,
-    is_list,
-    is_text,
-    no_type,
-    numpy_dtype,
-    pa,
-    unify,
-)
+from edcache.format import EXACT, ColumnType, deciding_numbers, detached, no_type, pa
 from edcache.labels.label_spec import LabelSource, LabelSpec
 
 _PIECE = 1 << 20
@@ -45,7 +31,7 @@ class LabelCollector:
     sample that does not fit is named. A chunk's table has types of its own; `unify` joins them.
     """
 
-    def __init__(self, spec: LabelSpec, seen: LabelTypes | None = None) -> None:
+    def __init__(self, spec: LabelSpec, seen: format.LabelTypes | None = None) -> None:
         self.spec = spec
         types = seen.types if seen is not None else {}
         self._columns = [_Column(n, spec.source_of(n), types.get(n, no_type())) for n in spec.names]
@@ -115,7 +101,7 @@ class _Column:
         except _NotALabel as problem:
             what = f"{str(problem) or described(value)}; a label is {_KINDS}"
             raise self._error(index, what, "convert it") from None
-        except Clash as clash:
+        except format.Clash as clash:
             what = f"{described(value)}, earlier samples are {self._seen.arrow}{clash}"
             raise self._error(index, what, "make it one type") from None
         self._undo = (len(self._values), self._seen, self._chunk)
@@ -149,30 +135,30 @@ def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
     """One Arrow array of the values, which are known to fit `kind`; no validity bitmap without a None."""
     if pa.types.is_null(kind):
         return pa.nulls(len(values))
-    if is_text(kind):
-        return from_texts(values, kind)
+    if format.is_text(kind):
+        return format.from_texts(values, kind)
     missing = np.fromiter((value is None for value in values), np.bool_, len(values))
-    if is_list(kind):
+    if format.is_list(kind):
         present = [value for value in values if value is not None]
         if present and all(isinstance(value, np.ndarray) for value in present):
-            dtype = numpy_dtype(kind.value_type)
-            items = from_numpy(np.concatenate(present, dtype=dtype, casting="unsafe"), kind.value_type)
+            dtype = format.numpy_dtype(kind.value_type)
+            items = format.from_numpy(np.concatenate(present, dtype=dtype, casting="unsafe"), kind.value_type)
         else:
             items = _build([item for value in present for item in value], kind.value_type)
         ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
-        return pa.ListArray.from_arrays(from_numpy(ends, pa.int32(), np.append(missing, False)), items)
+        return pa.ListArray.from_arrays(format.from_numpy(ends, pa.int32(), np.append(missing, False)), items)
     if pa.types.is_temporal(kind):
         unit = "D" if pa.types.is_date32(kind) else kind.unit
         dtype = np.dtype(f"{'m8' if pa.types.is_duration(kind) else 'M8'}[{unit}]")
     else:
-        dtype = numpy_dtype(kind)
+        dtype = format.numpy_dtype(kind)
     if missing.any():
         filler = np.zeros((), dtype)[()]
         values = [filler if value is None else value for value in values]
     array = np.array(values, dtype=dtype)
     if dtype.kind in "mM":
         array = array.view(np.int64).astype(np.int32 if pa.types.is_date32(kind) else np.int64)
-    return from_numpy(array, kind, missing)
+    return format.from_numpy(array, kind, missing)
 
 
 def collected(name: str, values: Iterable[tuple[int, Any]]) -> pa.Array:
@@ -188,7 +174,7 @@ def collected_columns(names: Sequence[str], rows: Iterable[tuple[int, Sequence[A
         if len(collector) == _PIECE:
             tables.append(collector.table())
             collector = collector.successor()
-    return unify([*tables, collector.table()], "")
+    return format.unify([*tables, collector.table()], "")
 
 
 # ---- one value, as its column keeps it
@@ -246,7 +232,7 @@ def _list_cell(items: list[_Cell]) -> _Cell:
     try:
         for item in items:
             inner = inner.with_values(item.type, item.numbers)
-    except Clash as clash:
+    except format.Clash as clash:
         kinds = " and ".join(dict.fromkeys(str(item.type) for item in items))
         raise _NotALabel(f"a list of mixed types ({kinds}{clash})") from None
     numbers = [number for item in items for number in item.numbers]

@@ -1,4 +1,4 @@
-"""A column as numpy, as every comparison sees it, and as small numbers: which are equal, which come first.
+"""A column as numpy, as every comparison sees it, its classes, its order.
 
 To comparisons equal values have equal bits: -0.0 is 0.0, and all nans are one value. What is stored, and
 what `Labels` gives back, keeps the bits that were written.
@@ -17,8 +17,6 @@ from edcache.format import is_list, is_number, is_text, number_values, numpy_dty
 
 # Of so many values what is computed stays in the processor's cache.
 _BLOCK = 1 << 15
-SMALL_RANGE = 1 << 16
-"""Integers of so small a range are looked up in a table instead of being hashed."""
 
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
@@ -114,10 +112,8 @@ class Classes(NamedTuple):
     values: list[Any]
 
 
-def classes_of(column: pa.ChunkedArray | npt.NDArray[Any]) -> Classes:
-    """The distinct values of a comparable column, or of numpy's integers within `SMALL_RANGE`."""
-    if isinstance(column, np.ndarray):
-        return _by_appearance(column)
+def classes_of(column: pa.ChunkedArray) -> Classes:
+    """The distinct values of a comparable column."""
     if not len(column) or pa.types.is_null(column.type):
         return Classes(np.zeros(len(column), np.uint8), [None] * bool(len(column)))
     encoded = one_chunk(column).dictionary_encode("encode")  # a missing value as the others
@@ -127,78 +123,22 @@ def classes_of(column: pa.ChunkedArray | npt.NDArray[Any]) -> Classes:
     values = list(array) if array.dtype.kind in "mM" else array.tolist()
     if distinct.null_count:
         values[int(distinct.is_null().to_numpy(zero_copy_only=False).argmax())] = None
-    codes = encoded.indices.to_numpy(zero_copy_only=False)
-    return Classes(codes.astype(np.min_scalar_type(len(values) - 1)), values)
+    return Classes(number_values(encoded.indices).astype(np.min_scalar_type(len(values) - 1)), values)
 
 
-def _by_appearance(column: npt.NDArray[Any]) -> Classes:
-    low, span = int(column.min()), int(column.max()) - int(column.min()) + 1
-    least, unsigned = column.dtype.type(low), f"u{column.dtype.itemsize}"
-    order = np.empty(0, np.intp)
-    numbers = np.full(span, -1, np.int32)
-    codes = np.empty(len(column), np.min_scalar_type(span - 1))
-    for start in range(0, len(column), _BLOCK):
-        offsets = (column[start : start + _BLOCK] - least).view(unsigned)
-        block = numbers[offsets]
-        if block.min() < 0:
-            new, rows = np.unique(offsets[block < 0], return_index=True)
-            new = new[np.argsort(rows)]
-            numbers[new] = np.arange(len(order), len(order) + len(new))
-            order = np.append(order, new.astype(np.intp))  # of uint64 it would make floats
-            block = numbers[offsets]
-        codes[start : start + _BLOCK] = block
-    codes = codes.astype(np.min_scalar_type(len(order) - 1), copy=False)
-    return Classes(codes, [low + offset for offset in order.tolist()])
-
-
-def sort_keys_of(column: pa.ChunkedArray | npt.NDArray[Any], descending: bool) -> npt.NDArray[Any]:
-    """Unsigned ints in the order of a column as `classes_of` takes it; missing values and nans are last."""
-    if not len(column):
-        return np.empty(0, np.uint8)
-    if isinstance(column, np.ndarray):
-        low, high = int(column.min()), int(column.max())
-        first, second = (column.dtype.type(high), column) if descending else (column, column.dtype.type(low))
-        # Without an array of the wide type in between; what wraps around wraps back.
-        keys = np.empty(len(column), np.min_scalar_type(high - low))
-        return np.subtract(first, second, out=keys, casting="unsafe")
-    keys, missing = _ordered(column)
-    if missing.any():
-        # So that what is not there does not count for the largest or the smallest.
-        keys[missing] = keys[~missing].min(initial=np.iinfo(np.uint64).max)
-    keys = keys.max() - keys if descending else keys - keys.min()
-    if missing.any():
-        if keys.max() == np.iinfo(keys.dtype).max:  # or there is no number left for the others
-            keys = np.unique(keys, return_inverse=True)[1].astype(np.uint64)
-        keys[missing] = keys.max() + np.uint64(1)
-    return keys.astype(np.min_scalar_type(int(keys.max())), copy=False)
-
-
-def _ordered(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.bool_]]:
-    """Unsigned ints in the values' order, of memory of their own, and which values are missing or nan."""
+def sorted_rows(column: pa.ChunkedArray, descending: bool) -> npt.NDArray[np.int64]:
+    """The rows in the order of a comparable column, stable; missing values and nans are last."""
     kind = column.type
-    if is_text(kind) or pa.types.is_null(kind):
-        codes, values = classes_of(column)
-        is_none = np.array([value is None for value in values], bool)
-        present = sorted(np.flatnonzero(~is_none).tolist(), key=values.__getitem__)
-        ranks = np.zeros(len(values), np.uint64)
-        ranks[present] = np.arange(len(present))
-        return ranks[codes], is_none[codes]
-    array = one_chunk(column)
-    missing = array.is_null().to_numpy(zero_copy_only=False)
-    if array.null_count and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        array = array.fill_null(pa.scalar(0).cast(kind))
-    numbers = to_numpy(array, nullable=array.null_count > 0)
-    if numbers.dtype.kind in "bu":
-        return numbers.astype(np.uint64), missing
-    if numbers.dtype.kind == "f":
-        # Of what is below zero more bits are less.
-        bits = numbers.astype(np.float64).view(np.int64)
-        missing, signed = np.isnan(numbers), np.where(bits < 0, bits ^ np.int64(2**63 - 1), bits)
-    elif numbers.dtype.kind in "mM":
-        missing, signed = np.isnat(numbers), numbers.view(np.int64)
-    else:
-        signed = numbers.astype(np.int64)
-    return signed.view(np.uint64) ^ np.uint64(1 << 63), missing
+    if pa.types.is_floating(kind):
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
+    elif is_text(kind):
+        # Numbers are compared faster, and each text is likely to be there often.
+        encoded = one_chunk(column).dictionary_encode()
+        column = pc.rank(encoded.dictionary).take(encoded.indices)
+    elif pa.types.is_duration(kind):  # which Arrow does not order
+        column = column.cast(pa.int64())
+    rows = pc.sort_indices(column, sort_keys=[("", "descending" if descending else "ascending")])
+    return number_values(rows).view(np.int64)
 
 
 # ---- what a table holds, column by column

@@ -126,27 +126,15 @@ def schema_of(columns: Iterable[ArrowColumn], labels: pa.Schema) -> pa.Schema:
     return pa.schema([*fields, *labels])
 
 
-class ParquetFile:
-    """A Parquet file written to a stream table by table, a row group each, compressed by zstd."""
+def parquet_writer(stream: Any, schema: pa.Schema) -> Any:
+    """A `pyarrow.parquet.ParquetWriter`, which compresses by zstd and has a row group for each table."""
+    from pyarrow import parquet
 
-    def __init__(self, stream: Any, schema: pa.Schema) -> None:
-        from pyarrow import parquet
-
-        self._schema = schema
-        # Of arrays and images no value comes again, and to look for one takes ten times as long.
-        single = [field.name for field in schema if not _is_large(field.type)]
-        self._writer = parquet.ParquetWriter(
-            stream, schema, compression="zstd", use_dictionary=single, write_statistics=single
-        )
-
-    def write(self, arrays: Sequence[pa.Array], labels: pa.Table) -> None:
-        """Append rows: an array for each column, and their labels."""
-        columns = [*arrays, *labels.columns]
-        self._writer.write_table(pa.Table.from_arrays(columns, schema=self._schema))
-
-    def close(self) -> None:
-        """Write the footer."""
-        self._writer.close()
+    # Of arrays and images no value comes again, and to look for one takes ten times as long.
+    single = [field.name for field in schema if not _is_large(field.type)]
+    return parquet.ParquetWriter(
+        stream, schema, compression="zstd", use_dictionary=single, write_statistics=single
+    )
 
 
 def _is_large(kind: pa.DataType) -> bool:

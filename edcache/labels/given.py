@@ -9,19 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edcache import format
 from edcache.base import ArchiveNotFoundError, LabelError, LabelTypeError, OptionError, article, shown
-from edcache.format import (
-    detached,
-    from_numpy,
-    is_label_type,
-    is_list,
-    is_number,
-    merged,
-    numpy_dtype,
-    pa,
-    pc,
-    unify_column,
-)
+from edcache.format import pa, pc
 from edcache.labels.collector import collected
 from edcache.labels.column import comparable
 
@@ -36,7 +26,7 @@ def given_column(name: str, values: Any) -> pa.Array:
 
     Raises LabelTypeError for types that no label column holds, OptionError for what is no sequence.
     """
-    values = detached(values)
+    values = format.detached(values)
     if isinstance(values, np.ndarray):
         return _of_numpy(name, values)
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
@@ -78,8 +68,8 @@ def _of_numpy(name: str, values: npt.NDArray[Any]) -> pa.Array:
         ends = np.arange(len(values) + 1, dtype=np.int64) * values.shape[1]
         items = _of_numpy(name, np.ascontiguousarray(values).reshape(-1))
         if ends[-1] > np.iinfo(np.int32).max:
-            return pa.LargeListArray.from_arrays(from_numpy(ends, pa.int64()), items)
-        return pa.ListArray.from_arrays(from_numpy(ends.astype(np.int32), pa.int32()), items)
+            return pa.LargeListArray.from_arrays(format.from_numpy(ends, pa.int64()), items)
+        return pa.ListArray.from_arrays(format.from_numpy(ends.astype(np.int32), pa.int32()), items)
     if values.ndim != 1:
         raise OptionError(
             f'label "{name}" got an array of shape {values.shape}; give one value per sample, or one row of '
@@ -87,7 +77,7 @@ def _of_numpy(name: str, values: npt.NDArray[Any]) -> pa.Array:
         )
     if values.dtype.kind in "biuf" and values.dtype.itemsize <= 8:
         native = values.astype(values.dtype.newbyteorder("="), copy=False)
-        return from_numpy(np.ascontiguousarray(native), pa.from_numpy_dtype(native.dtype))
+        return format.from_numpy(np.ascontiguousarray(native), pa.from_numpy_dtype(native.dtype))
     if values.dtype.kind in "USmM":
         try:
             return _plain(name, pa.array(values))
@@ -106,17 +96,17 @@ def _plain(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Array:
         column = column if column.type == kind else column.cast(kind)
     except pa.ArrowException as error:
         raise LabelTypeError(f'label "{name}" is {values.type}: {error}; {_REMEDY}') from error
-    return unify_column(name, [column], "")
+    return format.unify_column(name, [column], "")
 
 
 def _label_type(kind: pa.DataType) -> pa.DataType | None:
     """The type of a label column that holds the same values; None where there is none."""
     if isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
         return _label_type(kind.value_type if pa.types.is_dictionary(kind) else kind.storage_type)
-    if is_list(kind) or pa.types.is_fixed_size_list(kind):
+    if format.is_list(kind) or pa.types.is_fixed_size_list(kind):
         inner = _label_type(kind.value_type)
         outer = pa.large_list if pa.types.is_large_list(kind) else pa.list_
-        return None if inner is None or is_list(inner) else outer(inner)
+        return None if inner is None or format.is_list(inner) else outer(inner)
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return pa.timestamp(kind.unit, "UTC")
     if pa.types.is_date64(kind):
@@ -125,7 +115,7 @@ def _label_type(kind: pa.DataType) -> pa.DataType | None:
         return pa.binary()
     views = {"string_view": pa.string(), "binary_view": pa.binary()}
     kind = views.get(str(kind), kind)
-    return kind if is_label_type(kind) else None
+    return kind if format.is_label_type(kind) else None
 
 
 def given_table(table: Any) -> pa.Table:
@@ -163,8 +153,8 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
         names = ", ".join(map(str, table.column_names))
         raise OptionError(f'the table has no column "{on}" to join on; its columns are {names}')
     known, keys = comparable(table.column(on)), comparable(keys)
-    kind = merged(known.type, keys.type)
-    if kind is None or is_list(kind):
+    kind = format.merged(known.type, keys.type)
+    if kind is None or format.is_list(kind):
         raise LabelTypeError(
             f'label "{on}" is {keys.type} in the archive and {known.type} in the table; make them one type'
         )
@@ -176,33 +166,15 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
             f'the table has "{on}" = {twice.as_py()!r} more than once, so which row is meant is open; '
             "drop the duplicates"
         )
-    if pa.types.is_floating(kind):
-        # Of an integer and a float column only whole numbers can be equal, and no float type has all of them.
-        kind = next((one for one in (known.type, keys.type) if pa.types.is_integer(one)), kind)
-    known, keys = _exactly(known, kind), _exactly(keys, kind)
-    rows = pc.if_else(keys.is_valid(), pc.index_in(keys, value_set=known.combine_chunks()), None)
+    families = {(pa.types.is_floating(one), one == pa.uint64()) for one in (known.type, keys.type)}
+    if len(families) == 1:
+        known, keys = known.cast(kind), keys.cast(kind)
+        rows = pc.if_else(keys.is_valid(), pc.index_in(keys, value_set=known.combine_chunks()), None)
+    else:  # no type of Arrow holds both, and Python compares any two numbers exactly
+        places = {value: row for row, value in enumerate(known.to_pylist()) if value is not None}
+        rows = pa.array(map(places.get, keys.to_pylist()), pa.int64())
     rest = [name for name in table.column_names if name != on]
     return table.select(rest).take(rows)
-
-
-def _exactly(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """The column in another type; null for numbers that an integer type does not hold."""
-    if not (pa.types.is_integer(kind) and is_number(column.type)):
-        return column.cast(kind)
-    limits, own = np.iinfo(numpy_dtype(kind)), column.type
-    low: float = int(limits.min)
-    high = int(limits.max)
-    if pa.types.is_floating(own):
-        # The limits are powers of two, which a float has.
-        low = float(low)
-        below = pc.less(column, pa.scalar(float(high + 1), own))
-        below = pc.and_(below, pc.equal(pc.trunc(column), column))
-    else:
-        bounds = np.iinfo(numpy_dtype(own))
-        low = max(low, int(bounds.min))
-        below = pc.less_equal(column, pa.scalar(min(high, int(bounds.max)), own))
-    fits = pc.and_(pc.greater_equal(column, pa.scalar(low, own)), below)
-    return pc.if_else(fits, column, pa.scalar(None, own)).cast(kind)
 
 
 def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:

@@ -13,7 +13,6 @@ import numpy.typing as npt
 from edcache.base import LabelTypeError, MissingDependencyError, OptionError, SampleIndexError, unknown_label
 from edcache.format import from_numpy, is_text, pa, take_rows
 from edcache.labels.column import (
-    SMALL_RANGE,
     Classes,
     Description,
     ascending,
@@ -21,7 +20,7 @@ from edcache.labels.column import (
     comparable,
     describe,
     one_chunk,
-    sort_keys_of,
+    sorted_rows,
     to_numpy,
 )
 
@@ -291,18 +290,9 @@ def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
 
 def classes(labels: Labels, name: str, asked_by: str) -> Classes:
     """The distinct values of a column; UnknownLabelError, or LabelTypeError for lists."""
-    return classes_of(_compared(labels, name, asked_by))
+    return classes_of(labels.singles(name, asked_by))
 
 
-def sort_keys(labels: Labels, name: str, descending: bool) -> npt.NDArray[Any]:
-    """Unsigned ints in the order of a column's values; missing ones and nans are last."""
-    return sort_keys_of(_compared(labels, name, "sort_by"), descending)
-
-
-def _compared(labels: Labels, name: str, asked_by: str) -> pa.ChunkedArray | npt.NDArray[Any]:
-    """A column as `classes_of` takes it."""
-    if pa.types.is_integer(labels.whole.column(name).type) and labels.num_rows:
-        column = labels[name]
-        if column.dtype.kind in "iu" and int(column.max()) - int(column.min()) < SMALL_RANGE:
-            return column
-    return labels.singles(name, asked_by)
+def order_by(labels: Labels, name: str, descending: bool) -> Rows:
+    """The rows in the order of a column, stable; missing values and nans are last. Raises as `classes`."""
+    return sorted_rows(labels.singles(name, "sort_by"), descending)

@@ -1,7 +1,6 @@
 from .batch import Batch as Batch
 from .batch import batch_for as batch_for
 from .batch import collated as collated
-from .batch import collated_by as collated_by
 from .batch import fresh as fresh
 from .batch import merged as merged
 from .checks import Piece as Piece
@@ -13,7 +12,6 @@ from .digests import parse_digest as parse_digest
 from .group import Group as Group
 from .group import GroupRecords as GroupRecords
 from .group import Memory as Memory
-from .group import NotInBulk as NotInBulk
 from .group import Special as Special
 from .group import joined as joined
 from .projection import FieldPath as FieldPath

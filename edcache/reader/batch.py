@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,7 @@ from torch.utils.data._utils.worker import _worker_loop
 
 from edcache.base import CodecError, CorruptRecordError, Ints
 from edcache.codec import memory_dtype
-from edcache.reader.group import Memory, NotInBulk, Special, collation, is_gathered
-from edcache.reader.projection import Projection
+from edcache.reader.group import Memory, NotInBulk, Special, collation
 from edcache.reader.reader import AnyReader
 
 # The C library keeps and reuses smaller ones itself.
@@ -36,35 +35,17 @@ _KEPT = 4
 _SHARED = 1 << 19
 
 
-class BatchSource(Protocol):
-    """The dataset of a batch: what is indexed when it is read, its root, or a view of that."""
-
-    _fields: Projection | None
-
-    @property
-    def _root(self) -> Any: ...
-
-    @property
-    def _transform(self) -> Callable[[Any], Any] | None: ...
-
-    @property
-    def _batch_transform(self) -> Callable[[Any], Any] | None: ...
-
-    def _read_many(self, indices: Ints) -> list[Any]:
-        """Samples by their indices in [-n, n) of the root, as the dataset's own `[i]` gives them."""
-
-
 class Batch:
     """The samples at some indices, not read yet.
 
     Args:
-        dataset: theirs. indices: int64 [n], each in [-n, n) of its root's samples.
+        dataset: theirs, a `Readable` of the room above. indices: int64 [n], in [-n, n) of its root's samples.
         is_sent: whether the collated batch goes from a DataLoader's worker to its parent as it is.
     """
 
     __slots__ = ("_dataset", "_indices", "_is_sent")
 
-    def __init__(self, dataset: BatchSource, indices: Ints, is_sent: bool = False) -> None:
+    def __init__(self, dataset: Any, indices: Ints, is_sent: bool = False) -> None:
         self._dataset, self._indices, self._is_sent = dataset, indices, is_sent
 
     def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
@@ -81,16 +62,18 @@ class Batch:
         return Parcel(batch) if self._is_sent else batch
 
     def collated_by(self, size: int, memory: Memory) -> Iterable[Any] | None:
-        """`collated()` of every `size` samples in turn, by one gather a field for all of them.
+        """`collated()` of every `size` samples in turn, as parts of one batch: they share its memory.
 
-        They share memory. None where not every field can be gathered, and for a selection of fields.
+        None where it is not all tensors, or where a part may be collated in another way than the whole.
         """
         dataset = self._dataset
-        if not self._is_bulk() or dataset._fields is not None:
+        if not self._is_bulk() or dataset._root._likeness(self._indices, dataset._fields) is None:
             return None
-        batches = dataset._root._collated_by(self._indices, size, memory)
-        if batches is None:
+        leaves, structure = tree_flatten(self._in_bulk(None, memory))
+        if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
             return None
+        parts = zip(*(leaf.split(size) for leaf in leaves), strict=True)
+        batches = (tree_unflatten(part, structure) for part in parts)
         finish = dataset._batch_transform
         return batches if finish is None else map(finish, batches)
 
@@ -115,17 +98,21 @@ def _collate_batch(batch: list[Batch], *, collate_fn_map: Any = None) -> Any:
 default_collate_fn_map[Batch] = _collate_batch
 
 _FETCH_CODE, _SUBSET_CODE = _MapDatasetFetcher.fetch.__code__, Subset.__getitems__.__code__
+_WORKER_CODE = _worker_loop.__code__
 
 
-def batch_for(caller: FrameType, dataset: BatchSource, indices: Ints) -> list[Any]:
+def batch_for(caller: FrameType, dataset: Any, indices: Ints) -> list[Any]:
     """What `dataset.__getitems__` returns to its caller: one `Batch` where that collates it, else samples."""
     while caller.f_code is _SUBSET_CODE and caller.f_back is not None:
         caller = caller.f_back  # a Subset returns it as it is
     if caller.f_code is _FETCH_CODE:
         collate = caller.f_locals["self"].collate_fn
         if collate is default_collate or isinstance(collate, Special):
-            return [Batch(dataset, indices, is_sent=is_sent(caller))]
-    return dataset._read_many(indices)
+            # Not from the worker itself to a DataLoader of the user's that runs within it.
+            is_sent = caller.f_back is not None and caller.f_back.f_code is _WORKER_CODE
+            return [Batch(dataset, indices, is_sent)]
+    samples: list[Any] = dataset._read_many(indices)
+    return samples
 
 
 _KNOWN = dict(default_collate_fn_map)
@@ -158,20 +145,6 @@ def collated(reader: AnyReader, indices: Ints, special: Special | None, memory: 
     group = reader.group(indices)
     collate = None if group is None else collation(group.decoder, special)
     return NotImplemented if group is None or collate is None else collate(group, memory)
-
-
-def collated_by(reader: AnyReader, indices: Ints, size: int, memory: Memory) -> Iterable[Any] | None:
-    """The same of every `size` samples in turn, by one gather a field for all of them; they share memory.
-
-    None where not every field can be gathered.
-    """
-    group = reader.group(indices)
-    collate = None if group is None or not is_gathered(group.decoder) else collation(group.decoder)
-    if collate is None:
-        return None
-    leaves, structure = tree_flatten(collate(group, memory))  # type: ignore[arg-type]
-    parts = zip(*(leaf.split(size) for leaf in leaves), strict=True)
-    return (tree_unflatten(part, structure) for part in parts)
 
 
 def merged(batches: Sequence[Any], places: Sequence[Ints], memory: Memory) -> Any:
@@ -291,14 +264,6 @@ def _reused(nbytes: int) -> npt.NDArray[np.uint8]:
 # into such memory already. Small ones go as bytes with the message instead. That takes an object that
 # pickles in its own way, so it is only made where nobody meets it before it is pickled: where the
 # DataLoader itself called the collate function, known by its code.
-
-_WORKER_CODE = _worker_loop.__code__
-
-
-def is_sent(fetch: FrameType) -> bool:
-    """Whether what a DataLoader's fetcher in this frame returns goes from a worker to its parent as it is."""
-    # Not what a DataLoader of the user's gets that runs within a worker.
-    return fetch.f_back is not None and fetch.f_back.f_code is _WORKER_CODE
 
 
 class Parcel:

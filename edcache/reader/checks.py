@@ -19,7 +19,7 @@ import numpy.typing as npt
 from edcache import format
 from edcache.base import CorruptRecordError, Ints, once
 from edcache.format import IndexTable
-from edcache.reader.file_tables import Storage
+from edcache.storage import ByteSource
 
 Check = Callable[[slice], None]
 """`check(part)` checks the records of a slice of a group; raises CorruptRecordError."""
@@ -157,9 +157,7 @@ class CheckedBlocks(Runs):
         self._left -= count
         if self._left <= _REST and not self._is_rest_tried:
             self._is_rest_tried = True
-            every = np.arange(self._count)
-            self._check(self._unchecked(every))
-            self.done = not len(self._unchecked(every))
+            self.done = not len(self._check(self._unchecked(np.arange(self._count))))
 
 
 def _covered(low: Ints, high: Ints) -> Ints:
@@ -178,23 +176,25 @@ class Checks:
     """The checks of one archive in one process.
 
     Args:
-        storage: the bytes; where they are not mapped, a record is checked at every read.
+        file: the bytes, up to `size`. view: the same, mapped; None where a record is checked at every read.
         verify: "touch", "always" or "never", as in `Reader`.
     Attributes:
         is_done: nothing is left to check.
     """
 
     # Not the session itself: a cycle would keep a dropped reader's descriptor until the next collection.
-    def __init__(self, storage: Storage, index: IndexTable, verify: str) -> None:
+    def __init__(
+        self, file: ByteSource, view: memoryview | None, size: int, index: IndexTable, verify: str
+    ) -> None:
         records = self._records = index.records
-        self._path, self._size, self._mend = storage.file.path, storage.size, storage.file.mend
-        self._view = storage.view
+        self._path, self.size, self._mend = file.path, size, file.mend
+        self._view = view
         self.is_done = verify == "never"
         self._always = verify == "always"
         # Reading one element of a memoryview costs half of what numpy takes.
         self._offset, self._nbytes = records.offset.data, records.nbytes.data
         self._crc32 = records.crc32.data
-        self._blocks = None if self._view is None else CheckedBlocks(self._view, index.blocks)
+        self._blocks = None if view is None else CheckedBlocks(view, index.blocks)
         self._whole_left = len(self._offset)
 
     @property
@@ -233,7 +233,7 @@ class Checks:
         """What to raise for a record that does not lie within the file."""
         end = self._offset[row] + self._nbytes[row]
         return CorruptRecordError(
-            f"{self.place(row)}: it ends at {end:,}, the file at {self._size:,}; "
+            f"{self.place(row)}: it ends at {end:,}, the file at {self.size:,}; "
             f'run "edcache verify {self._path}"'
         )
 
@@ -327,9 +327,9 @@ class Requested(Runs):
     The block crcs of a chunk are fetched with the first blocks of it, and kept.
     """
 
-    def __init__(self, storage: Storage, checks: Checks, index: IndexTable) -> None:
-        super().__init__(index.blocks, storage.size)
-        self._storage, self._checks = storage, checks
+    def __init__(self, file: ByteSource, checks: Checks, index: IndexTable) -> None:
+        super().__init__(index.blocks, checks.size)
+        self._file, self._checks = file, checks
         self._offset = index.records.offset.view(np.int64)
         self._nbytes = index.records.nbytes.view(np.int64)
         self._crcs: dict[int, memoryview] = {}
@@ -366,12 +366,12 @@ class Requested(Runs):
         """
         extents = list(zip(self._offset[rows].tolist(), self._nbytes[rows].tolist(), strict=True))
         for row, (offset, nbytes) in zip(rows, extents, strict=True):
-            if offset + nbytes > self._storage.size:
+            if offset + nbytes > self._checks.size:
                 raise self._checks.beyond_end(row)
         chosen = [self._chosen(*extent, wanted) for extent in extents]
         known = self._crcs
         new = sorted({part.run for part in chosen if part is not None} - known.keys())
-        data = self._storage.read_many(
+        data = self._file.read_many(
             [
                 extent if part is None else (part.start, part.end - part.start)
                 for extent, part in zip(extents, chosen, strict=True)
@@ -415,12 +415,12 @@ class Requested(Runs):
             self._checks.record(row, data, None)
         except CorruptRecordError:
             # The network may have done it, or the archive is another one by now.
-            self._storage.file.check_unchanged()
+            self._file.check_unchanged()
             return self._again(row)
         return Piece(0, data)
 
     def _again(self, row: int) -> Piece:
-        whole = self._storage.read(int(self._offset[row]), int(self._nbytes[row]))
+        whole = self._file.read_many([(int(self._offset[row]), int(self._nbytes[row]))])[0]
         self._checks.record(row, whole, None)
         return Piece(0, whole)
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
-from edcache.base import CorruptRecordError, EdcacheError, Ints, LengthError
+from edcache.base import CorruptRecordError, EdcacheError, Ints, LengthError, once
 from edcache.codec import Decoder, Node, assembler, decoded_together, decompress_into
 from edcache.format import LATTICE
 from edcache.reader.checks import LARGE, Check, Piece
@@ -25,20 +25,11 @@ _BY_TURNS, _STEP, _LARGE_STEP = 1 << 14, 1 << 22, 1 << 20
 _LATTICE_BITS = LATTICE.bit_length() - 1
 
 # What torch.stack makes of a list of such tensors is what a gather gives; of others torch may refuse.
-_BULK_DTYPES: Final = frozenset(
-    {
-        *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
-        *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
-    }
-)
 _NUMPY_TO_TORCH: Final = {
-    np.dtype(name): getattr(torch, torch_name)
-    for name, torch_name in (
-        *(("?", "bool"), ("u1", "uint8"), ("i1", "int8"), ("<i2", "int16"), ("<i4", "int32")),
-        *(("<i8", "int64"), ("<f2", "float16"), ("<f4", "float32"), ("<f8", "float64")),
-        *(("<c8", "complex64"), ("<c16", "complex128")),
-    )
+    np.dtype(code): torch.from_numpy(np.empty(0, code)).dtype
+    for code in ("?", "u1", "i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "<c8", "<c16")
 }
+_BULK_DTYPES: Final = frozenset({*_NUMPY_TO_TORCH.values(), torch.bfloat16})
 _SCALARS: Final = {"int": torch.int64, "float": torch.float64}
 
 
@@ -93,9 +84,6 @@ class Group:
         rows: int64 [n], where `records.nbytes` has their lengths.
         check: checks the records of a slice of them; None where they are known to be sound.
     """
-
-    _variable: dict[tuple[Any, ...], tuple[Ints, Ints, Ints]] | None = None
-    _is_located = False
 
     def __init__(self, records: GroupRecords, start: Ints, rows: Ints, check: Check | None = None) -> None:
         self._records, self.decoder, self.view = records, records.decoder, records.view
@@ -156,14 +144,13 @@ class Group:
             start = self._start + field.offset
             dims = np.broadcast_to(np.array(field.shape, np.int64), (len(self), len(field.shape)))
             return Spans(start, start + field.nbytes, dims)
-        if not self._is_located:
-            self._variable, self._is_located = self._located(), True
         if self._variable is None:
             return None
         low, high, dims = self._variable[path]
         return Spans(self._start + low, self._start + high, dims)
 
-    def _located(self) -> dict[tuple[Any, ...], tuple[Ints, Ints, Ints]] | None:
+    @once
+    def _variable(self) -> dict[tuple[Any, ...], tuple[Ints, Ints, Ints]] | None:
         """The same of all fields whose size varies, counted from each record."""
         layout = self.decoder.layout
         assert layout is not None
@@ -304,14 +291,6 @@ def collation(decoder: Decoder, special: Special | None = None) -> Collate | Non
         return None
 
 
-@functools.lru_cache(maxsize=256)
-def is_gathered(decoder: Decoder) -> bool:
-    """Whether all of a collated batch is gathered, so that a part of it is what the part's samples give."""
-    return collation(decoder) is not None and all(
-        field.offset is not None and bulk_dtype(field) is not None for field in decoder.fields.values()
-    )
-
-
 def collation_of(decoder: Decoder, node: Node, column: type, special: Special | None = None) -> Collate:
     """How what lies at a node is collated; `column` is what default_collate holds its values in there.
 
@@ -336,10 +315,7 @@ def _container(decoder: Decoder, node: Node, special: Special | None) -> Collate
     column = list if is_mapping else tuple
     children = [collation_of(decoder, child, column, special) for child in node.children]
     # Nothing that may raise goes first: default_collate's errors come in its order.
-    sizes = []
-    for child in node.children:
-        gathered = [_gathered_nbytes(decoder.fields.get(leaf.path)) for leaf in child.leaves()]
-        sizes.append(max(gathered, default=0) if all(gathered) else 0)
+    sizes = [_gathered_nbytes(decoder, child) for child in node.children]
     largest = children[sizes.index(max(sizes))] if children else None
 
     def collate(group: Group, memory: Memory) -> list[Any]:
@@ -354,10 +330,17 @@ def _container(decoder: Decoder, node: Node, special: Special | None) -> Collate
     return lambda group, memory: assemble(collate(group, memory))
 
 
-def _gathered_nbytes(field: Node | None) -> int:
-    """Bytes of a field that is gathered; 0 of any other."""
-    is_gathered = field is not None and field.offset is not None and bulk_dtype(field) is not None
-    return (field.nbytes or 0) if field is not None and is_gathered else 0
+def _gathered_nbytes(decoder: Decoder, node: Node) -> int:
+    """Bytes of the largest field at a node where all are gathered; else 0."""
+    fields = [decoder.fields.get(leaf.path) for leaf in node.leaves()]
+    if not all(map(_is_gathered, fields)):
+        return 0
+    return max((field.nbytes or 0 for field in fields if field is not None), default=0)
+
+
+def _is_gathered(field: Node | None) -> bool:
+    """Whether a field of every record lies at one place, and may be gathered as it is."""
+    return field is not None and field.offset is not None and bulk_dtype(field) is not None
 
 
 def _leaf(field: Node, column: type) -> Collate:

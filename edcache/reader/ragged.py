@@ -177,7 +177,7 @@ class RaggedCollate(Special):
                     spans = spans._replace(dims=spans.dims // 8) if is_whole else None
             if spans is None:
                 return way.of_values(group.values(field.path), memory)
-            return way.of_pieces(_InRecords(group, spans, dtype or _PACKED[field.kind]), memory)
+            return way.of_pieces(_in_records(group, spans, dtype or _PACKED[field.kind]), memory)
 
         return run
 
@@ -224,15 +224,16 @@ class RaggedCollate(Special):
 # --- the ways ---------------------------------------------------------------------------------------
 
 
-class _Pieces(ABC):
-    """The tensors of one field of a batch. dims: int64 [n, ndim], the shape of each."""
+class _Pieces(NamedTuple):
+    """The tensors of one field of a batch.
 
-    def __init__(self, dims: Ints, dtype: torch.dtype) -> None:
-        self.dims, self.dtype = dims, dtype
+    dims: int64 [n, ndim], the shape of each. copy(lengths, out, at): copies the first `lengths[i]` rows of
+    each into `out`, to `at[i]` bytes from its start.
+    """
 
-    @abstractmethod
-    def copy(self, lengths: Ints, out: torch.Tensor, at: Ints) -> None:
-        """Copy the first `lengths[i]` rows of each into `out`, to `at[i]` bytes from its start."""
+    dims: Ints
+    dtype: torch.dtype
+    copy: Callable[[Ints, torch.Tensor, Ints], None]
 
 
 @dataclass(frozen=True)
@@ -247,7 +248,7 @@ class _Way(ABC):
 
     def of_values(self, values: list[Any], memory: Memory) -> Any:
         """Of values; of a batch of nothing but empty lists int64 is made."""
-        return self.of_pieces(_Tensors(_of_numbers(values, int)), memory)
+        return self.of_pieces(_in_memory(_of_numbers(values, int)), memory)
 
 
 @dataclass(frozen=True)
@@ -257,7 +258,7 @@ class _Pad(_Way):
     side: str
 
     def of_values(self, values: list[Any], memory: Memory) -> Padded:
-        return self.of_pieces(_Tensors(_of_numbers(values, type(self.value))), memory)
+        return self.of_pieces(_in_memory(_of_numbers(values, type(self.value))), memory)
 
     def mask(self, padded: Padded) -> torch.Tensor:
         """1 where there is a value, 0 where there is padding: int64 [n, longest]."""
@@ -321,7 +322,7 @@ class _List(_Way):
             return values
         if len({(tensor.dtype, tensor.ndim) for tensor in tensors}) > 1:
             return [tensor[: self.max_length] if tensor.ndim else tensor for tensor in tensors]
-        return self.of_pieces(_Tensors(tensors), memory)
+        return self.of_pieces(_in_memory(tensors), memory)
 
     def of_pieces(self, pieces: _Pieces, memory: Memory) -> TensorList:
         dims = pieces.dims
@@ -353,36 +354,33 @@ def _ends(sizes: Ints) -> Ints:
     return ends
 
 
-class _InRecords(_Pieces):
-    def __init__(self, group: Group, spans: Spans, dtype: torch.dtype) -> None:
-        super().__init__(spans.dims, dtype)
-        self._group, self._spans = group, spans
-
-    def copy(self, lengths: Ints, out: torch.Tensor, at: Ints) -> None:
-        spans, full = self._spans, self.dims[:, :1]
-        end = spans.end
+def _in_records(group: Group, spans: Spans, dtype: torch.dtype) -> _Pieces:
+    def copy(lengths: Ints, out: torch.Tensor, at: Ints) -> None:
+        full, end = spans.dims[:, :1], spans.end
         if full.shape[1] and not np.array_equal(lengths, full[:, 0]):
             row = (spans.end - spans.start) // np.maximum(full[:, 0], 1)
             end = spans.start + row * lengths
-        self._group.copy(Spans(spans.start, end, self.dims), out, at.tolist())
+        group.copy(Spans(spans.start, end, spans.dims), out, at.tolist())
+
+    return _Pieces(spans.dims, dtype, copy)
 
 
-class _Tensors(_Pieces):
-    def __init__(self, values: list[Any]) -> None:
-        self._tensors = _tensors(values)
-        kinds = sorted({(str(tensor.dtype), tensor.ndim) for tensor in self._tensors})
-        if len(kinds) > 1:
-            raise OptionError(
-                f"collate(): the samples differ in dtype or dimensions: {kinds[:4]}; use as_list"
-            )
-        dims = np.array([tuple(t.shape) for t in self._tensors], np.int64).reshape(len(values), -1)
-        super().__init__(dims, self._tensors[0].dtype)
+def _in_memory(values: list[Any]) -> _Pieces:
+    tensors = _tensors(values)
+    kinds = sorted({(str(tensor.dtype), tensor.ndim) for tensor in tensors})
+    if len(kinds) > 1:
+        raise OptionError(f"collate(): the samples differ in dtype or dimensions: {kinds[:4]}; use as_list")
+    dtype = tensors[0].dtype
 
-    def copy(self, lengths: Ints, out: torch.Tensor, at: Ints) -> None:
-        flat, itemsize = out.view(-1), self.dtype.itemsize
-        for tensor, length, place in zip(self._tensors, lengths.tolist(), at.tolist(), strict=True):
-            cut = tensor[:length] if tensor.ndim else tensor
-            flat[place // itemsize : place // itemsize + cut.numel()] = cut.reshape(-1)
+    def copy(lengths: Ints, out: torch.Tensor, at: Ints) -> None:
+        flat = out.view(-1)
+        for tensor, length, place in zip(tensors, lengths.tolist(), at.tolist(), strict=True):
+            cut, start = tensor[:length] if tensor.ndim else tensor, place // dtype.itemsize
+            flat[start : start + cut.numel()] = cut.reshape(-1)
+
+    return _Pieces(
+        np.array([tuple(t.shape) for t in tensors], np.int64).reshape(len(values), -1), dtype, copy
+    )
 
 
 def _of_numbers(values: list[Any], of_nothing: type) -> list[Any]:

@@ -12,19 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from edcache import base, storage
-from edcache.base import (
-    ArchiveClosedError,
-    CorruptArchiveError,
-    EdcacheError,
-    Ints,
-    NotAnArchiveError,
-    OptionError,
-    PartialArchiveWarning,
-    ReadKeywords,
-    ReadOptions,
-    StaleArchiveError,
-    takes,
-)
+from edcache.base import EdcacheError, Ints, ReadOptions
 from edcache.codec import STORED, Decode, Decoder, Decoding
 from edcache.format import Blocks, Failure, Head, Records
 from edcache.reader.digests import check_digest, no_digest, parse_digest
@@ -79,7 +67,7 @@ class Archive(ABC):
         session = self._session
         if session is None or self._closed:
             if self._closed:
-                raise ArchiveClosedError(f"{self.path}: closed; open it again to read")
+                raise base.ArchiveClosedError(f"{self.path}: closed; open it again to read")
             session = self._open()
             self._uuid = session.head.uuid
             self._keep(session)
@@ -87,7 +75,7 @@ class Archive(ABC):
 
     def _check_uuid(self, session: Session) -> None:
         if self._uuid not in (None, session.head.uuid):
-            raise StaleArchiveError(
+            raise base.StaleArchiveError(
                 f"{self.path}: {self._another} than the one that was opened; open it again"
             )
 
@@ -339,14 +327,14 @@ class AnyReader(Archive):
         session = self.session
         if session.contents.index.records.index is not None and not session.has_label_rows:
             self.justify(32 + 16 * len(session.head.labels))
-        return session.labels
+        return session.labels()
 
     @abstractmethod
     def refresh(self) -> bool:
         """Look again at what may have grown; says whether anything changed."""
 
 
-@takes(ReadOptions)
+@base.takes(ReadOptions)
 class Reader(AnyReader):
     """Random access to the samples of one archive, sealed or still growing.
 
@@ -376,19 +364,19 @@ class Reader(AnyReader):
         options: ReadOptions | None = None,
         *,
         storage_options: Mapping[str, Any] | None = None,
-        **keywords: Unpack[ReadKeywords],
+        **keywords: Unpack[base.ReadKeywords],
     ) -> None:
         if options is None or keywords:
             options = ReadOptions.of(options, keywords, "Reader")
         if options.local is None and options.max_bytes is not None:
-            raise OptionError(
+            raise base.OptionError(
                 f"max_bytes={options.max_bytes!r}; it is for the copies in local=, which was not given"
             )
         super().__init__(options.allow_pickle, options.decode)
         self._where = located(path, storage_options)
         self.path, self.by_request = self._where.path, self._where.by_request
         if options.preload and self._where.is_volatile:
-            raise OptionError(f"{self.path}: in memory already; leave preload out")
+            raise base.OptionError(f"{self.path}: in memory already; leave preload out")
         self.preload = options.preload
         if options.local is not None:
             storage.check_outlives(options.local)
@@ -433,7 +421,7 @@ class Reader(AnyReader):
             return False
         if self._expected_digest is not None:
             newer.close()
-            raise StaleArchiveError(
+            raise base.StaleArchiveError(
                 f"{self.path}: the file has changed since its digest was checked; open it again"
             )
         self._keep(newer.settled())
@@ -442,7 +430,7 @@ class Reader(AnyReader):
     def _open(self) -> FileSession:
         try:
             return self._opened()
-        except (CorruptArchiveError, NotAnArchiveError, StaleArchiveError):
+        except (base.CorruptArchiveError, base.NotAnArchiveError, base.StaleArchiveError):
             # Over a network it may have been the way, or it was replaced just then.
             if not self.by_request or self.local is not None:
                 raise
@@ -456,7 +444,7 @@ class Reader(AnyReader):
                 if self._proven_nbytes is None:
                     self._proven_nbytes = check_digest(file, self._expected_digest)
                 if file.size() != self._proven_nbytes:
-                    raise StaleArchiveError(
+                    raise base.StaleArchiveError(
                         f"{self.path}: {file.size():,} bytes, {self._proven_nbytes:,} when its digest was "
                         "checked; open it again"
                     )
@@ -489,7 +477,7 @@ class Reader(AnyReader):
             session = look()
             if not session.sealed and file.mend_opening():  # only a sealed archive is copied
                 session = look()
-        except (CorruptArchiveError, NotAnArchiveError):
+        except (base.CorruptArchiveError, base.NotAnArchiveError):
             if not file.mend_opening():
                 raise
             session = look()
@@ -515,5 +503,5 @@ def _warn_of(session: FileSession) -> None:
         return
     state = session.path, *session.file.tag()
     if state not in _warned:
-        warnings.warn(session.partial_text(), PartialArchiveWarning, stacklevel=2)
+        warnings.warn(session.partial_text(), base.PartialArchiveWarning, stacklevel=2)
         _warned.add(state)

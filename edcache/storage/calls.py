@@ -229,20 +229,14 @@ def refused(path: str, doing: str, error: OSError) -> NoReturn:
     """Raise what an error of the system means that fell while `doing` something to a path."""
     if error.errno in (errno.EDEADLK, errno.ETIMEDOUT):
         raise with_errno(ArchiveLockedError(f"{path}: {doing}: {error.strerror}"), error) from error
-    reason = (error.strerror or str(error)) + _remedy(error)
-    raise with_errno(StorageError(f"{path}: {doing}: {reason}"), error) from error
-
-
-def _remedy(error: OSError) -> str:
-    """What helps against a limit of this process; nothing where another error says enough."""
-    if error.errno != errno.EMFILE:
-        return ""
-    try:
+    reason = error.strerror or str(error)
+    if error.errno == errno.EMFILE and sys.platform != "win32":
         import resource
-    except ImportError:  # Windows
-        return "; close some"
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return f"; this process may have {limit:,} (ulimit -n): allow more, or open fewer archives and workers"
+
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        reason += f"; this process may have {limit:,} (ulimit -n): "
+        reason += "allow more, or open fewer archives and workers"
+    raise with_errno(StorageError(f"{path}: {doing}: {reason}"), error) from error
 
 
 def with_errno(raised: Any, cause: OSError) -> Any:

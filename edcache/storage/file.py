@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from edcache.base import (
     ArchiveClosedError,
@@ -290,16 +290,6 @@ class File(_Handle, ByteSource):
             refused(self.path, "looking for its name", error)
         return (named.st_dev, named.st_ino) == self.identity()
 
-    def has_beside(self, ending: str) -> bool:
-        """Whether something is at its path with such an ending."""
-        try:
-            calls.system.stat_path(self.absolute + ending)
-        except FileNotFoundError:
-            return False
-        except OSError as error:
-            refused(self.path + ending, "looking for it", error)
-        return True
-
     def modified(self) -> float:
         """When the file was last written, in seconds since 1970."""
         return self._stat().st_mtime
@@ -388,10 +378,7 @@ class File(_Handle, ByteSource):
 
     def sync(self) -> None:
         """Bring everything written so far to the disk; a failure is final for this file."""
-        try:
-            self._call(calls.system.sync)
-        except OSError as error:
-            refused(self.path, "syncing it; what was written since the last sync is in doubt", error)
+        self._ask("syncing it; what was written since the last sync is in doubt", calls.system.sync)
 
     @contextmanager
     def locked(self, start: int) -> Iterator[None]:
@@ -431,19 +418,23 @@ class File(_Handle, ByteSource):
 
     def _lock(self, call: Callable[..., object], *arguments: Any) -> None:
         """Take a lock; where the file system has none, go on and say what that takes."""
+        if self._ask_locks("locking it", call, *arguments) is False and self.can_lock:
+            self.can_lock = False
+            warnings.warn(
+                f"{self.path}: its file system has no byte locks, so that processes cannot share the "
+                "work; see that only one writes at a time, or build it on a local disk and copy it",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _ask_locks(self, doing: str, call: Callable[..., T], *arguments: Any) -> T | Literal[False]:
+        """As `_ask`; False where the file system has no locks."""
         try:
-            self._call(call, *arguments)
+            return self._call(call, *arguments)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
-                refused(self.path, "locking it", error)
-            if self.can_lock:
-                self.can_lock = False
-                warnings.warn(
-                    f"{self.path}: its file system has no byte locks, so that processes cannot share the "
-                    "work; see that only one writes at a time, or build it on a local disk and copy it",
-                    RuntimeWarning,
-                    stacklevel=2,
-                )
+                refused(self.path, doing, error)
+            return False
 
     def freeze(self) -> None:
         """Let nobody write into a file in memory any more, for as long as it is there."""
@@ -455,23 +446,12 @@ class File(_Handle, ByteSource):
 
     def is_locked(self, start: int, length: int) -> bool:
         """Whether another open file has locked one of the bytes; False where the system cannot tell."""
-        try:
-            return self._call(calls.system.is_locked, start, length)
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                return False
-            refused(self.path, "asking for its locks", error)
+        return self._ask_locks("asking for its locks", calls.system.is_locked, start, length)
 
     def unlock(self, start: int, length: int = 1) -> None:
         """Release bytes that this open file locked; nothing once it is closed."""
-        if self.closed:
-            return
-        try:
-            self._call(calls.system.unlock, start, length)
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                return
-            refused(self.path, "releasing a lock", error)
+        if not self.closed:
+            self._ask_locks("releasing a lock", calls.system.unlock, start, length)
 
 
 def _filesystem(device: int) -> str:

@@ -104,8 +104,8 @@ def names_in(folder: str) -> list[str]:
 
 def make_parent(path: str) -> None:
     """Make the folder of `path` and those above it, where they are absent."""
-    naming, parent = naming_of(path), os.path.dirname(path)
-    if parent and not naming.is_volatile:
+    parent = os.path.dirname(path)
+    if parent and not naming_of(path).is_volatile:
         with _refusals(parent, "making the folder"):
             calls.system.make_folders(parent)
 

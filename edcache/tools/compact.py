@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 from edcache import format, storage
 from edcache.base import ArchiveLockedError, StaleArchiveError
-from edcache.format import ChunkTable, Contents, Header, Revised, Revision, merge, read_revision, read_table
+from edcache.format import Contents, Revised
 from edcache.reader import OnProgress
 from edcache.storage import File, local_path
 from edcache.tools.rewrite import RecordSelection, Rewrite, RewriteProgress, check_free, chunk_rows, rewriting
@@ -122,20 +123,14 @@ def _caught_up(file: File, survey: Survey, new: Rewrite) -> tuple[Contents, Revi
         raise ArchiveLockedError(
             f"{path}: another process has given up samples in it meanwhile; compact it again"
         )
-
-    def table(header: Header) -> ChunkTable | None:
-        return None if header.seq in lost else read_table(pread, header, path)
-
-    def revision(header: Header) -> Revision | None:
-        return None if header.seq in lost else read_revision(pread, header, path)
-
+    table = partial(format.read_table, pread, where=path)
     chunks = [header for header in chain.chunks if header.seq >= first]
     if chunks:
-        new.copy(RecordSelection(file, merge(chunks, table, chain.dictionaries, None, [], path)))
+        new.copy(RecordSelection(file, format.merge(chunks, table, chain.dictionaries, None, [], path)))
     if chain.cursor.seq == first or not (chain.failures or chain.revisions):
         return survey.contents, survey.revised
     contents = chain.contents(table)
-    return contents, chain.revised(contents, revision)
+    return contents, chain.revised(contents, partial(format.read_revision, pread, where=path))
 
 
 def _refuse_fillers(file: File) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from edcache import format
-from edcache.format import END_RECORD_NBYTES, END_SIGNATURE, PAGE, Cursor, Header, find_headers
+from edcache.format import PAGE, Cursor, Header
 from edcache.storage import File
 
 # An entry at the end of a file that was cut reaches beyond it; what is left of it is looked at.
@@ -46,7 +46,7 @@ class Entries:
     def _searched(self) -> Iterator[list[Header]]:
         position = self._end(self.runs[0]) if self.runs else PAGE
         while position < self._size:
-            headers = find_headers(self._file, position, self._size, self._uuid)
+            headers = format.find_headers(self._file, position, self._size, self._uuid)
             # Two entries begin on a page at most: nobody has written a number beyond that.
             first = next((h for h in headers if h.seq <= 2 * h.offset // PAGE), None)
             if first is None:
@@ -118,9 +118,9 @@ class Entries:
     def _directory_in(self, start: int, end: int) -> format.Tail | None:
         """The end of a zip directory that lies behind `start`, and but for zeros right before `end`."""
         data = self._pread(max(start, end - 2 * PAGE), min(2 * PAGE, end - start))
-        at = data.rfind(END_SIGNATURE)
+        at = data.rfind(format.END_SIGNATURE)
         if at < 0:
             return None
-        size = max(start, end - 2 * PAGE) + at + END_RECORD_NBYTES
+        size = max(start, end - 2 * PAGE) + at + format.END_RECORD_NBYTES
         tail = format.parse_tail(self._pread(max(0, size - format.TAIL_NBYTES), format.TAIL_NBYTES), size)
         return tail if tail is not None and tail.index_offset >= start else None

@@ -13,22 +13,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from edcache import format, storage, writer
-from edcache.base import (
-    ArchiveError,
-    ArchiveLockedError,
-    ArchiveNotFoundError,
-    CorruptArchiveError,
-    NotAnArchiveError,
-    OptionError,
-    StorageError,
-    human_bytes,
-)
-from edcache.format import Chain, Cursor, Head, Header, parse_index, read_table
+from edcache import base, format, storage, writer
+from edcache.format import Chain, Cursor, Head, Header
 from edcache.storage import File, copies_on_disk, located
 from edcache.writer import PARTIAL, SIDE, copies_beside, store_at
 
@@ -83,7 +74,7 @@ def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
     top = os.fspath(directory)
     if not os.path.isdir(top):
         what = "no folder" if os.path.lexists(top) else "no such folder"
-        raise OptionError(f"{top}: {what}; name one that holds archives")
+        raise base.OptionError(f"{top}: {what}; name one that holds archives")
     return sorted(_archives(top), key=lambda archive: (archive.used, archive.path))
 
 
@@ -96,9 +87,9 @@ def _archives(top: str) -> Iterator[Listed]:
             continue
         try:
             yield look_at(path)
-        except (NotAnArchiveError, ArchiveNotFoundError):
+        except (base.NotAnArchiveError, base.ArchiveNotFoundError):
             continue
-        except ArchiveError as error:
+        except (base.ArchiveError, base.LabelError) as error:
             yield Listed(path, *_on_disk(path), problem=str(error))
     for refused in unreadable:
         name = str(refused.filename)
@@ -112,7 +103,7 @@ def _temporary(path: str) -> Listed | None:
         return None
     try:
         is_held = why_not_now(path) is not None
-    except StorageError as error:
+    except base.StorageError as error:
         return Listed(path, *_on_disk(path), problem=str(error))
     why = "another process is writing it" if is_held else "a process that has ended left it; prune deletes it"
     return Listed(path, *_on_disk(path), problem=f"{path}: {why}", is_left=not is_held)
@@ -123,7 +114,7 @@ def _partial_copy(path: str) -> Listed | None:
     kept = copies_on_disk().copy_at(path.removesuffix(PARTIAL)) if path.endswith(PARTIAL) else None
     if kept is None:
         return None
-    here = f"{human_bytes(kept.here)} of {human_bytes(kept.nbytes)}"
+    here = f"{base.human_bytes(kept.here)} of {base.human_bytes(kept.nbytes)}"
     problem = f"{path}: a copy of {kept.origin} that is not whole yet: {here} are here; asked for, it goes on"
     return Listed(path, kept.here, kept.used, True, problem=problem, origin=kept.origin)
 
@@ -168,7 +159,7 @@ def _open_unnoticed(path: str) -> File:
     """Open for reading, and leave the access time as it is if that can be asked for."""
     if _NO_ACCESS_TIME and os.path.isfile(path):
         # Another user's file may be read all the same; other errors are put into words below.
-        with suppress(StorageError):
+        with suppress(base.StorageError):
             return File.open(path, "r", _NO_ACCESS_TIME)
     return File.open(path, "r")
 
@@ -193,11 +184,8 @@ def _samples(file: File, head: Head, cursor: Cursor) -> tuple[int, int, int, boo
         return seal[0].samples, _sealed_absent(file, seal[0]), seal[0].end_index, True
     chain = Chain(head, cursor, file.path)
     chain.extend(file.pread, size)
-    tables = [read_table(file.pread, header, file.path).records.index for header in chain.chunks]
-    present = np.unique(np.concatenate([np.empty(0, np.int64), *(i for i in tables if i is not None)]))
-    length = max(chain.end_index, chain.length or 0)
-    final = [index for index, (_, failure) in chain.failures.items() if failure.final and index < length]
-    return len(present), len(np.setdiff1d(np.array(final, np.int64), present)), length, False
+    index = chain.contents(partial(format.read_table, file.pread, where=file.path)).index
+    return len(index.records.offset), sum(failure.final for failure in index.failures), index.length, False
 
 
 def _sealed_absent(file: File, index: Header) -> int:
@@ -206,11 +194,11 @@ def _sealed_absent(file: File, index: Header) -> int:
     data = file.pread(index.payload_offset, index.payload_nbytes)
     place = f"{file.path}: {index.name} at offset {index.offset:,}"
     if format.crc32(data) != index.payload_crc:
-        raise CorruptArchiveError(f'{place} fails its crc32; run "edcache verify {file.path}"')
+        raise base.CorruptArchiveError(f'{place} fails its crc32; run "edcache verify {file.path}"')
     try:
-        failures = parse_index(data, index.samples).failures
-    except CorruptArchiveError as error:
-        raise CorruptArchiveError(f"{place}: {error}") from error
+        failures = format.parse_index(data, index.samples).failures
+    except base.CorruptArchiveError as error:
+        raise base.CorruptArchiveError(f"{place}: {error}") from error
     return sum(failure.final for failure in failures)
 
 
@@ -243,7 +231,7 @@ def why_not_now(path: str) -> str | None:
         return f"{path}: {reason}"
     try:
         busy = in_use(path)
-    except StorageError as error:
+    except base.StorageError as error:
         return f"{error}, so nobody can tell whether it is being filled"
     return f"{path}: another process is filling it or appending to it" if busy else None
 
@@ -266,12 +254,12 @@ def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> Non
     if store.naming is None:
         return
     if os.path.islink(name):
-        raise OptionError(f"{name}: a symbolic link; name the archive itself, {os.path.realpath(name)}")
+        raise base.OptionError(f"{name}: a symbolic link; name the archive itself, {os.path.realpath(name)}")
     if _partial_copy(name) is None:
         head_of(name)
     reason = None if force else why_not_now(name)
     if reason is not None:
-        raise ArchiveLockedError(f"{reason}; wait for it to end, or force the deletion (--force)")
+        raise base.ArchiveLockedError(f"{reason}; wait for it to end, or force the deletion (--force)")
 
 
 def delete(path: str | os.PathLike[str]) -> int:

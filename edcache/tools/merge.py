@@ -7,29 +7,18 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from edcache import format
 from edcache.base import Ints, LengthError, OptionError
 from edcache.dataset import Path, expand_paths
-from edcache.format import (
-    MAX_SCHEMAS,
-    Contents,
-    Head,
-    Revision,
-    labelled_columns,
-    labelled_rows,
-    stacked,
-    take_rows,
-)
+from edcache.format import Contents, Head, Revision
 from edcache.reader import OnProgress
 from edcache.storage import ByteSource, local_path, located
 from edcache.tools.rewrite import RecordSelection, RewriteProgress, check_free, intact_dictionaries, rewriting
 from edcache.tools.verify import sound_survey
-
-_NO_COLUMN: Final = object()
 
 
 @dataclass(frozen=True)
@@ -125,13 +114,13 @@ class MergeSource:
         self.index: Ints = np.arange(len(self.table.records.offset)) if index is None else np.asarray(index)
         # Where samples without a record were labelled the label table has a row for every sample.
         self.has_row_per_sample = self.labels.num_rows != len(self.index)
-        absent = labelled_rows(self.labels) if self.has_row_per_sample else np.empty(0, np.int64)
+        absent = format.labelled_rows(self.labels) if self.has_row_per_sample else np.empty(0, np.int64)
         self.absent = absent[~np.isin(absent, self.index)]
         self._revised = {name for name, is_revised in survey.revised.columns or () if is_revised}
 
     def field_of(self, name: str) -> Any:
-        """The field that a label column holds; None where its values may be others."""
-        return None if name in self._revised else dict(self.head.labels).get(name, _NO_COLUMN)
+        """The field that a label column holds; None where it is not there, or its values may be others."""
+        return None if name in self._revised else dict(self.head.labels).get(name)
 
 
 @contextmanager
@@ -167,7 +156,7 @@ class Share:
     def labels(self) -> Any:
         """The label table of its records: a row each."""
         rows = self.source.index[self.rows] if self.source.has_row_per_sample else self.rows
-        return take_rows(self.source.labels, rows)
+        return format.take_rows(self.source.labels, rows)
 
     def selection(self, first: int, labels: Any) -> RecordSelection:
         """Its records, for an archive in which its samples begin at `first`."""
@@ -209,11 +198,11 @@ def _joined_labels(shares: Sequence[Share], firsts: Sequence[int]) -> tuple[list
     """The label tables of some shares as one: of the records of each, and of all samples without one."""
     counts = [len(share.rows) for share in shares] + [len(share.absent) for share in shares]
     tables = [share.labels() for share in shares]
-    tables += [take_rows(share.source.labels, share.absent) for share in shares]
-    table = stacked(tables, counts, "merge()")
+    tables += [format.take_rows(share.source.labels, share.absent) for share in shares]
+    table = format.stacked(tables, counts, "merge()")
     starts = np.cumsum([0, *counts]).tolist()
     labels = [table.slice(starts[k], counts[k]) for k in range(len(shares))]
-    absent = labelled_columns(table.slice(starts[len(shares)]))
+    absent = format.labelled_columns(table.slice(starts[len(shares)]))
     places = [share.absent_places + first for share, first in zip(shares, firsts, strict=True)]
     return labels, Revision(absent, (), np.concatenate(places)) if absent.num_columns else None
 
@@ -232,16 +221,17 @@ def joined_head(sources: Sequence[MergeSource], names: Sequence[str], length: in
                 "open them together: CachedDataset.from_cache([...])"
             )
     schemas = {text for source in sources for text in source.table.schemas}
-    if len(schemas) > MAX_SCHEMAS:
+    if len(schemas) > format.MAX_SCHEMAS:
         raise OptionError(
-            f"merge(): {len(schemas):,} structures of samples together, an archive holds {MAX_SCHEMAS:,}"
+            f"merge(): {len(schemas):,} structures of samples together, "
+            f"an archive holds {format.MAX_SCHEMAS:,}"
         )
     if length > format.MAX_LENGTH:
         raise LengthError(f"merge(): {length:,} samples together, an archive holds {format.MAX_LENGTH:,}")
 
     def common_field(name: str) -> Any:
         field, *others = (source.field_of(name) for source in sources)
-        return None if field is _NO_COLUMN or any(other != field for other in others) else field
+        return field if all(other == field for other in others) else None
 
     return Head(
         uuid=uuid.uuid4().bytes,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import compress
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from edcache import format, storage, writer
 from edcache.base import ArchiveExistsError, CorruptRecordError, Ints
 from edcache.codec import Compression
-from edcache.format import Contents, Dictionary, Failure, Head, IndexTable, Records, Revision, take_rows
+from edcache.format import Contents, Head, IndexTable, Records, Revision
 from edcache.reader import OnProgress
 from edcache.storage import ByteSource, File
 from edcache.writer import Appender, Chunk
@@ -101,25 +102,23 @@ class Rewrite:
             part = records.take(rows)
             data = _read(file, part)
             self._progress.advance(int(part.nbytes.sum()))
-            good = np.array([format.crc32(record) for record in data], np.uint32) == part.crc32
-            if not good.all():
-                if on_damage is None:
-                    raise _damaged(selection, int(rows[~good][0]))
-                on_damage(rows[~good], "fails its crc32")
-            if on_damage is not None and is_compressed:
-                is_readable = np.array([dictionary_of(frame) in known for frame in data], bool)
-                if not is_readable[good].all():
-                    on_damage(rows[good & ~is_readable], "needs a dictionary that is damaged")
-                good &= is_readable
-            if not good.all():
-                rows, data = rows[good], [record for record, fits in zip(data, good, strict=True) if fits]
-                part = part.take(np.flatnonzero(good))
+            sound = np.array([format.crc32(record) for record in data], np.uint32) == part.crc32
+            if on_damage is not None:
+                on_damage(rows[~sound], "fails its crc32")
+                if is_compressed:
+                    readable = np.array([dictionary_of(frame) in known for frame in data], bool)
+                    on_damage(rows[sound & ~readable], "needs a dictionary that is damaged")
+                    sound &= readable
+                rows, data, part = rows[sound], list(compress(data, sound)), part.take(np.flatnonzero(sound))
+            elif not sound.all():
+                raise _damaged(selection, int(rows[~sound][0]))
             if len(rows):
                 if compression is not None:
                     part, data = _compressed(part, data, compression)
-                self.out.append(_chunk(table, part, index[rows], take_rows(contents.labels, rows), data))
+                labels = format.take_rows(contents.labels, rows)
+                self.out.append(_chunk(table, part, index[rows], labels, data))
 
-    def _copy_dictionaries(self, file: ByteSource, dictionaries: Sequence[Dictionary]) -> set[int]:
+    def _copy_dictionaries(self, file: ByteSource, dictionaries: Sequence[format.Dictionary]) -> set[int]:
         """Append those that are intact and not there yet; gives the ids of those that records may need."""
         known = set(self.out.dictionaries())
         for data in intact_dictionaries(file, dictionaries):
@@ -131,7 +130,7 @@ class Rewrite:
     def publish(
         self,
         length: int | None = None,
-        failures: Sequence[Failure] = (),
+        failures: Sequence[format.Failure] = (),
         revision: Revision | None = None,
         *,
         replace: bool = False,
@@ -141,7 +140,7 @@ class Rewrite:
         length: of the dataset, where neither head nor records say it. replace: what is at the target.
         """
         changes: dict[str, object] = {}
-        if length not in (None, self.out.length):
+        if length not in (None, self.out.chain.length):
             changes["length"] = length
         if failures:
             changes["failed"] = [failure.to_json() for failure in failures]
@@ -189,7 +188,7 @@ def _compressed(
     return replace(records, nbytes=nbytes, crc32=crcs, raw_nbytes=records.nbytes), frames
 
 
-def intact_dictionaries(file: ByteSource, dictionaries: Sequence[Dictionary]) -> Iterator[bytes]:
+def intact_dictionaries(file: ByteSource, dictionaries: Sequence[format.Dictionary]) -> Iterator[bytes]:
     """The compression dictionaries that fit their crc32."""
     for entry in dictionaries:
         data = file.pread(entry.offset, entry.nbytes)
@@ -219,21 +218,14 @@ def chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
         first = last
 
 
-def _chunk(table: IndexTable, records: Records, index: Ints, labels: Any, data: list[memoryview]) -> Chunk:
-    """Records at their alignment, with zeros between them."""
-    starts, pieces, end = list[int](), list[bytes | memoryview](), 0
-    for record in data:
-        start = format.align(end, format.record_alignment(len(record)))
-        pieces += bytes(start - end), record
-        starts.append(start)
-        end = start + len(record)
-    buffer = memoryview(b"".join(pieces))
+def _chunk(table: IndexTable, records: Records, index: Ints, labels: Any, pieces: list[memoryview]) -> Chunk:
+    data, offsets, _ = writer.aligned(pieces)
     used, numbers = np.unique(records.schema, return_inverse=True)
     moved = replace(
         records,
-        offset=np.array(starts, np.uint64),
+        offset=np.array(offsets, np.uint64),
         schema=numbers.reshape(-1).astype(np.uint16),
         index=index,
     )
     schemas = [table.schemas[number] for number in used.tolist()]
-    return Chunk(moved, labels, schemas, buffer, format.block_crcs(buffer), False)
+    return Chunk(moved, labels, schemas, data, format.block_crcs(data), False)

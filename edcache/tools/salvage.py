@@ -16,43 +16,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from edcache import format
-from edcache.base import (
-    ArchiveError,
-    CorruptArchiveError,
-    FormatVersionError,
-    Ints,
-    LabelTypeError,
-    NotAnArchiveError,
-)
-from edcache.format import (
-    MAX_SCHEMAS,
-    Chain,
-    ChunkTable,
-    Contents,
-    Cursor,
-    Dictionary,
-    Failure,
-    Head,
-    Header,
-    IndexTable,
-    Placed,
-    Records,
-    Revision,
-    chunk_numbers,
-    find_headers,
-    merge,
-    no_labels,
-    parse_index,
-    parse_labels,
-    read_revision,
-    read_table,
-    replace_columns,
-    revised,
-    spread,
-    take_rows,
-    unify,
-)
+from edcache import base, format
+from edcache.base import Ints
+from edcache.format import Chain, Contents, Head, Header, IndexTable, Records, Revision
 from edcache.storage import File
 from edcache.tools.entries import ANYWHERE, Entries
 
@@ -96,16 +62,16 @@ class _SalvagedRows:
     def without(self, index: Ints) -> _SalvagedRows:
         """Those of other samples than these."""
         kept = np.flatnonzero(~np.isin(self.index, index))
-        return _SalvagedRows(self.records.take(kept), self.schemas, take_rows(self.labels, kept))
+        return _SalvagedRows(self.records.take(kept), self.schemas, format.take_rows(self.labels, kept))
 
 
 @dataclass(frozen=True)
 class _Sealed:
     """The newest intact index, its sequence number, and the labels that go with it."""
 
-    seq: int
-    index: IndexTable | None
-    labels: Any
+    seq: int = -1
+    index: IndexTable | None = None
+    labels: Any = None
 
 
 class Salvage:
@@ -148,17 +114,17 @@ class Salvage:
 
     # --- the head ---
 
-    def _read_head(self) -> tuple[Head, Cursor | None]:
+    def _read_head(self) -> tuple[Head, format.Cursor | None]:
         try:
             return format.read_head(self._pread, self.path)
-        except (NotAnArchiveError, CorruptArchiveError, FormatVersionError) as error:
+        except (base.NotAnArchiveError, base.CorruptArchiveError, base.FormatVersionError) as error:
             # A newer format's headers would not parse either: where others do, the head's version is damage.
-            uuids = Counter(header.uuid for header in find_headers(self._file, 0, self._size))
+            uuids = Counter(header.uuid for header in format.find_headers(self._file, 0, self._size))
             if not uuids:
                 raise
             self._problem(0, "the head is damaged: fingerprint, codec and label paths are not known for sure")
             self.head_lost = True
-            damage: ArchiveError = error
+            damage: base.ArchiveError = error
         uuid = uuids.most_common(1)[0][0]
         first = format.parse_header(self._pread(0, format.MAX_HEADER_NBYTES))
         if first is None or first.kind != format.KIND_HEAD or first.uuid != uuid:
@@ -171,19 +137,14 @@ class Salvage:
         compression = None
         if rows.records.raw_nbytes is not None:
             compression = "zstd+dict" if self.dictionaries else "zstd"
-        pickled = bool(rows.schemas) and set(rows.schemas) == {_PICKLES}
-        names = rows.labels.column_names
-        return Head(
-            self.head.uuid,
-            codec="pickle" if pickled else "native",
-            compression=compression,
-            labels=tuple((name, None) for name in names),
-        )
+        codec = "pickle" if set(rows.schemas) == {_PICKLES} else "native"
+        labels = tuple((name, None) for name in rows.labels.column_names)
+        return Head(self.head.uuid, codec=codec, compression=compression, labels=labels)
 
     # --- entries and tables ---
 
     def _noted(self) -> Chain:
-        chain = Chain(self.head, Cursor(0, 0, 0), self.path)
+        chain = Chain(self.head, format.Cursor(0, 0, 0), self.path)
         for run in self._entries.runs:
             for header in run:
                 if len(run) > 1 or header.kind != format.KIND_LABELS:
@@ -200,30 +161,35 @@ class Salvage:
             try:
                 if format.crc32(data) == header.table_crc:
                     return parse(data)
-            except CorruptArchiveError:
+            except base.CorruptArchiveError:
                 pass
         self._problem(header.offset, damage)
         return None
 
-    def _table(self, header: Header) -> ChunkTable | None:
+    def _table(self, header: Header) -> format.ChunkTable | None:
         damage = f"{header.name}: the table of its {header.samples:,} samples is damaged"
-        table = self._parsed(header, lambda data: read_table(lambda *_: data, header, self.path), damage)
+        table = self._parsed(
+            header, lambda data: format.read_table(lambda *_: data, header, self.path), damage
+        )
         if table is None and header.seq > self._sealed.seq:
             self.doubtful.append(Doubtful(header.seq, header.offset, header.samples))
         return table
 
     def _revision(self, header: Header) -> Revision | None:
         damage = f"{header.name}: labels that were added or dropped are damaged"
-        return self._parsed(header, lambda data: read_revision(lambda *_: data, header, self.path), damage)
+        return self._parsed(
+            header, lambda data: format.read_revision(lambda *_: data, header, self.path), damage
+        )
 
     def _last_index(self) -> _Sealed:
         """The newest index that is intact, with its labels where they are intact too."""
         headers = [header for run in self._entries.runs for header in run]
-        sealed = _Sealed(-1, None, None)
+        sealed = _Sealed()
         for header, following in zip_longest(headers, headers[1:]):
             if header.kind != format.KIND_INDEX:
                 continue
-            index = self._parsed(header, partial(parse_index, rows=header.samples), "index.arrow is damaged")
+            parse = partial(format.parse_index, rows=header.samples)
+            index = self._parsed(header, parse, "index.arrow is damaged")
             if index is not None:
                 sealed = _Sealed(header.seq, index, self._labels(index, following))
         return sealed
@@ -232,8 +198,8 @@ class Salvage:
         def parse(data: bytes) -> Any:
             assert header is not None
             if header.samples not in (len(index.records.offset), index.length):
-                raise CorruptArchiveError("rows of other samples")
-            return parse_labels(data, header.samples)
+                raise base.CorruptArchiveError("rows of other samples")
+            return format.parse_labels(data, header.samples)
 
         if header is None or header.kind != format.KIND_LABELS:
             return None
@@ -250,85 +216,67 @@ class Salvage:
 
     def _newest_rows(self) -> _SalvagedRows:
         """The newest record of each sample as far as anything tells; contradictions are lost."""
+        sound = [header for header in self._chain.chunks if self._tables[header.seq] is not None]
         seq, index = self._sealed.seq, self._sealed.index
-        after = self._merged([header for header in self._chain.chunks if header.seq > seq])
+        after = self._merged([header for header in sound if header.seq > seq])
         if index is None:
             return after
-        before = self._merged([header for header in self._chain.chunks if header.seq < seq])
-        base = self._reconciled(index, before)
+        before = self._reconciled(index, [header for header in sound if header.seq < seq])
         self.unlabelled = self.unlabelled[~np.isin(self.unlabelled, after.index)]
-        return _joined(base.without(after.index), after, self.path)
+        return _joined(before.without(after.index), after, self.path)
 
     def _merged(self, chunks: Sequence[Header]) -> _SalvagedRows:
-        sound = [header for header in chunks if self._tables[header.seq] is not None]
         names = [name for name, _ in self.head.labels]
-        contents = merge(sound, lambda header: self._tables[header.seq], [], None, names, self.path)
+        contents = format.merge(chunks, lambda header: self._tables[header.seq], [], None, names, self.path)
         return _SalvagedRows(_indexed(contents.index.records), contents.index.schemas, contents.labels)
 
-    def _reconciled(self, index: IndexTable, before: _SalvagedRows) -> _SalvagedRows:
+    def _reconciled(self, index: IndexTable, chunks: Sequence[Header]) -> _SalvagedRows:
         """The rows of an index, as far as no chunk before it contradicts them, with their labels."""
-        records = _indexed(index.records)
+        records, before = _indexed(index.records), self._merged(chunks)
         assert records.index is not None
-        at = np.searchsorted(before.index, records.index)
-        known = at < len(before.index)
-        known[known] = before.index[at[known]] == records.index[known]
-        same = known.copy()
-        sealed, chunked = records.columns(), before.records.columns()
-        for name in {*sealed, *chunked} - {"index", "schema"}:
-            # Where only one of them compresses, they agree on nothing.
-            if name not in sealed or name not in chunked:
-                same[:] = False
-            else:
-                same[known] &= chunked[name][at[known]] == sealed[name][known]
+        # Samples of both: their rows in the index, and in the chunks.
+        _, known, at = np.intersect1d(records.index, before.index, assume_unique=True, return_indices=True)
         texts = np.array([*index.schemas, ""], object)
         numbers = np.minimum(records.schema, len(index.schemas))
         others = np.array([*before.schemas, ""], object)
-        same[known] &= texts[numbers[known]] == others[before.records.schema[at[known]]]
+        alike = texts[numbers[known]] == others[before.records.schema[at]]
+        sealed, chunked = records.columns(), before.records.columns()
+        for name in {*sealed, *chunked} - {"index", "schema"}:
+            # Where only one of them compresses, they agree on nothing.
+            is_in_both = name in sealed and name in chunked
+            alike &= (chunked[name][at] == sealed[name][known]) if is_in_both else False
+        place = np.full(len(numbers), -1)
+        place[known[alike]] = at[alike]
         # A newer record may hide in what does not read, never in a chunk whose table says otherwise.
-        newer = known & ~same
-        newer[newer] = records.offset[newer] > before.records.offset[at[newer]]
-        hides = ~self._is_in_sound_chunk(records.offset)
-        believed = same | (hides & (newer | ~known))
-        believed &= numbers < len(index.schemas)
+        may_hide = ~_lies_within(chunks, records.offset)
+        may_hide[known] &= records.offset[known] > before.records.offset[at]
+        believed = ((place >= 0) | may_hide) & (numbers < len(index.schemas))
         forgotten = before.index[~np.isin(before.index, records.index)]
         self._lose(records.index[~believed], "index.arrow and the chunks contradict each other about")
         self._lose(forgotten, "index.arrow leaves out what a chunk holds:")
         rows = np.flatnonzero(believed)
-        labels = self._labels_of(records, rows, before, np.where(same, at, -1))
+        labels = self._labels_of(records, rows, before, place)
         return _SalvagedRows(records.take(rows), index.schemas, labels)
-
-    def _is_in_sound_chunk(self, offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        sound = [
-            header
-            for header in self._chain.chunks
-            if header.seq < self._sealed.seq and self._tables[header.seq] is not None
-        ]
-        if not sound:
-            return np.zeros(len(offsets), bool)
-        start = np.array([header.offset for header in sound], np.uint64)
-        end = np.array([min(header.payload_end, ANYWHERE) for header in sound], np.uint64)
-        run = np.searchsorted(start, offsets, "right") - 1
-        return (run >= 0) & (offsets < end[np.maximum(run, 0)])
 
     def _labels_of(self, records: Records, rows: Ints, before: _SalvagedRows, at: Ints) -> Any:
         """The labels that rows of an index had when they were written: its own, or those the chunks tell."""
         labels, index = self._sealed.labels, self._sealed.index
         assert index is not None
         if labels is not None and index.labels is None:
-            return take_rows(labels, rows)
+            return format.take_rows(labels, rows)
         assert records.index is not None
         known = np.flatnonzero(at[rows] >= 0)
-        own = take_rows(before.labels, at[rows][known])
+        own = format.take_rows(before.labels, at[rows][known])
         names = self._label_names()
         # Where revisions were sealed in, the seal says what the labels are now.
         if labels is None and (names is None or names):
             self.unlabelled = records.index[rows][at[rows] < 0]
-        own = spread(own if own.num_columns else no_labels(names or []), known, len(rows))
+        own = format.spread(own if own.num_columns else format.no_labels(names or []), known, len(rows))
         if labels is None or index.labels is None:
             return own
         places = rows if labels.num_rows == len(index.records.offset) else records.index[rows]
         plain = [name for name, is_revised in index.labels if not is_revised and name in labels.column_names]
-        return replace_columns(own, take_rows(labels.select(plain), places))
+        return format.replace_columns(own, format.take_rows(labels.select(plain), places))
 
     def _label_names(self) -> list[str] | None:
         """The label columns of the archive; None where nothing intact tells them."""
@@ -360,7 +308,7 @@ class Salvage:
         table = IndexTable(
             records.take(kept), self.length, rows.schemas, self.dictionaries, np.empty((0, 3), np.int64)
         )
-        return Contents(table, take_rows(rows.labels, kept))
+        return Contents(table, format.take_rows(rows.labels, kept))
 
     # --- revisions of labels ---
 
@@ -369,25 +317,25 @@ class Salvage:
         placed = self._revisions()
         if not placed:
             return None
-        written = chunk_numbers(self._chain.chunks, records.offset)
+        written = format.chunk_numbers(self._chain.chunks, records.offset)
         arguments = self.contents.labels, records.index, written
         try:
-            labels = revised(*arguments, placed, self.length, self.path)
-        except LabelTypeError:
+            labels = format.revised(*arguments, placed, self.length, self.path)
+        except base.LabelTypeError:
             # Types that changed where nothing tells any more: what was added counts.
             named = [({*r.dropped, *r.labels.column_names}, seq, r) for seq, r in placed]
-            placed = [Placed(seq, replace(r, dropped=list(names))) for names, seq, r in named]
-            labels = revised(*arguments, placed, self.length, self.path)
+            placed = [format.Placed(seq, replace(r, dropped=list(names))) for names, seq, r in named]
+            labels = format.revised(*arguments, placed, self.length, self.path)
         return labels.folded(records.index)
 
-    def _revisions(self) -> list[Placed]:
+    def _revisions(self) -> list[format.Placed]:
         """Those that are intact, those before a seal as the seal has them if that is intact."""
         each = [(header, self._revision(header)) for header in self._chain.revisions]
         sealed = self._sealed_revision([labels for header, labels in each if header.seq < self._sealed.seq])
         since = self._sealed.seq if sealed is not None else -1
         self.lost_revisions += [h.name for h, labels in each if labels is None and h.seq > since]
-        rest = [Placed(h.seq, labels) for h, labels in each if labels is not None and h.seq > since]
-        return rest if sealed is None else [Placed(since, sealed), *rest]
+        rest = [format.Placed(h.seq, labels) for h, labels in each if labels is not None and h.seq > since]
+        return rest if sealed is None else [format.Placed(since, sealed), *rest]
 
     def _sealed_revision(self, before: Sequence[Revision | None]) -> Revision | None:
         """What the revisions before a seal came to, as its labels.arrow has it."""
@@ -412,15 +360,15 @@ class Salvage:
         return max(self._chain.length or 0, sealed, *ends, 0)
 
     @property
-    def dictionaries(self) -> list[Dictionary]:
+    def dictionaries(self) -> list[format.Dictionary]:
         """Where the compression dictionaries lie, oldest first; whole or not."""
         by_offset = {
-            d.payload_offset: Dictionary(d.payload_offset, d.table_nbytes, d.table_crc)
+            d.payload_offset: format.Dictionary(d.payload_offset, d.table_nbytes, d.table_crc)
             for d in self._chain.dictionaries
         }
         if self._sealed.index is not None:
             by_offset |= {d.offset: d for d in self._sealed.index.dictionaries}
-        apart: list[Dictionary] = []
+        apart: list[format.Dictionary] = []
         end = 0
         for dictionary in sorted(by_offset.values()):
             if end <= dictionary.offset <= dictionary.offset + dictionary.nbytes <= self._size:
@@ -429,9 +377,9 @@ class Salvage:
         return apart
 
     @property
-    def failures(self) -> list[Failure]:
+    def failures(self) -> list[format.Failure]:
         """Why samples have no record that is neither there nor lost: what was last said of each."""
-        last: dict[int, Failure] = {}
+        last: dict[int, format.Failure] = {}
         if self._sealed.index is not None:
             last = {failure.index: failure for failure in self._sealed.index.failures}
         for seq, failure in self._chain.failures.values():
@@ -444,6 +392,14 @@ class Salvage:
         return sorted(last[k] for k in index[stays].tolist())
 
 
+def _lies_within(chunks: Sequence[Header], offsets: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
+    """Whether each offset is that of a byte of one of the chunks."""
+    starts = np.array([0, *(header.offset for header in chunks)], np.uint64)
+    ends = np.array([0, *(min(header.payload_end, ANYWHERE) for header in chunks)], np.uint64)
+    within: npt.NDArray[np.bool_] = offsets < ends[np.searchsorted(starts, offsets, "right") - 1]
+    return within
+
+
 def _indexed(records: Records) -> Records:
     """The same with an index, where row i is sample i without one."""
     return records if records.index is not None else replace(records, index=np.arange(len(records.offset)))
@@ -454,8 +410,10 @@ def _joined(first: _SalvagedRows, second: _SalvagedRows, where: str) -> _Salvage
     if not len(second.index):
         return first
     schemas = list(dict.fromkeys([*first.schemas, *second.schemas]))
-    if len(schemas) > MAX_SCHEMAS:
-        raise CorruptArchiveError(f"{where}: {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
+    if len(schemas) > format.MAX_SCHEMAS:
+        raise base.CorruptArchiveError(
+            f"{where}: {len(schemas):,} schemas, the format allows {format.MAX_SCHEMAS:,}"
+        )
     compresses = any(rows.records.raw_nbytes is not None for rows in (first, second))
     columns = []
     for rows in (first, second):
@@ -465,5 +423,5 @@ def _joined(first: _SalvagedRows, second: _SalvagedRows, where: str) -> _Salvage
             own.setdefault("raw_nbytes", np.zeros(len(rows.index), np.uint64))
         columns.append(own)
     records = Records(**{name: np.concatenate([own[name] for own in columns]) for name in columns[0]})
-    labels = unify([first.labels, second.labels], where) if len(first.index) else second.labels
+    labels = format.unify([first.labels, second.labels], where) if len(first.index) else second.labels
     return _SalvagedRows(records, schemas, labels)

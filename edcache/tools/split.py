@@ -18,14 +18,6 @@ import numpy as np
 from edcache import base, format, storage
 from edcache.base import EdcacheError, Ints, OptionError, human_bytes, parsed_bytes
 from edcache.dataset import Path
-from edcache.format import (
-    ChunkTable,
-    LabelTypes,
-    pack_chunk_table,
-    pack_index,
-    pack_labels,
-    spread,
-)
 from edcache.labels import Labels, classes
 from edcache.reader import OnProgress
 from edcache.storage import local_path
@@ -142,7 +134,7 @@ def _written(
 def _by_value(source: MergeSource, name: str) -> Iterator[_Cut]:
     length, file = source.length, source.file
     base.justify(48 * length, file.size(), file.path, f"{length:,} samples")
-    labels = Labels(lambda: spread(source.labels, source.index, length), num_rows=length)
+    labels = Labels(lambda: format.spread(source.labels, source.index, length), num_rows=length)
     values = classes(labels, name, "split")
     for code, value in enumerate(values.values):
         yield value, np.flatnonzero(values.codes == code)
@@ -212,11 +204,13 @@ class _Sizes:
         index, empty = self._source.table, self._source.labels.slice(0, 0)
         none = index.records.take(np.empty(0, np.int64))
         columns = _COLUMN_NBYTES * (empty.num_columns + _ROW_NBYTES // 8)
-        table = ChunkTable(none, empty, list(index.schemas), LabelTypes.of(empty), 0)
-        chunk = len(pack_chunk_table(table)) + columns + format.PAGE + 64 + _ENTRY_NBYTES
+        table = format.ChunkTable(none, empty, list(index.schemas), format.LabelTypes.of(empty), 0)
+        chunk = len(format.pack_chunk_table(table)) + columns + format.PAGE + 64 + _ENTRY_NBYTES
         head = joined_head([self._source], empty.column_names, index.length)
         bare = index._replace(records=none, blocks=index.blocks[:0], failures=[], labels=None)
-        fixed = len(format.pack_head(head)) + len(pack_index(bare)) + 2 * len(pack_labels(empty))
+        fixed = (
+            len(format.pack_head(head)) + len(format.pack_index(bare)) + 2 * len(format.pack_labels(empty))
+        )
         fixed += 3 * columns
         fixed += sum(format.align(entry.nbytes, format.PAGE) + _ENTRY_NBYTES for entry in index.dictionaries)
         # The seal's two entries; an amendment and a revision, each with what fills its page; the zip's end.

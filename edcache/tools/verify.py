@@ -11,34 +11,19 @@ from typing import Any, Final
 import numpy as np
 
 from edcache import format
-from edcache.base import CorruptArchiveError, LabelError, PartialArchiveError
-from edcache.format import (
-    END_SIGNATURE,
-    PAGE,
-    Chain,
-    ChunkTable,
-    Contents,
-    Header,
-    IndexTable,
-    Revised,
-    Revision,
-    find_headers,
-    merge,
-    padding_of,
-    parse_index,
-    parse_labels,
-    partial_text,
-    payload_crc,
-    read_revision,
-    read_table,
-    same_tables,
-)
+from edcache.base import CorruptArchiveError, Ints, LabelError, PartialArchiveError
+from edcache.format import Chain, ChunkTable, Contents, Header, IndexTable, PRead, parse_index, parse_labels
 from edcache.reader import OnProgress, check_digest, file_digest, no_digest, parse_digest
 from edcache.storage import ByteSource, File, located, written_since_boot
-from edcache.tools.proof import check_chunk, check_layout
 
 # What the directory has of an entry, at least.
 _LISTED_NBYTES: Final = 46
+# A multiple of the block; what is read stays in a processor's cache while three checksums pass over it.
+_WINDOW: Final = 64 * format.BLOCK_NBYTES
+_SHOWN: Final = 20
+
+OnProblem = Callable[[int, str], None]
+"""`on_problem(offset, what)`; the offset counts from the start of the file."""
 
 
 @dataclass
@@ -208,43 +193,36 @@ class Survey:
         # What is behind a URL was uploaded whole.
         is_old = isinstance(file, File) and not written_since_boot(file)
         if forgives_power_cut and self.chain.seal is None and is_old:
-            self.chain.lost |= self.chain.find_lost(self._pread)
+            self.chain.give_up(self.chain.find_lost(self._pread))
         self._is_joined = True
         self.contents = self._merged()
         self.revised = self._revised()
-        for header in self._kept(headers):
+        for header in (header for header in headers if header.seq not in self.chain.lost):
+            if any(format.padding_of(self._pread, header)):
+                self._problem(header.offset, f"{header.name}: bytes behind its content are not zero")
             if header.kind != format.KIND_CHUNK:
-                self._check_crc(header, payload_crc(self._pread, header))
-                self._check_padding(header)
+                self._check_crc(header, format.payload_crc(self._pread, header))
         if self.seal is not None:
             self._check_seal(self.seal)
-        elif self.chain.seal is not None:
-            self._check_last_seal(self.chain.seal)
         else:
-            self._check_tail()
-        self._count_dead(headers)
+            self._check_end()
+        self.dead.lost = sum(h.next - h.offset for h in headers if h.seq in self.chain.lost)
 
     def _problem(self, offset: int, what: str, remedy: str | None = None) -> None:
         remedy = remedy or f'run "edcache repair {self.path} -o NEW"'
         self.problems.append(f"{self.path}: at offset {offset:,}: {what}; {remedy}")
 
-    def _kept(self, entries: list[Header]) -> list[Header]:
-        return [entry for entry in entries if entry.seq not in self.chain.lost]
-
     # --- tables ---
 
     def _merged(self) -> Contents:
-        chain, chunks = self.chain, self._kept(self.chain.chunks)
-        names = [name for name, _ in self.head.labels]
-        failures = [failure for _, failure in chain.failures.values()]
-        dictionaries = self._kept(chain.dictionaries)
         self.superseded = self._rows_nbytes = 0
         try:
-            contents = merge(chunks, self._table, dictionaries, chain.length, names, self.path, failures)
+            contents = self.chain.contents(self._table)
         except (CorruptArchiveError, LabelError) as error:
             self._problem(0, f"its chunks do not go together: {error}")
             self._is_joined, self.superseded = False, 0
-            return merge([], self._table, [], None, names, self.path)
+            names = [name for name, _ in self.head.labels]
+            return format.merge([], self._table, [], None, names, self.path)
         self.superseded -= len(contents.index.records.offset)
         self.dead.superseded = self._rows_nbytes - int(contents.index.records.nbytes.sum())
         return contents
@@ -252,20 +230,18 @@ class Survey:
     def _table(self, header: Header) -> ChunkTable | None:
         table_bytes = self._pread(header.payload_offset, header.table_nbytes)
         try:
-            table = read_table(lambda offset, nbytes: table_bytes, header, self.path)
+            table = format.read_table(lambda offset, nbytes: table_bytes, header, self.path)
         except CorruptArchiveError as error:
             self._unread(header, f"chunk {header.seq}", error)
             if self._reads_records:
-                self._check_crc(header, payload_crc(self._pread, header))
+                self._check_crc(header, format.payload_crc(self._pread, header))
             self._on_position(min(header.next, self.size))
             return None
         self.superseded += len(table.records.offset)
         self._rows_nbytes += int(table.records.nbytes.sum())
-        self._check_padding(header)
+        _check_alignment(header, table, self._problem)
         if self._reads_records:
             self._check_crc(header, check_chunk(self._pread, header, table, table_bytes, self._problem))
-        else:
-            check_layout(header, table, self._problem)
         self._on_position(min(header.next, self.size))
         return table
 
@@ -276,20 +252,18 @@ class Survey:
             rows = f"{header.name} has rows up to sample {header.end_index:,}"
             self._problem(header.offset, f"{rows}, the dataset had {length:,}")
 
-    def _revised(self) -> Revised:
+    def _revised(self) -> format.Revised:
         try:
             if self._is_joined:
                 return self.chain.revised(self.contents, self._revision)
         except LabelError as error:
             self._problem(0, f"its revisions do not go together: {error}")
             self._is_joined = False
-        return Revised(self.contents.labels, None)
+        return format.Revised(self.contents.labels, None)
 
-    def _revision(self, header: Header) -> Revision | None:
-        if header.seq in self.chain.lost:
-            return None
+    def _revision(self, header: Header) -> format.Revision | None:
         try:
-            return read_revision(self._pread, header, self.path)
+            return format.read_revision(self._pread, header, self.path)
         except CorruptArchiveError as error:
             self._unread(header, header.name, error)
             return None
@@ -298,10 +272,6 @@ class Survey:
         """Note an entry that does not read, where the error says only what is wrong with it."""
         why = str(error).removeprefix(f"{self.path}: {name} at offset {header.offset:,}: ")
         self._problem(header.offset, f"{header.name}: {why.partition('; run')[0]}")
-
-    def _check_padding(self, header: Header) -> None:
-        if any(padding_of(self._pread, header)):
-            self._problem(header.offset, f"{header.name}: bytes behind its content are not zero")
 
     def _check_crc(self, header: Header, crc: int) -> None:
         """Compare the crc32 of a payload with its header's."""
@@ -321,7 +291,7 @@ class Survey:
         room = end - start - format.END_NBYTES
         has_room = room >= _LISTED_NBYTES * len(self.chain.entries)
         directory = self.chain.directory(self._pread, seal) if has_room else b""
-        is_there = directory and end == format.align(start + len(directory), PAGE)
+        is_there = directory and end == format.align(start + len(directory), format.PAGE)
         if not is_there or self._pread(start, end - start) != directory.ljust(end - start, b"\0"):
             self._damaged_seals.append(seal[1])
         self.dead.old_seals += end - seal[0].offset
@@ -343,32 +313,31 @@ class Survey:
         columns = self.revised.columns
         try:
             sealed = parse_index(index, index_header.samples)
-            same_index = _same_index(sealed, self.contents.index._replace(labels=columns))
             names = [name for name, _ in (self.head.labels if sealed.labels is None else sealed.labels)]
-            same_labels = same_tables(parse_labels(labels, labels_header.samples, names), self.revised.table)
+            table = parse_labels(labels, labels_header.samples, names)
         except CorruptArchiveError as error:
             self._problem(index_header.offset, str(error))
             return
-        if not same_index:
+        if not _same_index(sealed, self.contents.index._replace(labels=columns)):
             self._problem(index_header.offset, "index.arrow does not say what the chunks say")
-        if not same_labels:
+        if not format.same_tables(table, self.revised.table):
             what = "the chunks" if columns is None else "the chunks and revisions"
             self._problem(labels_header.offset, f"labels.arrow does not say what {what} say")
 
-    def _check_last_seal(self, seal: tuple[Header, Header]) -> None:
-        """The chain ends with a seal, the file not with its directory: torn growth, or damage."""
-        start, directory = seal[1].payload_end, self.chain.directory(self._pread, seal)
-        if self._pread(start, len(directory)) != directory:
-            what = "the zip directory does not list what the chain holds"
-            self._problem(start, what, "seal the archive again")
-        self._check_tail()
-
-    def _check_tail(self) -> None:
-        """What an unsealed archive may end with: its last entry, and behind it a torn tail."""
-        at = self.chain.cursor.offset
+    def _check_end(self) -> None:
+        """What an unsealed archive may end with: an entry, or a seal and its directory; and a torn tail."""
+        seal, at = self.chain.seal, self.chain.cursor.offset
+        end = at
+        if seal is not None:
+            start, directory = seal[1].payload_end, self.chain.directory(self._pread, seal)
+            end = start + len(directory)
+            if self._pread(start, len(directory)) != directory:
+                what = "the zip directory does not list what the chain holds"
+                self._problem(start, what, "seal the archive again")
+        self.dead.torn = max(0, self.size - end)
         if self.size <= at:
             return
-        later = next(find_headers(self._file, at + 1, self.size, self.head.uuid), None)
+        later = next(format.find_headers(self._file, at + 1, self.size, self.head.uuid), None)
         if later is not None:
             follows = f"{later.name} follows at offset {later.offset:,}"
             self._problem(at, f"the chain is broken: no entry fits here, but {follows}")
@@ -384,15 +353,7 @@ class Survey:
             return next(format.walk(self._pread, 1 << 62, self.head.uuid, cursor), None) is None
         # A kill within the header leaves no crc32; with one, it was whole once.
         had_crc, is_named = any(data[137:141]), data[30:41] == b"index.arrow"
-        return had_crc and (is_named or END_SIGNATURE in self._pread(max(0, self.size - 1024), 1024))
-
-    def _count_dead(self, headers: list[Header]) -> None:
-        self.dead.lost = sum(h.next - h.offset for h in headers if h.seq in self.chain.lost)
-        if self.seal is None:
-            seal, end = self.chain.seal, self.chain.cursor.offset
-            if seal is not None:
-                end = seal[1].payload_end + len(self.chain.directory(self._pread, seal))
-            self.dead.torn = max(0, self.size - end)
+        return had_crc and (is_named or format.END_SIGNATURE in self._pread(max(0, self.size - 1024), 1024))
 
 
 def sound_survey(file: ByteSource, allow_partial: bool) -> Survey:
@@ -416,20 +377,76 @@ def sound_survey(file: ByteSource, allow_partial: bool) -> Survey:
         raise CorruptArchiveError(survey.problems[0])
     if survey.seal is None and not allow_partial:
         present = len(survey.contents.index.records.offset)
-        raise PartialArchiveError(partial_text(survey.path, present, survey.chain.length))
+        raise PartialArchiveError(format.partial_text(survey.path, present, survey.chain.length))
     return survey
 
 
 def _same_index(sealed: IndexTable, expected: IndexTable) -> bool:
-    columns, others = sealed.records.columns(), expected.records.columns()
-    return (
-        sealed.length == expected.length
-        and sealed.schemas == expected.schemas
-        and sealed.dictionaries == expected.dictionaries
-        and np.array_equal(sealed.blocks, expected.blocks)
-        and list(sealed.failures) == list(expected.failures)
-        and list(sealed.labels or ()) == list(expected.labels or ())
-        and (sealed.labels is None) == (expected.labels is None)
-        and columns.keys() == others.keys()
-        and all(np.array_equal(columns[name], others[name]) for name in columns)
-    )
+    def plain(index: IndexTable) -> tuple[object, ...]:
+        labels = None if index.labels is None else list(index.labels)
+        return index.length, index.schemas, index.dictionaries, list(index.failures), labels
+
+    columns, others = ({"blocks": i.blocks} | i.records.columns() for i in (sealed, expected))
+    is_alike = plain(sealed) == plain(expected) and columns.keys() == others.keys()
+    return is_alike and all(np.array_equal(columns[name], others[name]) for name in columns)
+
+
+def _check_alignment(header: Header, table: ChunkTable, on_problem: OnProblem) -> None:
+    alignment = np.where(table.records.nbytes >= 1024, np.uint64(64), np.uint64(8))
+    rows = np.flatnonzero(table.records.offset % alignment)
+    _report_rows(header, table, rows, "is not aligned", on_problem)
+
+
+def check_chunk(
+    pread: PRead, header: Header, table: ChunkTable, table_bytes: bytes, on_problem: OnProblem
+) -> int:
+    """Compare records, blocks and gaps of a chunk with its table; returns the crc32 of its payload.
+
+    Each byte is read once, a window of 1 MiB at a time, whatever the chunk's size. `read_table` saw that no
+    record reaches into another.
+    """
+    records, first_offset, crc32 = table.records, header.records_offset, format.crc32
+    start = records.offset.astype(np.int64)
+    end = start + records.nbytes.astype(np.int64)
+    # A record may reach over many windows.
+    crcs, block_crcs = np.zeros(len(start), np.uint32), b""
+    has_foreign = False
+    crc = crc32(format.padding_of(pread, header), crc32(table_bytes))
+    for base in range(0, header.payload_end - first_offset, _WINDOW):
+        nbytes = min(_WINDOW, header.payload_end - first_offset - base)
+        window = memoryview(pread(first_offset + base, nbytes))
+        if not window:
+            break  # the file was cut
+        crc = crc32(window, crc)
+        block_crcs += format.block_crcs(window[: max(0, table.records_nbytes - base)])
+        first, last = np.searchsorted(end, base, "right"), np.searchsorted(start, base + len(window))
+        low = (start[first:last] - base).clip(0)
+        high = (end[first:last] - base).clip(None, len(window))
+        parts = zip(low.tolist(), high.tolist(), crcs[first:last].tolist(), strict=True)
+        crcs[first:last] = [crc32(window[begin:stop], before) for begin, stop, before in parts]
+        foreign = _foreign(window, np.append(0, high), np.append(low, len(window)))
+        if len(foreign) and not has_foreign:
+            has_foreign = True
+            on_problem(first_offset + base + int(foreign[0]), "bytes that belong to no record are not zero")
+    _report_rows(header, table, np.flatnonzero(crcs != records.crc32), "fails its crc32", on_problem)
+    if block_crcs != table_bytes[len(table_bytes) - table.behind_nbytes :]:
+        on_problem(first_offset, "the crc32 of its blocks do not fit its records")
+    return crc
+
+
+def _foreign(window: memoryview, start: Ints, end: Ints) -> Ints:
+    """Where bytes of some gaps are not zero."""
+    nbytes = end - start
+    places = np.repeat(end - np.cumsum(nbytes), nbytes) + np.arange(nbytes.sum())
+    foreign: Ints = places[np.frombuffer(window, np.uint8)[places] != 0]
+    return foreign
+
+
+def _report_rows(header: Header, table: ChunkTable, rows: Ints, what: str, on_problem: OnProblem) -> None:
+    assert table.records.index is not None
+    for row in rows[:_SHOWN].tolist():
+        offset = header.records_offset + int(table.records.offset[row])
+        on_problem(offset, f"record {int(table.records.index[row])} {what}")
+    if len(rows) > _SHOWN:
+        more = f"{len(rows) - _SHOWN:,} more records of {header.name}"
+        on_problem(header.records_offset, f"the same of {more}")

@@ -67,7 +67,7 @@ class Chunk:
             return self
         records = self.records.take(rows)
         extents = zip(records.offset.tolist(), records.nbytes.tolist(), strict=True)
-        data, offsets, _ = _aligned(self.data[offset : offset + nbytes] for offset, nbytes in extents)
+        data, offsets, _ = aligned(self.data[offset : offset + nbytes] for offset, nbytes in extents)
         return replace(
             self,
             records=replace(records, offset=np.array(offsets, np.uint64)),
@@ -182,7 +182,7 @@ class ChunkBuilder:
         if compress is not None:
             raw_nbytes = np.array(nbytes, np.uint64)
             raw, extents = data, zip(offset, nbytes, strict=True)
-            data, offset, nbytes = _aligned(compress(raw[at : at + size]) for at, size in extents)
+            data, offset, nbytes = aligned(compress(raw[at : at + size]) for at, size in extents)
         crcs = [format.crc32(data[o : o + n]) for o, n in zip(offset, nbytes, strict=True)]
         used = sorted(set(schema))
         local = {known: position for position, known in enumerate(used)}
@@ -204,7 +204,7 @@ def _zeros(nbytes: int) -> memoryview:
     return np.zeros(nbytes, np.uint8).data
 
 
-def _aligned(pieces: Iterable[Any]) -> tuple[memoryview, list[int], list[int]]:
+def aligned(pieces: Iterable[Any]) -> tuple[memoryview, list[int], list[int]]:
     """Records one after another, each at its alignment with zeros before it; their offsets and sizes."""
     data, offsets, sizes = bytearray(), [], []
     for piece in pieces:

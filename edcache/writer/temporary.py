@@ -91,14 +91,9 @@ def replacing(target: str, wait: float | None = None) -> Iterator[File]:
 
 
 def use_copy(file: File) -> None:
-    """Keep a local copy that was just opened from being cleared away while it is open; an error closes it."""
-    try:
-        if file.has_beside(SIDE):
-            file.share(LOCK_USE)
-            note_use(file.path)
-    except BaseException:
-        file.close()
-        raise
+    """Keep a local copy that was just opened from being cleared away while it is open."""
+    file.share(LOCK_USE)
+    note_use(file.path)
 
 
 def note_use(copy: str) -> None:

@@ -18,14 +18,14 @@ import archives
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from far import Far, Full, Killing, Watching, ended, in_child, is_sample, make
+from far import Far, is_sample, make
 from scale import scaled, seeded
+from systems import Full, Killing, Watching, ended, in_child
 
 import edcache
 from edcache import CachedDataset, CacheWriter, copy_to_local, storage
 from edcache.backends.mirror.copy import Copying, copy_local
 from edcache.backends.mirror.evict import copies_in, evict
-from edcache.backends.mirror.sidecar import SIDE
 from edcache.cli import main
 from edcache.errors import (
     ArchiveExistsError,
@@ -38,6 +38,7 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.storage import calls
+from edcache.writer.temporary import SIDE
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks"),

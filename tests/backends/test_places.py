@@ -492,6 +492,20 @@ def test_where_signed_urls_are_refused_s3fs_asks_itself(served):
     assert SECRET not in str(raised.value)
 
 
+def test_forked_workers_ask_as_the_server_lets_their_parent(served):
+    def unsigned_alone(handler, start, end):
+        if "Signature=" in handler.path:
+            handler.say(403, {}, b"")
+            return True
+        return False
+
+    served.faults = [unsigned_alone]
+    url, options = s3_of(served)
+    ds = CachedDataset.from_cache(url, storage_options=options)
+    loader = DataLoader(ds, 4, sampler=range(0, 80, 10), num_workers=1, multiprocessing_context="fork")
+    assert torch.cat([batch["label"] for batch in loader]).tolist() == list(range(0, 80, 10))
+
+
 def test_a_chain_of_file_systems_is_read(tmp_path, in_memory):
     url = in_memory(written(tmp_path / "a.zip", count=30).read_bytes())
     ds = CachedDataset.from_cache(f"simplecache::{url}")

@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from far import Far, Full, Killing, Watching, ended, in_child, is_sample, make
+from far import Far, is_sample, make
 from scale import scaled, seeded
+from systems import Full, Killing, Watching, ended, in_child
 from torch.utils.data import DataLoader
 
 from edcache import CachedDataset, CacheWriter, Reader, copy_to_local, storage, verify
 from edcache.backends.mirror.copy import copy_local
 from edcache.backends.mirror.read_through import BLOCK_NBYTES, ReadThrough, _open_by
-from edcache.backends.mirror.sidecar import SIDE
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptRecordError,
@@ -32,6 +32,7 @@ from edcache.errors import (
 )
 from edcache.reader.session import FileSession
 from edcache.storage import calls
+from edcache.writer.temporary import SIDE
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks"),
@@ -373,7 +374,7 @@ def test_dictionaries_index_and_labels_are_mended_too(tmp_path, ssd):
         assert ds.batch(range(first, first + 1000))["n"].tolist() == list(range(first, first + 1000))
     assert len(ds.labels["n"]) == 20_000
     dictionaries = ds.reader.session.contents.index.dictionaries
-    index, labels = ds.reader.session.tables.seal
+    index, labels = ds.reader.session.seal
     assert dictionaries
     assert index.payload_nbytes > 2 * BLOCK_NBYTES
     ds.close()

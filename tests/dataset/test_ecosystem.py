@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pytest
-import pytorch_lightning as lightning
 import torch
 from filled import computed, note
 from likeness import same
@@ -300,40 +299,6 @@ quiet_lightning = pytest.mark.filterwarnings(
 )
 
 
-class Tiny(lightning.LightningModule):
-    """Notes what it is trained on; in a file of its rank, for what is trained in other processes."""
-
-    def __init__(self, folder=None):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 3)
-        for parameter in self.parameters():
-            torch.nn.init.constant_(parameter, 0.1)
-        self.folder, self.seen = folder, []
-
-    def training_step(self, batch, number):
-        self.seen.append([self.current_epoch, batch["index"].tolist()])
-        return torch.nn.functional.cross_entropy(self.layer(batch["x"]), batch["label"])
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-    def on_train_end(self):
-        if self.folder is not None:
-            (self.folder / str(self.global_rank)).write_text(json.dumps(self.seen))
-
-
-def trainer(**options):
-    return lightning.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
-
-
 def batches_of(make_sampler, epochs=2):
     """What a fit sees, given a sampler of batches."""
     sampler = make_sampler()
@@ -342,6 +307,8 @@ def batches_of(make_sampler, epochs=2):
 
 @quiet_lightning
 def test_lightning_trains_on_it_as_on_a_list(pair):
+    from lightning_parts import Tiny, trainer
+
     ds, ram = pair
     labels = np.array([s["label"] for s in ram])
     for make in (
@@ -364,6 +331,8 @@ def test_lightning_trains_on_it_as_on_a_list(pair):
 
 
 def seen_by_ranks(folder, loader, **options):
+    from lightning_parts import Tiny, trainer
+
     folder.mkdir()
     trainer(devices=2, strategy="ddp_fork", **options).fit(Tiny(folder), loader)
     return [json.loads((folder / str(rank)).read_text()) for rank in (0, 1)]
@@ -410,25 +379,13 @@ class Logged(Dataset):
         return sample(k)
 
 
-class Filled(lightning.LightningDataModule):
-    """Its cache is filled by the ranks, in `setup`."""
-
-    def __init__(self, folder):
-        super().__init__()
-        self.folder = folder
-
-    def setup(self, stage):
-        source, path = Logged(self.folder / "log"), self.folder / "a.zip"
-        self.ds = CachedDataset(source, path, chunk_size=4, progress=False)
-
-    def train_dataloader(self):
-        return DataLoader(self.ds, 8, shuffle=True)
-
-
 @pytest.mark.full
 @quiet_lightning
 def test_lightnings_spawned_ranks_fill_one_cache_together_and_share_its_epochs(tmp_path):
-    trainer(devices=2, strategy="ddp_spawn").fit(Tiny(tmp_path), Filled(tmp_path))
+    from lightning_parts import Filled, Tiny, trainer
+
+    filled = Filled(Logged(tmp_path / "log"), tmp_path / "a.zip")
+    trainer(devices=2, strategy="ddp_spawn").fit(Tiny(tmp_path), filled)
     assert sorted(computed(tmp_path / "log")) == list(range(COUNT))
     seen = [json.loads((tmp_path / str(rank)).read_text()) for rank in (0, 1)]
     for epoch in (0, 1):
@@ -437,21 +394,11 @@ def test_lightnings_spawned_ranks_fill_one_cache_together_and_share_its_epochs(t
         assert set(indices[0] + indices[1]) == set(range(COUNT))
 
 
-class Interrupted(lightning.Callback):
-    """Saves a checkpoint at a step of the second epoch, and stops."""
-
-    def __init__(self, path):
-        self.path = path
-
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == 11:
-            trainer.save_checkpoint(self.path)
-            trainer.should_stop = True
-
-
 @quiet_lightning
 @pytest.mark.parametrize("name", ["Balanced", "ByLength"])
 def test_a_lightning_checkpoint_amid_an_epoch_resumes_our_samplers(archive, tmp_path, name):
+    from lightning_parts import Interrupted, Tiny, trainer
+
     ds = CachedDataset.from_cache(archive)
     whole, first, second = Tiny(), Tiny(), Tiny()
     trainer().fit(whole, StatefulDataLoader(ds, **OURS[name](ds)))

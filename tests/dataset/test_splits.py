@@ -6,14 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
-from sklearn.model_selection import (
-    GroupKFold,
-    GroupShuffleSplit,
-    StratifiedGroupKFold,
-    StratifiedKFold,
-    StratifiedShuffleSplit,
-)
 
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import LabelTypeError, OptionError, UnknownLabelError
@@ -23,6 +15,8 @@ SEEDS = range(3)
 
 
 def digits():
+    from sklearn.datasets import load_digits
+
     return load_digits().target
 
 
@@ -32,6 +26,14 @@ def fashion_mnist():
 
 
 SETS = {"digits": digits} | ({"fashion-mnist": fashion_mnist} if FASHION.exists() else {})
+
+
+@pytest.fixture(scope="module")
+def sklearn():
+    """Imported on use: it is large in a process that forks."""
+    from sklearn import model_selection
+
+    return model_selection
 
 
 @pytest.fixture(scope="module", params=SETS)
@@ -67,14 +69,14 @@ def assert_partition(parts, count):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_stratified_split_is_as_even_as_that_of_scikit_learn(real, seed, tally):
+def test_a_stratified_split_is_as_even_as_that_of_scikit_learn(real, sklearn, seed, tally):
     labels = real.labels["label"]
     parts = [view.indices for view in real.split(0.8, 0.2, seed=seed, stratify="label")]
     assert_partition(parts, len(real))
     shares = np.outer([0.8, 0.2], np.bincount(labels))
     counts = table(parts, labels)
     assert ((np.floor(shares) <= counts) & (counts <= np.ceil(shares))).all()
-    theirs = next(StratifiedShuffleSplit(1, test_size=0.2, random_state=seed).split(labels, labels))
+    theirs = next(sklearn.StratifiedShuffleSplit(1, test_size=0.2, random_state=seed).split(labels, labels))
     # Each way of rounding a share is as good; theirs may round to the other side.
     assert imbalance(parts, labels, [0.8, 0.2]) <= max(imbalance(theirs, labels, [0.8, 0.2]), 0.5)
     tally("splits of real labels")
@@ -101,14 +103,14 @@ def test_counts_are_met_exactly(real, stratify):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_stratified_folds_are_as_even_as_those_of_scikit_learn(real, seed, tally):
+def test_stratified_folds_are_as_even_as_those_of_scikit_learn(real, sklearn, seed, tally):
     labels = real.labels["label"]
     folds = real.kfold(5, seed=seed, stratify="label")
     tests = [test.indices for _, test in folds]
     assert_partition(tests, len(real))
     for train, test in folds:
         assert (np.bincount([*train.indices, *test.indices], minlength=len(real)) == 1).all()
-    splitter = StratifiedKFold(5, shuffle=True, random_state=seed)
+    splitter = sklearn.StratifiedKFold(5, shuffle=True, random_state=seed)
     theirs = [test for _, test in splitter.split(labels, labels)]
     counts, their_counts = table(tests, labels), table(theirs, labels)
     assert np.ptp(counts, axis=0).max() <= np.ptp(their_counts, axis=0).max() <= 1
@@ -122,9 +124,9 @@ def assert_whole_groups(parts, groups):
 
 
 @pytest.mark.parametrize("n", [2, 5, 10])
-def test_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, n, tally):
+def test_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, sklearn, n, tally):
     writers = real.labels["writer"]
-    theirs = [test for _, test in GroupKFold(n).split(writers, groups=writers)]
+    theirs = [test for _, test in sklearn.GroupKFold(n).split(writers, groups=writers)]
     for seed in (None, *SEEDS):
         tests = [test.indices for _, test in real.kfold(n, seed=seed, group="writer")]
         assert_partition(tests, len(real))
@@ -137,7 +139,7 @@ def test_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, n, tal
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [None, *SEEDS])
-def test_stratified_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, seed, tally):
+def test_stratified_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, sklearn, seed, tally):
     labels, writers = real.labels["label"], real.labels["writer"]
     ours = theirs = 0.0
     for n in (2, 3, 5):
@@ -146,21 +148,23 @@ def test_stratified_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(r
         assert_partition(tests, len(real))
         assert_whole_groups(tests, writers)
         ours += imbalance(tests, labels, shares) / 3
-        folds = StratifiedGroupKFold(n).split(labels, labels, writers)
+        folds = sklearn.StratifiedGroupKFold(n).split(labels, labels, writers)
         theirs += imbalance([test for _, test in folds], labels, shares) / 3
         tally("splits of real labels")
     assert ours <= theirs + (0 if seed is None else 1)
 
 
 @pytest.mark.parametrize("stratify", [None, "label"])
-def test_splits_of_whole_groups_are_nearer_to_their_shares_than_scikit_learns(real, stratify, tally):
+def test_splits_of_whole_groups_are_nearer_to_their_shares_than_scikit_learns(real, sklearn, stratify, tally):
     labels, writers = real.labels["label"], real.labels["writer"]
     missed, uneven = np.zeros(2), np.zeros(2)
     for seed in SEEDS:
         parts = [view.indices for view in real.split(0.8, 0.2, seed=seed, stratify=stratify, group="writer")]
         assert_partition(parts, len(real))
         assert_whole_groups(parts, writers)
-        theirs = next(GroupShuffleSplit(1, test_size=0.2, random_state=seed).split(labels, labels, writers))
+        theirs = next(
+            sklearn.GroupShuffleSplit(1, test_size=0.2, random_state=seed).split(labels, labels, writers)
+        )
         missed += [abs(len(split[1]) - 0.2 * len(real)) for split in (parts, theirs)]
         uneven += [imbalance(split, labels, [0.8, 0.2]) for split in (parts, theirs)]
         tally("splits of real labels")

@@ -1,41 +1,40 @@
-"""Collators and Trainer of transformers read a cache as they read a list; a model takes what we collate."""
+"""Collators and Trainer of transformers read a cache as they read a list; a model takes what we collate.
+
+It is imported on use: it is large in a process that forks.
+"""
+
+import functools
 
 import pytest
 import torch
 from likeness import same
-from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.utils.data import DataLoader, Subset
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertForSequenceClassification,
-    BertForTokenClassification,
-    DataCollatorForLanguageModeling,
-    DataCollatorForTokenClassification,
-    DataCollatorWithPadding,
-    PreTrainedTokenizerFast,
-    Trainer,
-    TrainingArguments,
-    default_data_collator,
-)
 
 import edcache
 from edcache import CachedDataset, CacheWriter
 
 COUNT = 24
 WORDS = ["[PAD]", "[UNK]", "[MASK]", *"abcdefgh"]
-CONFIG = BertConfig(
-    vocab_size=len(WORDS),
-    hidden_size=8,
-    num_hidden_layers=1,
-    num_attention_heads=2,
-    intermediate_size=8,
-    num_labels=3,
-    max_position_embeddings=32,
-)
+
+
+def config():
+    import transformers
+
+    return transformers.BertConfig(
+        vocab_size=len(WORDS),
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        num_labels=3,
+        max_position_embeddings=32,
+    )
 
 
 def tokenizer():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
     words = Tokenizer(models.WordLevel(dict(zip(WORDS, range(99), strict=False)), unk_token="[UNK]"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
@@ -64,18 +63,26 @@ def ours(**options):
     return edcache.collate(pad={name: pad[name] for name in encoded(0)}, as_dict=True, **options)
 
 
-CASES = {
-    "WithPadding": (labelled, DataCollatorWithPadding(tokenizer()), BertForSequenceClassification),
-    "LanguageModeling": (encoded, DataCollatorForLanguageModeling(tokenizer()), BertForMaskedLM),
-    "TokenClassification": (
-        tagged,
-        DataCollatorForTokenClassification(tokenizer()),
-        BertForTokenClassification,
-    ),
-    "default": (fixed, default_data_collator, BertForSequenceClassification),
-    "ours": (labelled, ours(), BertForSequenceClassification),
-    "ours, left": (labelled, ours(side="left", multiple_of=8), BertForSequenceClassification),
-}
+@functools.cache
+def cases():
+    """How samples are made, the collator of their batches, and a model that takes these."""
+    import transformers as t
+
+    return {
+        "WithPadding": (labelled, t.DataCollatorWithPadding(tokenizer()), t.BertForSequenceClassification),
+        "LanguageModeling": (encoded, t.DataCollatorForLanguageModeling(tokenizer()), t.BertForMaskedLM),
+        "TokenClassification": (
+            tagged,
+            t.DataCollatorForTokenClassification(tokenizer()),
+            t.BertForTokenClassification,
+        ),
+        "default": (fixed, t.default_data_collator, t.BertForSequenceClassification),
+        "ours": (labelled, ours(), t.BertForSequenceClassification),
+        "ours, left": (labelled, ours(side="left", multiple_of=8), t.BertForSequenceClassification),
+    }
+
+
+CASES = ["WithPadding", "LanguageModeling", "TokenClassification", "default", "ours", "ours, left"]
 
 
 def cache(path, make):
@@ -84,10 +91,10 @@ def cache(path, make):
     return CachedDataset.from_cache(path)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_collators_read_it_as_a_list(tmp_path, case, workers):
-    make, collator, model = case
+    make, collator, model = cases()[case]
     ds = cache(tmp_path / "a.zip", make)
     for dataset in (ds, ds[::-1][3:]) if workers == 0 else (Subset(ds, range(4, 20)),):
         expected = [dataset[k] for k in range(len(dataset))]
@@ -100,12 +107,14 @@ def test_collators_read_it_as_a_list(tmp_path, case, workers):
             return [dict(batch) for batch in loader]
 
         found = load(dataset)
-        if collator is not CASES["LanguageModeling"][1]:  # draws what it masks
+        if case != "LanguageModeling":  # draws what it masks
             assert same(found, load(expected))
-        assert model(CONFIG)(**found[0]).loss.isfinite()
+        assert model(config())(**found[0]).loss.isfinite()
 
 
 def test_what_as_dict_makes_is_what_the_tokenizers_collator_makes(tmp_path):
+    from transformers import DataCollatorWithPadding
+
     ds = cache(tmp_path / "a.zip", labelled)
     for side in ("right", "left"):
         collator = DataCollatorWithPadding(tokenizer(), pad_to_multiple_of=4)
@@ -118,7 +127,9 @@ def test_what_as_dict_makes_is_what_the_tokenizers_collator_makes(tmp_path):
 
 @pytest.mark.parametrize("case", ["WithPadding", "default", "ours"])
 def test_a_trainer_trains_on_it_as_on_a_list(tmp_path, case):
-    make, collator, model = CASES[case]
+    from transformers import Trainer, TrainingArguments
+
+    make, collator, model = cases()[case]
     ds = cache(tmp_path / "a.zip", make)
     losses = []
     for samples in (ds[2:], [ds[k] for k in range(2, COUNT)]):
@@ -132,6 +143,6 @@ def test_a_trainer_trains_on_it_as_on_a_list(tmp_path, case):
             seed=5,
         )
         torch.manual_seed(1)
-        trainer = Trainer(model(CONFIG), options, train_dataset=samples, data_collator=collator)
+        trainer = Trainer(model(config()), options, train_dataset=samples, data_collator=collator)
         losses.append(trainer.train().training_loss)
     assert losses[0] == losses[1]

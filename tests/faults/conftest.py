@@ -6,9 +6,9 @@ from importlib import import_module
 
 import pytest
 
-from edcache.format import chain
+from edcache.format import chain, tables
 from edcache.format import spec as format
-from edcache.reader import file_tables
+from edcache.reader import session
 
 verify = import_module("edcache.tools.verify")
 
@@ -97,12 +97,12 @@ def remembered():
         patch.setattr(format, "_pack_header", lru_cache(1 << 16)(format._pack_header))
         patch.setattr(format, "parse_header", lru_cache(1 << 16)(format.parse_header))
         for parse in ("parse_chunk_table", "parse_revision"):
-            patch.setattr(chain, parse, remembering(getattr(chain, parse)))
+            patch.setattr(tables, parse, remembering(getattr(tables, parse)))
         patch.setattr(chain, "_within", remembering_fit(chain._within))
         patch.setattr(chain, "revised", remembering_revised(chain.revised))
         patch.setattr(verify, "check_chunk", remembering_chunks(verify.check_chunk))
-        patch.setattr(verify, "merge", remembering_merge(verify.merge))
-        for module in (file_tables, verify):
+        patch.setattr(chain, "merge", remembering_merge(chain.merge))
+        for module in (session, verify):
             patch.setattr(module, "parse_index", remembering(module.parse_index))
             patch.setattr(module, "parse_labels", remembering(module.parse_labels))
         yield

@@ -34,17 +34,17 @@ from scenarios import (
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
-from edcache.backends.mirror.sidecar import SIDE
 from edcache.errors import NotAnArchiveError
 from edcache.format import chain
 from edcache.format import spec as format
 from edcache.format.spec import PAGE
 from edcache.labels.label_spec import LabelSpec
-from edcache.reader import file_tables
+from edcache.reader import session
 from edcache.storage import calls
 from edcache.writer import log, recovery
 from edcache.writer.appender import Appender
 from edcache.writer.cache import new_head
+from edcache.writer.temporary import SIDE
 
 pytestmark = pytest.mark.spread
 
@@ -76,7 +76,7 @@ class Reads(Parts):
                 self._present = present(self._cache)
                 versions = label_versions(self._cache)
                 # Read once, by whichever sample comes first.
-                self._cache.reader.session.tables.dictionaries  # noqa: B018
+                self._cache.reader.session.dictionaries  # noqa: B018
             except EdcacheError as error:
                 yield type(error).__name__, 0
                 return
@@ -311,7 +311,7 @@ def whole_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(format, "walk", as_one_call(format.walk))
     monkeypatch.setattr(chain, "has_sound_payload", as_one_call(chain.has_sound_payload))
     monkeypatch.setattr(recovery, "find_headers", as_one_call(chain.find_headers))
-    for module in (file_tables, log):
+    for module in (session, log):
         monkeypatch.setattr(module, "read_table", as_one_call(chain.read_table))
 
 

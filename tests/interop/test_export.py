@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from scale import scaled
-from test_merge import killed_at
+from systems import killed_at
 
 import edcache
 from edcache import CachedDataset, CacheWriter, ImageFile
@@ -46,7 +46,7 @@ from edcache.errors import (
     UnknownLabelError,
 )
 from edcache.interop.export import ExportReport
-from edcache.interop.export_formats import FORMATS, new_folder
+from edcache.interop.export_formats import FORMATS, new_output
 
 DAY = datetime.date(2024, 2, 29)
 
@@ -666,7 +666,7 @@ def test_what_is_in_the_way_is_left_alone(ds, out, to):
 
 
 def test_two_exports_to_one_place_are_told_apart(ds, out):
-    with pytest.raises(StorageError, match="it ends"), new_folder(str(out)):
+    with pytest.raises(StorageError, match="it ends"), new_output(str(out), is_folder=True):
         text = f"{out}.edcache.new: another process is writing it; wait for it to end"
         refused(ds, out, "files", text, ArchiveLockedError)
         raise StorageError("it ends")

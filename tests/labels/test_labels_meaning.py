@@ -22,11 +22,10 @@ from scale import scaled
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.base.ordering import stable_order
 from edcache.cli import main
 from edcache.errors import EdcacheError, LabelError, LabelTypeError, OptionError, WhereError
 from edcache.labels.given import joined
-from edcache.labels.labels import Labels, classes, sort_keys
+from edcache.labels.labels import Labels, classes, order_by
 from edcache.labels.query import matching_rows
 from edcache.samplers import Balanced
 
@@ -348,7 +347,7 @@ def test_the_order_is_that_of_python(rows, name, descending):
             for k in present
             if values[k] == value
         ]
-    found = stable_order(sort_keys(Labels(table(rows)), name, descending)).tolist() if rows else []
+    found = order_by(Labels(table(rows)), name, descending).tolist()
     assert found == present + last
 
 
@@ -374,7 +373,7 @@ def test_what_is_given_back_is_bit_for_bit_what_was_written(rows):
     labels = Labels(table(rows))
     for name in ("h", "f", "d"):
         written = bits(arrow(name, [row[name] for row in rows]).to_numpy())
-        classes(labels, name, "test"), labels.counts(name), sort_keys(labels, name, False)
+        classes(labels, name, "test"), labels.counts(name), order_by(labels, name, False)
         matching_rows(labels, {}, f"{name} in (0, 1) or {name} < d2")
         assert bits(labels[name]) == written
         assert bits(labels.column(name).to_numpy()) == written

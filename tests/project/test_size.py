@@ -3,6 +3,7 @@
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 import edcache
@@ -46,9 +47,14 @@ def parameters(function):
     return len(named) - (named[:1] in (["self"], ["cls"]))
 
 
-TREES = {file: ast.parse(file.read_text(encoding="utf-8")) for file in FILES}
-ALL = [found for tree in TREES.values() for found in definitions(tree)]
-FUNCTIONS = [(name, node) for name, node in ALL if isinstance(node, FUNCTION)]
+@cache
+def tree_of(file):
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def defined(kind):
+    """The name and the node of every function or class of the package."""
+    return [pair for file in FILES for pair in definitions(tree_of(file)) if isinstance(pair[1], kind)]
 
 
 def test_the_package_has_so_many_lines():
@@ -58,28 +64,27 @@ def test_the_package_has_so_many_lines():
 
 
 def test_functions_are_short():
-    long = {name for name, node in FUNCTIONS if node.end_lineno - node.lineno >= FUNCTION_LINES}
+    long = {name for name, node in defined(FUNCTION) if node.end_lineno - node.lineno >= FUNCTION_LINES}
     assert long == LONG
 
 
 def test_functions_take_few_parameters_but_for_the_doors():
-    assert {name for name, node in FUNCTIONS if parameters(node) > PARAMETERS} == DOORS
+    assert {name for name, node in defined(FUNCTION) if parameters(node) > PARAMETERS} == DOORS
 
 
 def test_classes_have_few_methods():
     def methods(node):
         return len({child.name for child in node.body if isinstance(child, FUNCTION)})
 
-    classes = [(name, node) for name, node in ALL if isinstance(node, ast.ClassDef)]
-    assert {name for name, node in classes if methods(node) > METHODS} == LARGE
+    assert {name for name, node in defined(ast.ClassDef) if methods(node) > METHODS} == LARGE
 
 
 def test_whoever_catches_everything_raises_it_again_or_says_why_not():
     """The reason is a comment above the `try`, above or in the line of the `except`, or first in its body."""
     silent = set()
-    for file, tree in TREES.items():
+    for file in FILES:
         lines = file.read_text(encoding="utf-8").splitlines()
-        handlers = [(t, h) for t in ast.walk(tree) if isinstance(t, ast.Try) for h in t.handlers]
+        handlers = [(t, h) for t in ast.walk(tree_of(file)) if isinstance(t, ast.Try) for h in t.handlers]
         for block, handler in handlers:
             caught = {"BaseException"} if handler.type is None else names_of(handler.type)
             if caught & {"Exception", "BaseException"} and not isinstance(handler.body[-1], ast.Raise):
@@ -106,6 +111,6 @@ TWINS = {
 def test_a_name_is_of_one_file_and_one_class():
     stems = Counter(file.stem for file in FILES if not file.stem.startswith("__"))
     assert {stem for stem, count in stems.items() if count > 1} == TWINS
-    classes = Counter(node.name for _, node in ALL if isinstance(node, ast.ClassDef))
+    classes = Counter(node.name for _, node in defined(ast.ClassDef))
     # The old names of other systems, in files of their own.
     assert {name for name, count in classes.items() if count > 1} == {"CachedDataset"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import multiprocessing
 import os
@@ -20,6 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from descriptors import needs_proc, open_files
+from systems import CALLS, routed
 from torch.utils.data import DataLoader
 
 import edcache
@@ -467,31 +468,18 @@ def test_labels_that_make_no_column_never_end_an_archive(
 # --- files that grow or shrink meanwhile, and descriptors that leak ---
 
 
+@routed(CALLS)
 class Meanwhile(storage.System):
     """Before the n-th call, something else is done to the file."""
 
     def __init__(self, n: int, action: Callable[[], object]) -> None:
         self.left, self.action = n, action
 
-    def step(self) -> None:
+    def around(self, name: str, plain: Callable[..., Any], *arguments: Any) -> Any:
         self.left -= 1
         if self.left == 0:
             self.action()
-
-
-def _stepped(name: str) -> Callable[..., Any]:
-    plain = getattr(storage.System, name)
-
-    def call(self: Meanwhile, *arguments: Any) -> Any:
-        self.step()
-        return plain(self, *arguments)
-
-    return call
-
-
-for _name in vars(storage.System):
-    if not _name.startswith("_"):
-        setattr(Meanwhile, _name, _stepped(_name))
+        return plain(*arguments)
 
 
 def grown(path: Path) -> None:
@@ -597,28 +585,22 @@ def test_a_torn_tail_that_is_cut_after_a_reader_mapped_it_kills_nobody(
     assert in_a_fork(lambda: values(torn)) == str(list(range(10)))
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors through Linux's /proc")
+@needs_proc
 def test_a_dropped_cache_gives_its_descriptors_back(path: Path, module: ModuleType) -> None:
-    def descriptors() -> int:
-        gc.collect()
-        names = [f"/proc/self/fd/{fd}" for fd in os.listdir("/proc/self/fd")]
-        return sum(os.path.realpath(name) == str(path.resolve()) for name in names if os.path.islink(name))
-
-    before = descriptors()
     for _ in range(5):
         CachedDataset.from_cache(path)[0]
         CachedDataset(module.Source(), path)[0]
         edcache.cachable(path, on_stale="ignore")(module.Source)()[0]
-    assert descriptors() == before
+    assert open_files(path) == []
 
     reader = Reader(path)
     assert len(reader) == 60
-    before = descriptors()
+    before = len(open_files(path))
     for _ in range(3):
         with CacheWriter(path, "a") as w:
             w.append(module.Source()[0])
         assert reader.refresh()
-    assert descriptors() <= before + 1
+    assert len(open_files(path)) <= before + 1
     reader.close()
 
 

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from descriptors import open_files
 from scale import scaled, seeded
 from torch.utils.data import DataLoader
 
@@ -173,7 +174,7 @@ class Busy:
             # One sample for each fork, so that the archive stays short; all the others go elsewhere.
             if w.next_index < self.forks + 8:
                 w.append(sample(w.next_index))
-                self._published = w._appender.end_index
+                self._published = w._appender.chain.end_index
             with CacheWriter(
                 self.growing.with_name("other.zip"), "w", chunk_size=3, chunk_nbytes=1 << 14, sync="never"
             ) as other:
@@ -301,8 +302,7 @@ def test_what_a_child_closes_stays_open_in_its_parent(sealed: Path) -> None:
 
 
 def test_what_lies_in_a_cycle_is_let_go_of_and_what_was_handed_out_is_not(sealed: Path) -> None:
-    gc.collect()  # what other tests left in cycles
-    kept, before = [], _descriptors()
+    kept, before = [], len(open_files(sealed))
     for i in range(30):
         cache = CachedDataset.from_cache(sealed, zero_copy=True)
         cache.loop = [cache, cache[2:9]]  # type: ignore[attr-defined]
@@ -311,10 +311,9 @@ def test_what_lies_in_a_cycle_is_let_go_of_and_what_was_handed_out_is_not(sealed
     gc.collect()
     assert all(is_sample(found, i) and len(labels) == COUNT for i, (found, labels) in enumerate(kept))
     # A mapping keeps a descriptor of its own, for as long as an array lies over it.
-    assert _descriptors() <= before + len(kept)
+    assert len(open_files(sealed)) <= before + len(kept)
     kept.clear()
-    gc.collect()
-    assert _descriptors() == before
+    assert len(open_files(sealed)) == before
 
 
 EXITS = """
@@ -433,10 +432,6 @@ def test_fifty_thousand_chunks_of_eight_writers_are_all_there_once_under_four_re
 # --- what is left behind ---
 
 
-def _descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 def _private_nbytes() -> int:
     lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Private_"))
@@ -501,7 +496,7 @@ def test_rounds_of_everything_leave_no_descriptor_memory_process_or_shared_memor
         gc.collect()
         shared = set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
         return (
-            _descriptors(),
+            len(open_files("")),
             _private_nbytes(),
             {name for name in shared if "torch" in name or "edcache" in name},
         )
@@ -548,8 +543,8 @@ class Holding:
 
     def __init__(self, path: Path) -> None:
         self.appender = Appender.open(path, Head(bytes(16)), create=False, sync="never")
-        assert self.appender.claim(3)
-        self.appender.join_fillers()
+        assert self.appender.claims.claim(3)
+        self.appender.claims.join_fillers()
         self.replacing = CacheWriter(path, "w", sync="never")
         self._appending = self.appender._appending()
         self._appending.__enter__()
@@ -563,7 +558,7 @@ class Holding:
 
 def _release(held: Holding) -> None:
     for let_go in (
-        lambda: held.appender.release(3),
+        lambda: held.appender.claims.release(3),
         lambda: held._appending.__exit__(None, None, None),
         lambda: held.appender._log.file.unlock(format.LOCK_APPEND),
         held.close,

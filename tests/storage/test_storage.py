@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from descriptors import needs_proc, open_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
@@ -433,9 +434,9 @@ def test_a_file_that_was_replaced_is_read_as_it_was(tmp_path, path, io):
         ds.refresh()
 
 
+@needs_proc
 @pytest.mark.parametrize("io", CHOICES)
 def test_closing_leaves_no_descriptor(path, io):
-    before = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     for _ in range(5):
         ds = CachedDataset.from_cache(path, io=io)
         ds.batch([1, 2, 3][:1])
@@ -443,8 +444,7 @@ def test_closing_leaves_no_descriptor(path, io):
         ds.close()
         CachedDataset.from_cache(path, io=io)[1]
     del ds
-    gc.collect()
-    assert before == 0 or len(os.listdir("/proc/self/fd")) <= before
+    assert open_files(path) == []
 
 
 # --- what is announced to the kernel -----------------------------------------------------------------

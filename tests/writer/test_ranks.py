@@ -14,6 +14,8 @@ import edcache
 from edcache import CachedDataset
 from edcache.writer.job import claim_size
 
+pytestmark = pytest.mark.spread
+
 COUNT = 400
 
 PROGRAM = """

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -672,23 +673,23 @@ def test_what_changed_is_named_where_all_is_too_long_for_the_head(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    "large",
+    "make",
     [
-        [f"/data/{i}.png" for i in range(1_000_000)],
-        [(f"/data/{i}.png", i) for i in range(300_000)],
-        range(10**12),
-        np.zeros((4_000, 4_000)),
-        torch.zeros(4_000, 4_000).t(),
-        {i: i for i in range(300_000)},
-        set(range(300_000)),
-        "a" * 10_000_000,
-        b"a" * 10_000_000,
-        [Resize(i) for i in range(100_000)],
-        [[0] * 1_000 for _ in range(10_000)],
+        lambda: [f"/data/{i}.png" for i in range(1_000_000)],
+        lambda: [(f"/data/{i}.png", i) for i in range(300_000)],
+        lambda: range(10**12),
+        lambda: np.zeros((4_000, 4_000)),
+        lambda: torch.zeros(4_000, 4_000).t(),
+        lambda: {i: i for i in range(300_000)},
+        lambda: set(range(300_000)),
+        lambda: "a" * 10_000_000,
+        lambda: b"a" * 10_000_000,
+        lambda: [Resize(i) for i in range(100_000)],
+        lambda: [[0] * 1_000 for _ in range(10_000)],
     ],
-    ids=lambda value: type(value).__name__,
 )
-def test_what_is_large_is_looked_at_in_few_places(large: Any) -> None:
+def test_what_is_large_is_looked_at_in_few_places(make: Callable[[], Any]) -> None:
+    large = make()
     looked = 0
 
     def count(frame: Any, event: str, argument: Any) -> None:

@@ -5,29 +5,19 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from edcache import format, storage, writer
+from edcache.backends.mirror import sidecar
 from edcache.backends.mirror.evict import check_space, limit_of, make_room
-from edcache.backends.mirror.fetch import Fetch, FetchPlan
-from edcache.backends.mirror.sidecar import (
-    PARTIAL,
-    SIDE,
-    Note,
-    Side,
-    Version,
-    identity_at,
-    identity_of,
-    locked_side,
-    note_of,
-    note_use,
-    stamp_of,
-)
+from edcache.backends.mirror.fetch import Fetch
+from edcache.backends.mirror.sidecar import Note, Side, Version, stamp_of
 from edcache.base import ArchiveExistsError, DigestError, NotAnArchiveError, OptionError, Show, byte_progress
 from edcache.reader import OnProgress, check_digest, parse_digest
 from edcache.storage import ByteSource, File, Location, local_path, located, shown
+from edcache.writer import PARTIAL, SIDE, note_use
 
 logger = logging.getLogger("edcache")
 
@@ -154,23 +144,18 @@ def _archives_below(folder: str) -> Iterator[str]:
         folders.sort()
         for name in sorted(names):
             path = os.path.join(parent, name)
-            if not name.endswith(_PASSED_OVER) and os.path.isfile(path) and _is_archive(path):
+            if name.endswith(_PASSED_OVER) or not os.path.isfile(path):
+                continue
+            with suppress(NotAnArchiveError):
+                with closing(File.open(path, "r")) as file:
+                    format.read_head(file.pread, path)
                 yield path
-
-
-def _is_archive(path: str) -> bool:
-    try:
-        with closing(File.open(path, "r")) as file:
-            format.read_head(file.pread, path)
-    except NotAnArchiveError:
-        return False
-    return True
 
 
 def current(copy: str, identity: tuple[str, ...]) -> Version | None:
     """The version that a whole copy is of, where that is the state of the origin with this identity."""
     stamp = stamp_of(copy)
-    note = None if stamp is None else note_of(copy)
+    note = None if stamp is None else sidecar.note_of(copy)
     version = None if note is None else note.version_of(stamp)
     return version if version is not None and version.identity == identity else None
 
@@ -188,7 +173,7 @@ class Copying:
     def copy(self, source: Location, expected: str | None, on_progress: OnProgress | None) -> tuple[int, int]:
         """Copy what is there unless that was done; returns its bytes, and those that were fetched."""
         # Without the lock, and so where nothing can be written too.
-        version = current(self.path, identity_at(source))
+        version = current(self.path, sidecar.identity_at(source))
         if version is not None and version.digest == (expected or version.digest):
             note_use(self.path)
             return version.nbytes, 0
@@ -200,52 +185,42 @@ class Copying:
         self, origin: ByteSource, expected: str | None = None, on_progress: OnProgress | None = None
     ) -> tuple[int, int]:
         """Copy an open origin unless that was done, alone on this machine; returns as `copy`."""
-        with locked_side(self.path) as side:
+        with sidecar.locked_side(self.path) as side:
             assert side is not None
             # By another process, while this one waited.
-            version = current(self.path, identity_of(origin))
-            if version is not None:
-                self._prove(side, version, expected)
-                return version.nbytes, 0
-            return self._make(side, origin, expected, on_progress)
-
-    def _prove(self, side: Side, version: Version, expected: str | None) -> None:
-        """Compare a copy that is there with a digest, and remember that."""
-        note_use(self.path)
-        if expected is None or version.digest == expected:
-            return
-        with closing(File.open(self.path, "r")) as file:
-            check_digest(file, expected)
-        side.replace(version, version._replace(digest=expected))
+            version = current(self.path, sidecar.identity_of(origin))
+            if version is None:
+                return self._make(side, origin, expected, on_progress)
+            note_use(self.path)
+            if expected not in (None, version.digest):
+                with closing(File.open(self.path, "r")) as file:
+                    check_digest(file, expected)
+                side.replace(version, version._replace(digest=expected))
+            return version.nbytes, 0
 
     def _make(
         self, side: Side, origin: ByteSource, expected: str | None, on_progress: OnProgress | None
     ) -> tuple[int, int]:
-        identity, plan = identity_of(origin), FetchPlan(origin)
-        version = Version(identity, plan.uuid.hex(), plan.size)
+        fetch = Fetch(origin, self.threads, on_progress)
+        version = Version(sidecar.identity_of(origin), fetch.uuid.hex(), fetch.size)
         before = self._before(side, origin, version)
-        make_room(self.folder or os.curdir, self.limit, plan.size, self.path, self.keep)
-        check_space(self.path, plan.size - storage.allocated(self.path + PARTIAL))
+        make_room(self.folder or os.curdir, self.limit, fetch.size, self.path, self.keep)
+        check_space(self.path, fetch.size - storage.allocated(self.path + PARTIAL))
         kept = () if before is None else (before,)
         side.write(Note(origin.path, (version, *kept)))
         logger.info("%s: copying %s", self.path, origin.path)
         with ExitStack() as stack:
             partial = stack.enter_context(closing(File.open(self.path + PARTIAL, "a")))
             older = None if before is None else stack.enter_context(closing(File.open(self.path, "r")))
-            fetched = Fetch(origin, plan, partial, self.threads, on_progress).run(older)
+            fetched = fetch.into(partial, older)
             if expected is not None:
                 try:
                     check_digest(partial, expected)
                 except DigestError as error:
                     storage.remove(partial.path)
                     raise DigestError(str(error).replace(partial.path, self.path, 1)) from None
-            partial.sync()
-            # Before it has its name: the stamp stays, so whenever this is killed the side file is right.
-            proven = version._replace(stamp=partial.stamp(), digest=expected)
-            side.write(Note(origin.path, (proven, *kept)))
-            side.file.sync()
-            storage.move(partial, self.path)
-        return plan.size, fetched
+            side.publish(partial, self.path, Note(origin.path, (version._replace(digest=expected), *kept)))
+        return fetch.size, fetched
 
     def _before(self, side: Side, origin: ByteSource, version: Version) -> Version | None:
         """The version that the copy is of which is there, where it may be replaced."""
@@ -265,15 +240,3 @@ class Copying:
                 "folder"
             )
         return before
-
-
-def whole_copies_of(path: str, folder: str) -> list[tuple[str, Version]]:
-    """Whole copies of an origin in a folder, newest first, for when the origin cannot be asked."""
-    copies: list[tuple[int, str, Version]] = []
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    for copy in (os.path.join(folder, name.removesuffix(SIDE)) for name in names if name.endswith(SIDE)):
-        note, stamp = note_of(copy), stamp_of(copy)
-        if note is not None and stamp is not None and note.origin == path:
-            version = note.version_at(stamp)
-            copies += [] if version is None else [(stamp[1], copy, version)]
-    return [(copy, version) for _, copy, version in sorted(copies, reverse=True)]

@@ -10,10 +10,10 @@ from contextlib import closing, suppress
 from typing import NamedTuple
 
 from edcache import storage
-from edcache.backends.mirror.sidecar import LOCK_COPY, LOCK_USE, PARTIAL, SIDE, locked_side, note_of, stamp_of
+from edcache.backends.mirror.sidecar import LOCK_COPY, locked_side, note_of, stamp_of
 from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes, parsed_bytes
 from edcache.storage import File
-from edcache.writer import copies_beside
+from edcache.writer import LOCK_USE, PARTIAL, SIDE, copies_beside
 
 
 class Copy(NamedTuple):
@@ -41,18 +41,14 @@ def copy_at(path: str) -> Copy | None:
     used, note = stamp_of(path + SIDE), note_of(path)
     if used is None:
         return None
-    origin = "" if note is None else note.origin
     whole, partial = stamp_of(path), stamp_of(path + PARTIAL)
     if whole is not None and (note is None or note.version_at(whole) is None):
         return None
-    if partial is not None:
-        nbytes = max(partial[0], note.versions[0].nbytes if note else 0)
-    elif whole is not None:
-        nbytes = whole[0]
-    else:
+    sizes = [stamp[0] for stamp in (whole, partial) if stamp is not None]
+    if not sizes:
         return None
     here = storage.allocated(path) + storage.allocated(path + PARTIAL)
-    return Copy(path, origin, nbytes, here, used[1] / 1e9)
+    return Copy(path, "" if note is None else note.origin, max(sizes), here, used[1] / 1e9)
 
 
 def why_stays(path: str) -> str | None:
@@ -115,9 +111,7 @@ def make_room(folder: str, limit: int | None, nbytes: int, what: str, keep: Coll
     others = [copy for copy in copies_in(folder) if os.path.realpath(copy.path) != os.path.realpath(what)]
     excess = sum(copy.nbytes for copy in others) + nbytes - limit
     for copy in others:
-        if excess <= 0:
-            return
-        if os.path.realpath(copy.path) not in stays and evict(copy.path):
+        if excess > 0 and os.path.realpath(copy.path) not in stays and evict(copy.path):
             excess -= copy.nbytes
     if excess > 0:
         raise _no_space(

@@ -7,12 +7,9 @@ file.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Final, TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, NamedTuple
 
 from edcache import format
 from edcache.base import CorruptArchiveError, OptionError, StaleArchiveError
@@ -25,18 +22,13 @@ PIECE_NBYTES: Final = 1 << 22
 _DIRECTORY_NBYTES: Final = 1 << 26
 _HEADERS_AT_ONCE: Final = 1 << 12
 
-Item = TypeVar("Item")
 
-
-@dataclass(eq=False)
-class _FetchPart:
+class _FetchPart(NamedTuple):
     """Bytes [start, end) of the archive; header: of the entry that they are, if a crc32 proves them."""
 
     start: int
     end: int
     header: Header | None = None
-    pieces_left: int = 0
-    is_sound: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -51,13 +43,14 @@ class _FetchPart:
         return there == format.pack_header(header) and has_sound_payload(file.pread, header)
 
 
-class FetchPlan:
-    """What a sealed archive consists of, as the origin says it; reads its headers, not its samples.
+class Fetch:
+    """Makes files equal to a sealed archive, byte for byte; begins by reading its headers, not its samples.
 
     Raises OptionError where it is not sealed, and as opening does.
     """
 
-    def __init__(self, origin: ByteSource) -> None:
+    def __init__(self, origin: ByteSource, threads: int, on_progress: OnProgress | None = None) -> None:
+        self._origin, self._threads, self._on_progress = origin, threads, on_progress
         self.size, head, cursor, self._seal = sealed(origin)
         self.uuid = head.uuid
         pread = _reading_ahead(origin, self._seal[1].payload_end, self.size)
@@ -67,7 +60,8 @@ class FetchPlan:
             chain.note(pread, header)
             headers.append(header)
         chain.check_seal(pread, self.size, self._seal)
-        self.parts = list(self._divided(headers, chain.lost))
+        self._parts = list(self._divided(headers, chain.lost))
+        self._done = 0
 
     def _divided(self, headers: Iterable[Header], lost: set[int]) -> Iterator[_FetchPart]:
         position = 0
@@ -81,12 +75,67 @@ class FetchPlan:
         if position < self.size:
             yield _FetchPart(position, self.size)
 
-    def check(self, file: File) -> None:
-        """Raise CorruptArchiveError where a file whose parts are sound is not this archive, seal and all."""
-        head, cursor = format.read_head(file.pread, file.path)
-        chain = Chain(head, cursor, file.path)
+    def into(self, file: File, older: File | None = None) -> int:
+        """Make a file equal to it, whatever it held before; returns the bytes that came from the origin.
+
+        Not synced.
+
+        Args:
+            older: a copy of an earlier state, of which parts may have stayed what they were.
+        Raises:
+            CorruptArchiveError: an entry fails its crc32, read twice. StaleArchiveError, StorageError.
+        """
+        file.truncate(self.size)
+        missing, fetched = self._without(lambda part: part.is_in(file), self._parts), 0
+        if older is not None:
+            pread = older.pread
+            missing = self._without(lambda part: part.is_in(older) and self._copy(part, pread, file), missing)
+        for _ in range(2):
+            fetched += sum(part.nbytes for part in missing)
+            missing = self._without(lambda part: self._copy(part, self._origin.pread, file), missing)
+        for part in missing:
+            assert part.header is not None
+            raise CorruptArchiveError(
+                f"{self._origin.path}: {part.header.name} at offset {part.start:,} fails its crc32, read "
+                f'twice; run "edcache verify {self._origin.path}"'
+            )
+        # Its parts are sound; so must be what they amount to, seal and all.
+        chain = Chain(*format.read_head(file.pread, file.path), file.path)
         chain.extend(file.pread, self.size)
         chain.check_seal(file.pread, self.size, self._seal)
+        return fetched
+
+    def _copy(self, part: _FetchPart, pread: PRead, file: File) -> bool:
+        """Write a part as `pread` has it; says whether it came out sound."""
+        for start in range(part.start, part.end, PIECE_NBYTES):
+            nbytes = min(PIECE_NBYTES, part.end - start)
+            data = pread(start, nbytes)
+            if len(data) < nbytes:
+                raise StaleArchiveError(
+                    f"{self._origin.path}: it ends at {start + len(data):,}, it had {self.size:,} bytes when "
+                    "copying it began; copy it again"
+                )
+            file.pwrite(start, data)
+        is_sound = part.header is None or part.is_in(file)
+        file.write_back(part.start, part.nbytes)
+        return is_sound
+
+    def _without(self, work: Callable[[_FetchPart], bool], parts: list[_FetchPart]) -> list[_FetchPart]:
+        """Work on parts by several threads, and tell of those that are done; gives those that are not."""
+        missing = []
+        with ThreadPoolExecutor(self._threads, "edcache-copy") as pool:
+            try:
+                for part, is_done in zip(parts, pool.map(work, parts), strict=True):
+                    if not is_done:
+                        missing.append(part)
+                        continue
+                    self._done += part.nbytes
+                    if self._on_progress is not None:
+                        self._on_progress(self._done, self.size)
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        return missing
 
 
 def sealed(origin: ByteSource) -> tuple[int, Head, Cursor, tuple[Header, Header]]:
@@ -123,107 +172,3 @@ def _reading_ahead(origin: ByteSource, directory: int, size: int) -> PRead:
         return data[:nbytes] if len(data) >= nbytes else origin.pread(offset, nbytes)
 
     return pread
-
-
-class Fetch:
-    """Make a file equal to an origin, byte for byte, whatever it held before; not synced."""
-
-    def __init__(
-        self,
-        origin: ByteSource,
-        plan: FetchPlan,
-        file: File,
-        threads: int,
-        on_progress: OnProgress | None = None,
-    ) -> None:
-        self._origin, self._plan, self._file = origin, plan, file
-        self._threads, self._on_progress = threads, on_progress or (lambda done, size: None)
-        self._counting = threading.Lock()
-        self._done = 0
-
-    def run(self, older: File | None = None) -> int:
-        """Fetch all of it; returns the bytes that came from the origin.
-
-        Args:
-            older: a copy of an earlier state, of which parts may have stayed what they were.
-        Raises:
-            CorruptArchiveError: an entry fails its crc32, read twice. StaleArchiveError, StorageError.
-        """
-        parts, fetched = self._plan.parts, 0
-        self._file.truncate(self._plan.size)
-        self._each(lambda part: self._look(part, self._file), parts)
-        if older is not None:
-            missing = _missing(parts)
-            self._each(lambda part: self._look(part, older), missing, counts=False)
-            self._copy([part for part in missing if part.is_sound], older.pread)
-        for _ in range(2):
-            missing = _missing(parts)
-            self._copy(missing, self._origin.pread)
-            fetched += sum(part.nbytes for part in missing)
-            self._done -= sum(part.nbytes for part in _missing(missing))
-        for part in _missing(parts):
-            assert part.header is not None
-            raise CorruptArchiveError(
-                f"{self._origin.path}: {part.header.name} at offset {part.start:,} fails its crc32, read "
-                f'twice; run "edcache verify {self._origin.path}"'
-            )
-        self._plan.check(self._file)
-        return fetched
-
-    def _look(self, part: _FetchPart, file: File) -> int:
-        part.is_sound = part.is_in(file)
-        return part.nbytes if part.is_sound else 0
-
-    def _copy(self, parts: list[_FetchPart], pread: PRead) -> None:
-        """Write parts as `pread` has them, and look which of them came out sound."""
-        pieces: list[tuple[_FetchPart, int]] = []
-        for part in parts:
-            starts = range(part.start, part.end, PIECE_NBYTES)
-            part.pieces_left, part.is_sound = len(starts), False
-            pieces += ((part, start) for start in starts)
-
-        def copy(piece: tuple[_FetchPart, int]) -> int:
-            part, start = piece
-            nbytes = min(PIECE_NBYTES, part.end - start)
-            data = pread(start, nbytes)
-            if len(data) < nbytes:
-                raise StaleArchiveError(
-                    f"{self._origin.path}: it ends at {start + len(data):,}, it had "
-                    f"{self._plan.size:,} bytes when copying it began; copy it again"
-                )
-            self._file.pwrite(start, data)
-            with self._counting:
-                part.pieces_left -= 1
-                is_last = not part.pieces_left
-            if is_last:
-                part.is_sound = part.header is None or part.is_in(self._file)
-                self._file.write_back(part.start, part.nbytes)
-            return nbytes
-
-        self._each(copy, pieces)
-
-    def _each(self, work: Callable[[Item], int], items: Iterable[Item], *, counts: bool = True) -> None:
-        """Do something with each of many, by several threads; this one counts the bytes that are done."""
-
-        def count(future: Future[int]) -> None:
-            nbytes = future.result()
-            if nbytes and counts:
-                self._done += nbytes
-                self._on_progress(self._done, self._plan.size)
-
-        pending: deque[Future[int]] = deque()
-        with ThreadPoolExecutor(self._threads, "edcache-copy") as pool:
-            try:
-                for item in items:
-                    pending.append(pool.submit(work, item))
-                    if len(pending) >= 2 * self._threads:
-                        count(pending.popleft())
-                while pending:
-                    count(pending.popleft())
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-
-
-def _missing(parts: list[_FetchPart]) -> list[_FetchPart]:
-    return [part for part in parts if not part.is_sound]

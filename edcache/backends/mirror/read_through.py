@@ -21,25 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import storage
-from edcache.backends.mirror.copy import THREADS, current, whole_copies_of
+from edcache.backends.mirror import sidecar
+from edcache.backends.mirror.copy import THREADS, current
 from edcache.backends.mirror.evict import limit_of, make_room
-from edcache.backends.mirror.fetch import Fetch, FetchPlan, read_many, sealed
-from edcache.backends.mirror.sidecar import (
-    LOCK_USE,
-    MAP_OFFSET,
-    PARTIAL,
-    SIDE,
-    Identity,
-    Note,
-    Side,
-    Version,
-    identity_at,
-    identity_of,
-    locked_side,
-    note_of,
-    note_use,
-    stamp_of,
-)
+from edcache.backends.mirror.fetch import Fetch, read_many, sealed
+from edcache.backends.mirror.sidecar import MAP_OFFSET, Identity, Note, Side, Version, stamp_of
 from edcache.base import (
     ArchiveError,
     ArchiveNotFoundError,
@@ -49,6 +35,7 @@ from edcache.base import (
     StorageError,
 )
 from edcache.storage import ByteSource, File, Location, Wrapped
+from edcache.writer import LOCK_USE, PARTIAL, SIDE, note_use
 
 logger = logging.getLogger("edcache")
 
@@ -68,9 +55,8 @@ class Pinned(NamedTuple):
     """What names a copy to other processes: `copy` is its path once it is whole."""
 
     source: str
-    identity: Identity
     copy: str
-    nbytes: int
+    version: Version
 
 
 class ReadThrough(Wrapped):
@@ -86,7 +72,8 @@ class ReadThrough(Wrapped):
         self.pinned = self.token = pinned
         self.is_partial = not is_whole
         self._opener = opener
-        count = -(-pinned.nbytes // BLOCK_NBYTES)
+        self._nbytes = pinned.version.nbytes
+        count = -(-self._nbytes // BLOCK_NBYTES)
         self._known = bytearray(0 if is_whole else count)
         self._last = count - 1
         self._side: File | None = None
@@ -97,7 +84,7 @@ class ReadThrough(Wrapped):
 
     def size(self) -> int:
         """Bytes of the origin when it was pinned."""
-        return self.pinned.nbytes
+        return self._nbytes
 
     def reopened(self) -> ReadThrough:
         """The same copy; another state of the origin would be another one."""
@@ -105,7 +92,7 @@ class ReadThrough(Wrapped):
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         """See `ByteSource`: fetches what was not yet; StaleArchiveError where the origin has changed."""
-        nbytes = max(0, min(nbytes, self.pinned.nbytes - offset))
+        nbytes = max(0, min(nbytes, self._nbytes - offset))
         blocks = _blocks(offset, nbytes)
         if self._touched is not None:
             self._touched.update(blocks)
@@ -149,7 +136,7 @@ class ReadThrough(Wrapped):
         is_mended = bool(blocks) and self._fetch(blocks)
         if is_mended and not self.is_partial:
             # The side file knows the copy by its time; where another process copies anew it need not.
-            with locked_side(self.pinned.copy, wait=False) as side:
+            with sidecar.locked_side(self.pinned.copy, wait=False) as side:
                 note = None if side is None else side.read()
                 version = None if note is None else note.version_of(before)
                 if side is not None and version is not None:
@@ -176,7 +163,7 @@ class ReadThrough(Wrapped):
         wanted = self._around(start, end).tolist()
         if len(self._missing(wanted)) > _REST * max(1, len(wanted)):
             return None
-        with locked_side(self.pinned.copy, wait=False) as side:
+        with sidecar.locked_side(self.pinned.copy, wait=False) as side:
             if side is None:
                 return None
             try:
@@ -193,13 +180,9 @@ class ReadThrough(Wrapped):
             return  # what has its name is a copy no more: somebody has changed it
         origin = self._open_origin()
         with closing(File.open(copy + PARTIAL, "r+")) as partial:
-            Fetch(origin, FetchPlan(origin), partial, THREADS).run()
+            Fetch(origin, THREADS).into(partial)
             self._check_identity(origin)
-            partial.sync()
-            side.write(note._replace(versions=(note.versions[0]._replace(stamp=partial.stamp()),)))
-            side.file.pwrite(MAP_OFFSET, b"\1" * (side.file.size() - MAP_OFFSET))
-            side.file.sync()
-            storage.move(partial, copy)
+            side.publish(partial, copy, note._replace(versions=note.versions[:1]))
 
     # --- blocks ---
 
@@ -210,21 +193,20 @@ class ReadThrough(Wrapped):
         np.add.at(edges, np.clip(end - 1 >> BLOCK_BITS, 0, self._last) + 1, -1)
         return np.flatnonzero(np.cumsum(edges[:-1]) > 0)
 
-    def _missing(self, blocks: Iterable[int]) -> list[int]:
+    def _missing(self, blocks: Sequence[int]) -> list[int]:
         """Those of rising blocks that nobody has fetched yet."""
+        if not blocks:
+            return []
         if self._side is None:
             self._side = File.open(self.pinned.copy + SIDE, "r")
-        missing = []
-        for low, high in _runs(blocks, _AT_ONCE):
-            there = self._side.pread(MAP_OFFSET + low, high - low).ljust(high - low, b"\0")
-            self._known[low:high] = there
-            missing += [low + k for k, fetched in enumerate(there) if not fetched]
-        return missing
+        low, high = blocks[0], blocks[-1] + 1
+        self._known[low:high] = self._side.pread(MAP_OFFSET + low, high - low).ljust(high - low, b"\0")
+        return [block for block in blocks if not self._known[block]]
 
     def _fetch(self, blocks: Iterable[int]) -> bool:
         """Fetch rising blocks, whether they are here or not; False where they cannot be kept."""
         runs = list(_runs(blocks, _RUN))
-        starts = [(low << BLOCK_BITS, min(high << BLOCK_BITS, self.pinned.nbytes)) for low, high in runs]
+        starts = [(low << BLOCK_BITS, min(high << BLOCK_BITS, self._nbytes)) for low, high in runs]
         extents = [(start, end - start) for start, end in starts]
         origin = self._open_origin()
         fetched = read_many(origin, extents)
@@ -282,7 +264,7 @@ class ReadThrough(Wrapped):
         return origin
 
     def _check_identity(self, origin: ByteSource) -> None:
-        if identity_of(origin) != self.pinned.identity:
+        if sidecar.identity_of(origin) != self.pinned.version.identity:
             raise StaleArchiveError(
                 f"{self.path}: it has changed since it was opened; open it again, which begins another copy"
             )
@@ -326,18 +308,13 @@ def open_copy(
         return _reopened(token, opener)
     limit, source = limit_of(max_bytes), where.path
     try:
-        identity = identity_at(where)
+        identity = sidecar.identity_at(where)
     except (StorageError, ArchiveNotFoundError) as error:
         return _without_origin(source, folder, opener, error)
     copied = os.path.join(folder, os.path.basename(source))
     version = current(copied, identity)
-    if version is not None:
-        pinned = Pinned(source, identity, copied, version.nbytes)
-        file = _attached(pinned, opener)
-        if file is not None:
-            note_use(copied)
-            return file
-    return _open_by(source, identity, folder, limit, opener)
+    whole = None if version is None else _attached(Pinned(source, copied, version), opener)
+    return _open_by(source, identity, folder, limit, opener) if whole is None else whole
 
 
 def _reopened(pinned: Pinned, opener: Opener) -> ReadThrough:
@@ -353,12 +330,10 @@ def _open_by(source: str, identity: Identity, folder: str, limit: int | None, op
     key = hashlib.sha256(json.dumps([source, identity]).encode()).hexdigest()[:16]
     copy = os.path.join(folder, f"{stem}-{key}{ending}")
     while True:
-        note = note_of(copy)
+        note = sidecar.note_of(copy)
         if note is not None:
-            version = note.versions[0]
-            file = _attached(Pinned(note.origin, version.identity, copy, version.nbytes), opener)
+            file = _attached(Pinned(note.origin, copy, note.versions[0]), opener)
             if file is not None:
-                note_use(copy)
                 return file
         storage.make_parent(copy)
         _create(source, identity, copy, limit, opener)
@@ -374,11 +349,12 @@ def _attached(pinned: Pinned, opener: Opener) -> ReadThrough | None:
         try:
             data.share(LOCK_USE)
             # Between opening and sharing somebody may have deleted it, or given it its name.
-            is_there = data.is_named() and data.size() == pinned.nbytes
+            is_there = data.is_named() and data.size() == pinned.version.nbytes
         except BaseException:
             data.close()
             raise
         if is_there:
+            note_use(pinned.copy)
             return ReadThrough(pinned, data, is_whole, opener)
         data.close()
     return None
@@ -386,14 +362,14 @@ def _attached(pinned: Pinned, opener: Opener) -> ReadThrough | None:
 
 def _create(source: str, identity: Identity, copy: str, limit: int | None, opener: Opener) -> None:
     """Make the side file and the sparse file of a copy, unless another process did meanwhile."""
-    with locked_side(copy) as side:
+    with sidecar.locked_side(copy) as side:
         assert side is not None
         note = side.read()
         sizes = [stamp[0] for stamp in map(stamp_of, (copy, copy + PARTIAL)) if stamp is not None]
         if note is not None and note.versions[0].nbytes in sizes:
             return
         with closing(opener()) as origin:
-            if identity_of(origin) != identity:
+            if sidecar.identity_of(origin) != identity:
                 raise StaleArchiveError(f"{source}: it changed while it was opened; open it again")
             nbytes, head, _, _ = sealed(origin)
         make_room(os.path.dirname(copy) or os.curdir, limit, nbytes, copy, [copy])
@@ -407,10 +383,16 @@ def _create(source: str, identity: Identity, copy: str, limit: int | None, opene
 
 
 def _without_origin(source: str, folder: str, opener: Opener, error: Exception) -> ReadThrough:
-    """A whole copy of what cannot be reached; raises the error where there is none."""
-    for copy, version in whole_copies_of(source, folder):
-        pinned = Pinned(source, version.identity, copy, version.nbytes)
-        file = _attached(pinned, opener)
+    """The newest whole copy of what cannot be reached; raises the error where there is none."""
+    copies: list[tuple[int, str, Version]] = []
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    for copy in (os.path.join(folder, name.removesuffix(SIDE)) for name in names if name.endswith(SIDE)):
+        note, stamp = sidecar.note_of(copy), stamp_of(copy)
+        if note is not None and stamp is not None and note.origin == source:
+            version = note.version_at(stamp)
+            copies += [] if version is None else [(stamp[1], copy, version)]
+    for _, copy, version in sorted(copies, reverse=True):
+        file = _attached(Pinned(source, copy, version), opener)
         if file is not None and not file.is_partial:
             logger.warning("%s: reading its copy %s: %s", source, copy, error)
             return file

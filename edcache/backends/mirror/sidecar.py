@@ -30,10 +30,7 @@ from typing import Final, NamedTuple
 from edcache import base, format, storage
 from edcache.base import ArchiveNotFoundError, StorageError
 from edcache.storage import WHOLE_FILE_LOCK, ByteSource, File, Location, Stamp
-from edcache.writer import LOCK_USE as LOCK_USE
-from edcache.writer import PARTIAL as PARTIAL
-from edcache.writer import SIDE as SIDE
-from edcache.writer import note_use as note_use
+from edcache.writer import SIDE
 
 LOCK_COPY: Final = WHOLE_FILE_LOCK
 MAP_OFFSET: Final = 1 << 15
@@ -114,6 +111,16 @@ class Side:
         note = self.read()
         if note is not None:
             self.write(note._replace(versions=tuple(after if v == before else v for v in note.versions)))
+
+    def publish(self, partial: File, copy: str, note: Note) -> None:
+        """Give a partial copy, which is proven to be of the note's first version, the name of a whole one."""
+        partial.sync()
+        # Before it has its name: the stamp stays, so whenever this is killed the side file is right.
+        version, *others = note.versions
+        self.write(Note(note.origin, (version._replace(stamp=partial.stamp()), *others)))
+        self.file.pwrite(MAP_OFFSET, b"\1" * (self.file.size() - MAP_OFFSET))
+        self.file.sync()
+        storage.move(partial, copy)
 
 
 def _crc(times: int, text: bytes) -> int:

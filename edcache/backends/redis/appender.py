@@ -96,14 +96,11 @@ class RedisAppender(AnyAppender):
         headers = list(chunks)
         before = super().indices_of(header for header in headers if header.seq < self._opened_at)
         since = super().indices_of(header for header in headers if header.seq >= self._opened_at)
-        return np.concatenate([before[self._held(before.tolist())], since])
+        return np.concatenate([before[held(self._client, self._keys, before.tolist())], since])
 
     def present(self, indices: Sequence[int]) -> set[int]:
         """Which of some samples that were published the server still has."""
-        return set(itertools.compress(indices, self._held(indices).tolist()))
-
-    def _held(self, indices: Sequence[int]) -> npt.NDArray[np.bool_]:
-        return held(self._client, [self._keys.record(index) for index in indices])
+        return set(itertools.compress(indices, held(self._client, self._keys, indices).tolist()))
 
     def append(self, chunk: Chunk, *, restores: bool = False) -> None:
         """See the base class; with `restores` the log of a server that evicts does not grow."""

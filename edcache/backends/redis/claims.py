@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 import uuid
 from contextlib import suppress
 from typing import Any, Final
@@ -14,7 +13,6 @@ from edcache.backends.redis.url import Keys
 from edcache.base import StorageError
 
 _RENEWALS: Final = 4
-_WAIT_SECONDS: Final = 0.1
 
 # The server's clock: those of hosts differ.
 _COUNT: Final = """
@@ -51,18 +49,13 @@ class Claims:
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
-    def claim(self, number: int) -> bool:
+    def claim(self, number: int, *, waits: bool = False) -> bool:
         """Take a claim if nobody has it; says whether it did."""
         from redis.lock import Lock
 
         with self._client.translated():
-            lock = Lock(
-                self._client.connected,
-                self._keys.claim(number),
-                timeout=self._seconds,
-                blocking=False,
-                thread_local=False,
-            )
+            key = self._keys.claim(number)
+            lock = Lock(self._client.connected, key, self._seconds, blocking=waits, thread_local=False)
             if not lock.acquire():
                 return False
         with self._turn:
@@ -72,8 +65,7 @@ class Claims:
 
     def wait(self, number: int) -> None:
         """Take a claim as soon as its holder lets go, or is believed dead."""
-        while not self.claim(number):
-            time.sleep(_WAIT_SECONDS)
+        self.claim(number, waits=True)
 
     def release(self, number: int) -> None:
         """Let go of a claim, if it has not expired meanwhile."""
@@ -117,27 +109,24 @@ class Claims:
     def _renew_from_now(self) -> None:
         with self._turn:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="edcache-claims", daemon=True)
+                self._thread = threading.Thread(target=self._renew, name="edcache-claims", daemon=True)
                 self._thread.start()
 
-    def _run(self) -> None:
+    def _renew(self) -> None:
+        errors = library(self._client.server).exceptions
         while not self._is_closing.wait(self._seconds / _RENEWALS):
             with self._turn:
                 held = list(self._held.items())
             # A server that does not answer now may at the next turn; a fill that needs it says so itself.
             with suppress(StorageError):
-                self._renew(held)
-
-    def _renew(self, held: list[tuple[int, Any]]) -> None:
-        errors = library(self._client.server).exceptions
-        for number, lock in held:
-            try:
-                with self._client.translated():
-                    lock.reacquire()
-            except errors.LockError:
-                # Expired, or released a moment ago: somebody else may have it.
-                with self._turn:
-                    if self._held.get(number) is lock:
-                        del self._held[number]
-        if self._is_filler:
-            self._others(int(self._seconds * 1000))
+                for number, lock in held:
+                    try:
+                        with self._client.translated():
+                            lock.reacquire()
+                    except errors.LockError:
+                        # Expired, or released a moment ago: somebody else may have it.
+                        with self._turn:
+                            if self._held.get(number) is lock:
+                                del self._held[number]
+                if self._is_filler:
+                    self._others(int(self._seconds * 1000))

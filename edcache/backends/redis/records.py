@@ -27,6 +27,7 @@ import torch
 
 from edcache import format
 from edcache.backends.redis.client import PIECE_KEYS, PIECE_NBYTES, Client
+from edcache.backends.redis.url import Keys
 from edcache.base import CorruptRecordError
 from edcache.codec import Decoder, most_content
 from edcache.reader import Group, GroupRecords, Piece, joined
@@ -86,11 +87,11 @@ def pieces_of(nbytes: npt.NDArray[np.uint64], most: int = PIECE_NBYTES) -> list[
     return [slice(low, high) for low, high in zip(starts, [*starts[1:], len(nbytes)], strict=True)]
 
 
-def held(client: Client, keys: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Which keys the server has: bool [n]."""
+def held(client: Client, keys: Keys, indices: Sequence[int]) -> npt.NDArray[np.bool_]:
+    """Which records the server has: bool [n]."""
     there: list[bool] = []
-    for start in range(0, len(keys), PIECE_KEYS):
-        piece = keys[start : start + PIECE_KEYS]
+    for start in range(0, len(indices), PIECE_KEYS):
+        piece = list(map(keys.record, indices[start : start + PIECE_KEYS]))
         if client.ask("exists", *piece) == len(piece):
             there += [True] * len(piece)
         else:

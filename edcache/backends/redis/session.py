@@ -126,7 +126,7 @@ class RedisSession(Session):
     def held(self) -> Ints | None:
         """See the base class: the server is asked for each that was published."""
         index = self.indices
-        there = held(self.log.client, [self.log.keys.record(i) for i in index.tolist()])
+        there = held(self.log.client, self.log.keys, index.tolist())
         self._note_gone(index[~there])
         return index[there]
 

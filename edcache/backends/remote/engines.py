@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http.client import responses
 from typing import Any, Final
 
 from edcache.backends.remote.http import Address, HttpEngine, failure_of, plain_engine
-from edcache.backends.remote.requests import Changed, Engine, Failing, Forbidden, Stamp, kept, refused
+from edcache.backends.remote.requests import Answer, Changed, Engine, Failing, Stamp, kept, refused
 from edcache.backends.remote.url import Url
 from edcache.base import MissingDependencyError, OptionError, StorageError
 
@@ -88,14 +88,8 @@ class FilesystemEngine(Engine):
         self._path = path
 
     async def stamp(self) -> Stamp:
-        filesystem = self._filesystem
-        filesystem.invalidate_cache()
-        if hasattr(filesystem, "_get_object"):  # gcsfs: without a listing beside it
-            info = await filesystem._get_object(self._path)
-        elif filesystem.async_impl:
-            info = await filesystem._info(self._path)
-        else:
-            info = await asyncio.to_thread(filesystem.info, self._path)
+        self._filesystem.invalidate_cache()
+        info = await asyncio.to_thread(self._filesystem.info, self._path)
         if info.get("type") == "directory":
             raise refused("a folder, not a file")
         if not isinstance(info.get("size"), int):
@@ -120,24 +114,27 @@ class _Preferring(Engine):
 
     def __init__(self, first: Engine, other: Engine) -> None:
         self._engine, self._other = first, other
-        self._has_begun = False
+
+    async def _answer(self, ask: Callable[[Engine], Awaitable[Answer]]) -> Answer:
+        engine = self._engine
+        try:
+            answer = await ask(engine)
+        except (Failing, PermissionError) as failing:
+            if engine is self._other or (isinstance(failing, Failing) and failing.tries != 1):
+                raise
+            engine = self._engine = self._other
+            answer = await ask(engine)
+        self._other = engine
+        return answer
 
     async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
-        try:
-            begun = await self._engine.begin(nbytes)
-        except (Failing, Forbidden) as failing:
-            if self._has_begun or (isinstance(failing, Failing) and failing.tries != 1):
-                raise
-            self._engine, self._has_begun = self._other, True
-            return await self._engine.begin(nbytes)
-        self._has_begun = True
-        return begun
+        return await self._answer(lambda engine: engine.begin(nbytes))
 
     async def stamp(self) -> Stamp:
-        return await self._engine.stamp()
+        return await self._answer(lambda engine: engine.stamp())
 
     async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes:
-        return await self._engine.fetch(stamp, start, end)
+        return await self._answer(lambda engine: engine.fetch(stamp, start, end))
 
 
 def _signed(filesystem: Any, path: str) -> Address:
@@ -205,7 +202,7 @@ class _HubFile:
             known = get_hf_file_metadata(url, token=filesystem.token)
         except FileNotFoundError:
             # The hub does not tell which; and there has to be one before anything is uploaded.
-            failure = Forbidden("no such repository, or none that you may read")
+            failure = PermissionError("no such repository, or none that you may read")
         except HfHubHTTPError as error:
             status = error.response.status_code
             failure = failure_of(status, f"{status} {responses.get(status, '')}".strip())

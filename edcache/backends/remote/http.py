@@ -5,27 +5,17 @@ fsspec's own client takes what comes: a 200 for a 206, other bytes, a body that 
 
 from __future__ import annotations
 
+import atexit
+import concurrent.futures
+import os
 import re
-import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from email.utils import parsedate_to_datetime
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit, urlunsplit
 
-from edcache.backends.remote.requests import (
-    Absent,
-    Changed,
-    Engine,
-    Failing,
-    Forbidden,
-    Stamp,
-    close_at_exit,
-    kept,
-    refused,
-    strange,
-)
+from edcache.backends.remote.requests import Changed, Engine, Failing, Stamp, kept, refused, run, strange
 from edcache.backends.remote.url import Url
 from edcache.base import MissingDependencyError, OptionError
 
@@ -34,8 +24,10 @@ if TYPE_CHECKING:
 
 _CONNECTIONS: Final = 64
 _CONNECT_SECONDS: Final = 15
+_CLOSING_SECONDS: Final = 5
 _REDIRECTS: Final = 5
 _MOVED: Final = (301, 302, 303, 307, 308)
+_ABSENT: Final = (404, 410)
 _BUSY: Final = (408, 425, 429)
 _FORBIDDEN: Final = (401, 403, 407)
 _OPTIONS: Final = ("headers", "client_kwargs")
@@ -44,7 +36,7 @@ _EMPTY: Final = re.compile(r"\s*bytes\s+\*/0{1,19}\s*", re.IGNORECASE)
 _ETAG: Final = "ETag"
 # The last is how an upload came, which some servers of S3 repeat; the bytes are plain.
 _PLAIN: Final = ("", "identity", "aws-chunked")
-_SECONDS: Final = re.compile(r"\d{1,9}")
+_SECONDS: Final = re.compile(r"\s*\d{1,9}\s*")
 
 Address = Callable[["Stamp | None"], Awaitable["tuple[str, Mapping[str, str]]"]]
 """The URL and the headers for a request now; of one state, where a URL can name it."""
@@ -66,14 +58,12 @@ def plain_engine(url: Url, options: Mapping[str, Any]) -> HttpEngine:
         )
     client_options: dict[str, Any] = dict(options.get("client_kwargs") or {})
     headers = {**(client_options.pop("headers", None) or {}), **(options.get("headers") or {})}
-    scheme, _, rest = url.url.partition("://")
-    host, slash, tail = rest.partition("/")
-    userinfo, at, host = host.rpartition("@")
+    parts = urlsplit(url.url)
+    userinfo, at, host = parts.netloc.rpartition("@")
     if at:
-        user, _, password = userinfo.partition(":")
-        token = b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode("ascii")
-        headers.setdefault("Authorization", f"Basic {token}")
-    bare = f"{scheme}://{host}{slash}{tail}".partition("#")[0]
+        user, _, password = map(unquote, userinfo.partition(":"))
+        headers.setdefault("Authorization", f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}")
+    bare = urlunsplit(parts._replace(netloc=host, fragment=""))
 
     async def address(stamp: Stamp | None) -> tuple[str, Mapping[str, str]]:
         return bare, headers
@@ -95,7 +85,7 @@ class HttpEngine(Engine):
         describe: Callable[[], Awaitable[Stamp]] | None = None,
     ) -> None:
         self._address, self._describe = address, describe
-        self._client_options = dict(client_options or {})
+        self._client_options = client_options or {}
 
     async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
         return await (super().begin(nbytes) if self._describe else self._answer(0, nbytes, None))
@@ -120,14 +110,10 @@ class HttpEngine(Engine):
                 return await _read(response, start, end, stamp)
         except aiohttp.ClientConnectorCertificateError as error:
             raise refused(f"its certificate does not prove who it is: {error.certificate_error}") from None
-        except aiohttp.ServerTimeoutError:
-            raise Failing("the connection was not made in time") from None
         except aiohttp.ClientConnectorError as error:
             raise Failing(f"no connection: {error.strerror or error.os_error}") from None
-        except aiohttp.ClientPayloadError:
-            raise Failing("the answer broke off") from None
-        except aiohttp.ServerDisconnectedError:
-            raise Failing("the server closed the connection before an answer") from None
+        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError):
+            raise Failing("the server closed the connection before the whole answer came") from None
         except aiohttp.ClientResponseError as error:
             raise strange(f"an answer that is no HTTP: {error.message}") from None
 
@@ -147,77 +133,67 @@ async def _followed(
             if response.status not in _MOVED:
                 yield response
                 return
-            where = _moved(where, response.headers.get("Location", ""))
+            location = response.headers.get("Location", "")
+        before = where
+        try:
+            where = before.join(yarl.URL(location, encoded=True))
+            where.origin()
+        except ValueError:
+            raise strange("a redirect to what is no URL") from None
+        if where.scheme not in ("https", before.scheme):
+            raise refused(f"a redirect from {before.scheme} to {where.scheme}")
     raise strange(f"more than {_REDIRECTS} redirects")
-
-
-def _moved(where: Any, location: str) -> Any:
-    import yarl
-
-    if not location:
-        raise refused("a redirect to nowhere")
-    try:
-        target = where.join(yarl.URL(location, encoded=True))
-        target.origin()
-    except ValueError:
-        raise strange("a redirect to what is no URL") from None
-    if target.scheme not in ("http", "https") or (where.scheme, target.scheme) == ("https", "http"):
-        raise refused(f"a redirect from {where.scheme} to {target.scheme}")
-    return target
 
 
 async def _read(
     response: aiohttp.ClientResponse, start: int, end: int, stamp: Stamp | None
 ) -> tuple[Stamp, bytes]:
-    headers = response.headers
-    if response.status == 416 and stamp is None and _EMPTY.fullmatch(headers.get("Content-Range", "")):
+    headers, text = response.headers, response.headers.get("Content-Range", "")
+    if response.status == 416 and stamp is None and _EMPTY.fullmatch(text):
         return Stamp(0, *_tag(headers)), b""
     if response.status != 206:
-        raise _unfit(response.status, response.reason or "", headers, stamp)
-    text = headers.get("Content-Range", "")
+        raise _unfit(response, stamp)
     matched = _RANGE.fullmatch(text)
     if not matched:
-        raise strange(f"206 with Content-Range {text[:80]!r}" if text else "206 without Content-Range")
+        raise strange(f"206 with Content-Range {text[:80]!r}")
     first, last, size = map(int, matched.groups())
     if (first, last + 1) != (start, min(end, size)):
         raise strange(f"bytes {first:,} to {last + 1:,} of {size:,} came instead")
-    if stamp is None:
-        stamp = Stamp(size, *_tag(headers))
-    else:
-        _check_state(Stamp(size, *_tag(headers)), stamp)
+    now = Stamp(size, *_tag(headers))
+    if stamp is not None:
+        _check_state(now, stamp)
     coding = headers.get("Content-Encoding", "identity").strip().lower()
     if coding not in _PLAIN:
         raise strange(f"a body in Content-Encoding {coding[:40]!r}")
-    return stamp, await _body(response, last + 1 - first)
+    nbytes, body = last + 1 - first, bytearray()
+    async for piece in response.content.iter_any():
+        body += piece
+        if len(body) > nbytes:
+            raise strange(f"more than {nbytes:,} bytes")
+    if len(body) < nbytes:
+        raise Failing(f"{len(body):,} bytes came")
+    return now, bytes(body)
 
 
-def _unfit(status: int, reason: str, headers: Mapping[str, str], stamp: Stamp | None) -> Exception:
+def _unfit(response: aiohttp.ClientResponse, stamp: Stamp | None) -> Exception:
+    status = response.status
     if status == 200:
         return strange("200 for a range: the server does not send ranges of this file")
-    text = f"{status} {reason}".strip()
-    if stamp is not None and status in (404, 410, 412, 416):
+    text = f"{status} {response.reason or ''}".strip()
+    if stamp is not None and status in (*_ABSENT, 412, 416):
         return Changed(text)
-    return failure_of(status, text, headers.get("Retry-After", ""))
+    return failure_of(status, text, response.headers.get("Retry-After", ""))
 
 
 def failure_of(status: int, text: str, retry_after: str = "") -> Exception:
     """What an HTTP status says that is no success; `text` is how it is told."""
-    if status in (404, 410):
-        return Absent()
+    if status in _ABSENT:
+        return FileNotFoundError(text)
     if status in _BUSY or status >= 500:
-        return Failing(text, wait=_seconds(retry_after))
+        return Failing(text, wait=float(retry_after) if _SECONDS.fullmatch(retry_after) else None)
     if status in _FORBIDDEN:
-        return Forbidden(text)
-    return refused(text) if 400 <= status < 500 else strange(text)
-
-
-def _seconds(retry_after: str) -> float | None:
-    if _SECONDS.fullmatch(retry_after.strip()):
-        return float(retry_after)
-    try:
-        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
-    except (TypeError, ValueError, OverflowError):
-        return None
+        return PermissionError(text)
+    return refused(text) if status >= 400 else strange(text)
 
 
 def _check_state(now: Stamp, stamp: Stamp) -> None:
@@ -233,20 +209,6 @@ def _tag(headers: Mapping[str, str]) -> tuple[str, str]:
     """What tells states apart, and what it is."""
     tags = ((headers.get(name, "").strip(), name) for name in (_ETAG, "Last-Modified"))
     return next(((tag, name) for tag, name in tags if tag), ("", ""))
-
-
-async def _body(response: aiohttp.ClientResponse, nbytes: int) -> bytes:
-    length = response.headers.get("Content-Length")
-    if length is not None and length.strip() != str(nbytes):
-        raise strange(f"Content-Length {length[:40]} for {nbytes:,} bytes")
-    body = bytearray()
-    async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > nbytes:
-            raise strange(f"more than {nbytes:,} bytes")
-    if len(body) != nbytes:
-        raise Failing(f"{len(body):,} bytes came")
-    return bytes(body)
 
 
 def _client(options: Mapping[str, Any]) -> aiohttp.ClientSession:
@@ -266,7 +228,15 @@ def _client(options: Mapping[str, Any]) -> aiohttp.ClientSession:
                 "auto_decompress": False,
             }
         )
-        close_at_exit(client.close)
+        # Rather than leave its connections to a finaliser.
+        atexit.register(_close, client, os.getpid())
         return client
 
     return kept((HttpEngine, repr(sorted(options.items(), key=repr))), connect)
+
+
+def _close(client: aiohttp.ClientSession, pid: int) -> None:
+    if pid == os.getpid():
+        # A process that exits waits for nobody.
+        with suppress(concurrent.futures.TimeoutError, concurrent.futures.CancelledError, RuntimeError):
+            run(client.close(), _CLOSING_SECONDS)

@@ -14,7 +14,7 @@ from edcache import format
 from edcache.backends import ObjectStore
 from edcache.backends.remote.engines import engine_of
 from edcache.backends.remote.requests import Engine, Requests, Stamp, gathered, run
-from edcache.backends.remote.upload import check_writable, upload
+from edcache.backends.remote.upload import upload
 from edcache.backends.remote.url import Url
 from edcache.base import OptionError, PerProcess, StaleArchiveError, StorageError
 from edcache.storage import ByteSource, File
@@ -100,7 +100,6 @@ class RemoteObject(ByteSource):
             "opening it", format.PAGE, lambda: engine.begin(format.PAGE)
         )
         self._windows = [_Window(0, memoryview(head))]
-        self._ahead = _Window(0, memoryview(b""))
         self._walked: deque[_Window] = deque(maxlen=_MOST_WALKED)
         self._has_end = len(head) == self._stamp.size
 
@@ -157,7 +156,7 @@ class RemoteObject(ByteSource):
     def _known(self, start: int, end: int) -> memoryview | None:
         if start == end:
             return memoryview(b"")
-        for window in (*self._windows, self._ahead, *self._walked):
+        for window in (*self._windows, *reversed(self._walked)):
             if window.start <= start and end <= window.end:
                 return window.data[start - window.start : end - window.start]
         return None
@@ -171,22 +170,19 @@ class RemoteObject(ByteSource):
         seal = format.parse_tail(bytes(tail[-format.TAIL_NBYTES :]), size)
         if seal is not None and first <= seal.index_offset < min(start, seal.labels_offset):
             end = min(seal.labels_offset + format.MAX_HEADER_NBYTES, size)
-            (index,) = self._fetch([Run(seal.index_offset, min(end, start))], _INDEX_PART_NBYTES)
-            if end > start:
-                windows = [_Window(seal.index_offset, memoryview(b"".join((index, tail))))]
-            else:
-                windows.append(_Window(seal.index_offset, index))
+            (index,) = self._fetch([Run(seal.index_offset, end)], _INDEX_PART_NBYTES)
+            windows.append(_Window(seal.index_offset, index))
         self._windows = [*self._windows, *windows]
         self._has_end = True
 
     def _fetched_ahead(self, start: int, end: int) -> memoryview:
-        before = self._ahead
-        goes_on = before.start < start <= before.end
-        ahead = min(2 * len(before.data), _MOST_AHEAD_NBYTES) if goes_on else _AHEAD_NBYTES
+        ahead = _AHEAD_NBYTES
+        before = self._walked[-1] if self._walked else None
+        if before is not None and before.start < start <= before.end:
+            ahead = min(2 * len(before.data), _MOST_AHEAD_NBYTES)
+            self._walked.pop()
         (data,) = self._fetch([Run(start, min(max(end, start + ahead), self._stamp.size))])
-        self._ahead = _Window(start, data)
-        if not goes_on:
-            self._walked.append(self._ahead)
+        self._walked.append(_Window(start, data))
         return data[: end - start]
 
     # --- requests ---
@@ -198,15 +194,10 @@ class RemoteObject(ByteSource):
         engine = self._engine()
         calls = [partial(self._fetch_part, engine, *part) for some in parts for part in some]
         pieces = iter(run(gathered(calls, _MOST_AT_A_TIME)))
-        return [self._joined([next(pieces) for _ in some]) for some in parts]
-
-    def _joined(self, pieces: list[bytes]) -> memoryview:
-        if len(pieces) == 1:
-            return memoryview(pieces[0])
         try:
-            return memoryview(b"".join(pieces))
+            return [memoryview(b"".join([next(pieces) for _ in some])) for some in parts]
         except MemoryError:
-            nbytes = sum(map(len, pieces))
+            nbytes = sum(run.end - run.start for run in runs)
             raise StorageError(f"{self.path}: no memory for {nbytes:,} bytes") from None
 
     async def _fetch_part(self, engine: Engine, start: int, end: int) -> bytes:
@@ -245,7 +236,11 @@ class RemoteStore(ObjectStore):
         return RemoteObject(self.url)
 
     def check_writable(self) -> None:
-        check_writable(self.url)
+        if self.url.scheme in ("http", "https") or "::" in self.url.url:
+            raise OptionError(
+                f"{self.url}: {self.url.scheme}:// is only read; write to s3://, gs:// or another store of "
+                "objects, or to a path"
+            )
 
     def put(self, path: str, state: File, tell: Callable[[int], object]) -> None:
         upload(self.url, path, state, tell)

@@ -6,13 +6,9 @@ They are made in fsspec's event loop. A forked child makes its own, and its own 
 from __future__ import annotations
 
 import asyncio
-import atexit
-import concurrent.futures
-import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -37,7 +33,6 @@ _LONGEST_RETRY_AFTER: Final = 30.0
 # An answer that breaks the rules is seldom an accident: so often it is believed to be one.
 _STRANGE_TRIES: Final = 3
 _OPTIONS: Final = {"request_timeout", "request_tries"}
-_CLOSING_SECONDS: Final = 5
 _ALLOWED: Final = "; give credentials in storage_options=, or in the environment"
 _LOST: Final = (
     "; it was opened with credentials, which are not pickled to other processes than those that "
@@ -63,14 +58,6 @@ def refused(what: str) -> Failing:
     return Failing(what, 1)
 
 
-class Forbidden(Exception):
-    """The server wants credentials, or others; its text says how it says so."""
-
-
-class Absent(Exception):
-    """There is no such object."""
-
-
 class Changed(Exception):
     """The object is no longer the one that was opened; its text says how that shows."""
 
@@ -85,7 +72,11 @@ class Stamp:
 
 
 class Engine(ABC):
-    """One object, as one library reads it; raises the above, or whatever the library raises."""
+    """One object, as one library reads it.
+
+    Raises the above; FileNotFoundError and PermissionError, of what is absent or wants credentials; or
+    whatever the library raises.
+    """
 
     async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
         """The state of the object and its first bytes, fewer where it ends before."""
@@ -151,11 +142,9 @@ class Requests:
             return await asyncio.wait_for(ask(), limit)
         except Failing as failing:
             return failing
-        except Forbidden as forbidden:
-            return refused(f"{forbidden}{lost or _ALLOWED}")
         except (asyncio.TimeoutError, TimeoutError):
             return Failing(f"no whole answer within {limit:.3g} s")
-        except (Absent, FileNotFoundError):
+        except FileNotFoundError:
             return ArchiveNotFoundError(f"{self.url}: no such object; check the URL{lost}")
         except Changed as changed:
             return StaleArchiveError(
@@ -208,27 +197,13 @@ async def gathered(calls: Sequence[Callable[[], Awaitable[Answer]]], most: int) 
         raise
 
 
-def run(coroutine: Coroutine[Any, Any, Answer]) -> Answer:
+def run(coroutine: Coroutine[Any, Any, Answer], timeout: float | None = None) -> Answer:
     """Run a coroutine in fsspec's loop, and wait for it; an interrupt cancels it."""
     from fsspec.asyn import get_loop
 
     future = asyncio.run_coroutine_threadsafe(coroutine, get_loop())
     try:
-        return future.result()
+        return future.result(timeout)
     except BaseException:
         future.cancel()
         raise
-
-
-def close_at_exit(close: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Close a client when this process exits, rather than leave its connections to a finaliser."""
-    atexit.register(_close, close, os.getpid())
-
-
-def _close(close: Callable[[], Coroutine[Any, Any, None]], pid: int) -> None:
-    from fsspec.asyn import get_loop
-
-    if pid == os.getpid():
-        # A process that exits waits for nobody.
-        with suppress(concurrent.futures.TimeoutError, concurrent.futures.CancelledError, RuntimeError):
-            asyncio.run_coroutine_threadsafe(close(), get_loop()).result(_CLOSING_SECONDS)

@@ -8,7 +8,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any, Final
 
@@ -16,13 +16,12 @@ from edcache import base
 from edcache.backends.remote.engines import filesystem_of
 from edcache.backends.remote.requests import Requests, gathered, run
 from edcache.backends.remote.url import Url
-from edcache.base import OptionError, StorageError
+from edcache.base import StorageError
 from edcache.storage import File
 
 # Their servers show an object when its upload is complete.
 _WHOLE: Final = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hf")
 _S3: Final = ("s3", "s3a")
-_READ_ONLY: Final = ("http", "https")
 # S3 takes up to 10,000 parts of 5 MiB and more.
 _PART_NBYTES: Final = 1 << 24
 _MOST_PARTS: Final = 9_000
@@ -32,18 +31,8 @@ _STATE_NBYTES: Final = 1 << 12
 _SLOWER: Final = 8
 
 
-def check_writable(url: Url) -> None:
-    """Raise OptionError where nothing can be written to such a URL."""
-    if url.scheme in _READ_ONLY or "::" in url.url:
-        raise OptionError(
-            f"{url}: {url.scheme}:// is only read; write to s3://, gs:// or another store of objects, "
-            "or to a path"
-        )
-
-
 def upload(url: Url, path: str, state: File, tell: Callable[[int], object]) -> None:
     """Send a file; `state` keeps what a later call needs to go on with this one, if it is interrupted."""
-    check_writable(url)
     is_large = url.scheme in _S3 and os.path.getsize(path) > _PART_NBYTES
     sending = (_Parts if is_large else _Upload)(url, path, state, tell)
     sending.send()
@@ -59,14 +48,8 @@ class _Upload:
         self._requests = Requests(url)
         self._filesystem, self._target = filesystem_of(url, self._requests.options)
 
-    def _ask(self, doing: str, nbytes: int, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    async def _ask(self, doing: str, nbytes: int, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Call a file system, again if it fails, in another thread than its event loop's."""
-        return run(self._asked(doing, nbytes, call, *given, **named))
-
-    async def _asked(
-        self, doing: str, nbytes: int, call: Callable[..., Any], *given: Any, **named: Any
-    ) -> Any:
-        """The same, to be awaited."""
         return await self._requests.answered(
             doing, _SLOWER * nbytes, lambda: asyncio.to_thread(call, *given, **named)
         )
@@ -76,15 +59,15 @@ class _Upload:
         is_whole = self._requests.url.scheme in _WHOLE
         name = self._target if is_whole else f"{self._target}.{uuid.uuid4().hex[:8]}.part"
         put = self._filesystem.put_file
-        self._ask(f"sending {self._nbytes:,} bytes", self._nbytes, put, self._path, name)
+        run(self._ask(f"sending {self._nbytes:,} bytes", self._nbytes, put, self._path, name))
         if not is_whole:
-            self._ask("giving it its name", self._nbytes, self._filesystem.mv, name, self._target)
+            run(self._ask("giving it its name", self._nbytes, self._filesystem.mv, name, self._target))
         self._tell(self._nbytes)
 
     def check(self) -> None:
         """Compare the object with the file by its size."""
         self._filesystem.invalidate_cache()
-        nbytes = self._ask("looking at what was sent", 0, self._filesystem.info, self._target)["size"]
+        nbytes = run(self._ask("looking at what was sent", 0, self._filesystem.info, self._target))["size"]
         if nbytes != self._nbytes:
             raise StorageError(
                 f"{self._requests.url}: {self._nbytes:,} bytes were sent from {self._path}, {nbytes:,} are "
@@ -117,29 +100,20 @@ class _Parts(_Upload):
         self._call("completing it", "complete_multipart_upload", MultipartUpload={"Parts": parts})
 
     def _call(self, doing: str, method: str, **named: Any) -> Any:
-        return self._ask(doing, 0, self._filesystem.call_s3, method, **self._where, **named)
+        return run(self._ask(doing, 0, self._filesystem.call_s3, method, **self._where, **named))
 
     def _begun(self) -> tuple[str, dict[int, str]]:
         """An upload that was begun, and the ETags of the parts that it has; or a new one."""
-        known = self._known()
-        if known is not None:
-            try:
-                return known, self._listed(known)
-            except (StorageError, FileNotFoundError):
-                pass  # the server has forgotten it
+        with suppress(ValueError, TypeError, KeyError):  # nothing was, or nothing that reads
+            state = base.loads(self._state.pread(0, _STATE_NBYTES))
+            if state["part_nbytes"] == self._part_nbytes:
+                # Unless the server has forgotten it.
+                with suppress(StorageError, FileNotFoundError):
+                    return str(state["upload"]), self._listed(str(state["upload"]))
         upload_id = str(self._call("beginning to send it", "create_multipart_upload")["UploadId"])
         self._state.truncate(0)
         self._state.pwrite(0, json.dumps({"upload": upload_id, "part_nbytes": self._part_nbytes}).encode())
         return upload_id, {}
-
-    def _known(self) -> str | None:
-        try:
-            state = base.loads(self._state.pread(0, _STATE_NBYTES) or b"null")
-        except ValueError:
-            return None
-        if not isinstance(state, dict) or state.get("part_nbytes") != self._part_nbytes:
-            return None
-        return str(state.get("upload", "")) or None
 
     def _listed(self, upload_id: str) -> dict[int, str]:
         tags: dict[int, str] = {}
@@ -156,7 +130,7 @@ class _Parts(_Upload):
         if there != tag:
             doing, call = f"sending part {number:,} of {self._count:,}", self._filesystem.call_s3
             part = {"PartNumber": number, "Body": data}
-            answer = await self._asked(doing, len(data), call, "upload_part", **self._where, **part)
+            answer = await self._ask(doing, len(data), call, "upload_part", **self._where, **part)
             tag = answer["ETag"].strip('"')
         self._tell(len(data))
         return tag

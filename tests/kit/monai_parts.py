@@ -1,0 +1,45 @@
+"""MONAI, and transforms of its kind; apart from the tests, as importing MONAI takes seconds and 200 MB."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+from monai import data as theirs
+from monai import transforms
+
+
+class Volume(transforms.Transform):
+    """Makes a volume of a number, as a reader makes one of a path."""
+
+    def __call__(self, item):
+        return item | {"image": volume(item["n"])}
+
+
+class Counted(Volume):
+    """Notes in a file that it ran, whatever process it ran in."""
+
+    def __init__(self, log):
+        self.log = os.fspath(log)
+
+    def __call__(self, item):
+        with open(self.log, "a") as log:
+            log.write("x")
+        return super().__call__(item)
+
+
+class InPlace(transforms.Transform):
+    def __call__(self, item):
+        item["n"] += 1
+        return item
+
+
+class Noise(transforms.Randomizable, transforms.Transform):
+    def __call__(self, item):
+        return {**item, "noise": torch.rand(2)}
+
+
+def volume(n):
+    return theirs.MetaTensor(
+        torch.full((1, 2, 3), float(n)), affine=torch.eye(4, dtype=torch.float64) * (n + 1)
+    )
