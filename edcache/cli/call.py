@@ -26,13 +26,9 @@ class Call:
         version: the text of the user's version, read alike; None takes that of @cachable.
     Attributes:
         options: of a function under @cachable, its options, but for how to read and when to fill.
-    Raises:
-        click.UsageError: the arguments are not those of the factory.
-        OptionError: 'cannot load "digits:mak": AttributeError: ...'.
     """
 
     def __init__(self, where: str, arguments: Sequence[str], version: str | None) -> None:
-
         self._where = where
         self._given: dict[str, Any] = {}
         for text in arguments:
@@ -52,19 +48,11 @@ class Call:
         self._arguments = self._bound()
 
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the call; nothing is called.
-
-        Raises:
-            FingerprintError: a default of the factory has no stable description.
-        """
+        """What identifies the call; nothing is called."""
         return writer.call_fingerprint(self._factory, self._arguments, self._version)
 
     def make(self) -> Any:
-        """Call the factory.
-
-        Raises:
-            OptionError: "digits:make raised ValueError: no data; EDCACHE_DEBUG=1 shows the traceback".
-        """
+        """Call the factory."""
         try:
             return self._factory(**self._given)
         except Exception as error:  # whatever the factory raises

@@ -8,12 +8,14 @@ from typing import Any, Final
 
 import click
 import numpy as np
+import numpy.typing as npt
 
-from edcache import codec, dataset, format, reader, tools, writer
+from edcache import codec, dataset, format, interop, reader, tools, writer
 from edcache.base import ReadOptions, SampleIndexError, human_bytes
 from edcache.cli.flags import PATH, flags
 from edcache.cli.output import (
     BLOCK,
+    cell,
     csv_lines,
     json_lines,
     paired_lines,
@@ -22,11 +24,14 @@ from edcache.cli.output import (
     print_lines,
     print_report,
     printable,
+    shortened,
     table,
 )
-from edcache.cli.samples import describe_fields, describe_sample, field_row, leaf_row
 
 _SHOWN_SCHEMAS: Final = 8
+_SHOWN_ITEMS: Final = 8
+_DEEPEST: Final = 64
+_ATOMS: Final = (type(None), bool, int, float, str, bytes)
 
 
 def _opened(path: str, **options: Any) -> dataset.CachedDataset:
@@ -85,7 +90,7 @@ def _schemas(archive: reader.AnyReader) -> list[dict[str, Any]]:
     """The schemas, most used first: how many samples have each, and its fields."""
     used = np.bincount(archive.records.schema, minlength=len(archive.schemas)).tolist()
     return [
-        {"samples": samples, "fields": describe_fields(codec.Decoder(schema).fields.values())}
+        {"samples": samples, "fields": _describe_fields(codec.Decoder(schema).fields.values())}
         for samples, schema in sorted(zip(used, archive.schemas, strict=True), key=lambda pair: -pair[0])
     ]
 
@@ -125,7 +130,7 @@ def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
     for schema in info["schemas"][:_SHOWN_SCHEMAS]:
         yield f"\nschema of {plural(schema['samples'], 'sample')}"
         if schema["fields"]:
-            yield from table(("field", "kind", "dtype", "shape"), map(field_row, schema["fields"]))
+            yield from table(("field", "kind", "dtype", "shape"), map(_field_row, schema["fields"]))
         else:
             yield "each record says its own, see edcache show" if info["codec"] == "native" else "pickles"
     if len(info["schemas"]) > _SHOWN_SCHEMAS:
@@ -154,11 +159,113 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
         raise SampleIndexError(
             f"{cache.path}: no sample {index}; there are {len(cache):,}, from 0 on or from -1 back"
         )
-    leaves = describe_sample(cache[index])
+    leaves = _describe_sample(cache[index])
     document = {"path": cache.path, "index": index % len(cache), "leaves": leaves}
     print_report(
-        as_json, document, table(("field", "type", "dtype", "shape", "value"), map(leaf_row, leaves))
+        as_json, document, table(("field", "type", "dtype", "shape", "value"), map(_leaf_row, leaves))
     )
+
+
+def _describe_sample(sample: object) -> list[dict[str, Any]]:
+    """The leaves of a sample in tree order, each as JSON has it."""
+    return [{"path": ".".join(map(str, path)), **_leaf(value)} for path, value in _leaves(sample, ())]
+
+
+def _leaf_row(leaf: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+    """A described leaf as the cells path, type, dtype, shape, value."""
+    shape = "" if "shape" not in leaf else _shape_text(leaf["shape"])
+    return leaf["path"] or ".", leaf["type"], leaf.get("dtype", ""), shape, _value_text(leaf)
+
+
+def _field_row(field: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """A described field as the cells path, kind, dtype, shape."""
+    sized = field["kind"] in ("tensor", "array", "scalar")
+    shape = "varies" if field["shape"] is None else _shape_text(field["shape"])
+    return field["path"] or ".", field["kind"], field["dtype"] if sized else "", shape if sized else ""
+
+
+def _shape_text(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape)) or "scalar"
+
+
+def _value_text(leaf: Mapping[str, Any]) -> str:
+    if "value" in leaf:
+        return repr(leaf["value"]) if leaf["type"] == "str" else _short(leaf["value"])
+    parts = [f"{name} {cell(leaf[name])}" for name in ("min", "mean", "max") if name in leaf]
+    parts += [plural(leaf["items"], "item")] if "items" in leaf else []
+    parts += [f"{leaf['nonfinite']:,} not finite"] if "nonfinite" in leaf else []
+    return ", ".join(parts)
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_short, value))}]"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _leaves(value: Any, path: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], Any]]:
+    children = interop.children_of(value) if len(path) < _DEEPEST else None
+    is_long = isinstance(value, (list, tuple)) and len(value) > _SHOWN_ITEMS
+    if not children or (is_long and all(isinstance(item, _ATOMS) for item in value)):
+        yield path, value
+        return
+    for key, child in children:
+        yield from _leaves(child, (*path, key))
+
+
+def _leaf(value: Any) -> dict[str, Any]:
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return _array_leaf(value)
+    if hasattr(value, "mode") and hasattr(value, "getpixel"):
+        return {"type": "PIL.Image", "dtype": value.mode, "shape": [value.height, value.width]}
+    described: dict[str, Any] = {"type": type(value).__qualname__}
+    if isinstance(value, (bytes, bytearray, list, tuple, Mapping)):
+        return described | {"items": len(value)}
+    if value is None or isinstance(value, (bool, int, float)):
+        return described | {"value": plain(value)}
+    return described | {"value": shortened(value if isinstance(value, str) else str(plain(value)))}
+
+
+def _array_leaf(value: Any) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "type": f"{type(value).__module__}.{type(value).__qualname__}",
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "shape": [int(size) for size in value.shape],
+    }
+    try:
+        array = _as_array(value)
+    except (AttributeError, TypeError, RuntimeError, ValueError, NotImplementedError):
+        return described  # sparse, quantized, or no tensor at all
+    if 0 < array.size <= _SHOWN_ITEMS and array.dtype.kind != "O":
+        return described | {"value": plain(array)}
+    finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
+    if finite.size and array.dtype.kind in "biuf":
+        with np.errstate(over="ignore"):
+            mean = plain(finite.mean(dtype=np.float64))
+        described |= {"min": plain(finite.min()), "mean": mean, "max": plain(finite.max())}
+    return described | ({"nonfinite": array.size - finite.size} if finite.size < array.size else {})
+
+
+def _as_array(value: Any) -> npt.NDArray[Any]:
+    """The numbers as numpy; a float type that numpy lacks becomes float64."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value)
+    tensor = value.detach().cpu()
+    array: npt.NDArray[Any] = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
+    return array
+
+
+def _describe_fields(fields: Iterable[Any]) -> list[dict[str, Any]]:
+    """The leaves that a schema promises, as JSON has them; a shape that varies is null."""
+    return [
+        {
+            "path": ".".join(map(str, field.path)),
+            "kind": field.kind,
+            "dtype": None if field.dtype is None else str(field.dtype).removeprefix("torch."),
+            "shape": None if field.shape is None else list(field.shape),
+        }
+        for field in fields
+    ]
 
 
 @click.command()
@@ -293,23 +400,19 @@ def _list(
 
 def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str]) -> None:
     """Drop columns, then add those of files, and say which there are."""
+    from edcache.labels import chosen_column, read_columns
+
     cache = _opened(path)
     if dropped:
         cache.drop_labels(*dropped)
     for text in added:
-        name, equals, file = text.partition("=")
-        _add(cache, name if equals else None, file if equals else text, on)
+        name, _, file = text.partition("=") if "=" in text else (None, "", text)
+        values = read_columns(file)
+        if hasattr(values, "column_names"):
+            cache.add_labels(values if name is None else chosen_column(name, values, on, file), on=on)
+        elif name is None or on is not None:
+            raise click.UsageError(f"{file} has one column without a name: --add NAME={file}, without --on")
+        else:
+            cache.add_labels(name, values)
     names = ", ".join(f"{field.name}: {field.type}" for field in cache.labels.table.schema)
     print_lines([f"{printable(path)}: labels are now {printable(names) or 'none'}"])
-
-
-def _add(cache: dataset.CachedDataset, name: str | None, file: str, on: str | None) -> None:
-    from edcache.labels import chosen_column, read_columns
-
-    values = read_columns(file)
-    if hasattr(values, "column_names"):
-        cache.add_labels(values if name is None else chosen_column(name, values, on, file), on=on)
-    elif name is None or on is not None:
-        raise click.UsageError(f"{file} has one column without a name: --add NAME={file}, without --on")
-    else:
-        cache.add_labels(name, values)

@@ -1,26 +1,135 @@
-"""import and export: caches of other systems, files of other formats; and the flags of edflow's command."""
+"""build, images, import: archives filled; export: files of other formats; the flags of edflow's command."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, Final
 
 import click
 
-from edcache import dataset, interop
-from edcache.base import ForeignCacheError, human_bytes, index_ranges
+from edcache import dataset, interop, writer
+from edcache.base import (
+    ArchiveNotFoundError,
+    ForeignCacheError,
+    ReadOptions,
+    StaleCacheError,
+    human_bytes,
+    index_ranges,
+)
 from edcache.cli.call import Call
-from edcache.cli.fill import check_codec, fill
-from edcache.cli.flags import PATH, flags, given, size
-from edcache.cli.output import FAILED, bar, one_line, plural, print_report, printable
+from edcache.cli.flags import FOLDER, PATH, flags, given, size
+from edcache.cli.output import FAILED, as_typed, bar, one_line, plural, print_report, printable
+from edcache.storage import check_outlives, shown
 
 # As in edcache.interop, which imports torch.
 KINDS: Final = (
     *("edflow", "torch_xla", "monai", "webdataset", "tensordict", "mds", "litdata", "huggingface", "images"),
 )
 FORMATS: Final = ("webdataset", "files", "parquet", "hf", "npz")
+
+
+@click.command()
+@click.argument("factory", metavar="MODULE:FACTORY")
+@flags("out", "in_memory_keys", "arguments", "compression", "codec", "allow_pickle", "chunk_size")
+@flags("num_workers", "on_error", "retries", "timeout", "if_filling", "grow", "check_space")
+@click.option("--version", metavar="VALUE", help="Change it when the factory makes other samples.")
+@flags("progress", "rebuild")
+def build(
+    factory: str, out: str, arguments: Sequence[str], version: str | None, rebuild: bool, **options: Any
+) -> None:
+    """Fill an archive with the dataset that a function makes.
+
+    MODULE:FACTORY is imported with the current directory on the path and called with the --arg
+    values, read as JSON where they are JSON ('"3"' is the text 3) and as text elsewhere; --version
+    is read alike. Only samples that the archive lacks are computed, so the same command resumes
+    after a kill, and several at once share the work. A call of the function under @cachable with
+    the same path and arguments opens what this built; of a decorated function, its options are the
+    defaults here.
+
+    \b
+    Example:
+      edcache build digits:make -o train.zip --key label --arg split=train
+    """
+    _check_codec(options)
+    call = Call(factory, arguments, version)
+    chosen = given(options) | {"options": call.options, "fingerprint": call.fingerprint()}
+    _fill(out, rebuild, call.make, chosen)
+
+
+@click.command()
+@click.argument("folder", type=FOLDER)
+@flags("out")
+@click.option(
+    *("--decode",),
+    type=click.Choice(["pil", "numpy", "tensor"]),
+    default="pil",
+    help="What readers get unless they choose: pil.",
+)
+@click.option(
+    "--extension", "extensions", multiple=True, metavar=".EXT", help="Files that count; repeatable."
+)
+@flags("num_workers", "on_error", "progress", "rebuild")
+def images(
+    folder: str, out: str, decode: Any, extensions: Sequence[str], rebuild: bool, **options: Any
+) -> None:
+    """Fill an archive with a tree of image files, as they are: FOLDER/dog/1.jpg, a folder for each class.
+
+    Samples are {"image", "label", "path"}; label and path are label columns. Nothing is decoded before a
+    sample is read. The same command resumes after a kill; files that changed since then make the archive
+    another folder's, and --rebuild builds it anew.
+
+    \b
+    Example:
+      edcache images imagenet/train -o train.zip --decode tensor -j 8
+    """
+    chosen = extensions or interop.EXTENSIONS
+    _fill(out, rebuild, lambda: interop.image_folder(folder, decode, chosen), given(options))
+
+
+def _check_codec(options: dict[str, Any]) -> None:
+    """Refuse pickles that nothing could read."""
+    if options["codec"] == "pickle" and not options["allow_pickle"]:
+        raise click.UsageError("--codec pickle needs --allow-pickle: nothing could be read back without it")
+
+
+def _fill(
+    out: str,
+    rebuild: bool,
+    make: Callable[[], Any],
+    options: dict[str, Any],
+    cached: Callable[..., dataset.CachedDataset] | None = None,
+) -> dataset.CachedDataset:
+    """Make a source, cache it at `out` by CachedDataset or what else is given, and say what was done."""
+    check_outlives(out)
+    began = time.monotonic()
+    kept = 0 if rebuild else _records_at(out)
+    try:
+        cache = (cached or dataset.CachedDataset)(make(), out, keep_existing=not rebuild, **options)
+    except StaleCacheError as error:
+        raise StaleCacheError(f"{error}\non the command line that is --rebuild") from error
+    except KeyboardInterrupt:
+        state = "keeps what was computed, run the same command again to go on"
+        if rebuild:
+            state = "is as it was before, a rebuild starts from nothing"
+        raise KeyboardInterrupt(f"interrupted; {shown(out)} {state}") from None
+    failed = f", {plural(len(cache.errors), 'sample')} failed" if cache.errors else ""
+    counts = f"{len(cache.reader.records.offset) - kept:,} computed now, {kept:,} kept{failed}"
+    size = f"{human_bytes(cache.reader.nbytes)}, {time.monotonic() - began:.1f} s"
+    click.echo(as_typed(f"{cache.path}: {plural(len(cache), 'sample')} ({counts}), {size}"))
+    return cache
+
+
+def _records_at(path: str) -> int:
+    """How many samples an archive holds before a build; 0 where there is none to read."""
+    with closing(writer.store_at(path).reader(ReadOptions(allow_partial=True))) as reader:
+        try:
+            return len(reader.records.offset)
+        except (ArchiveNotFoundError, ValueError):
+            return 0
 
 
 @click.command("import")
@@ -53,18 +162,17 @@ def import_(
     Example:
       edcache import cached/train.zip -o train.zip -j 4
     """
-    check_codec(options)
+    _check_codec(options)
     kind, trust_pickle, order = (options.pop(name) for name in ("kind", "trust_pickle", "order"))
     if factory is not None:
         options["fingerprint"] = Call(factory, arguments, None).fingerprint()
     elif arguments:
         raise click.UsageError("--arg goes with --for MODULE:FACTORY")
-    source = interop.old_cache(
-        old, kind, trust_pickle=trust_pickle, order=None if order is None else _lines(order)
-    )
+    names = None if order is None else _lines(order)
+    source = interop.old_cache(old, kind, trust_pickle=trust_pickle, order=names)
     for note in source.notes:
         click.echo(one_line(f"{old}: {note}"), err=True)
-    cache = fill(out, rebuild, lambda: source, given(options), interop.import_cache)
+    cache = _fill(out, rebuild, lambda: source, given(options), interop.import_cache)
     if not cache.complete:
         click.echo(f"missing: {index_ranges(cache.missing)}")
         sys.exit(FAILED)

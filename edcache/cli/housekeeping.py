@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from edcache import dataset, format, tools, writer
+from edcache import dataset, tools, writer
 from edcache.backends import shm
 from edcache.base import human_bytes
 from edcache.cli.call import Call
@@ -19,6 +19,7 @@ from edcache.cli.contents import named
 from edcache.cli.flags import FOLDER, PATH, duration, flags, size
 from edcache.cli.output import (
     FAILED,
+    end,
     one_line,
     paired_lines,
     plural,
@@ -65,7 +66,6 @@ def _archives(directory: str | None) -> tuple[str, list[tools.Listed]]:
     """The folder that was meant and the archives in it; the default one need not exist."""
     if directory is not None:
         return directory, tools.archives_in(directory)
-
     folder = str(dataset.default_directory())
     return folder, tools.archives_in(folder) if os.path.lexists(folder) else []
 
@@ -130,8 +130,13 @@ def why(path: str, factory: str | None, arguments: Sequence[str], version: str |
     different: list[str] = []
     if factory is not None:
         call = Call(factory, arguments, version)
-        different = list(_differences(head, call))
-        text = printable(_call_text(call.fingerprint()))
+        expected = call.fingerprint()
+        different += writer.differences(head.fingerprint, expected)
+        different += dataset.label_differences(head, call.options.in_memory_keys)
+        if writer.source_changed(head.fingerprint, expected):
+            digests = (head.fingerprint or {})["source"], expected["source"]
+            different.append("source digest: {} in the archive, {} now".format(*digests))
+        text = printable(_call_text(expected))
         lines += ["", f"differs from {text}:" if different else f"matches {text}"]
         lines += [f"  {printable(line)}" for line in different]
     print_lines(lines)
@@ -166,16 +171,6 @@ def _call_text(fingerprint: Mapping[str, Any] | None) -> str:
 def _value_text(value: object) -> str:
     """A value of a fingerprint: what is no plain value stands there as a list of its one text."""
     return value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
-
-
-def _differences(head: format.Head, call: Call) -> Iterator[str]:
-
-    expected = call.fingerprint()
-    yield from writer.differences(head.fingerprint, expected)
-    yield from dataset.label_differences(head, call.options.in_memory_keys)
-    if writer.source_changed(head.fingerprint, expected):
-        digests = (head.fingerprint or {})["source"], expected["source"]
-        yield "source digest: {} in the archive, {} now".format(*digests)
 
 
 @click.command()
@@ -213,7 +208,6 @@ def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
 
 
 def _leftover(path: str) -> Iterator[str]:
-
     file = writer.name_for(path)
     reason = tools.why_not_now(file)
     if reason is not None:
@@ -242,8 +236,7 @@ def _confirm(question: str, yes: bool) -> None:
         click.echo(err=True)
         raise KeyboardInterrupt("interrupted; nothing was deleted") from None
     if not agreed:
-        click.echo("edcache: nothing was deleted", err=True)
-        sys.exit(FAILED)
+        end("nothing was deleted", FAILED)
 
 
 @click.command()

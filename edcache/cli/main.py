@@ -2,46 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from edcache import __version__
 from edcache.base import suggestion
-from edcache.cli import contents, convert, fill, housekeeping, maintenance
-from edcache.cli.output import FAILED, errors_in_one_line, one_line
-
-_INTERRUPTED: Final = 130
-
-
-class _WrongUsage(click.ClickException):
-    """A usage error in one line; click's own takes four."""
-
-    exit_code = 2
-
-    def show(self, file: Any = None) -> None:
-        click.echo(f"edcache: {self.message}", err=True)
-
-
-@contextmanager
-def _usage_in_one_line() -> Iterator[None]:
-    try:
-        yield
-    except click.UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # click 8.1 has none, and prints the help
-            raise
-        command = error.ctx.command_path if error.ctx is not None else "edcache"
-        message = one_line(error.format_message()).rstrip(".")
-        raise _WrongUsage(f"{message} (see {command} --help)") from None
+from edcache.cli import contents, convert, housekeeping, maintenance
+from edcache.cli.output import FAILED, errors_in_one_line
 
 
 class _Commands(click.Group):
     """A group whose commands end in one line for an error, with the exit codes of `edcache --help`."""
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        with _usage_in_one_line():
+        with errors_in_one_line(FAILED):
             return super().make_context(*arguments, **options)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -51,12 +26,8 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            with _usage_in_one_line(), errors_in_one_line(FAILED):
-                return super().invoke(ctx)
-        except KeyboardInterrupt as stop:
-            click.echo(f"edcache: {stop.args[0] if stop.args else 'interrupted'}", err=True)
-            ctx.exit(_INTERRUPTED)
+        with errors_in_one_line(FAILED):
+            return super().invoke(ctx)
 
 
 @click.group(
@@ -109,7 +80,7 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
 
 _COMMANDS = (
     *(contents.info, contents.show, contents.ls, contents.labels),
-    *(convert.import_, convert.export, fill.build, fill.images),
+    *(convert.import_, convert.export, convert.build, convert.images),
     *(housekeeping.caches, housekeeping.why, housekeeping.rm, housekeeping.prune),
     *(maintenance.verify, maintenance.repair, maintenance.compact),
     *(maintenance.copy, maintenance.merge, maintenance.split),

@@ -225,16 +225,6 @@ def _parse_sequence(header: list[Any], count: int) -> tuple[Keys, Any]:
     return tuple(range(count)), None
 
 
-def _parse_mapping(header: list[Any], count: int) -> tuple[Keys, Any]:
-    (keys,) = header
-    if type(keys) is not list:
-        raise ValueError("keys are not a list")
-    parsed = tuple(map(_parse_key, keys))
-    if len(set(parsed)) != len(parsed):
-        raise ValueError("a key comes twice")
-    return parsed, None
-
-
 def _fields_parser(are_fields: Callable[[tuple[Any, ...]], bool]) -> Any:
     def parse(header: list[Any], count: int) -> tuple[Keys, Any]:
         *name, fields = header
@@ -257,16 +247,24 @@ def _parse_image(header: list[Any], count: int) -> tuple[Keys, Any]:
 
 
 def _mapping(cls: type) -> ContainerKind:
+    def parse(header: list[Any], count: int) -> tuple[Keys, Any]:
+        (keys,) = header
+        if type(keys) is not list:
+            raise ValueError("keys are not a list")
+        parsed = tuple(map(_parse_key, keys))
+        if len(set(parsed)) != len(parsed):
+            raise ValueError("a key comes twice")
+        return parsed, None
+
     def assemble(keys: Keys, _: Any) -> Assemble:
         if any(type(key) is EnumKey for key in keys):
-            return lambda values: cls(zip(map(_resolved, keys), values, strict=True))
+            return lambda values: cls(
+                (key.resolve() if type(key) is EnumKey else key, value)
+                for key, value in zip(keys, values, strict=True)
+            )
         return lambda values: cls(zip(keys, values))  # noqa: B905 - strict costs time
 
-    return ContainerKind(_parse_mapping, assemble)
-
-
-def _resolved(key: Any) -> Any:
-    return key.resolve() if type(key) is EnumKey else key
+    return ContainerKind(parse, assemble)
 
 
 def _assemble_dataclass(keys: Keys, name: Any) -> Assemble:

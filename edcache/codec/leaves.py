@@ -301,11 +301,6 @@ def _revive_time(tz: Any) -> Revive:
     return revive
 
 
-def _revive_scalar(dtype: dtypes.Dtype) -> Revive:
-    # A structured scalar is a view of its array, so the array has to be its own.
-    return lambda data: np.ndarray((), dtype, data or b"\0").copy()[()]
-
-
 def _revive_path(name: str) -> Revive:
     foreign = "WindowsPath" if os.name == "posix" else "PosixPath"
     cls = _PATHS["Pure" + name if name == foreign else name]
@@ -398,7 +393,10 @@ LEAVES: dict[str, LeafKind] = {
     ),
     "time": LeafKind(_revive_time, "q", parse=_parse_zone),
     "datetime": LeafKind(_revive_datetime, "q", parse=_parse_zone),
-    "scalar": LeafKind(_revive_scalar, "s", parse=dtypes.parse),
+    # A structured scalar is a view of its array, so the array has to be its own.
+    "scalar": LeafKind(
+        lambda dtype: lambda data: np.ndarray((), dtype, data or b"\0").copy()[()], "s", parse=dtypes.parse
+    ),
     "str": LeafKind(_text, cls=str, wire=text_bytes),
     "bytes": LeafKind(bytes, cls=bytes),
     "bytearray": LeafKind(bytearray, cls=bytearray, wire=bytes),

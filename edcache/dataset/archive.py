@@ -36,7 +36,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     zero_copy: bool
     _batch_transform: Transform = None
     _reader: AnyReader
-    _filler: LazyFiller | None
+    _filler: LazyFiller | None = None
 
     def __len__(self) -> int:
         return self._reader.session.length

@@ -74,7 +74,7 @@ class CachedDataset(ArchiveDataset[T_co]):
 
     _fixed = base.FIXED
     _store: Store
-    _building: Building | None
+    _building: Building | None = None
 
     def _attach(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
         self._begin(store, options, reader)
@@ -87,10 +87,9 @@ class CachedDataset(ArchiveDataset[T_co]):
             self._add_keys(LabelSpec.parse(keys))
 
     def _begin(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
-        self._store, self._reader, self.path = store, reader, reader.path
-        self._building, self._filler = None, None
-        self.zero_copy = options.zero_copy
-        self._transform, self._batch_transform = options.transform, options.batch_transform
+        # At once: `__setattr__` is for who sets an attribute of an open dataset.
+        vars(self).update(_store=store, _reader=reader, path=reader.path, zero_copy=options.zero_copy)
+        vars(self).update(_transform=options.transform, _batch_transform=options.batch_transform)
 
     def _make(
         self, store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None

@@ -188,11 +188,7 @@ class Readable(Dataset[T_co]):
         )
 
     def _batch(self, indices: Any) -> Batch:
-        return Batch(self, self._rows(indices))
-
-    def _rows(self, indices: Any) -> Ints:
-        """What lies at positions, or at the places of a mask, as indices in [-n, n) of the root."""
-        return self._root_indices(integers(indices, len(self)))
+        return Batch(self, self._root_indices(integers(indices, len(self))))
 
     def _root_indices(self, positions: Ints) -> Ints:
         """What lies at positions in [-len(self), len(self)), as indices in [-n, n) of the root."""

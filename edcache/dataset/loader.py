@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from edcache.base import Ints, OptionError
-from edcache.dataset import xla
+from edcache.base import Ints, MissingDependencyError, OptionError
 from edcache.reader import Batch, Memory, fresh
 
 _Slot = list[torch.Tensor]
@@ -68,7 +67,13 @@ class Loader:
             raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
         self._seed = int(torch.randint(1 << 62, ())) if seed is None else seed
         self._asked_device = None if device is None else torch.device(device)
-        self._is_xla = xla.is_xla(self._asked_device)
+        if self._asked_device is not None and self._asked_device.type == "xla":
+            try:
+                import torch_xla  # noqa: F401
+            except ImportError:
+                raise MissingDependencyError(
+                    f'device="{device}" needs torch_xla; install it with: pip install edcache[xla]'
+                ) from None
         self._device: torch.device | None = None
         self._epoch, self._taken, self._resumed = 0, 0, False
         self._is_split = True  # until a large batch turns out not to be what small ones are
@@ -119,7 +124,8 @@ class Loader:
         # With its number: which device "cuda" or "xla" means, each thread says for itself.
         asked = self._asked_device
         self._device = None if asked is None else torch.empty(0, device=asked).device
-        if xla.is_queue(sys._getframe(1)):
+        # torch_xla's own loader queues batches before it uploads them.
+        if sys._getframe(1).f_globals.get("__name__") == "torch_xla.distributed.parallel_loader":
             ring = _Ring(self.pin_memory, reuse=False)
         else:
             ring = self._ring or _Ring(self.pin_memory, self.reuse)
@@ -242,10 +248,15 @@ class Loader:
         device = self._device
         if device is None:
             return batch
-        if self._is_xla:
+        if device.type == "xla":
+            # Not tensor.to(device), which makes part of a graph: a thread that runs the graph while another
+            # one does so spoils it, and batches come out wrong. This makes none, from any thread, and has
+            # read the memory when it returns.
+            from torch_xla.core.xla_model import send_cpu_data_to_device
+
             tensors: list[torch.Tensor] = []
             _map_tensors(tensors.append, batch)
-            there = iter(xla.upload(tensors, device))
+            there = iter(send_cpu_data_to_device(tensors, device))
             return _map_tensors(lambda _: next(there), batch)
         if device.type != "cuda":
             # Nothing waits for the copy: it is done when this returns, as the memory is used again.

@@ -49,14 +49,11 @@ class Pipeline:
         return (sample, ctx) if self.returns_ctx else sample
 
 
-def extended(
-    before: Callable[[Any], Any] | None, step: Step | Callable[[Any], Any], returns_ctx: bool = False
-) -> Pipeline:
+def extended(before: Callable[[Any], Any] | None, step: Step, returns_ctx: bool = False) -> Pipeline:
     """What samples pass so far, and one step more."""
-    last = step if isinstance(step, Step) else Step(step)
     if isinstance(before, Pipeline):
-        return Pipeline((*before.steps, last), before.returns_ctx or returns_ctx)
-    return Pipeline((last,) if before is None else (Step(before), last), returns_ctx)
+        return Pipeline((*before.steps, step), before.returns_ctx or returns_ctx)
+    return Pipeline((step,) if before is None else (Step(before), step), returns_ctx)
 
 
 def checked_step(function: Any, field: FieldPath) -> Step:

@@ -16,7 +16,7 @@ from edcache import base, labels
 from edcache.base import Ints, OptionError, Selection, Transform, repeated
 from edcache.dataset import resample, split
 from edcache.dataset.indexing import Readable, Root, T_co, integers, is_array
-from edcache.dataset.transforms import checked_step, extended
+from edcache.dataset.transforms import Step, checked_step, extended
 from edcache.labels import Classes, checked_indices, classes, order_by
 from edcache.reader import FieldPath, Projection, batch_for
 
@@ -79,7 +79,7 @@ class Samples(Readable[T_co]):
         A DataLoader whose `collate_fn` is torch's `default_collate` or an `edcache.collate` gets something
         in their place that either collates by one gather a field, see `edcache/reader/batch.py`.
         """
-        return batch_for(sys._getframe(1), self, self._rows(indices))
+        return batch_for(sys._getframe(1), self, self._root_indices(integers(indices, len(self))))
 
     # --------------------------------------------------------------------------------- by labels
 
@@ -267,14 +267,12 @@ class Samples(Readable[T_co]):
         order, bounds = split.parted(len(self), [1] * n, seed, strata, groups)
         step = _call("kfold", n, seed=seed, stratify=stratify, group=group)
         twice = Selection(self._root_indices(np.concatenate([order, order])))
-
-        def fold(k: int, place: int, part: range) -> View[T_co]:
-            return self._view(f"{step}[{k}][{place}]", selection=twice.cut(part))
-
-        return [
-            (fold(k, 0, range(end, start + len(order))), fold(k, 1, range(start, end)))
-            for k, (start, end) in enumerate(itertools.pairwise(bounds.tolist()))
-        ]
+        folds = []
+        for k, (start, end) in enumerate(itertools.pairwise(bounds.tolist())):
+            train = self._view(f"{step}[{k}][0]", selection=twice.cut(range(end, start + len(order))))
+            test = self._view(f"{step}[{k}][1]", selection=twice.cut(range(start, end)))
+            folds.append((train, test))
+        return folds
 
     def _codes(self, name: str | None, asked_by: str) -> npt.NDArray[Any] | None:
         """The value of a label column that each sample has, numbered from 0."""
@@ -298,7 +296,7 @@ class Samples(Readable[T_co]):
         """
         chosen = Projection(fields, as_tuple, {})
         if self._added is not None:
-            return self._view(f".{chosen}", added=extended(self._added, chosen.of_sample))
+            return self._view(f".{chosen}", added=extended(self._added, Step(chosen.of_sample)))
         if self._fields is not None:
             return self._view(f".{chosen}", fields=self._fields.narrowed(fields, as_tuple))
         return self._view(f".{chosen}", fields=Projection(fields, as_tuple, self._root._columns()))

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from edcache.base import EdcacheError, OptionError, PartialArchiveError, parsed_bytes
 from edcache.dataset import CachedDataset, Path, Samples
-from edcache.interop.export_columns import Columns, joined, nbytes_of
-from edcache.interop.export_formats import FORMATS, ExportPlan, Format, check_free, new_output, read
+from edcache.interop.export_columns import joined, nbytes_of
+from edcache.interop.export_formats import FORMATS, Format, check_free, new_output, read
 from edcache.reader import OnProgress
 from edcache.storage import check_outlives, local_path, refused
 from edcache.writer import worker_count
@@ -97,9 +97,9 @@ def export(
     check_outlives(out)
     target = local_path(out)
     check_free(target)
-    plan = _planned(_opened(ds, allow_partial), FORMATS[to], labels, count)
-    _write(plan, FORMATS[to], target, shard_nbytes, count, on_progress)
-    return ExportReport(target, to, len(plan), *_measured(target))
+    writer = _planned(_opened(ds, allow_partial), FORMATS[to], labels, count)
+    _write(writer, target, shard_nbytes, count, on_progress)
+    return ExportReport(target, to, len(writer), *_measured(target))
 
 
 def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples:
@@ -115,17 +115,16 @@ def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples
     return samples._with_files()
 
 
-def _planned(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_workers: int) -> ExportPlan:
+def _planned(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_workers: int) -> Format:
     """What samples show before anything is written: one of every kind there is."""
     positions = _of_interest(ds, needs_shapes=bool(kind.arrays))
     parts = [positions[at : at + _LOOKED_AT].tolist() for at in range(0, len(positions), _LOOKED_AT)]
     looks = [look for part in _worked(partial(_looked, ds, kind), parts, num_workers) for look in part]
-    columns = joined((look.columns, look.place) for look in looks)
-    names = {name for look in looks for name in look.names}
-    sample_nbytes = sum(look.nbytes for look in looks) / max(len(looks), 1)
-    plan = ExportPlan(ds, columns, _labels_to_go(ds, labels, names), sample_nbytes)
-    kind.check(plan)
-    return plan
+    names, sizes, columns = zip(*looks, strict=True)
+    to_go = _labels_to_go(ds, labels, set().union(*names))
+    writer = kind(ds, joined(columns), to_go, sum(sizes) / len(sizes))
+    writer.check()
+    return writer
 
 
 def _of_interest(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
@@ -147,18 +146,10 @@ def _of_interest(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
     return np.flatnonzero(chosen)
 
 
-class _SampleLook(NamedTuple):
-    """What one sample shows: its leaves' names, about its bytes, and the columns that it needs."""
-
-    place: str
-    names: tuple[str, ...]
-    nbytes: int
-    columns: Columns
-
-
-def _looked(ds: Samples, kind: type[Format], positions: Sequence[int]) -> list[_SampleLook]:
+def _looked(ds: Samples, kind: type[Format], positions: Sequence[int]) -> list[Any]:
+    """Of each sample the names of its leaves, about its bytes, and the columns that it needs."""
     return [
-        _SampleLook(place, tuple(leaves), nbytes_of(leaves), kind.look(leaves, place))
+        (tuple(leaves), nbytes_of(leaves), (kind.look(leaves, place), place))
         for place, leaves in read(ds, positions)
     ]
 
@@ -177,20 +168,17 @@ def _labels_to_go(ds: Samples, labels: bool | Sequence[str], names: set[str]) ->
 
 
 def _write(
-    plan: ExportPlan,
-    kind: type[Format],
-    target: str,
-    shard_nbytes: int,
-    num_workers: int,
-    on_progress: OnProgress | None,
+    writer: Format, target: str, shard_nbytes: int, num_workers: int, on_progress: OnProgress | None
 ) -> None:
-    with new_output(target, kind.is_folder) as where, closing(kind(plan, where)) as writer:
-        parts = list(enumerate(writer.parts(shard_nbytes)))
-        counts = _worked(writer, parts, num_workers if kind.is_folder else 0)
-        for done in accumulate(counts, initial=0):
-            if on_progress is not None:
-                on_progress(done, len(plan))
-        writer.finish()
+    with new_output(target, writer.is_folder) as where:
+        writer.begin(where)
+        with closing(writer):
+            parts = list(enumerate(writer.parts(shard_nbytes)))
+            counts = _worked(writer, parts, num_workers if writer.is_folder else 0)
+            for done in accumulate(counts, initial=0):
+                if on_progress is not None:
+                    on_progress(done, len(writer))
+            writer.finish()
 
 
 class _ExportParts(Dataset[Any]):

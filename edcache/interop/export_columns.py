@@ -141,23 +141,22 @@ def nbytes_of(leaves: Leaves) -> int:
 
 def columns_of(leaves: Leaves, place: str, to: str, arrays: str) -> Columns:
     """The columns that one sample needs, in a format that holds arrays of some of numpy's kinds."""
-    for name, value in leaves.items():
-        if isinstance(value, complex) and "c" not in arrays:
-            raise refused(place, name, value, f"{to} holds no complex numbers")
-        if isinstance(value, np.ndarray) and not (value.dtype.kind in arrays and value.dtype.isnative):
-            held = "arrays of bool, int and float" + (", complex too" if "c" in arrays else "")
-            raise refused(place, name, value, f"{to} holds {held} in the byte order of this machine")
-    return {name: _column(name, value, place) for name, value in leaves.items()}
+    return {name: _column(name, value, place, to, arrays) for name, value in leaves.items()}
 
 
-def _column(name: str, value: Any, place: str) -> ArrowColumn:
+def _column(name: str, value: Any, place: str, to: str, arrays: str) -> ArrowColumn:
     if value is None:
         return ArrowColumn(name, "null", is_nullable=True)
+    if isinstance(value, complex) and "c" not in arrays:
+        raise refused(place, name, value, f"{to} holds no complex numbers")
     if type(value) in _KINDS:
         return ArrowColumn(name, _KINDS[type(value)])
     if isinstance(value, Picture):
         return ArrowColumn(name, "image")
     if isinstance(value, np.ndarray):
+        if value.dtype.kind not in arrays or not value.dtype.isnative:
+            held = "arrays of bool, int and float" + (", complex too" if "c" in arrays else "")
+            raise refused(place, name, value, f"{to} holds {held} in the byte order of this machine")
         return ArrowColumn(name, "array", value.dtype.name, value.shape, value.ndim)
     if isinstance(value, datetime.datetime):
         return ArrowColumn(name, "datetime" if value.tzinfo is None else "datetime with a zone")

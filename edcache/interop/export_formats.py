@@ -126,24 +126,52 @@ def read(ds: Samples, positions: Sequence[int]) -> Iterator[tuple[str, Leaves]]:
         yield place, leaves_of(sample, place)
 
 
-@dataclass(frozen=True)
-class ExportPlan:
-    """What is exported.
+def _cut(whole: range, count: int) -> list[range]:
+    return [whole[start : start + max(1, count)] for start in range(0, len(whole), max(1, count))]
 
-    ds: the samples. columns: where samples become rows. labels: the names of label columns that go along.
-    sample_nbytes: of a sample, on average, of some that were looked at.
+
+@dataclass
+class Format:
+    """A format, and what is exported to it.
+
+    Several processes may write a part of the samples each; the first begins, finishes and closes.
+
+    Attributes:
+        name: what `export` calls it. arrays: numpy's kinds of arrays that its columns hold; empty where it
+            has no columns. is_folder: else a file, which one process writes.
+        ds: the samples. columns: where samples become rows. labels: the names of label columns that go
+            along. sample_nbytes: of a sample, on average, of some that were looked at.
     """
 
+    name: ClassVar[str]
+    arrays: ClassVar[str] = "biuf"
+    is_folder: ClassVar[bool] = True
     ds: Samples
     columns: Columns
     labels: tuple[str, ...]
     sample_nbytes: float
 
+    @classmethod
+    def require(cls) -> None:
+        """Raise MissingDependencyError where the package is not installed that writes it."""
+
+    @classmethod
+    def look(cls, leaves: Leaves, place: str) -> Columns:
+        """The columns that a sample needs; raises what writing it would raise."""
+        return columns_of(leaves, place, cls.name, cls.arrays)
+
     def __len__(self) -> int:
         return len(self.ds)
 
+    def check(self) -> None:
+        """Raise ExportError for what the format does not hold."""
+
+    def begin(self, where: Any) -> None:
+        """Make ready to write to a folder, or of an .npz to the file."""
+        self.where = where
+
     def parts(self, nbytes: int) -> list[range]:
-        """Consecutive positions that are about so many bytes each."""
+        """Which samples are written at a time: consecutive positions that are about so many bytes each."""
         return _cut(range(len(self)), int(nbytes // self.sample_nbytes))
 
     def batches(self, part: range) -> list[range]:
@@ -166,45 +194,6 @@ class ExportPlan:
         labels = self.ds.labels.take(np.arange(part.start, part.stop))
         return renamed(labels.table.select(list(self.labels)), self.columns)
 
-
-def _cut(whole: range, count: int) -> list[range]:
-    return [whole[start : start + max(1, count)] for start in range(0, len(whole), max(1, count))]
-
-
-class Format:
-    """A format, whose files go to `where`: a folder, or of an .npz the file.
-
-    Several processes may write a part of the samples each; the first begins, finishes and closes.
-
-    Attributes:
-        name: what `export` calls it. arrays: numpy's kinds of arrays that its columns hold; empty where it
-            has no columns. is_folder: else a file, which one process writes.
-    """
-
-    name: ClassVar[str]
-    arrays: ClassVar[str] = "biuf"
-    is_folder: ClassVar[bool] = True
-
-    def __init__(self, plan: ExportPlan, where: Any) -> None:
-        self.plan, self.where = plan, where
-
-    @classmethod
-    def require(cls) -> None:
-        """Raise MissingDependencyError where the package is not installed that writes it."""
-
-    @classmethod
-    def look(cls, leaves: Leaves, place: str) -> Columns:
-        """The columns that a sample needs; raises what writing it would raise."""
-        return columns_of(leaves, place, cls.name, cls.arrays)
-
-    @classmethod
-    def check(cls, plan: ExportPlan) -> None:
-        """Raise ExportError for what the format does not hold."""
-
-    def parts(self, shard_nbytes: int) -> list[range]:
-        """Which samples are written at a time."""
-        return self.plan.parts(shard_nbytes)
-
     def __call__(self, numbered: tuple[int, range]) -> int:
         """Write a part, given with its number; returns how many samples it has."""
         self._write(*numbered)
@@ -225,30 +214,31 @@ class _Files(Format):
 
     arrays = ""
     integer: ClassVar[str]
+    separator: ClassVar[str]
 
     @classmethod
     def look(cls, leaves: Leaves, place: str) -> Columns:
         cls._files_of(leaves, place)
         return {}
 
-    @classmethod
-    def check(cls, plan: ExportPlan) -> None:
-        for field in plan.label_table(range(0)).schema:
+    def check(self) -> None:
+        for field in self.label_table(range(0)).schema:
             if "binary" in str(field.type):
                 raise ExportError(
                     f'export(): label "{field.name}" is {field.type}, and JSON holds no bytes; choose '
                     "others: labels=[...]"
                 )
 
-    def _samples(self, part: range) -> Iterator[tuple[str, bool, dict[str, bytes]]]:
-        """Of each sample its number as text, whether it is one leaf without a name, and its files."""
-        digits, names, ds = len(str(len(self.plan) - 1)), self.plan.labels, self.plan.ds
-        for piece in self.plan.batches(part):
-            labels = ds.labels.take(np.arange(piece.start, piece.stop))
-            columns = [labels.to_list(name) for name in names]
-            for position, (place, leaves), *own in zip(piece, read(ds, piece), *columns, strict=True):
-                files = self._files_of(leaves, place, dict(zip(names, own, strict=True)))
-                yield f"{position:0{digits}}", list(leaves) == [""], files
+    def _files(self, part: range) -> Iterator[tuple[str, bytes]]:
+        """The name and the bytes of each file; a sample that is one leaf without a name has no folder."""
+        digits = len(str(len(self) - 1))
+        for piece in self.batches(part):
+            labels = self.ds.labels.take(np.arange(piece.start, piece.stop))
+            columns = [labels.to_list(name) for name in self.labels]
+            for position, (place, leaves), *own in zip(piece, read(self.ds, piece), *columns, strict=True):
+                files = self._files_of(leaves, place, dict(zip(self.labels, own, strict=True)))
+                stem = f"{position:0{digits}}" + ("." if list(leaves) == [""] else self.separator)
+                yield from ((stem + name, data) for name, data in files.items())
 
     @classmethod
     def _files_of(cls, leaves: Leaves, place: str, labels: dict[str, Any] | None = None) -> dict[str, bytes]:
@@ -301,35 +291,33 @@ class _Files(Format):
 class _Tars(_Files):
     """Tar shards, as the webdataset package reads them."""
 
-    name, integer = "webdataset", "cls"
+    name, integer, separator = "webdataset", "cls", "."
 
     def _write(self, number: int, part: range) -> None:
         with shard(os.path.join(self.where, f"shard-{number:06}.tar")) as stream:
-            for stem, _, files in self._samples(part):
-                for name, data in files.items():
-                    # Without a time and an owner: the same samples make the same bytes.
-                    header = tarfile.TarInfo(f"{stem}.{name}")
-                    header.size = len(data)
-                    padding = bytes(-len(data) % tarfile.BLOCKSIZE)
-                    stream.writelines((header.tobuf(tarfile.GNU_FORMAT), data, padding))
+            for name, data in self._files(part):
+                # Without a time and an owner: the same samples make the same bytes.
+                header = tarfile.TarInfo(name)
+                header.size = len(data)
+                padding = bytes(-len(data) % tarfile.BLOCKSIZE)
+                stream.writelines((header.tobuf(tarfile.GNU_FORMAT), data, padding))
             stream.write(bytes(2 * tarfile.BLOCKSIZE))
 
 
 class _Folders(_Files):
     """A folder for each sample with a file for each field; one file where a sample is one leaf."""
 
-    name, integer = "files", "txt"
+    name, integer, separator = "files", "txt", os.sep
 
-    def parts(self, shard_nbytes: int) -> list[range]:
-        return _cut(range(len(self.plan)), _FOLDERS_A_PART)
+    def parts(self, nbytes: int) -> list[range]:
+        return _cut(range(len(self)), _FOLDERS_A_PART)
 
     def _write(self, number: int, part: range) -> None:
-        for name, is_leaf, files in self._samples(part):
-            stem = os.path.join(self.where, name) + ("." if is_leaf else os.sep)
-            storage.make_parent(stem)
-            for file, data in files.items():
-                with shard(f"{stem}{file}", sync=False) as stream:
-                    stream.write(data)
+        for name, data in self._files(part):
+            path = os.path.join(self.where, name)
+            storage.make_parent(path)
+            with shard(path, sync=False) as stream:
+                stream.write(data)
 
 
 class _Parquets(Format):
@@ -338,14 +326,14 @@ class _Parquets(Format):
     name = "parquet"
 
     def _write(self, number: int, part: range) -> None:
-        columns = self.plan.columns
-        schema = schema_of(columns.values(), self.plan.label_table(range(0)).schema)
+        columns = self.columns
+        schema = schema_of(columns.values(), self.label_table(range(0)).schema)
         path = os.path.join(self.where, f"part-{number:05}.parquet")
         with shard(path) as stream, parquet_writer(stream, schema) as file:
-            for piece, rows in self.plan.rows(part):
+            for piece, rows in self.rows(part):
                 place = f"export(): samples {piece[0]} to {piece[-1]}"
                 arrays = [arrow_column(c, rows[name], place) for name, c in columns.items()]
-                arrays += self.plan.label_table(piece).columns
+                arrays += self.label_table(piece).columns
                 file.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
 
@@ -363,26 +351,26 @@ class _HuggingFace(Format):
                 'export(to="hf") needs the package datasets; install it with: pip install edcache[hf]'
             ) from error
 
-    def __init__(self, plan: ExportPlan, where: str) -> None:
+    def begin(self, where: str) -> None:
         import datasets
 
-        super().__init__(plan, os.path.join(where, "parts"))
+        self.where = os.path.join(where, "parts")
         os.mkdir(self.where)
-        plain = [column for column in plan.columns.values() if column.kind not in ("array", "image")]
-        schema = schema_of(plain, plan.label_table(range(0)).schema)
+        plain = [column for column in self.columns.values() if column.kind not in ("array", "image")]
+        schema = schema_of(plain, self.label_table(range(0)).schema)
         features = datasets.Features.from_arrow_schema(schema)
-        own = {name: _feature(c) if c not in plain else features[name] for name, c in plan.columns.items()}
+        own = {name: _feature(c) if c not in plain else features[name] for name, c in self.columns.items()}
         self.features = datasets.Features(own | features)
 
     def _write(self, number: int, part: range) -> None:
         from datasets.arrow_writer import ArrowWriter
 
-        columns = self.plan.columns
+        columns = self.columns
         path = os.path.join(self.where, f"{number:05}.arrow")
         with ArrowWriter(path=path, features=self.features) as writer:
-            for piece, rows in self.plan.rows(part):
+            for piece, rows in self.rows(part):
                 batch = {name: [_example(c, v) for v in rows[name]] for name, c in columns.items()}
-                writer.write_batch(batch | self.plan.label_table(piece).to_pydict())
+                writer.write_batch(batch | self.label_table(piece).to_pydict())
             writer.finalize()
 
     def finish(self) -> None:
@@ -432,17 +420,16 @@ class _Npz(Format):
 
     name, arrays, is_folder = "npz", "biufc", False
 
-    def __init__(self, plan: ExportPlan, where: Any) -> None:
-        super().__init__(plan, where)
-        table = plan.label_table(range(len(plan)))
+    def begin(self, where: IO[bytes]) -> None:
+        self.where = where
+        table = self.label_table(range(len(self)))
         self._labels = {n: _label(n, Labels(table)[n], table.column(n)) for n in table.column_names}
-        folder, columns = os.path.dirname(where.name), plan.columns.items()
+        folder, columns = os.path.dirname(where.name), self.columns.items()
         self._single: dict[str, list[Any]] = {name: [] for name, c in columns if c.kind in _SINGLE}
         self._stacks = {name: _Stack(c, folder) for name, c in columns if c.kind not in _SINGLE}
 
-    @classmethod
-    def check(cls, plan: ExportPlan) -> None:
-        for name, column in plan.columns.items():
+    def check(self) -> None:
+        for name, column in self.columns.items():
             if column.is_nullable:
                 raise ExportError(
                     f'export(): field "{name}" is None or missing in some samples, and an .npz holds no '
@@ -455,11 +442,11 @@ class _Npz(Format):
                     f'export(): field "{name}" ends as the arrays of fields of varying shapes do'
                 )
 
-    def parts(self, shard_nbytes: int) -> list[range]:
-        return self.plan.parts(_BATCH_NBYTES)
+    def parts(self, nbytes: int) -> list[range]:
+        return super().parts(_BATCH_NBYTES)
 
     def _write(self, number: int, part: range) -> None:
-        for _, columns in self.plan.rows(part):
+        for _, columns in self.rows(part):
             for name, values in columns.items():
                 if name in self._single:
                     self._single[name] += values
@@ -468,9 +455,9 @@ class _Npz(Format):
 
     def finish(self) -> None:
         with zipfile.ZipFile(self.where, "w", zipfile.ZIP_STORED) as archive:
-            for name in self.plan.columns:
+            for name in self.columns:
                 if name in self._single:
-                    _put(archive, name or "sample", _stacked(self.plan.columns[name], self._single[name]))
+                    _put(archive, name or "sample", _stacked(self.columns[name], self._single[name]))
                 else:
                     for suffix, array in self._stacks[name].arrays():
                         _put(archive, f"{name or 'sample'}{suffix}", array)

@@ -85,10 +85,9 @@ class ImageFolder(Dataset[dict[str, Any]]):
         for path in self.paths:
             try:
                 stat = os.stat(os.path.join(self.folder, *path.split("/")))
+                line = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
             except OSError:
-                digest.update(f"{path}\0-\n".encode("utf-8", "surrogatepass"))
-                continue
-            line = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
+                line = f"{path}\0-\n"
             digest.update(line.encode("utf-8", "surrogatepass"))
         turned = "exif_transpose" if self.decoding.exif_transpose else None
         decode = filter(None, (str(self.decoding.form), self.decoding.mode, turned))

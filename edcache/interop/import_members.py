@@ -18,8 +18,7 @@ _MEMBERS_AWAY: Final = 0xFFFFFFFF
 _ENCRYPTED, _SIZES_BEHIND = 1, 8
 # What the standard library raises over a directory that is damaged, or that was half overwritten.
 _NO_DIRECTORY = (
-    *(zipfile.BadZipFile, zipfile.LargeZipFile, struct.error, NotImplementedError),
-    *(EOFError, OverflowError, UnicodeDecodeError, ValueError),
+    *(zipfile.BadZipFile, struct.error, NotImplementedError, EOFError, OverflowError, ValueError),
 )
 
 
@@ -72,18 +71,15 @@ def contents(path: str, member: Member, most: int) -> bytes:
     offset = data_offset(path, member)
     data = read_part(path, where, offset, member.nbytes, "the file ends in the middle of it")
     if member.method == zipfile.ZIP_DEFLATED:
-        data = _unpacked(where, data, member.size)
+        try:
+            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.size + 1)
+        except zlib.error as error:
+            raise ForeignCacheError(f"{where}: does not unpack: {error}") from None
+        if len(data) != member.size:
+            raise ForeignCacheError(
+                f"{where}: unpacks to other than the {member.size:,} bytes that it claims"
+            )
     member.check_crc(path, zlib.crc32(data))
-    return data
-
-
-def _unpacked(where: str, data: bytes, size: int) -> bytes:
-    try:
-        data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size + 1)
-    except zlib.error as error:
-        raise ForeignCacheError(f"{where}: does not unpack: {error}") from None
-    if len(data) != size:
-        raise ForeignCacheError(f"{where}: unpacks to other than the {size:,} bytes that it claims")
     return data
 
 

@@ -95,10 +95,9 @@ class Litdata(Packaged):
 
 def _unsafe(config: dict[str, Any]) -> list[str]:
     """What in the description of the samples is no plain data."""
-    formats = [str(name) for name in config["data_format"] or ()]
-    return [name for name in formats if name.partition(":")[0] not in _SAFE] + _odd(
-        json.loads(config["data_spec"])[1]
-    )
+    formats = map(str, config["data_format"] or ())
+    unsafe = [name for name in formats if name.partition(":")[0] not in _SAFE]
+    return unsafe + _odd(json.loads(config["data_spec"])[1])
 
 
 def _odd(spec: dict[str, Any]) -> list[str]:
@@ -147,9 +146,8 @@ class Images(OldCache):
         self.in_memory_keys = self._folder.in_memory_keys
         begun, ended = (os.path.exists(os.path.join(path, name)) for name in (BEGUN, ENDED))
         if begun and not ended:
-            self.notes.append(
-                f"its copying did not end: {BEGUN} is there, {ENDED} is not; files may be missing"
-            )
+            note = f"its copying did not end: {BEGUN} is there, {ENDED} is not; files may be missing"
+            self.notes.append(note)
         self.identity = self._folder.__edcache_fingerprint__()
         self._set_length(len(self._folder))
 

@@ -45,17 +45,18 @@ class Webdataset(OldCache):
         self._shards = sorted(glob.glob(os.path.join(glob.escape(path), "*.tar"))) if folder else [path]
         self._keys: list[str] = []
         self._extensions: dict[str, int] = {}
-        self._begins, self._columns = array("q"), [array("q") for _ in range(4)]
+        # Of each file the shard, offset, bytes and extension, four numbers one after the other.
+        self._begins, self._files = array("q"), array("q")
         stats = []
         for number, shard in enumerate(self._shards):
             stats.append((os.path.basename(shard), os.stat(shard)))
             self._add_shard(number, shard)
         self.identity = {"shards, sizes and times": files_digest(stats)}
-        self._begins.append(len(self._columns[0]))
+        self._begins.append(len(self._files))
         self._names = list(self._extensions)
         self._set_length(len(self._keys))
         # Numbers that every sample has.
-        counts = np.bincount(np.asarray(self._columns[3]), minlength=len(self._names)).tolist()
+        counts = np.bincount(np.asarray(self._files[3::4]), minlength=len(self._names)).tolist()
         pairs = zip(self._names, counts, strict=True)
         self.in_memory_keys = [KEY, *(name for name, n in pairs if n == len(self) and name in _INTS)]
 
@@ -67,9 +68,7 @@ class Webdataset(OldCache):
             # Whether the last sample before the end is whole cannot be known.
             if len(self._keys) > begin:
                 self.notes.append(f"{shown} was cut: its last sample, {self._keys.pop()}, was left out")
-                last = self._begins.pop()
-                for column in self._columns:
-                    del column[last:]
+                del self._files[self._begins.pop() :]
 
     def _add_files(self, number: int, shard: str) -> None:
         key, seen = None, set[str]()
@@ -77,18 +76,17 @@ class Webdataset(OldCache):
             if name != key:
                 key, seen = name, set()
                 self._keys.append(name)
-                self._begins.append(len(self._columns[0]))
+                self._begins.append(len(self._files))
             if extension in seen:
                 raise ForeignCacheError(f"{shard}: {name}.{extension} comes twice in one sample")
             seen.add(extension)
             place = self._extensions.setdefault(extension, len(self._extensions))
-            for column, value in zip(self._columns, (number, offset, nbytes, place), strict=True):
-                column.append(value)
+            self._files.extend((number, offset, nbytes, place))
 
     def _read(self, index: int) -> Any:
         sample: dict[str, Any] = {KEY: self._keys[index]}
-        for row in range(self._begins[index], self._begins[index + 1]):
-            shard, offset, nbytes, extension = (column[row] for column in self._columns)
+        for row in range(self._begins[index], self._begins[index + 1], 4):
+            shard, offset, nbytes, extension = self._files[row : row + 4]
             name = self._names[extension]
             shown = f"{self._shards[shard]}: {self._keys[index]}.{name}"
             if nbytes > self.most_nbytes:

@@ -114,7 +114,7 @@ class Appender(AnyAppender):
                 recover_log(log)
                 appender = cls(log)
                 if joins:
-                    appender.join_fillers()
+                    appender.claims.join_fillers()
         except BaseException:
             file.close()
             raise
@@ -128,7 +128,7 @@ class Appender(AnyAppender):
             records = chunk.records
             assert records.index is not None
             if chunk.appended:
-                records = replace(records, index=records.index - records.index[0] + self.end_index)
+                records = replace(records, index=records.index - records.index[0] + self.chain.end_index)
             assert records.index is not None
             types = self._joined_types(chunk.labels)
             format.check_types(types, self._revised_types(), self.path)
@@ -171,7 +171,7 @@ class Appender(AnyAppender):
         """
         with self._appending():
             before, names = self._revised_types(), [name for name, _ in self.head.labels]
-            length = max(self.chain.length or 0, self.end_index)
+            length = max(self.chain.length or 0, self.chain.end_index)
             revision = format.settled(revision, names, before, length)
             if not (revision.labels.num_columns or revision.dropped):
                 return

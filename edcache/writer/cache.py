@@ -153,7 +153,7 @@ class CacheWriter:
     @property
     def next_index(self) -> int:
         """The index that the next `append` gets, if no other process appends meanwhile."""
-        return self._appender.end_index + (self._publisher.pending if self._appending else 0)
+        return self._appender.chain.end_index + (self._publisher.pending if self._appending else 0)
 
     def append(self, sample: object) -> None:
         """Add a sample behind the last one.
@@ -189,9 +189,9 @@ class CacheWriter:
     def seal(self) -> None:
         """Publish, write index, labels and zip directory, and (mode="w") take the path's place."""
         self.flush()
-        length = self._appender.length
-        if length is not None and self._appender.end_index > length:
-            self._appender.amend(length=self._appender.end_index)
+        chain = self._appender.chain
+        if chain.length is not None and chain.end_index > chain.length:
+            self._appender.amend(length=chain.end_index)
         self._appender.seal()
         if self._replaces:
             self._appender.move(self._local)

@@ -66,10 +66,11 @@ class Job:
             check_origin(self.path, appender.head, self)
             length = self.length
             # One that was written without a dataset is as long as what it holds, until it gets one.
-            present = appender.end_index if appender.length is None else appender.length
-            if present < length and (self.options.grow or appender.length is None):
+            begun_for = appender.chain.length
+            present = appender.chain.end_index if begun_for is None else begun_for
+            if present < length and (self.options.grow or begun_for is None):
                 appender.amend(length=length)
-            check_length(self.path, appender.length, length)
+            check_length(self.path, appender.chain.length, length)
         except BaseException:
             appender.close()
             raise

@@ -275,12 +275,13 @@ class _OpenArchive:
         if self._max_bytes is None:
             yield None
             return
-        self._appender.wait_claim(_SIZE_CLAIM)
+        claims = self._appender.claims
+        claims.wait(_SIZE_CLAIM)
         try:
             self._presence.update()
-            yield self._max_bytes - self._appender.end_offset
+            yield self._max_bytes - self._appender.chain.cursor.offset
         finally:
-            self._appender.release(_SIZE_CLAIM)
+            claims.release(_SIZE_CLAIM)
 
     def _stop_keeping(self, reason: str) -> None:
         with self._turn:

@@ -7,7 +7,7 @@ that fill one archive share the work, and none waits for a dead one.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 
 import numpy as np
 import numpy.typing as npt
@@ -61,17 +61,15 @@ class Presence:
     @property
     def missing(self) -> npt.NDArray[np.bool_]:
         """Which samples are to be computed: bool [length]."""
-        return self._missing(slice(None))
+        missing: npt.NDArray[np.bool_] = ~(self.present | self.absent | self.tried)
+        return missing
 
     def missing_in(self, claim: int) -> list[int]:
         """The indices in a claim that are to be computed."""
         start = claim * self._claim_size
-        part = self._missing(slice(start, start + self._claim_size))
-        return [start + offset for offset in np.flatnonzero(part).tolist()]
-
-    def _missing(self, part: slice) -> npt.NDArray[np.bool_]:
-        missing: npt.NDArray[np.bool_] = ~(self.present[part] | self.absent[part] | self.tried[part])
-        return missing
+        part = slice(start, start + self._claim_size)
+        missing = ~(self.present[part] | self.absent[part] | self.tried[part])
+        return [start + offset for offset in np.flatnonzero(missing).tolist()]
 
     @property
     def missing_claims(self) -> list[int]:
@@ -117,9 +115,9 @@ class Part:
 
     def __init__(self, job: Job, appender: AnyAppender, presence: Presence, watch: Watch) -> None:
         self._job = job
-        self._appender = appender
         self._presence = presence
         self._watch = watch
+        self._claims = appender.claims
         self._publisher = job.publisher(appender)
         self._held: list[int] = []
         self._unseen = 0
@@ -129,27 +127,24 @@ class Part:
 
         What was computed is published before anything is raised.
         """
+        claimed_by_others = []
         try:
-            self._compute_claims(claims)
+            for claim in claims:
+                if not self._presence.missing_in(claim):
+                    continue
+                if self._claims.claim(claim):
+                    self._compute(claim)
+                else:
+                    claimed_by_others.append(claim)
+            for claim in claimed_by_others:
+                # Nothing is held while waiting, so that two fills cannot wait for each other.
+                self._publish()
+                with self._watch.interruptible():
+                    self._claims.wait(claim)
+                self._compute(claim)
         finally:
             self._publish()
             self._presence.update()
-
-    def _compute_claims(self, claims: list[int]) -> None:
-        claimed_by_others = []
-        for claim in claims:
-            if not self._presence.missing_in(claim):
-                continue
-            if self._appender.claim(claim):
-                self._compute(claim)
-            else:
-                claimed_by_others.append(claim)
-        for claim in claimed_by_others:
-            # Nothing is held while waiting, so that two fills cannot wait for each other.
-            self._publish()
-            with self._watch.interruptible():
-                self._appender.wait_claim(claim)
-            self._compute(claim)
 
     def _compute(self, claim: int) -> None:
         """Compute what is missing in a claim that this process has locked."""
@@ -192,5 +187,13 @@ class Part:
     def _release(self, keep: int | None = None) -> None:
         for claim in self._held:
             if claim != keep:
-                self._appender.release(claim)
+                self._claims.release(claim)
         self._held = [claim for claim in self._held if claim == keep]
+
+
+def help_fill(job: Job, watch: Watch, claims: list[int] | None = None) -> None:
+    """Have this process compute what is missing in some claims, or in all, beside others."""
+    with closing(job.open()) as appender:
+        appender.claims.join_fillers()
+        presence = Presence(appender, job.length, job.since)
+        Part(job, appender, presence, watch).run(presence.missing_claims if claims is None else claims)

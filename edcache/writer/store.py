@@ -140,13 +140,24 @@ class _AnyClaims(Protocol):
     """Who computes what; whoever ends, however it ends, lets go of its claims."""
 
     @property
-    def can_lock(self) -> bool: ...
+    def can_lock(self) -> bool:
+        """Whether other processes can share the work; False once the file system has refused a lock."""
+
     @property
-    def has_fillers(self) -> bool: ...
-    def join_fillers(self) -> bool: ...
-    def claim(self, number: int) -> bool: ...
-    def wait(self, number: int) -> None: ...
-    def release(self, number: int) -> None: ...
+    def has_fillers(self) -> bool:
+        """Whether another process fills the archive; False where the system cannot tell."""
+
+    def join_fillers(self) -> bool:
+        """Let others see, until the archive is closed, that this process writes it; whether no other did."""
+
+    def claim(self, number: int) -> bool:
+        """Take a claim of a fill if nobody else has it; says whether it did."""
+
+    def wait(self, number: int) -> None:
+        """Take a claim, waiting until its holder publishes or dies."""
+
+    def release(self, number: int) -> None:
+        """Let go of a claim."""
 
 
 class AnyAppender(ABC):
@@ -171,19 +182,10 @@ class AnyAppender(ABC):
         return self._log.chain
 
     @property
-    def end_index(self) -> int:
-        """One more than the largest sample index published so far."""
-        return self.chain.end_index
-
-    @property
-    def length(self) -> int | None:
-        """Samples of the dataset, where the head or an amendment says it."""
-        return self.chain.length
-
-    @property
-    def end_offset(self) -> int:
-        """Where the chain ends, as far as seen: bytes from the start of the file, or of what would be one."""
-        return self.chain.cursor.offset
+    def claims(self) -> _AnyClaims:
+        """Who computes what."""
+        self.check_usable()
+        return self._claims
 
     def catch_up(self) -> None:
         """Take in what others published since; reads headers only and takes no lock."""
@@ -243,36 +245,6 @@ class AnyAppender(ABC):
     @abstractmethod
     def seal(self) -> None:
         """Write index, labels and zip directory behind the chain; does nothing where they are there."""
-
-    @property
-    def can_lock(self) -> bool:
-        """Whether other processes can share the work; False once the file system has refused a lock."""
-        return self._claims.can_lock
-
-    @property
-    def has_fillers(self) -> bool:
-        """Whether another process fills the archive; False where the system cannot tell."""
-        self.check_usable()
-        return self._claims.has_fillers
-
-    def join_fillers(self) -> bool:
-        """Let others see, until `close`, that this process writes the archive; says whether no other did."""
-        self.check_usable()
-        return self._claims.join_fillers()
-
-    def claim(self, number: int) -> bool:
-        """Take claim `number` of a fill if nobody else has it; says whether it did."""
-        self.check_usable()
-        return self._claims.claim(number)
-
-    def wait_claim(self, number: int) -> None:
-        """Take claim `number`, waiting until its holder publishes or dies."""
-        self.check_usable()
-        self._claims.wait(number)
-
-    def release(self, number: int) -> None:
-        """Let go of a claim."""
-        self._claims.release(number)
 
     @abstractmethod
     def close(self) -> None:

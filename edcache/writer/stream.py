@@ -25,17 +25,16 @@ def is_stream(source: Any) -> bool:
     return hasattr(source, "__iter__") and not is_map
 
 
-def stream_workers(job: Job) -> int:
-    """How many DataLoader workers iterate an IterableDataset, each its own share; OptionError for another."""
+def check_stream_workers(job: Job) -> None:
+    """Raise OptionError where workers are to iterate what is no IterableDataset, each its own share."""
     num_workers = worker_count(job.options.num_workers)
     if num_workers and not isinstance(job.source, IterableDataset):
         raise OptionError(
             f"{job.path}: num_workers={num_workers} is for an IterableDataset, which divides itself"
         )
-    return num_workers
 
 
-def fill_stream(job: Job, num_workers: int) -> None:
+def fill_stream(job: Job) -> None:
     """Store the samples of `job.source` in their order, and seal the archive when there are no more.
 
     What is there from before is passed over, not stored again.
@@ -45,8 +44,8 @@ def fill_stream(job: Job, num_workers: int) -> None:
         # What fails is gone with the iteration: there is no later try.
         job = replace(job, options=replace(job.options, on_error="skip_final"))
     with closing(job.store.appender(job.head, job.sync)) as appender:
-        is_first = appender.join_fillers()
-        appender.wait_claim(0)
+        is_first = appender.claims.join_fillers()
+        appender.claims.wait(0)
         appender.catch_up()
         check_origin(job.path, appender.head, job)
         if appender.chain.seal is not None:
@@ -57,8 +56,8 @@ def fill_stream(job: Job, num_workers: int) -> None:
         with Progress(
             os.path.basename(job.path), len(kept), None, job.options.progress, is_first
         ) as progress:
-            count = _store(_samples(job, num_workers), publisher, kept, progress)
-            if count != appender.end_index:
+            count = _store(_samples(job), publisher, kept, progress)
+            if count != appender.chain.end_index:
                 appender.amend(length=count)
             appender.seal()
 
@@ -81,8 +80,9 @@ def _store(samples: Iterator[Any], publisher: Publisher, kept: set[int], progres
     return count
 
 
-def _samples(job: Job, num_workers: int) -> Iterator[Any]:
+def _samples(job: Job) -> Iterator[Any]:
     source: Iterable[Any] = job.source
+    num_workers = worker_count(job.options.num_workers)
     if num_workers:
         source = DataLoader(job.source, batch_size=None, num_workers=num_workers, collate_fn=_as_it_is)
     remaining = iter(source)

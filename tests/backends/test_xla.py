@@ -21,7 +21,6 @@ from xla_ranks import BATCH, COUNT, RANKS
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.dataset import xla
 from edcache.errors import CorruptRecordError
 
 pytestmark = [
@@ -187,10 +186,12 @@ def test_our_loader_uploads_while_the_training_runs_its_graphs(tmp_path, device,
 
 
 def test_what_is_uploaded_may_be_written_again_at_once(device):
+    from torch_xla.core.xla_model import send_cpu_data_to_device
+
     for count in (1, 1000, 1 << 16, 1 << 20, 1 << 23):
         for dtype in (torch.float32, torch.bfloat16, torch.uint8):
             memory = torch.ones(count, dtype=dtype)
-            [there] = xla.upload([memory], device)
+            [there] = send_cpu_data_to_device([memory], device)
             memory.zero_()
             assert there.device == device
             assert bool((there.cpu() == 1).all())

@@ -30,7 +30,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from scale import scaled
-from test_merge import killed_at
+from systems import killed_at
 
 import edcache
 from edcache import CachedDataset, CacheWriter, ImageFile

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from edcache.errors import (
 )
 from edcache.labels.label_spec import LabelSpec
 from edcache.writer.cache import new_head
-from edcache.writer.crew import Crew, crew_context, usable_cpus
+from edcache.writer.crew import Crew, usable_cpus
 from edcache.writer.job import Job
 
 COUNT = 200
@@ -426,12 +427,14 @@ def test_a_worker_that_somebody_else_ends_is_replaced(path, log, tmp_path, numbe
 
 def test_a_sample_that_a_second_worker_had_begun_is_set_aside_once(path, log):
     spec = LabelSpec.parse(None)
-    job = Job(Source(log), str(path), new_head(spec), spec, 10, "never", FillOptions(on_error="skip"))
-    recorded = []
-    crew = Crew(job, 2, crew_context(None), lambda: None, recorded.append)
-    for _ in range(4):
-        crew._note_death(50, -signal.SIGKILL)
-    assert [failure.index for failure in crew.set_aside] == [failure.index for failure in recorded] == [50]
+    job = Job(
+        Source(log), str(path), new_head(spec, length=100), spec, 10, "never", FillOptions(on_error="skip")
+    )
+    with closing(job.open()) as appender:
+        crew = Crew(job, 2, appender, lambda: None)
+        for _ in range(4):
+            crew._note_death(50, -signal.SIGKILL)
+        assert [failure.index for failure in crew.set_aside] == list(appender.chain.failures) == [50]
 
 
 def test_a_worker_that_is_killed_once_is_replaced(path, log, tmp_path):
