@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from edcache.base import ImageError, Ints, MissingSampleError, Selection, Transform, checked_function
+from edcache.base import ImageError, Ints, MissingSampleError, Selection, Transform
 from edcache.codec import Decoding, Node, read_through
 from edcache.dataset.indexing import Root, T_co
 from edcache.dataset.view import Samples, View
@@ -41,13 +42,8 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         return self._reader.session.length
 
     @property
-    def batch_transform(self) -> Transform:
-        """The function that collated batches pass, of views too; None for none. It may be set at any time."""
-        return self._batch_transform
-
-    @batch_transform.setter
-    def batch_transform(self, function: Transform) -> None:
-        self._batch_transform = checked_function("batch_transform", function)
+    def _caches(self) -> Sequence[Any]:  # type: ignore[override]  # nobody sets it here
+        return (self,)
 
     @property
     def labels(self) -> Labels:
