@@ -32,11 +32,7 @@ _factories: WeakKeyDictionary[FunctionType, tuple[Any, ...]] = WeakKeyDictionary
 def call_fingerprint(
     factory: Callable[..., Any], arguments: Mapping[str, Any], version: object = None
 ) -> dict[str, Any]:
-    """Describe a call of a dataset factory, given every parameter by name.
-
-    Raises:
-        FingerprintError: 'argument "transform" of data:train: <Resize at 0x...> has no description that ...'.
-    """
+    """Describe a call of a dataset factory, given every parameter by name; or raise FingerprintError."""
     name, digest = _code_of(factory)
     return {
         "factory": name,
