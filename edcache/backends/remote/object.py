@@ -96,8 +96,8 @@ class RemoteObject(ByteSource):
         self._requests = Requests(url)
         self._engines: PerProcess[Engine] = PerProcess()
         engine = self._engine()
-        self._stamp, head = self._requests.answer(
-            "opening it", format.PAGE, lambda: engine.begin(format.PAGE)
+        self._stamp, head = run(
+            self._requests.answer("opening it", format.PAGE, lambda: engine.begin(format.PAGE))
         )
         self._windows = [_Window(0, memoryview(head))]
         self._walked: deque[_Window] = deque(maxlen=_MOST_WALKED)
@@ -120,7 +120,7 @@ class RemoteObject(ByteSource):
 
     def check_unchanged(self) -> None:
         """See `ByteSource`: one request."""
-        stamp = self._requests.answer("looking for its state", 0, self._engine().stamp)
+        stamp = run(self._requests.answer("looking for its state", 0, self._engine().stamp))
         if stamp != self._stamp:
             raise StaleArchiveError(
                 f"{self.path}: the object was replaced since it was opened: it has {stamp.size:,} bytes and "
@@ -202,9 +202,7 @@ class RemoteObject(ByteSource):
 
     async def _fetch_part(self, engine: Engine, start: int, end: int) -> bytes:
         doing = f"reading {end - start:,} bytes at offset {start:,}"
-        return await self._requests.answered(
-            doing, end - start, lambda: engine.fetch(self._stamp, start, end)
-        )
+        return await self._requests.answer(doing, end - start, lambda: engine.fetch(self._stamp, start, end))
 
     def _engine(self) -> Engine:
         # Made in the thread that asks: some file systems connect when they are made, and wait for the loop.
