@@ -177,10 +177,11 @@ class RemoteObject(ByteSource):
 
     def _fetched_ahead(self, start: int, end: int) -> memoryview:
         ahead = _AHEAD_NBYTES
-        before = self._walked[-1] if self._walked else None
-        if before is not None and before.start < start <= before.end:
+        before = self._walked.pop() if self._walked else _Window(0, memoryview(b""))
+        if before.start < start <= before.end:
             ahead = min(2 * len(before.data), _MOST_AHEAD_NBYTES)
-            self._walked.pop()
+        elif len(before.data) <= _AHEAD_NBYTES:  # hundreds of larger ones would fill the memory
+            self._walked.append(before)
         (data,) = self._fetch([Run(start, min(max(end, start + ahead), self._stamp.size))])
         self._walked.append(_Window(start, data))
         return data[: end - start]
