@@ -38,7 +38,7 @@ _FREE_NODES: Final = 1 << 16
 _NODES_A_BYTE: Final = 8
 # As numpy writes them into a pickle, the unit of a time inserted.
 _TEXT = re.compile(r"[biufcSUV]\d{1,10}|[mM]8(?:\[\d{1,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
-_DAMAGED = (*LOAD_ERRORS, CorruptRecordError, SyntaxError, struct.error)
+_DAMAGED = (*LOAD_ERRORS, CorruptRecordError, SyntaxError, struct.error, zipfile.BadZipFile)
 
 
 def restored(data: bytes, where: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
@@ -396,10 +396,7 @@ def _member(members: zipfile.ZipFile, name: str) -> bytes:
     info = members.getinfo(name)
     if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
         raise ValueError(f"{name} is compressed, as torch.save never does")
-    try:
-        return members.read(info)
-    except zipfile.BadZipFile as error:
-        raise EOFError(str(error)) from None
+    return members.read(info)
 
 
 # --- plain values
