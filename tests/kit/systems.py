@@ -62,6 +62,17 @@ class Killing(storage.System):
         return plain(*arguments)
 
 
+class Refusing(storage.System):
+    """Refuses some calls."""
+
+    def __init__(self, code: int, *names: str) -> None:
+        def refuse(*arguments: Any) -> None:
+            raise OSError(code, os.strerror(code))
+
+        for name in names:
+            setattr(self, name, refuse)
+
+
 class Rebooted(storage.System):
     """The machine has started since any file was written."""
 
