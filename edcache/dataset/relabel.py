@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from edcache import labels
 from edcache.base import Ints, LabelError, OptionError, StaleArchiveError, StorageError, Sync, unknown_label
-from edcache.format import MAX_LABELS, Revision, label_revision
+from edcache.format import MAX_LABELS, Revision, pa
 from edcache.labels import LabelSpec, checked_name
 from edcache.writer import Appender, until_it_stays
 
@@ -56,10 +56,10 @@ def given(
         return _computed(cache, LabelSpec({name: values}), fields, num_workers)
     if isinstance(values, Mapping):
         index, column = labels.given_rows(name, values, len(cache))
-        return label_revision({name: column}, index)
+        return Revision(pa.table({name: column}), index=index)
     column = labels.given_column(name, values)
     labels.check_count(name, column, len(cache))
-    return label_revision({name: column})
+    return Revision(pa.table({name: column}))
 
 
 def of_keys(cache: ArchiveDataset, spec: LabelSpec) -> Revision:
@@ -78,7 +78,7 @@ def dropped(cache: ArchiveDataset, names: Sequence[str]) -> Revision:
     for name in names:
         if name not in known:
             raise unknown_label(name, known)
-    return label_revision({}, dropped=list(dict.fromkeys(names)))
+    return Revision(pa.table({}), list(dict.fromkeys(names)))
 
 
 def publish(cache: ArchiveDataset, make: Callable[[], Revision]) -> None:
@@ -151,7 +151,7 @@ def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> Revision:
         raise OptionError(
             f"the table has {table.num_columns:,} columns to add, one call takes {MAX_LABELS:,}"
         )
-    return label_revision(dict(zip(table.column_names, table.columns, strict=True)))
+    return Revision(table)
 
 
 class _Rows(Dataset[Any]):

@@ -493,11 +493,10 @@ class FileSession(FileTables):
     @property
     def private_nbytes(self) -> int:
         # What was checked, and what is not mapped.
-        checked = 0 if self._checks is None else self._checks.nbytes
         if self.sealed and self._view is not None:
-            return checked
+            return self.checks.nbytes
         index = sum(column.nbytes for column in self.contents.index.records.columns().values())
-        return index + self.label_nbytes + checked
+        return index + self.label_nbytes + self.checks.nbytes
 
     def placed(self, error: base.EdcacheError, index: int) -> base.EdcacheError:
         is_record = isinstance(error, base.CorruptRecordError)
@@ -596,16 +595,16 @@ class FileSession(FileTables):
         )
 
     def _announce(self, rows: Ints, start: Ints, wanted: tuple[int, int] | None) -> None:
-        """Let records be fetched that will be read, where they are not in memory by a few probes."""
+        """Let records be fetched that will be read, where they are not in memory by a few probes.
+
+        By the source what it lacks, then by the kernel.
+        """
         probes = start[:: max(1, len(start) // _PROBES)].tolist()
         if not self.file.is_partial and self.file.are_cached(probes):
             return
         self._hot_batches = 0
         low, high = (0, self.records.nbytes[rows].view(np.int64)) if wanted is None else wanted
-        self._let_fetch(start + low, start + high)
-
-    def _let_fetch(self, start: Ints, end: Ints) -> None:
-        """Let extents be fetched, int64 [n]: by the source what it lacks, then by the kernel."""
+        start, end = start + low, start + high
         self.file.announce(start, end)
         order = np.argsort(start)
         start, end = start[order], np.maximum.accumulate(end[order])
