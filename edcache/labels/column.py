@@ -21,9 +21,7 @@ _BLOCK = 1 << 15
 
 def one_chunk(column: pa.ChunkedArray) -> pa.Array:
     """A column as one contiguous array."""
-    if column.num_chunks == 1:
-        return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
+    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:
