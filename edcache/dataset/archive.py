@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from edcache import reader
 from edcache.base import ImageError, Ints, MissingSampleError, Selection, Transform, checked_function
 from edcache.codec import Decoding, Node, read_through
 from edcache.dataset.indexing import Root, T_co
 from edcache.dataset.view import Samples, View
 from edcache.format import Failure, Head
 from edcache.labels import Labels, checked_indices
-from edcache.reader import AnyReader, FieldPath, Memory, Projection, Special
+from edcache.reader import AnyReader, FieldPath, Memory, Projection, Special, collated
 
 if TYPE_CHECKING:
     from edcache.writer import LazyFiller
@@ -94,7 +93,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         if fields is not None:
             whole = self._reader, self.labels, indices, memory
             return fields.collated(*whole) if special is None else NotImplemented
-        return reader.collated(self._reader, indices, special, memory)
+        return collated(self._reader, indices, special, memory)
 
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
         decoder = self._reader.common_decoder(indices)

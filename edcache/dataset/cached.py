@@ -333,25 +333,6 @@ class CachedDataset(ArchiveDataset[T_co]):
         return [] if self._building is not None or self._reader.sealed else [self.path]
 
 
-def filled(
-    store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool
-) -> CachedDataset:
-    """The dataset of a source whose cache is at a store."""
-    dataset = CachedDataset.__new__(CachedDataset)
-    dataset._make(store, source, options, fingerprint)
-    return dataset
-
-
-def opened(store: Store, options: CacheOptions, archive: AnyReader) -> CachedDataset:
-    """The dataset over a complete archive that was found with `provisional(options)`."""
-    dataset = CachedDataset.__new__(CachedDataset)
-    if options.preload:
-        archive.close()
-        archive = store.reader(replace(provisional(options), preload=options.preload))
-    dataset._attach(store, options, archive)
-    return dataset
-
-
 def _path_of(source: Any) -> str:
     root, name = getattr(source, "root", None), getattr(source, "name", None)
     if root is None or name is None:

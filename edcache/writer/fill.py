@@ -13,17 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from edcache import format, storage
-from edcache.base import (
-    ArchiveLockedError,
-    ArchiveNotFoundError,
-    CorruptArchiveError,
-    NotAnArchiveError,
-    Progress,
-    StorageError,
-    WorkerError,
-    human_bytes,
-)
+from edcache import base, format, storage
 from edcache.format import Head
 from edcache.writer import temporary
 from edcache.writer.cluster import Cluster
@@ -90,7 +80,7 @@ def _head_of(path: str) -> Head | None:
     try:
         with closing(storage.File.open(path, "r")) as file:
             return format.read_head(file.pread, path)[0]
-    except (ArchiveNotFoundError, NotAnArchiveError, CorruptArchiveError):
+    except (base.ArchiveNotFoundError, base.NotAnArchiveError, base.CorruptArchiveError):
         return None
 
 
@@ -113,7 +103,7 @@ def _fill(job: Job) -> None:
 def _compute(job: Job, appender: AnyAppender, presence: Presence) -> None:
     joins, name = job.options.if_filling == "join", os.path.basename(job.path)
     is_first = appender.claims.join_fillers() if joins else not appender.claims.has_fillers
-    with Progress(name, presence.count, job.length, job.options.progress, is_first) as progress:
+    with base.Progress(name, presence.count, job.length, job.options.progress, is_first) as progress:
         _heed_others(job, appender, presence, progress)
         appender.claims.join_fillers()
         try:
@@ -124,7 +114,7 @@ def _compute(job: Job, appender: AnyAppender, presence: Presence) -> None:
     check_length(job.path, appender.chain.length, job.length)  # another process may have made it longer
     left = int(np.count_nonzero(presence.missing))
     if left:
-        raise WorkerError(
+        raise base.WorkerError(
             f"{job.path}: {left:,} of {job.length:,} samples were not computed; what was is kept, and "
             "filling again computes the rest"
         )
@@ -154,9 +144,9 @@ def _how_to_resume(job: Job, presence: Presence, where: object = "") -> str:
     return f"{f'interrupted {where}'.rstrip()}; {kept}"
 
 
-def _heed_others(job: Job, appender: AnyAppender, presence: Presence, progress: Progress) -> None:
+def _heed_others(job: Job, appender: AnyAppender, presence: Presence, progress: base.Progress) -> None:
     if job.options.if_filling == "fail" and appender.claims.has_fillers:
-        raise ArchiveLockedError(
+        raise base.ArchiveLockedError(
             f'{job.path}: another process is filling it; wait for it, or use if_filling="join"'
         )
     while job.options.if_filling == "wait" and appender.claims.has_fillers and presence.missing.any():
@@ -167,7 +157,7 @@ def _heed_others(job: Job, appender: AnyAppender, presence: Presence, progress: 
 class _FillWatch(Watch):
     """What a fill in this process shows of itself, and whether the disk can hold what it will write."""
 
-    def __init__(self, job: Job, progress: Progress, appender: AnyAppender, presence: Presence) -> None:
+    def __init__(self, job: Job, progress: base.Progress, appender: AnyAppender, presence: Presence) -> None:
         self._job = job
         self._progress = progress
         self._appender = appender
@@ -203,12 +193,12 @@ class _FillWatch(Watch):
         if free is None or needed <= free * _WARN:
             return
         text = (
-            f"{store.path}: the {left:,} samples that are missing take about {human_bytes(needed)}, "
-            f"the {store.room} has {human_bytes(free)} left"
+            f"{store.path}: the {left:,} samples that are missing take about {base.human_bytes(needed)}, "
+            f"the {store.room} has {base.human_bytes(free)} left"
         )
         if needed <= free * store.tolerance:
             logger.warning("%s", text)
             return
-        error = StorageError(f"{text}; free some, or pass check_space=False")
+        error = base.StorageError(f"{text}; free some, or pass check_space=False")
         error.errno = errno.ENOSPC
         raise error

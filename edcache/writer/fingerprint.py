@@ -17,18 +17,8 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from edcache.base import FingerprintError
+from edcache.writer import fingerprint_values as values
 from edcache.writer.fingerprint_code import NO_ACCESS, Access, digest_of, qualified_name, source_digest
-from edcache.writer.fingerprint_values import (
-    EXPANDED,
-    LONG,
-    NO_VALUE,
-    OWN,
-    NoDescription,
-    Texts,
-    describe,
-    fields_of,
-    shortened,
-)
 
 _NBYTES: Final = 2_400
 """Of all attributes in the head of an archive, which is one page."""
@@ -69,8 +59,8 @@ def _code_of(factory: Callable[..., Any]) -> tuple[str, str | None]:
 
 def _argument(factory: str, key: str, value: object) -> Any:
     try:
-        return describe(value)
-    except NoDescription as error:
+        return values.describe(value)
+    except values.NoDescription as error:
         raise FingerprintError(
             f'argument "{key}" of {factory}: {error} has no description that is the same in every process; '
             "give its class a __repr__ without an address or a method __edcache_fingerprint__() that "
@@ -89,7 +79,7 @@ def source_fingerprint(source: object) -> dict[str, Any]:
     if not hasattr(cls, "__edcache_fingerprint__"):
         return {"type": name, **_attributes_of(source)}
     answer = cls.__edcache_fingerprint__(source)
-    items = answer if isinstance(answer, dict) else {OWN: answer}
+    items = answer if isinstance(answer, dict) else {values.OWN: answer}
     arguments = {str(key): _argument(name, str(key), value) for key, value in items.items()}
     return {"type": name, "arguments": arguments, "source": _Description(source, None).source_digest()}
 
@@ -191,7 +181,7 @@ def _text(value: Any) -> str:
 
 def _shown(value: Any) -> str:
     text = value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
-    return text if len(text) <= LONG else text[:80] + "..."
+    return text if len(text) <= values.LONG else text[:80] + "..."
 
 
 def _attributes_of(
@@ -224,7 +214,7 @@ class _Kind(str):
     """The name of the class of what an attribute holds."""
 
 
-class _Description(Texts):
+class _Description(values.Texts):
     """A source on its way to texts."""
 
     def __init__(self, source: Any, lengths: tuple[int, int] | None) -> None:
@@ -238,7 +228,7 @@ class _Description(Texts):
     def attributes(self, depth: int, most: int) -> dict[str, Any]:
         """A JSON value by name: the first `depth` levels of objects have names of their own."""
         leaves = self._leaves(depth)
-        return {shortened(name, 80): self._value(value, most) for name, value in leaves.items()}
+        return {values.shortened(name, 80): self._value(value, most) for name, value in leaves.items()}
 
     def source_digest(self) -> str | None:
         """A digest of the code that the source is of."""
@@ -248,7 +238,7 @@ class _Description(Texts):
         return digest_of("\n".join(known)) if known else None
 
     def _leaves(self, depth: int) -> dict[str, Any]:
-        fields = fields_of(self._source)
+        fields = values.fields_of(self._source)
         if fields is None:
             return {"content": self._source}
         leaves: dict[str, Any] = {}
@@ -263,7 +253,7 @@ class _Description(Texts):
         leaves[name] = _Kind("...") if id(value) in self._open else value
         if depth <= 1 or id(value) in self._open or len(leaves) > _MOST_NAMES:
             return
-        fields = fields_of(value, access)
+        fields = values.fields_of(value, access)
         parts: list[tuple[str, Any, Access]] = []
         if fields is not None:
             self.note(type(value))
@@ -271,9 +261,9 @@ class _Description(Texts):
             parts = [
                 (f"{name}.{key}", part, fields.access.within(key)) for key, part in fields.values.items()
             ]
-        elif isinstance(value, (dict, list, tuple)) and len(value) <= EXPANDED:
+        elif isinstance(value, (dict, list, tuple)) and len(value) <= values.EXPANDED:
             pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
-            if any(fields_of(part) is not None for _, part in pairs):
+            if any(values.fields_of(part) is not None for _, part in pairs):
                 leaves[name] = _Kind(f"{type(value).__name__} of {len(value)}")
                 parts = [(f"{name}[{key!r}]", part, NO_ACCESS) for key, part in pairs]
         self._open.add(id(value))
@@ -286,10 +276,10 @@ class _Description(Texts):
         if value is None or type(value) is bool or (type(value) is int and value.bit_length() < 256):
             return value
         if isinstance(value, _Kind):
-            return [shortened(value, most)]
+            return [values.shortened(value, most)]
         if isinstance(value, (str, os.PathLike)) and not isinstance(value, enum.Enum):
-            return shortened(str(os.fspath(value)), most)
+            return values.shortened(str(os.fspath(value)), most)
         if id(value) not in self._texts:
             self._texts[id(value)] = value, self.text(value)
         text = self._texts[id(value)][1]
-        return None if text == NO_VALUE else [shortened(text, most)]
+        return None if text == values.NO_VALUE else [values.shortened(text, most)]

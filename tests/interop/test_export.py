@@ -492,6 +492,20 @@ def test_everything_else_that_samples_hold_has_a_form(tmp_path):
     assert (row["day"], row["moment"], row["span"]) == (DAY, rich["moment"], 90.0)
 
 
+def test_scalars_of_numpy_that_are_subclasses_of_pythons_are_plain_values(tmp_path):
+    sample = {"f": np.float64(1.5), "s": np.str_("abc"), "b": np.bytes_(b"xyz")}
+    path = archive_of(tmp_path, sample)
+    edcache.export(path, tmp_path / "parquet", "parquet")
+    assert pq.read_table(tmp_path / "parquet").to_pylist() == [{"f": 1.5, "s": "abc", "b": b"xyz"}]
+    edcache.export(path, tmp_path / "files", "files")
+    found = {file.name: file.read_bytes() for file in (tmp_path / "files" / "0").iterdir()}
+    assert found == {"f.json": b"1.5", "s.txt": b"abc", "b.bin": b"xyz"}
+    edcache.export(path, tmp_path / "a.npz", "npz")
+    loaded = np.load(tmp_path / "a.npz", allow_pickle=False)
+    assert (loaded["f"].tolist(), loaded["s"].tolist()) == ([1.5], ["abc"])
+    assert loaded["b.values"].tobytes() == b"xyz"
+
+
 def test_fields_that_some_samples_lack_are_null_in_tables_and_absent_in_files(tmp_path):
     samples = [{"x": np.ones(2), "y": 1}, {"x": None, "y": 2}, {"y": None}, {"x": np.ones((3,)), "y": 4}]
     with CacheWriter(tmp_path / "a.zip") as w:

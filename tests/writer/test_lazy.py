@@ -41,7 +41,7 @@ class Logged:
 
 def wait_for(path, samples, sealed=False):
     """Publication goes on in a thread."""
-    limit = time.monotonic() + 10
+    limit = time.monotonic() + 60
     while Reader(path, allow_partial=True).present < samples or (sealed and not Reader(path).sealed):
         assert time.monotonic() < limit
         time.sleep(0.01)
@@ -428,7 +428,7 @@ def test_a_flush_does_not_wait_for_what_others_go_on_to_read(path, log):
     try:
         began = time.monotonic()
         assert ds[0]["y"] == 0
-        assert time.monotonic() - began < 3
+        assert time.monotonic() - began < 20
     finally:
         stop.set()
         for reader in readers:
