@@ -17,11 +17,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class _Path(click.types.StringParamType):
-    """The path of an archive, or a URL; what is shown of that has no password. Shells complete it.
-
-    Args:
-        kind: "file" or "dir": what they offer.
-    """
+    """The path of an archive, or a URL; what is shown of that has no password. Shells complete it."""
 
     def __init__(self, kind: str = "file") -> None:
         self._kind = kind

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any
 
 import click
 
 from edcache import __version__
 from edcache.base import suggestion
 from edcache.cli import contents, convert, housekeeping, maintenance
-from edcache.cli.output import FAILED, end, errors_in_one_line, one_line
-
-_INTERRUPTED: Final = 130
-
-
-@contextmanager
-def _usage_in_one_line() -> Iterator[None]:
-    try:
-        yield
-    except click.UsageError as error:
-        if type(error).__name__ == "NoArgsIsHelpError":  # click 8.1 has none, and prints the help
-            raise
-        command = error.ctx.command_path if error.ctx is not None else "edcache"
-        message = one_line(error.format_message()).rstrip(".")
-        end(f"{message} (see {command} --help)", 2)
+from edcache.cli.output import FAILED, errors_in_one_line
 
 
 class _Commands(click.Group):
     """A group whose commands end in one line for an error, with the exit codes of `edcache --help`."""
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
-        with _usage_in_one_line():
+        with errors_in_one_line(FAILED):
             return super().make_context(*arguments, **options)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
@@ -42,11 +26,8 @@ class _Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        try:
-            with _usage_in_one_line(), errors_in_one_line(FAILED):
-                return super().invoke(ctx)
-        except KeyboardInterrupt as stop:
-            end(stop.args[0] if stop.args else "interrupted", _INTERRUPTED)
+        with errors_in_one_line(FAILED):
+            return super().invoke(ctx)
 
 
 @click.group(

@@ -21,6 +21,8 @@ from edcache.storage import shown
 
 BLOCK: Final = 10_000
 FAILED: Final = 1
+_WRONG_USAGE: Final = 2
+_INTERRUPTED: Final = 130
 _WIDEST: Final = 60
 _LAYOUT_ROWS: Final = 1000
 _NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
@@ -56,11 +58,7 @@ def shortened(text: str) -> str:
 
 
 def plain(value: object) -> Any:
-    """A value as JSON has it.
-
-    Times are ISO 8601, bytes are hex, floats that JSON lacks are "nan", "inf", "-inf"; an array is
-    nested lists, and whatever else comes is its str().
-    """
+    """A value as JSON has it: times in ISO 8601, bytes in hex, "nan" and "inf"; else its str()."""
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):
@@ -83,10 +81,8 @@ def plain(value: object) -> Any:
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, whole: int = 0) -> Iterator[str]:
     """Aligned columns, line by line; numbers and sizes to the right.
 
-    The widths are those of the first thousand rows, so that millions of rows need no memory.
-
-    Args:
-        whole: in so many columns from the left nothing is shortened: they hold what is typed elsewhere.
+    In `whole` columns from the left nothing is shortened: they hold what is typed elsewhere. The widths are
+    those of the first thousand rows, so that millions of rows need no memory.
     """
     texts = (
         [printable(str(value)) for value in row[:whole]] + [cell(value) for value in row[whole:]]
@@ -159,11 +155,18 @@ def end(message: str, code: int) -> NoReturn:
 
 @contextmanager
 def errors_in_one_line(code: int) -> Iterator[None]:
-    """Let an error end the command with a line and an exit code."""
+    """Let an error end the command with a line and an exit code; wrong usage has its own."""
     try:
         yield
     except BrokenPipeError:
         raise  # click ends quietly when nobody reads on
+    except click.UsageError as error:
+        if type(error).__name__ == "NoArgsIsHelpError":  # click 8.1 has none, and prints the help
+            raise
+        command = error.ctx.command_path if error.ctx is not None else "edcache"
+        end(f"{one_line(error.format_message()).rstrip('.')} (see {command} --help)", _WRONG_USAGE)
+    except KeyboardInterrupt as stop:
+        end(stop.args[0] if stop.args else "interrupted", _INTERRUPTED)
     except (EdcacheError, OSError) as error:
         if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
             raise

@@ -31,7 +31,7 @@ from edcache.base import (
 )
 from edcache.codec import dtypes
 from edcache.codec.classes import class_name, is_registered, member_named, registered
-from edcache.codec.images import FORMS, IMAGE_MODES, Decoding, ImageFile, file_bytes, format_of, revived
+from edcache.codec.images import Decoding, ImageFile, file_bytes, format_of, revived
 
 # A list at least this long whose items are all of one plain type is one leaf, whatever its length.
 PACKED_LENGTH = 8
@@ -301,11 +301,6 @@ def _revive_time(tz: Any) -> Revive:
     return revive
 
 
-def _revive_scalar(dtype: dtypes.Dtype) -> Revive:
-    # A structured scalar is a view of its array, so the array has to be its own.
-    return lambda data: np.ndarray((), dtype, data or b"\0").copy()[()]
-
-
 def _revive_path(name: str) -> Revive:
     foreign = "WindowsPath" if os.name == "posix" else "PosixPath"
     cls = _PATHS["Pure" + name if name == foreign else name]
@@ -319,12 +314,6 @@ def _one_of(*choices: Any) -> Callable[[Any], Any]:
         return choice
 
     return parse
-
-
-def _parse_image_file(form: Any, mode: Any, turn: Any) -> Decoding:
-    if form not in FORMS or mode not in IMAGE_MODES or type(turn) is not bool:
-        raise ValueError("malformed image file")
-    return Decoding(form, mode, turn)
 
 
 def parse_class(module: Any, qualname: Any) -> tuple[str, str]:
@@ -398,7 +387,10 @@ LEAVES: dict[str, LeafKind] = {
     ),
     "time": LeafKind(_revive_time, "q", parse=_parse_zone),
     "datetime": LeafKind(_revive_datetime, "q", parse=_parse_zone),
-    "scalar": LeafKind(_revive_scalar, "s", parse=dtypes.parse),
+    # A structured scalar is a view of its array, so the array has to be its own.
+    "scalar": LeafKind(
+        lambda dtype: lambda data: np.ndarray((), dtype, data or b"\0").copy()[()], "s", parse=dtypes.parse
+    ),
     "str": LeafKind(_text, cls=str, wire=text_bytes),
     "bytes": LeafKind(bytes, cls=bytes),
     "bytearray": LeafKind(bytearray, cls=bytearray, wire=bytes),
@@ -411,7 +403,10 @@ LEAVES: dict[str, LeafKind] = {
         lambda name: lambda data: member_named(registered(name), _text(data)), parse=parse_class
     ),
     "flag": LeafKind(lambda name: lambda data: registered(name)(_bigint(data)), parse=parse_class),
-    "imagefile": LeafKind(lambda decoding: lambda data: revived(data, decoding), parse=_parse_image_file),
+    "imagefile": LeafKind(
+        lambda decoding: lambda data: revived(data, decoding),
+        parse=lambda form, mode, is_turned: Decoding(form, mode, is_turned),
+    ),
     **{packed.kind: LeafKind(packed.revive, parse=_one_of("list", "tuple")) for packed in _PACKED.values()},
 }
 

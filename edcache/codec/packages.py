@@ -33,11 +33,9 @@ class Form(NamedTuple):
 @lru_cache(maxsize=256)
 def form_of(cls: type) -> Form | None:
     """Return the form of a class, None if it is not on the list."""
-    package = cls.__module__.partition(".")[0]
-    for name in _FORMS:
-        if name[1] == cls.__qualname__ and name[0].partition(".")[0] == package and _form(name).cls is cls:
-            return _form(name)
-    return None
+    shown = cls.__module__.partition(".")[0], cls.__qualname__
+    forms = (_form(name) for name in _FORMS if (name[0].partition(".")[0], name[1]) == shown)
+    return next((form for form in forms if form.cls is cls), None)
 
 
 def form_named(name: ClassName) -> Form | None:
@@ -85,27 +83,26 @@ def _tensor(cls: Any) -> _Ways:
     def encode(value: Any) -> Any:
         # A subclass may override what any function of torch does.
         with torch._C.DisableTorchFunctionSubclass():
-            plain = value.as_subclass(torch.Tensor)
-        return plain, _attributes(vars(value), cls)
+            return value.as_subclass(torch.Tensor), _attributes(vars(value), cls)
 
     def decode(tree: Any) -> Any:
         plain, attributes = tree
-        value = plain.as_subclass(cls)
-        vars(value).update(_attributes(attributes, cls))
-        return value
+        return _with_attributes(plain.as_subclass(cls), attributes, cls)
 
     return encode, decode
 
 
 def _object(cls: Any) -> _Ways:
     """A class whose state is its attributes."""
+    return (
+        lambda value: _attributes(vars(value), cls),
+        lambda tree: _with_attributes(object.__new__(cls), tree, cls),
+    )
 
-    def decode(tree: Any) -> Any:
-        value = object.__new__(cls)
-        vars(value).update(_attributes(tree, cls))
-        return value
 
-    return lambda value: _attributes(vars(value), cls), decode
+def _with_attributes(value: Any, attributes: Mapping[str, Any], cls: type) -> Any:
+    vars(value).update(_attributes(attributes, cls))
+    return value
 
 
 def _attributes(attributes: Mapping[str, Any], cls: type) -> dict[str, Any]:

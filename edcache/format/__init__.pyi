@@ -30,7 +30,6 @@ from .revisions import Placed as Placed
 from .revisions import Revised as Revised
 from .revisions import RevisionTypes as RevisionTypes
 from .revisions import check_types as check_types
-from .revisions import label_revision as label_revision
 from .revisions import revised as revised
 from .revisions import settled as settled
 from .spec import BLOCK_NBYTES as BLOCK_NBYTES

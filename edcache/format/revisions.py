@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -39,7 +39,7 @@ class Revised(NamedTuple):
         """One revision that says what all say; None for nothing. index: of each record, None where dense."""
         names = [name for name, is_revised in self.columns or () if is_revised]
         if not names:
-            return label_revision({}, dropped=self.ended) if self.ended else None
+            return Revision(pa.table({}), self.ended) if self.ended else None
         is_per_sample = index is None or self.table.num_rows != len(index)
         return Revision(self.table.select(names), self.ended, None if is_per_sample else index)
 
@@ -136,13 +136,6 @@ def _column(name: str, layers: Sequence[_Layer], count: int, where: str) -> pa.C
         written[layer.rows] = np.maximum(written[layer.rows], layer.seq)
         start += len(own)
     return unify_column(name, parts, where).take(from_numpy(pick, pa.int64(), pick < 0))
-
-
-def label_revision(
-    columns: Mapping[str, pa.Array], index: Ints | None = None, dropped: Sequence[str] = ()
-) -> Revision:
-    """A revision of these columns, and without those dropped; index: as in `Revision`."""
-    return Revision(pa.table(dict(columns)), dropped, index)
 
 
 class RevisionTypes(NamedTuple):

@@ -181,13 +181,6 @@ def _summary(name: str, column: pa.ChunkedArray) -> ColumnSummary:
     return ColumnSummary(name, str(kind), nulls, len(distinct), *limits, as_python(distinct[at]), times)
 
 
-def ascending(values: pa.Array) -> pa.Array:
-    """The values in rising order, nan last."""
-    if pa.types.is_duration(values.type):  # which Arrow does not order
-        return values.view(pa.int64()).sort().view(values.type)
-    return values.sort()
-
-
 def as_python(value: pa.Scalar) -> Any:
     """A value as Python has it; as numpy does of times to the nanosecond, or beyond Python's calendar."""
     kind = value.type

@@ -81,7 +81,7 @@ def repair(
         with rewriting(destination, head, file, progress) as new:
             selection = RecordSelection(file, salvage.contents)
             new.copy(selection, lambda rows, why: damage.extend((row, why) for row in rows.tolist()))
-            is_told = salvage.length == max(new.out.length or 0, new.out.end_index)
+            is_told = salvage.length == max(new.out.chain.length or 0, new.out.chain.end_index)
             new.publish(None if is_told else salvage.length, salvage.failures, salvage.revision)
     return _report(salvage, damage, new.nbytes)
 

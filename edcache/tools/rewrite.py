@@ -140,7 +140,7 @@ class Rewrite:
         length: of the dataset, where neither head nor records say it. replace: what is at the target.
         """
         changes: dict[str, object] = {}
-        if length not in (None, self.out.length):
+        if length not in (None, self.out.chain.length):
             changes["length"] = length
         if failures:
             changes["failed"] = [failure.to_json() for failure in failures]

@@ -188,9 +188,8 @@ class Salvage:
         for header, following in zip_longest(headers, headers[1:]):
             if header.kind != format.KIND_INDEX:
                 continue
-            index = self._parsed(
-                header, partial(format.parse_index, rows=header.samples), "index.arrow is damaged"
-            )
+            parse = partial(format.parse_index, rows=header.samples)
+            index = self._parsed(header, parse, "index.arrow is damaged")
             if index is not None:
                 sealed = _Sealed(header.seq, index, self._labels(index, following))
         return sealed

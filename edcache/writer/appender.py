@@ -86,14 +86,11 @@ class Appender(AnyAppender):
         begins_anew: Callable[[format.Head], bool] | None = None,
         joins: bool = False,
     ) -> Appender:
-        """Open an archive, or make one with `head` where there is none yet.
+        """Open an archive, or make one with `head`; of two processes that do so at once, one's head stays.
 
-        Args:
-            create: the path must not exist.
-            begins_anew: whether an archive with another head gives way to a new one, where its first fill
-                failed before its first sample and no process writes it.
-            joins: whether others see from the start that this process writes it; see `join_fillers`.
-        Safety: two processes that create one path at once end up with one head.
+        create: the path must not exist. begins_anew: whether an archive with another head gives way to a new
+            one, where its first fill failed before its first sample and no process writes it.
+        joins: whether others see from the start that this process writes it.
         """
         name = os.fspath(path)
         storage.make_parent(name)
@@ -114,7 +111,7 @@ class Appender(AnyAppender):
                 recover_log(log)
                 appender = cls(log)
                 if joins:
-                    appender.join_fillers()
+                    appender.claims.join_fillers()
         except BaseException:
             file.close()
             raise
@@ -128,7 +125,7 @@ class Appender(AnyAppender):
             records = chunk.records
             assert records.index is not None
             if chunk.appended:
-                records = replace(records, index=records.index - records.index[0] + self.end_index)
+                records = replace(records, index=records.index - records.index[0] + self.chain.end_index)
             assert records.index is not None
             types = self._joined_types(chunk.labels)
             format.check_types(types, self._revised_types(), self.path)
@@ -171,7 +168,7 @@ class Appender(AnyAppender):
         """
         with self._appending():
             before, names = self._revised_types(), [name for name, _ in self.head.labels]
-            length = max(self.chain.length or 0, self.end_index)
+            length = max(self.chain.length or 0, self.chain.end_index)
             revision = format.settled(revision, names, before, length)
             if not (revision.labels.num_columns or revision.dropped):
                 return

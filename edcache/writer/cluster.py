@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Executor
-from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,7 +19,7 @@ from edcache.format import Failure
 from edcache.writer.cache import adopt_labels
 from edcache.writer.chunk import Chunk
 from edcache.writer.job import Job
-from edcache.writer.part import Part, Presence, Watch
+from edcache.writer.part import Presence, Watch, help_fill
 from edcache.writer.publisher import ChunkEncoder
 from edcache.writer.store import AnyAppender
 
@@ -32,13 +31,6 @@ _TICK_SECONDS, _POLL_SECONDS = 0.2, 0.01
 
 _Task = tuple[int, Callable[[], Any]]
 """A number, and what submits a task and returns its future."""
-
-
-def fill_claims(job: Job, claims: list[int]) -> None:
-    """A task: compute what is missing in some claims, and append it."""
-    with closing(job.open()) as appender:
-        appender.join_fillers()
-        Part(job, appender, Presence(appender, job.length, job.since), Watch()).run(claims)
 
 
 def encode_samples(job: Job, indices: list[int]) -> tuple[list[Chunk], list[Failure]]:
@@ -67,13 +59,12 @@ class Cluster:
         self._executor = job.options.executor
         self._job = job
         self._appender = appender
+        self._claims = appender.claims
         self._presence = presence
         self._tick = tick
-        self._held: set[int] = set()
 
-    def run(self) -> None:
-        """Have all that is missing computed; raises what a task did."""
-        claims = self._presence.missing_claims
+    def run(self, claims: list[int]) -> None:
+        """Have what is missing in some claims computed; raises what a task did."""
         if not self._job.options.shared_filesystem:
             self._run_returning(claims)
             return
@@ -81,7 +72,7 @@ class Cluster:
         tasks_wanted = _TASKS_A_WORKER * workers if isinstance(workers, int) else _MOST_TASKS
         size = max(1, -(-len(claims) // tasks_wanted))
         parts = [claims[start : start + size] for start in range(0, len(claims), size)]
-        tasks = ((0, partial(self._executor.submit, fill_claims, self._job, part)) for part in parts)
+        tasks = ((0, partial(self._executor.submit, help_fill, self._job, Watch(), part)) for part in parts)
         for _ in self._results(tasks, len(parts)):
             continue
 
@@ -90,53 +81,41 @@ class Cluster:
         self._job = replace(self._job, head=self._appender.head)
         self._publisher = self._job.publisher(self._appender)
         of_others: list[int] = []
-        try:
-            self._encode(self._tasks(claims, of_others))
-            for claim in of_others:
-                # Nothing is held while waiting.
-                self._appender.wait_claim(claim)
-                self._encode(self._task(claim))
-        finally:
-            for claim in list(self._held):
-                self._release(claim)
+        self._encode(self._tasks(claims, of_others))
+        for claim in of_others:
+            # Nothing is held while waiting.
+            self._claims.wait(claim)
+            self._encode(self._task(claim))
 
     def _tasks(self, claims: list[int], of_others: list[int]) -> Iterator[_Task]:
         """Those of claims that nobody else computes, locked one by one; the others go into a list."""
         for claim in claims:
-            if self._appender.claim(claim):
+            if self._claims.claim(claim):
                 yield from self._task(claim)
             else:
                 of_others.append(claim)
 
     def _task(self, claim: int) -> Iterator[_Task]:
         """What computes a locked claim, if anything is missing in it."""
-        self._held.add(claim)
         # Its last holder published before letting go, so now is the time to look.
         self._presence.update()
         indices = self._presence.missing_in(claim)
         if indices:
             yield claim, partial(self._executor.submit, encode_samples, self._job, indices)
         else:
-            self._release(claim)
+            self._claims.release(claim)
 
     def _encode(self, tasks: Iterator[_Task]) -> None:
         """Append what comes back, and let go of each claim."""
         for claim, (chunks, failures) in self._results(tasks, _IN_FLIGHT):
-            self._append(chunks, failures)
-            self._release(claim)
-
-    def _release(self, claim: int) -> None:
-        self._held.remove(claim)
-        self._appender.release(claim)
-
-    def _append(self, chunks: list[Chunk], failures: list[Failure]) -> None:
-        self._publisher.failures += failures
-        for chunk in chunks:
-            self._presence.update()
-            new = chunk.without({i for i in chunk.indices if self._presence.present[i]})
-            if new.count:
-                self._publisher.append(new)
-        self._publisher.publish()
+            self._publisher.failures += failures
+            for chunk in chunks:
+                self._presence.update()
+                new = chunk.without({i for i in chunk.indices if self._presence.has(i)})
+                if new.count:
+                    self._publisher.append(new)
+            self._publisher.publish()
+            self._claims.release(claim)
 
     def _results(self, tasks: Iterator[_Task], most: int) -> Iterator[tuple[int, Any]]:
         """What tasks return, in the order in which they end, at most so many under way."""

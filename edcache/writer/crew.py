@@ -22,6 +22,7 @@ from edcache.base import OptionError, SourceError, WorkerError, check_workers
 from edcache.format import Failure
 from edcache.storage import refused
 from edcache.writer.job import Job
+from edcache.writer.store import AnyAppender
 from edcache.writer.worker import MOST_ASIDE, Board, work
 
 logger = logging.getLogger("edcache")
@@ -45,23 +46,15 @@ class _Worker:
 class Crew:
     """The workers of one fill, and the samples `set_aside`: they ended or hung their process too often.
 
-    tick: called several times a second. record: writes down a sample set aside, where that ends no fill.
+    appender: writes down who is set aside, where that ends no fill. tick: called several times a second.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        workers: int,
-        context: Any,
-        tick: Callable[[], None],
-        record: Callable[[Failure], None],
-    ) -> None:
+    def __init__(self, job: Job, workers: int, appender: AnyAppender, tick: Callable[[], None]) -> None:
         self._job, self._path, self._options = job, job.path, job.options
-        self._context = context
-        self._tick = tick
-        self._record = record
+        self._context = crew_context(job.options.multiprocessing_context)
+        self._appender, self._tick = appender, tick
         try:
-            self._board = Board(context, workers)
+            self._board = Board(self._context, workers)
         except OSError as error:  # it stands in a temporary file
             refused(job.path, "starting worker processes", error)
         self._workers: list[_Worker] = []
@@ -79,10 +72,13 @@ class Crew:
             for number in range(self._size):
                 self._start(number)
             while self._workers:
-                self._wait()
+                self._look()
                 self._tick()
         finally:
             self._stop()
+        if self.set_aside and self._options.on_error == "raise":
+            reasons = "; ".join(failure.message for failure in self.set_aside)
+            raise SourceError(f"{self._path}: {reasons}; the others are kept, and filling again tries again")
 
     def _start(self, number: int) -> None:
         end = None
@@ -104,7 +100,7 @@ class Crew:
             if end is not None:
                 end.close()
 
-    def _wait(self) -> None:
+    def _look(self) -> None:
         events = [event for worker in self._workers for event in (worker.results, worker.process.sentinel)]
         connection.wait(events, _TICK_SECONDS)
         for worker in list(self._workers):
@@ -124,8 +120,7 @@ class Crew:
             self._replace(worker)
             return
         error = None if message is True else _received(worker.results, message)
-        self._workers.remove(worker)
-        _reap(worker)
+        self._reap(worker)
         if error is not None:
             raise error
 
@@ -146,8 +141,7 @@ class Crew:
 
     def _replace(self, worker: _Worker) -> None:
         """Somebody ended without a word: start another, unless its sample has done so before."""
-        _reap(worker)
-        self._workers.remove(worker)
+        self._reap(worker)
         at = self._board.at[worker.number]
         if at and not worker.is_late:
             self._note_death(at - 1, worker.process.exitcode)
@@ -195,7 +189,7 @@ class Crew:
         self.set_aside.append(failure)
         if self._options.on_error != "raise":
             # At once: whatever ends this fill, the next need not find it out again.
-            self._record(failure)
+            self._appender.amend(failed=[failure.to_json()])
         if len(self.set_aside) > MOST_ASIDE:
             raise WorkerError(
                 f"{self._path}: {len(self.set_aside)} samples ended or hung their process, the last is "
@@ -214,18 +208,17 @@ class Crew:
             for worker in self._workers:
                 worker.process.join(max(0.0, limit - time.monotonic()))
         finally:
-            for worker in self._workers:
-                _reap(worker, 0)
-            self._workers = []
+            for worker in list(self._workers):
+                self._reap(worker, 0)
 
-
-def _reap(worker: _Worker, seconds: float = _STOP_SECONDS) -> None:
-    """Wait for a worker's process, then kill it: threads of the source may still run in it."""
-    worker.process.join(seconds)
-    if worker.process.is_alive():
-        worker.process.kill()
-    worker.process.join()
-    worker.results.close()
+    def _reap(self, worker: _Worker, seconds: float = _STOP_SECONDS) -> None:
+        """Wait for a worker's process, then kill it: threads of the source may still run in it."""
+        worker.process.join(seconds)
+        if worker.process.is_alive():
+            worker.process.kill()
+        worker.process.join()
+        worker.results.close()
+        self._workers.remove(worker)
 
 
 def _received(results: Any, text: str) -> BaseException:

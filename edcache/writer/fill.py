@@ -10,31 +10,18 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 
-from edcache import format, storage
-from edcache.base import (
-    ArchiveLockedError,
-    ArchiveNotFoundError,
-    CorruptArchiveError,
-    NotAnArchiveError,
-    Progress,
-    SourceError,
-    StorageError,
-    WorkerError,
-    human_bytes,
-)
-from edcache.format import Failure, Head
+from edcache import base, format, storage
+from edcache.format import Head
 from edcache.writer import temporary
 from edcache.writer.cluster import Cluster
 from edcache.writer.crew import Crew, crew_context, worker_count
 from edcache.writer.job import Job, check_length, check_source
-from edcache.writer.part import Part, Presence, Watch
+from edcache.writer.part import FAILED, Part, Presence, Watch
 from edcache.writer.store import AnyAppender
-from edcache.writer.stream import fill_stream, is_stream, stream_workers
+from edcache.writer.stream import check_stream_workers, fill_stream, is_stream
 
 logger = logging.getLogger("edcache")
 
@@ -51,20 +38,15 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
         rebuild: fill `path + ".edcache.new"` from nothing and put it in the place of `path` at the end;
             whoever has the old archive open keeps reading it. Of several processes that rebuild at once one
             does; the others wait, and take what it built.
-    Raises:
-        SourceError: the source raised, hung, or killed its workers; calling again continues there.
-        StaleCacheError: the archive has another length than the source.
-        UnsupportedTypeError, LabelError: a sample cannot be stored, or makes no label column.
-        StorageError: the disk is full, or will be.
-        WorkerError: workers end, and no sample is to blame.
-
     Whatever is raised, everything computed before is published.
     """
-    if is_stream(job.source):
-        run = partial(fill_stream, num_workers=stream_workers(job))
+    run = fill_stream if is_stream(job.source) else _fill
+    # Before anything is let go.
+    if run is fill_stream:
+        check_stream_workers(job)
     else:
         check_source(job.source, job.path)
-        run = partial(_fill, driver=_driver(job))
+        crew_context(job.options.multiprocessing_context)
     if rebuild and not job.store.begin_anew(job.head):
         _rebuild(job, run)
     else:
@@ -91,87 +73,59 @@ def _head_of(path: str) -> Head | None:
     try:
         with closing(storage.File.open(path, "r")) as file:
             return format.read_head(file.pread, path)[0]
-    except (ArchiveNotFoundError, NotAnArchiveError, CorruptArchiveError):
+    except (base.ArchiveNotFoundError, base.NotAnArchiveError, base.CorruptArchiveError):
         return None
 
 
-_Driver = Callable[[Job, AnyAppender, Presence, "_FillWatch"], None]
-"""Has what is missing computed and published."""
-
-
-def _driver(job: Job) -> _Driver:
-    """What computes: an executor, a crew of workers, or this process."""
-    options = job.options
-    context = crew_context(options.multiprocessing_context)
-    if options.executor is not None:
-        return _by_cluster
-    workers = worker_count(options.num_workers)
-    if options.timeout is not None:
-        workers = max(1, workers)
-    # A daemonic process, such as a DataLoader's worker, may not start others.
-    if not workers or multiprocessing.current_process().daemon:
-        return _alone
-    return partial(_by_crew, workers, context)
-
-
-def _alone(job: Job, appender: AnyAppender, presence: Presence, watch: _FillWatch) -> None:
-    Part(job, appender, presence, watch).run(presence.missing_claims)
-
-
-def _by_crew(
-    workers: int, context: Any, job: Job, appender: AnyAppender, presence: Presence, watch: _FillWatch
-) -> None:
-    claims = -(-len(presence.present) // appender.head.claim_size)
-
-    def record(failure: Failure) -> None:
-        appender.amend(failed=[failure.to_json()])
-
-    crew = Crew(job, min(workers, claims), context, watch.look, record)
-    crew.run()
-    if crew.set_aside and job.options.on_error == "raise":
-        reasons = "; ".join(failure.message for failure in crew.set_aside)
-        raise SourceError(f"{job.path}: {reasons}; the others are kept, and filling again tries again")
-
-
-def _by_cluster(job: Job, appender: AnyAppender, presence: Presence, watch: _FillWatch) -> None:
-    Cluster(job, appender, presence, watch.look).run()
-
-
-def _fill(job: Job, driver: _Driver) -> None:
+def _fill(job: Job) -> None:
     with closing(job.open()) as appender:
         job.publisher(appender)  # the labels are looked at before anything is computed
         job = replace(job, since=appender.chain.cursor.seq)
         presence = Presence(appender, job.length, job.since)
-        if presence.missing.any():
-            _compute(job, driver, appender, presence)
+        if presence.missing:
+            _compute(job, appender, presence)
         if presence.complete:
             appender.seal()
-        elif failed := int(np.count_nonzero(presence.tried & ~presence.present & ~presence.absent)):
+        elif failed := int(np.count_nonzero(presence.state == FAILED)):
             logger.warning(
                 "%s: %s of %s samples failed; the dataset's `errors` tells why, filling again tries again",
                 *(job.path, f"{failed:,}", f"{job.length:,}"),
             )
 
 
-def _compute(job: Job, driver: _Driver, appender: AnyAppender, presence: Presence) -> None:
+def _compute(job: Job, appender: AnyAppender, presence: Presence) -> None:
     joins, name = job.options.if_filling == "join", os.path.basename(job.path)
-    is_first = appender.join_fillers() if joins else not appender.has_fillers
-    with Progress(name, presence.count, job.length, job.options.progress, is_first) as progress:
+    is_first = appender.claims.join_fillers() if joins else not appender.claims.has_fillers
+    with base.Progress(name, presence.count, job.length, job.options.progress, is_first) as progress:
         _heed_others(job, appender, presence, progress)
-        appender.join_fillers()
+        appender.claims.join_fillers()
         try:
-            drive = driver if appender.can_lock else _alone
-            drive(job, appender, presence, _FillWatch(job, progress, appender, presence))
+            _drive(job, appender, presence, _FillWatch(job, progress, appender, presence))
         except KeyboardInterrupt as stop:
             raise KeyboardInterrupt(_how_to_resume(job, presence, *stop.args[:1])) from None
     presence.update()
-    check_length(job.path, appender.length, job.length)  # another process may have made it longer
-    left = int(np.count_nonzero(presence.missing))
-    if left:
-        raise WorkerError(
-            f"{job.path}: {left:,} of {job.length:,} samples were not computed; what was is kept, and "
-            "filling again computes the rest"
+    check_length(job.path, appender.chain.length, job.length)  # another process may have made it longer
+    if presence.missing:
+        raise base.WorkerError(
+            f"{job.path}: {presence.missing:,} of {job.length:,} samples were not computed; what was is "
+            "kept, and filling again computes the rest"
         )
+
+
+def _drive(job: Job, appender: AnyAppender, presence: Presence, watch: _FillWatch) -> None:
+    """Have an executor, a crew of workers, or this process compute and publish what is missing."""
+    claims, options = presence.missing_claims, job.options
+    workers = min(worker_count(options.num_workers), -(-job.length // appender.head.claim_size))
+    if options.timeout is not None:
+        workers = max(1, workers)
+    # A daemonic process, such as a DataLoader's worker, may not start others.
+    is_daemonic = multiprocessing.current_process().daemon
+    if options.executor is not None and appender.claims.can_lock:
+        Cluster(job, appender, presence, watch.look).run(claims)
+    elif workers and appender.claims.can_lock and not is_daemonic:
+        Crew(job, workers, appender, watch.look).run()
+    else:
+        Part(job, appender, presence, watch).run(claims)
 
 
 def _how_to_resume(job: Job, presence: Presence, where: object = "") -> str:
@@ -182,12 +136,12 @@ def _how_to_resume(job: Job, presence: Presence, where: object = "") -> str:
     return f"{f'interrupted {where}'.rstrip()}; {kept}"
 
 
-def _heed_others(job: Job, appender: AnyAppender, presence: Presence, progress: Progress) -> None:
-    if job.options.if_filling == "fail" and appender.has_fillers:
-        raise ArchiveLockedError(
+def _heed_others(job: Job, appender: AnyAppender, presence: Presence, progress: base.Progress) -> None:
+    if job.options.if_filling == "fail" and appender.claims.has_fillers:
+        raise base.ArchiveLockedError(
             f'{job.path}: another process is filling it; wait for it, or use if_filling="join"'
         )
-    while job.options.if_filling == "wait" and appender.has_fillers and presence.missing.any():
+    while job.options.if_filling == "wait" and appender.claims.has_fillers and presence.missing:
         time.sleep(_LOOK_SECONDS)
         progress.advance(presence.update())
 
@@ -195,28 +149,28 @@ def _heed_others(job: Job, appender: AnyAppender, presence: Presence, progress: 
 class _FillWatch(Watch):
     """What a fill in this process shows of itself, and whether the disk can hold what it will write."""
 
-    def __init__(self, job: Job, progress: Progress, appender: AnyAppender, presence: Presence) -> None:
+    def __init__(self, job: Job, progress: base.Progress, appender: AnyAppender, presence: Presence) -> None:
         self._job = job
         self._progress = progress
         self._appender = appender
         self._presence = presence
-        self._began_at = appender.end_offset
-        self._missing = int(np.count_nonzero(presence.missing)) if job.options.check_space else 0
+        self._began_at = appender.chain.cursor.offset
+        self._missing = presence.missing if job.options.check_space else 0
 
     def done(self, nbytes: int) -> None:
         self._progress.advance(1, nbytes)
 
     def published(self, samples: int) -> None:
-        self._check_space(samples, self._appender.end_offset - self._began_at)
+        self._check_space(samples, self._appender.chain.cursor.offset - self._began_at)
 
     def found(self, samples: int) -> None:
         self._progress.advance(samples)
 
     def look(self) -> None:
         """Show what others have published, workers of this fill too."""
-        before = self._appender.end_offset
+        before = self._appender.chain.cursor.offset
         samples = self._presence.update()
-        nbytes = self._appender.end_offset - before
+        nbytes = self._appender.chain.cursor.offset - before
         if samples:
             self._progress.advance(samples, nbytes)
             self._check_space(samples, nbytes)
@@ -231,12 +185,12 @@ class _FillWatch(Watch):
         if free is None or needed <= free * _WARN:
             return
         text = (
-            f"{store.path}: the {left:,} samples that are missing take about {human_bytes(needed)}, "
-            f"the {store.room} has {human_bytes(free)} left"
+            f"{store.path}: the {left:,} samples that are missing take about {base.human_bytes(needed)}, "
+            f"the {store.room} has {base.human_bytes(free)} left"
         )
         if needed <= free * store.tolerance:
             logger.warning("%s", text)
             return
-        error = StorageError(f"{text}; free some, or pass check_space=False")
+        error = base.StorageError(f"{text}; free some, or pass check_space=False")
         error.errno = errno.ENOSPC
         raise error

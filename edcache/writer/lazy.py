@@ -150,7 +150,7 @@ class _OpenArchive:
         """Whether the archive has a sample now."""
         with self._looking:
             self._seen.update()
-        return bool(self._seen.present[index]) and bool(self._looker.present([index]))
+        return self._seen.has(index) and bool(self._looker.present([index]))
 
     def keep(self, index: int, sample: Any) -> None:
         """Encode a sample now, for the thread to publish."""
@@ -168,7 +168,7 @@ class _OpenArchive:
             if not self._is_running():
                 self._thread = threading.Thread(target=self._run, name="edcache-lazy", daemon=True)
                 self._thread.start()
-            has_all = self._seen.count + len(self.pending) >= len(self._seen.present)
+            has_all = self._seen.count + len(self.pending) >= len(self._seen.state)
             if self._publisher.full or has_all:
                 self._hand_over()
 
@@ -261,7 +261,7 @@ class _OpenArchive:
         self._presence.update()
         with self._measuring() as room:
             # A sample may have been computed twice at a time; it is stored once.
-            published = [index for index in builder.indices if self._presence.present[index]]
+            published = [index for index in builder.indices if self._presence.has(index)]
             fits = self._publisher.publish_taken(builder, self._appender.present(published), room)
         self._presence.update()
         if self._presence.complete:
@@ -275,12 +275,13 @@ class _OpenArchive:
         if self._max_bytes is None:
             yield None
             return
-        self._appender.wait_claim(_SIZE_CLAIM)
+        claims = self._appender.claims
+        claims.wait(_SIZE_CLAIM)
         try:
             self._presence.update()
-            yield self._max_bytes - self._appender.end_offset
+            yield self._max_bytes - self._appender.chain.cursor.offset
         finally:
-            self._appender.release(_SIZE_CLAIM)
+            claims.release(_SIZE_CLAIM)
 
     def _stop_keeping(self, reason: str) -> None:
         with self._turn:

@@ -22,19 +22,7 @@ from typing import Any
 
 from edcache import format
 from edcache.base import StaleArchiveError, StorageError, Sync
-from edcache.format import (
-    PAGE,
-    Chain,
-    ChunkTable,
-    Cursor,
-    Head,
-    Header,
-    Revision,
-    pack_index,
-    pack_labels,
-    read_revision,
-    read_table,
-)
+from edcache.format import Chain, ChunkTable, Cursor, Head, Header, Revision
 from edcache.storage import File
 
 
@@ -99,11 +87,11 @@ class Log:
 
     def table(self, header: Header) -> ChunkTable:
         """The table of a chunk."""
-        return read_table(self.file.pread, header, self.file.path)
+        return format.read_table(self.file.pread, header, self.file.path)
 
     def revision(self, header: Header) -> Revision:
         """The labels that an entry adds or drops."""
-        return read_revision(self.file.pread, header, self.file.path)
+        return format.read_revision(self.file.pread, header, self.file.path)
 
     @contextmanager
     def appending(self) -> Iterator[None]:
@@ -150,7 +138,7 @@ class Log:
         nbytes = sum(memoryview(part).nbytes for part in parts)
         # The header is longer where 64-bit sizes are needed, so the padding follows from it.
         header_nbytes = replace(bare, payload_nbytes=nbytes).nbytes
-        total = format.align(header_nbytes + nbytes, PAGE)
+        total = format.align(header_nbytes + nbytes, format.PAGE)
         parts = [*parts, bytes(total - header_nbytes - nbytes)]
         crc = 0
         for part in parts:
@@ -217,8 +205,8 @@ class Log:
         """Write index, labels and zip directory behind the chain, the index's header last."""
         contents = self.chain.contents(self.table)
         revised = self.chain.revised(contents, self.revision)
-        index_bytes = pack_index(contents.index._replace(labels=revised.columns))
-        labels_bytes = pack_labels(revised.table)
+        index_bytes = format.pack_index(contents.index._replace(labels=revised.columns))
+        labels_bytes = format.pack_labels(revised.table)
         records = len(contents.index.records.offset)
         rows = max(records, revised.table.num_rows)
         length = contents.index.length

@@ -7,14 +7,17 @@ that fill one archive share the work, and none waits for a dead one.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache.base import SourceError
 from edcache.writer.job import Job
 from edcache.writer.store import AnyAppender
+
+# Of a sample, in the order in which they rule: it is to be computed; again, as an earlier fill failed at it;
+# this fill failed at it; it is recorded as absent for good; it has a record.
+MISSING, RETRIED, FAILED, ABSENT, PRESENT = range(5)
 
 
 class Presence:
@@ -23,9 +26,7 @@ class Presence:
     Args:
         since: failures that were recorded before the entry of this sequence number are tried again.
     Attributes:
-        present: bool [length], which have a record. count: how many.
-        absent: bool [length], which are recorded as absent for good.
-        tried: bool [length], which failed since. retried: which failed before.
+        state: uint8 [length], the states above. count: how many samples have a record.
     """
 
     def __init__(self, appender: AnyAppender, length: int, since: int = 0) -> None:
@@ -33,7 +34,7 @@ class Presence:
         self._claim_size = appender.head.claim_size
         self._since = since
         self._entries = self._chunks = self._lost = 0
-        self.present, self.absent, self.tried, self.retried = (np.zeros(length, bool) for _ in range(4))
+        self.state = np.full(length, MISSING, np.uint8)
         self.count = 0
         self.update()
 
@@ -44,48 +45,47 @@ class Presence:
         if chain.cursor.seq == self._entries and len(chain.lost) == self._lost:
             return 0
         self._entries = chain.cursor.seq
-        for failed, (entry, failure) in chain.failures.items():
-            if failed < len(self.present):
-                self.absent[failed] = failure.final
-                self.tried[failed] = entry >= self._since
-                self.retried[failed] = entry < self._since
         if len(chain.lost) != self._lost:
             # What a power cut took is missing again, and stands in the list of chunks no more.
-            self._lost, self._chunks, self.present[:] = len(chain.lost), 0, False
-        index = self._appender.indices_of(chain.chunks[self._chunks :])
+            self._lost, self._chunks, self.state[:] = len(chain.lost), 0, MISSING
+        for index, (entry, failure) in chain.failures.items():
+            if index < len(self.state) and self.state[index] != PRESENT:
+                self.state[index] = ABSENT if failure.final else FAILED if entry >= self._since else RETRIED
+        indices = self._appender.indices_of(chain.chunks[self._chunks :])
         self._chunks = len(chain.chunks)
-        self.present[index[index < len(self.present)]] = True
-        before, self.count = self.count, int(np.count_nonzero(self.present))
+        self.state[indices[indices < len(self.state)]] = PRESENT
+        before, self.count = self.count, int(np.count_nonzero(self.state == PRESENT))
         return self.count - before
 
+    def has(self, index: int) -> bool:
+        """Whether a sample has a record."""
+        return bool(self.state[index] == PRESENT)
+
     @property
-    def missing(self) -> npt.NDArray[np.bool_]:
-        """Which samples are to be computed: bool [length]."""
-        return self._missing(slice(None))
+    def missing(self) -> int:
+        """How many samples are to be computed."""
+        return int(np.count_nonzero(self.state <= RETRIED))
 
     def missing_in(self, claim: int) -> list[int]:
         """The indices in a claim that are to be computed."""
         start = claim * self._claim_size
-        part = self._missing(slice(start, start + self._claim_size))
-        return [start + offset for offset in np.flatnonzero(part).tolist()]
-
-    def _missing(self, part: slice) -> npt.NDArray[np.bool_]:
-        missing: npt.NDArray[np.bool_] = ~(self.present[part] | self.absent[part] | self.tried[part])
-        return missing
+        missing = np.flatnonzero(self.state[start : start + self._claim_size] <= RETRIED)
+        return [start + offset for offset in missing.tolist()]
 
     @property
     def missing_claims(self) -> list[int]:
         """The claims in which something is to be computed, first those with samples that failed before."""
-        starts = np.arange(0, len(self.present), self._claim_size)
-        missing = self.missing
-        retried = np.logical_or.reduceat(missing & self.retried, starts)
-        missing = np.logical_or.reduceat(missing, starts)
+        starts = np.arange(0, len(self.state), self._claim_size)
+        retried, missing = (
+            np.logical_or.reduceat(states, starts)
+            for states in (self.state == RETRIED, self.state == MISSING)
+        )
         return [*np.flatnonzero(retried).tolist(), *np.flatnonzero(missing & ~retried).tolist()]
 
     @property
     def complete(self) -> bool:
         """Whether every sample has a record, or is recorded as absent for good."""
-        return bool((self.present | self.absent).all())
+        return bool((self.state >= ABSENT).all())
 
 
 class Watch:
@@ -117,9 +117,9 @@ class Part:
 
     def __init__(self, job: Job, appender: AnyAppender, presence: Presence, watch: Watch) -> None:
         self._job = job
-        self._appender = appender
         self._presence = presence
         self._watch = watch
+        self._claims = appender.claims
         self._publisher = job.publisher(appender)
         self._held: list[int] = []
         self._unseen = 0
@@ -129,27 +129,24 @@ class Part:
 
         What was computed is published before anything is raised.
         """
+        claimed_by_others = []
         try:
-            self._compute_claims(claims)
+            for claim in claims:
+                if not self._presence.missing_in(claim):
+                    continue
+                if self._claims.claim(claim):
+                    self._compute(claim)
+                else:
+                    claimed_by_others.append(claim)
+            for claim in claimed_by_others:
+                # Nothing is held while waiting, so that two fills cannot wait for each other.
+                self._publish()
+                with self._watch.interruptible():
+                    self._claims.wait(claim)
+                self._compute(claim)
         finally:
             self._publish()
             self._presence.update()
-
-    def _compute_claims(self, claims: list[int]) -> None:
-        claimed_by_others = []
-        for claim in claims:
-            if not self._presence.missing_in(claim):
-                continue
-            if self._appender.claim(claim):
-                self._compute(claim)
-            else:
-                claimed_by_others.append(claim)
-        for claim in claimed_by_others:
-            # Nothing is held while waiting, so that two fills cannot wait for each other.
-            self._publish()
-            with self._watch.interruptible():
-                self._appender.wait_claim(claim)
-            self._compute(claim)
 
     def _compute(self, claim: int) -> None:
         """Compute what is missing in a claim that this process has locked."""
@@ -192,5 +189,13 @@ class Part:
     def _release(self, keep: int | None = None) -> None:
         for claim in self._held:
             if claim != keep:
-                self._appender.release(claim)
+                self._claims.release(claim)
         self._held = [claim for claim in self._held if claim == keep]
+
+
+def help_fill(job: Job, watch: Watch, claims: list[int] | None = None) -> None:
+    """Have this process compute what is missing in some claims, or in all, beside others."""
+    with closing(job.open()) as appender:
+        appender.claims.join_fillers()
+        presence = Presence(appender, job.length, job.since)
+        Part(job, appender, presence, watch).run(presence.missing_claims if claims is None else claims)

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import (
-    ArchiveClosedError,
-    ArchiveNotFoundError,
-    Folder,
-    OptionError,
-    ReadOptions,
-    Show,
-    Sync,
-)
+from edcache import base
 from edcache.format import Chain, ChunkTable, Head, Header, LabelTypes
 from edcache.storage import Location, located
 
@@ -29,7 +21,7 @@ if TYPE_CHECKING:
     from edcache.writer.chunk import Chunk
 
 # How an archive is opened to be looked at: incomplete ones too, without a warning.
-AS_IT_IS = ReadOptions(allow_partial=True)
+AS_IT_IS = base.ReadOptions(allow_partial=True)
 
 
 class Store(Location):
@@ -51,30 +43,32 @@ class Store(Location):
         """The same, where its name says all; else with a name made of the fingerprint of what is cached."""
         return self
 
-    def reader(self, options: ReadOptions) -> AnyReader:
+    def reader(self, options: base.ReadOptions) -> AnyReader:
         """What reads its samples; errors as of `edcache.Reader`, and OptionError for what only files take."""
         from edcache.reader import Reader
 
         return Reader(self, options)
 
-    def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
+    def found(self, options: base.ReadOptions = AS_IT_IS) -> AnyReader | None:
         """The archive that is there, open, if one is and its creator lived to write its head."""
         try:
             return self._opened(options)
-        except ArchiveNotFoundError:
+        except base.ArchiveNotFoundError:
             return None
 
-    def _opened(self, options: ReadOptions) -> AnyReader:
+    def _opened(self, options: base.ReadOptions) -> AnyReader:
         reader = self.reader(options)
         reader.head  # noqa: B018 - it is read here
         return reader
 
-    def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
+    def filled_in(
+        self, *, is_stream: bool, is_lazy: bool, sync: base.Sync, spool: base.Folder = None
+    ) -> Store:
         """The store that a fill writes into: this one, or until `published` what stands for it in `spool`."""
         return self
 
     def published(
-        self, show: Show, is_done: Callable[[], bool], *, replaces: bool
+        self, show: base.Show, is_done: Callable[[], bool], *, replaces: bool
     ) -> AbstractContextManager[None]:
         """Bring what is filled in the block, where `filled_in` said, to where it belongs.
 
@@ -84,7 +78,7 @@ class Store(Location):
         return nullcontext()
 
     @abstractmethod
-    def appender(self, head: Head, sync: Sync) -> AnyAppender:
+    def appender(self, head: Head, sync: base.Sync) -> AnyAppender:
         """Open it for appending, made with `head` where nothing is there yet; as `Appender.open`."""
 
     def begin_anew(self, head: Head) -> bool:
@@ -100,24 +94,20 @@ class Store(Location):
 
     def part(self, fraction: float) -> int:
         """So much of what the cache has and may still take, in bytes; OptionError where nobody can tell."""
-        raise OptionError(f"max_bytes={fraction!r} is a part of a disk; for {self.called} give bytes")
+        raise base.OptionError(f"max_bytes={fraction!r} is a part of a disk; for {self.called} give bytes")
 
     # --- deleting ---
 
     def check_deletable(self, *, force: bool = False) -> None:
         """Raise where it cannot be deleted by its name, or is being filled and not `force`.
 
-        What has a `naming` is a file, which is looked at and deleted as one; nothing here is asked of it but
-        what is particular to its backend.
-
-        Raises:
-            OptionError: nothing is deleted there. ArchiveNotFoundError, ArchiveLockedError.
+        What has a `naming` is a file, which is deleted as one: here is asked what is its backend's alone.
         """
         self.local_path()
 
     def delete(self) -> dict[str, int]:
         """Delete what is no file; gives how many things went, by what they are called, the most first."""
-        raise OptionError(f"{self.path}: {self.called} is not deleted from here")
+        raise base.OptionError(f"{self.path}: {self.called} is not deleted from here")
 
 
 def store_at(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Store:
@@ -140,13 +130,24 @@ class _AnyClaims(Protocol):
     """Who computes what; whoever ends, however it ends, lets go of its claims."""
 
     @property
-    def can_lock(self) -> bool: ...
+    def can_lock(self) -> bool:
+        """Whether other processes can share the work; False once the file system has refused a lock."""
+
     @property
-    def has_fillers(self) -> bool: ...
-    def join_fillers(self) -> bool: ...
-    def claim(self, number: int) -> bool: ...
-    def wait(self, number: int) -> None: ...
-    def release(self, number: int) -> None: ...
+    def has_fillers(self) -> bool:
+        """Whether another process fills the archive; False where the system cannot tell."""
+
+    def join_fillers(self) -> bool:
+        """Let others see, until the archive is closed, that this process writes it; whether no other did."""
+
+    def claim(self, number: int) -> bool:
+        """Take a claim of a fill if nobody else has it; says whether it did."""
+
+    def wait(self, number: int) -> None:
+        """Take a claim, waiting until its holder publishes or dies."""
+
+    def release(self, number: int) -> None:
+        """Let go of a claim."""
 
 
 class AnyAppender(ABC):
@@ -171,19 +172,10 @@ class AnyAppender(ABC):
         return self._log.chain
 
     @property
-    def end_index(self) -> int:
-        """One more than the largest sample index published so far."""
-        return self.chain.end_index
-
-    @property
-    def length(self) -> int | None:
-        """Samples of the dataset, where the head or an amendment says it."""
-        return self.chain.length
-
-    @property
-    def end_offset(self) -> int:
-        """Where the chain ends, as far as seen: bytes from the start of the file, or of what would be one."""
-        return self.chain.cursor.offset
+    def claims(self) -> _AnyClaims:
+        """Who computes what."""
+        self.check_usable()
+        return self._claims
 
     def catch_up(self) -> None:
         """Take in what others published since; reads headers only and takes no lock."""
@@ -244,36 +236,6 @@ class AnyAppender(ABC):
     def seal(self) -> None:
         """Write index, labels and zip directory behind the chain; does nothing where they are there."""
 
-    @property
-    def can_lock(self) -> bool:
-        """Whether other processes can share the work; False once the file system has refused a lock."""
-        return self._claims.can_lock
-
-    @property
-    def has_fillers(self) -> bool:
-        """Whether another process fills the archive; False where the system cannot tell."""
-        self.check_usable()
-        return self._claims.has_fillers
-
-    def join_fillers(self) -> bool:
-        """Let others see, until `close`, that this process writes the archive; says whether no other did."""
-        self.check_usable()
-        return self._claims.join_fillers()
-
-    def claim(self, number: int) -> bool:
-        """Take claim `number` of a fill if nobody else has it; says whether it did."""
-        self.check_usable()
-        return self._claims.claim(number)
-
-    def wait_claim(self, number: int) -> None:
-        """Take claim `number`, waiting until its holder publishes or dies."""
-        self.check_usable()
-        self._claims.wait(number)
-
-    def release(self, number: int) -> None:
-        """Let go of a claim."""
-        self._claims.release(number)
-
     @abstractmethod
     def close(self) -> None:
         """Let go of it without sealing; idempotent, and nothing in a process that inherited it."""
@@ -291,9 +253,9 @@ class AnyAppender(ABC):
         """Raise ArchiveClosedError after close() or in a forked child."""
         if self._pid != os.getpid():
             # A child does not keep a file: every lock on it would be the parent's too.
-            raise ArchiveClosedError(
+            raise base.ArchiveClosedError(
                 f"{self.path}: opened for appending by process {self._pid}, used in its child "
                 f"{os.getpid()}; open it again in the child"
             )
         if self.closed:
-            raise ArchiveClosedError(f"{self.path}: closed; open it again to append")
+            raise base.ArchiveClosedError(f"{self.path}: closed; open it again to append")

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from edcache.base import OptionError, Progress
 from edcache.writer.crew import worker_count
 from edcache.writer.job import Job, check_blame, check_origin, refusal
-from edcache.writer.publisher import Publisher
 
 
 def is_stream(source: Any) -> bool:
@@ -25,17 +24,16 @@ def is_stream(source: Any) -> bool:
     return hasattr(source, "__iter__") and not is_map
 
 
-def stream_workers(job: Job) -> int:
-    """How many DataLoader workers iterate an IterableDataset, each its own share; OptionError for another."""
+def check_stream_workers(job: Job) -> None:
+    """Raise OptionError where workers are to iterate what is no IterableDataset, each its own share."""
     num_workers = worker_count(job.options.num_workers)
     if num_workers and not isinstance(job.source, IterableDataset):
         raise OptionError(
             f"{job.path}: num_workers={num_workers} is for an IterableDataset, which divides itself"
         )
-    return num_workers
 
 
-def fill_stream(job: Job, num_workers: int) -> None:
+def fill_stream(job: Job) -> None:
     """Store the samples of `job.source` in their order, and seal the archive when there are no more.
 
     What is there from before is passed over, not stored again.
@@ -45,8 +43,8 @@ def fill_stream(job: Job, num_workers: int) -> None:
         # What fails is gone with the iteration: there is no later try.
         job = replace(job, options=replace(job.options, on_error="skip_final"))
     with closing(job.store.appender(job.head, job.sync)) as appender:
-        is_first = appender.join_fillers()
-        appender.wait_claim(0)
+        is_first = appender.claims.join_fillers()
+        appender.claims.wait(0)
         appender.catch_up()
         check_origin(job.path, appender.head, job)
         if appender.chain.seal is not None:
@@ -54,35 +52,28 @@ def fill_stream(job: Job, num_workers: int) -> None:
         # Not all below the last: a power cut may have taken a chunk between others.
         kept = set(appender.indices_of(appender.chain.chunks).tolist()) | set(appender.chain.failures)
         publisher = job.publisher(appender)
-        with Progress(
-            os.path.basename(job.path), len(kept), None, job.options.progress, is_first
-        ) as progress:
-            count = _store(_samples(job, num_workers), publisher, kept, progress)
-            if count != appender.end_index:
+        count, name = 0, os.path.basename(job.path)
+        with Progress(name, len(kept), None, job.options.progress, is_first) as progress:
+            try:
+                for index, sample in enumerate(_samples(job)):
+                    count = index + 1
+                    if index in kept:
+                        continue
+                    before = publisher.pending_nbytes
+                    publisher.add(index, sample)
+                    progress.advance(1, publisher.pending_nbytes - before)
+                    if publisher.full or publisher.overdue:
+                        publisher.publish()
+            finally:
+                publisher.publish()
+            if count != appender.chain.end_index:
                 appender.amend(length=count)
             appender.seal()
 
 
-def _store(samples: Iterator[Any], publisher: Publisher, kept: set[int], progress: Progress) -> int:
-    """Publish what is not kept already; returns how many samples there are."""
-    count = 0
-    try:
-        for index, sample in enumerate(samples):
-            count = index + 1
-            if index in kept:
-                continue
-            before = publisher.pending_nbytes
-            publisher.add(index, sample)
-            progress.advance(1, publisher.pending_nbytes - before)
-            if publisher.full or publisher.overdue:
-                publisher.publish()
-    finally:
-        publisher.publish()
-    return count
-
-
-def _samples(job: Job, num_workers: int) -> Iterator[Any]:
+def _samples(job: Job) -> Iterator[Any]:
     source: Iterable[Any] = job.source
+    num_workers = worker_count(job.options.num_workers)
     if num_workers:
         source = DataLoader(job.source, batch_size=None, num_workers=num_workers, collate_fn=_as_it_is)
     remaining = iter(source)

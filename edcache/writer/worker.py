@@ -9,14 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, parent_process
 from typing import Any, Final
 
 import torch
 
 from edcache.writer.job import Job, refusal, traceback_of
-from edcache.writer.part import Part, Presence, Watch
+from edcache.writer.part import Watch, help_fill
 
 # Whoever lost its parent may finish its sample, and publish, for so long.
 GRACE_SECONDS = 2.0
@@ -67,10 +67,7 @@ def work(job: Job, board: Board, number: int, results: Any) -> None:
     _settle(watch, number)
     error: BaseException | None = None
     try:
-        with closing(job.open()) as appender:
-            appender.join_fillers()
-            presence = Presence(appender, job.length, job.since)
-            Part(job, appender, presence, watch).run(presence.missing_claims)
+        help_fill(job, watch)
     except Stopped as stopped:
         error = stopped
     except KeyboardInterrupt as raised:  # by the source: a signal raises Stopped here

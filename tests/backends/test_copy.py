@@ -18,8 +18,9 @@ import archives
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from far import Far, Full, Killing, Watching, ended, in_child, is_sample, make
+from far import Far, is_sample, make
 from scale import scaled, seeded
+from systems import Full, Killing, Watching, ended, in_child
 
 import edcache
 from edcache import CachedDataset, CacheWriter, copy_to_local, storage

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from far import Far, Full, Killing, Watching, ended, in_child, is_sample, make
+from far import Far, is_sample, make
 from scale import scaled, seeded
+from systems import Full, Killing, Watching, ended, in_child
 from torch.utils.data import DataLoader
 
 from edcache import CachedDataset, CacheWriter, Reader, copy_to_local, storage, verify

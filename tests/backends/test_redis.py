@@ -425,7 +425,7 @@ def test_of_those_who_build_anew_at_once_one_does_and_the_others_join_it(server)
     head = CachedDataset(Source(), url, keep_existing=False).head
     assert head.uuid != first
     filling = RedisAppender.open(url, head)
-    filling.join_fillers()
+    filling.claims.join_fillers()
     store_at(url).begin_anew(type(head)(**{**head.__dict__, "uuid": bytes(range(16))}))
     assert CachedDataset.from_cache(url).head.uuid == head.uuid
     filling.close()
@@ -719,11 +719,11 @@ def test_a_cache_that_is_being_filled_is_not_deleted_unless_forced(server):
 
     ds = CachedDataset(Source(), server.url("digits"))
     filling = RedisAppender.open(server.url("digits"), ds.head)
-    assert filling.join_fillers()
-    assert filling.join_fillers()
-    assert not filling.has_fillers
+    assert filling.claims.join_fillers()
+    assert filling.claims.join_fillers()
+    assert not filling.claims.has_fillers
     other = RedisAppender.open(server.url("digits"), ds.head)
-    assert not other.join_fillers()
+    assert not other.claims.join_fillers()
     other.close()
     assert "another process is filling it; wait for it to end, or pass --force" in run(
         "rm", server.url("digits"), code=1

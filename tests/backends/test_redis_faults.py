@@ -142,16 +142,16 @@ def test_a_claim_lives_while_its_holder_does_and_goes_with_it(server):
     url = server.url("digits", claim_seconds=0.4)
     head = CachedDataset(Source(), url).head
     one, other = RedisAppender.open(url, head), RedisAppender.open(url, head)
-    one.join_fillers()
-    assert one.claim(3)
-    assert not other.claim(3)
+    one.claims.join_fillers()
+    assert one.claims.claim(3)
+    assert not other.claims.claim(3)
     time.sleep(1.0)
-    assert not other.claim(3)
-    assert other.has_fillers
+    assert not other.claims.claim(3)
+    assert other.claims.has_fillers
     one.close()
-    assert other.claim(3)
-    assert not other.has_fillers
-    other.release(3)
+    assert other.claims.claim(3)
+    assert not other.claims.has_fillers
+    other.claims.release(3)
     other.close()
     assert not [key for key in server.all_keys() if ":claim:" in key]
 
@@ -160,11 +160,11 @@ def test_a_claim_that_another_has_meanwhile_is_not_released(server):
     url = server.url("digits", claim_seconds=5)
     head = CachedDataset(Source(), url).head
     one, other = RedisAppender.open(url, head), RedisAppender.open(url, head)
-    assert one.claim(3)
+    assert one.claims.claim(3)
     server.raw.delete(*[key for key in server.all_keys() if ":claim:" in key])
-    assert other.claim(3)
-    one.release(3)
-    assert not one.claim(3)
+    assert other.claims.claim(3)
+    one.claims.release(3)
+    assert not one.claims.claim(3)
     one.close()
     other.close()
 

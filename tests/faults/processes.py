@@ -7,17 +7,13 @@ import os
 import signal
 import struct
 import termios
-import traceback
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import Any
 
 from scenarios import Notes
+from systems import ended, in_child
 
 from edcache import storage
-from edcache.storage import calls
-
-HANGS = 60
 
 
 class Told(Notes):
@@ -39,9 +35,7 @@ class Child:
 
     def __init__(self, step: Callable[[Told], Any], system: storage.System) -> None:
         self._receiver, sender = os.pipe()
-        self.pid = os.fork()
-        if self.pid == 0:
-            _work(step, system, Told(sender))
+        self.pid = in_child(lambda: step(Told(sender)), system)
         os.close(sender)
 
     def kill(self) -> None:
@@ -63,19 +57,4 @@ class Child:
 
     def ended(self) -> int:
         """0, 1 after an exception, the signal as a negative number."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-
-
-def _work(step: Callable[[Told], Any], system: storage.System, notes: Told) -> None:
-    code = 1
-    try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.alarm(HANGS)
-        with calls.replace_system(system):
-            step(notes)
-        code = 0
-    except BaseException:
-        with suppress(BaseException):
-            os.write(2, f"\nin a child: {traceback.format_exc()}\n".encode())
-    finally:
-        os._exit(code)
+        return ended(self.pid)

@@ -12,6 +12,7 @@ from disk import MemoryDisk
 from outcomes import CALLS
 from scale import thinned
 from scenarios import OPTIONS, PATH, SCENARIOS, Notes, Scenario, newest, read_all, record, sample
+from systems import routed
 
 import edcache
 from edcache import CacheWriter, EdcacheError
@@ -48,6 +49,7 @@ ERRORS: dict[str, tuple[Any, ...]] = {
 }
 
 
+@routed(CALLS)
 class FailingDisk(MemoryDisk):
     """Fails the n-th call, or all calls of that name from the n-th on.
 
@@ -69,41 +71,31 @@ class FailingDisk(MemoryDisk):
             return True
         return False
 
-
-def _failing(name: str) -> Any:
-    plain = getattr(MemoryDisk, name)
-
-    def call(self: FailingDisk, *arguments: Any) -> Any:
-        if self._is_inside:
-            return plain(self, *arguments)
+    def around(self, name: str, plain: Any, *arguments: Any) -> Any:
+        if self._is_inside:  # one call of the disk by another
+            return plain(*arguments)
         self._is_inside = True
         try:
             if not self.fails(name):
-                return plain(self, *arguments)
+                return plain(*arguments)
             if self.error == SHORT:
-                return _short(self, name, plain, arguments)
+                return _short(name, plain, arguments)
             if name == "pwrite":  # a full disk takes a part first
                 fd, data, offset = arguments
-                plain(self, fd, data[: len(data) // 2], offset)
+                plain(fd, data[: len(data) // 2], offset)
             if name in ("close", "unlock"):  # the kernel lets go all the same
-                plain(self, *arguments)
+                plain(*arguments)
             raise OSError(self.error, os.strerror(self.error))
         finally:
             self._is_inside = False
 
-    return call
 
-
-def _short(disk: FailingDisk, name: str, plain: Any, arguments: tuple[Any, ...]) -> Any:
+def _short(name: str, plain: Any, arguments: tuple[Any, ...]) -> Any:
     if name == "pwrite":
         fd, data, offset = arguments
-        return plain(disk, fd, data[: max(1, len(data) // 2)], offset)
+        return plain(fd, data[: max(1, len(data) // 2)], offset)
     fd, nbytes, offset = arguments
-    return plain(disk, fd, max(1, nbytes // 2), offset)
-
-
-for _name in CALLS:
-    setattr(FailingDisk, _name, _failing(_name))
+    return plain(fd, max(1, nbytes // 2), offset)
 
 
 def run(scenario: Scenario, disk: MemoryDisk, notes: Notes) -> BaseException | None:

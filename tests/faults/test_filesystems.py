@@ -22,9 +22,10 @@ from typing import Any
 
 import pytest
 import scenarios
-from processes import HANGS, Child, Told
+from processes import Child, Told
 from scale import scaled, seeded
 from scenarios import OPTIONS, read_all, sample, write
+from systems import HANGS, Rebooted, routed
 
 import edcache
 from edcache import CacheWriter, EdcacheError, storage
@@ -113,6 +114,7 @@ def filesystem(request: pytest.FixtureRequest) -> Iterator[FileSystem]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@routed(("pwrite", "truncate", "replace", "sync"))
 class Failing(storage.System):
     """Crashes the file system, and then its process, at one of the writes, cuts, syncs and renames.
 
@@ -131,32 +133,16 @@ class Failing(storage.System):
                 self.crash()
                 os._exit(0)
 
-    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+    def around(self, name: str, plain: Callable[..., Any], *arguments: Any) -> Any:
         self._count()
-        return super().pwrite(fd, data, offset)
-
-    def truncate(self, fd: int, size: int) -> None:
-        self._count()
-        super().truncate(fd, size)
-
-    def replace(self, source: str, target: str) -> None:
-        self._count()
-        super().replace(source, target)
-        self._count()
-
-    def sync(self, fd: int) -> None:
-        self._count()
-        super().sync(fd)
-        with self.ended:
-            self.syncs += 1
-            self.ended.notify_all()
-
-
-class Rebooted(storage.System):
-    """The machine has started since any file was written."""
-
-    def boot_time(self) -> float:
-        return time.time() + 1_000
+        result = plain(*arguments)
+        if name == "replace":
+            self._count()
+        elif name == "sync":
+            with self.ended:
+                self.syncs += 1
+                self.ended.notify_all()
+        return result
 
 
 def _write(notes: Told, sync: Any, when_published: bool, when_sealed: bool) -> None:

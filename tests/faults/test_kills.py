@@ -24,6 +24,7 @@ import scenarios
 from processes import Child, Told
 from scale import scaled, seeded, thinned
 from scenarios import OPTIONS, SCENARIOS, Notes, Scenario, newest, read_all, sample, write
+from systems import CALLS, routed
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError, storage
@@ -37,9 +38,9 @@ pytestmark = [
 ]
 RECOMPUTED = 1_000
 AT_RANDOM = scaled(30)
-CALLS = [name for name in vars(storage.System) if not name.startswith("_")]
 
 
+@routed(CALLS)
 class Deadly(storage.System):
     """Kills its process at one of its calls: before, in the middle of a write, or after it.
 
@@ -50,29 +51,19 @@ class Deadly(storage.System):
         self.at, self.moment = at, moment
         self.names: list[str] = []
 
-
-def _deadly(name: str) -> Callable[..., Any]:
-    plain = getattr(storage.System, name)
-
-    def call(self: Deadly, *arguments: Any) -> Any:
+    def around(self, name: str, plain: Callable[..., Any], *arguments: Any) -> Any:
         is_last = len(self.names) == self.at
         self.names.append(name)
         if not is_last:
-            return plain(self, *arguments)
+            return plain(*arguments)
         try:
             if self.moment == "half":
                 fd, data, offset = arguments
-                plain(self, fd, data[: len(data) // 2], offset)
+                plain(fd, data[: len(data) // 2], offset)
             elif self.moment == "after":
-                plain(self, *arguments)
+                plain(*arguments)
         finally:
             os.kill(os.getpid(), signal.SIGKILL)
-
-    return call
-
-
-for _name in CALLS:
-    setattr(Deadly, _name, _deadly(_name))
 
 
 class Found(NamedTuple):

@@ -427,7 +427,7 @@ class Archive(RuleBasedStateMachine):
         twin = self.path + ".twin"
         shutil.copyfile(self.path, twin)
         w = CacheWriter(twin, "a", in_memory_keys=self.keys, publish_seconds=None, sync="never")
-        end, place = w._appender._log.end, w._appender.end_offset
+        end, place = w._appender._log.end, w._appender.chain.cursor.offset
         w.append(POOL[3])
         w.abort()
         entry = Path(twin).read_bytes()[place:]

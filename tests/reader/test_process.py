@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from descriptors import needs_proc, open_files
+from systems import CALLS, routed
 from torch.utils.data import DataLoader
 
 import edcache
@@ -467,31 +468,18 @@ def test_labels_that_make_no_column_never_end_an_archive(
 # --- files that grow or shrink meanwhile, and descriptors that leak ---
 
 
+@routed(CALLS)
 class Meanwhile(storage.System):
     """Before the n-th call, something else is done to the file."""
 
     def __init__(self, n: int, action: Callable[[], object]) -> None:
         self.left, self.action = n, action
 
-    def step(self) -> None:
+    def around(self, name: str, plain: Callable[..., Any], *arguments: Any) -> Any:
         self.left -= 1
         if self.left == 0:
             self.action()
-
-
-def _stepped(name: str) -> Callable[..., Any]:
-    plain = getattr(storage.System, name)
-
-    def call(self: Meanwhile, *arguments: Any) -> Any:
-        self.step()
-        return plain(self, *arguments)
-
-    return call
-
-
-for _name in vars(storage.System):
-    if not _name.startswith("_"):
-        setattr(Meanwhile, _name, _stepped(_name))
+        return plain(*arguments)
 
 
 def grown(path: Path) -> None:

@@ -174,7 +174,7 @@ class Busy:
             # One sample for each fork, so that the archive stays short; all the others go elsewhere.
             if w.next_index < self.forks + 8:
                 w.append(sample(w.next_index))
-                self._published = w._appender.end_index
+                self._published = w._appender.chain.end_index
             with CacheWriter(
                 self.growing.with_name("other.zip"), "w", chunk_size=3, chunk_nbytes=1 << 14, sync="never"
             ) as other:
@@ -543,8 +543,8 @@ class Holding:
 
     def __init__(self, path: Path) -> None:
         self.appender = Appender.open(path, Head(bytes(16)), create=False, sync="never")
-        assert self.appender.claim(3)
-        self.appender.join_fillers()
+        assert self.appender.claims.claim(3)
+        self.appender.claims.join_fillers()
         self.replacing = CacheWriter(path, "w", sync="never")
         self._appending = self.appender._appending()
         self._appending.__enter__()
@@ -558,7 +558,7 @@ class Holding:
 
 def _release(held: Holding) -> None:
     for let_go in (
-        lambda: held.appender.release(3),
+        lambda: held.appender.claims.release(3),
         lambda: held._appending.__exit__(None, None, None),
         lambda: held.appender._log.file.unlock(format.LOCK_APPEND),
         held.close,

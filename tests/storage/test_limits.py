@@ -4,7 +4,7 @@ import os
 import resource
 
 import pytest
-from far import ended, in_child
+from systems import ended, in_child
 
 import edcache
 from edcache import CachedDataset, CacheWriter

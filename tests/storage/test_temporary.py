@@ -9,7 +9,7 @@ import time
 import fsspec
 import pytest
 from click.testing import CliRunner
-from far import Killing, ended, in_child
+from systems import Killing, ended, in_child
 
 import edcache
 from edcache import CachedDataset, CacheWriter

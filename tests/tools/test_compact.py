@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ import pytest
 import reference
 from golden_samples import same
 from scale import scaled, seeded
+from systems import Full, Rebooted, killed_at
 
 import edcache
-from edcache import CachedDataset, CacheWriter, storage
+from edcache import CachedDataset, CacheWriter
 from edcache.errors import (
     ArchiveError,
     ArchiveExistsError,
@@ -285,19 +285,6 @@ def test_who_had_it_open_never_appends_to_the_file_without_a_name(path):
 # ------------------------------------------------------------------------------------- when things fail
 
 
-class Full(storage.System):
-    """A disk that is full from the n-th write on."""
-
-    def __init__(self, writes: int) -> None:
-        self.left = writes
-
-    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        self.left -= 1
-        if self.left < 0:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        return super().pwrite(fd, data, offset)
-
-
 @pytest.mark.parametrize("in_place", [True, False])
 def test_a_full_disk_leaves_the_archive_as_it_was_and_nothing_beside_it(path, in_place):
     write(path)
@@ -320,64 +307,12 @@ def test_a_full_disk_leaves_the_archive_as_it_was_and_nothing_beside_it(path, in
     check(target or path)
 
 
-class Killing(storage.System):
-    """Kills the process before the n-th operation that changes anything."""
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-
-    def _count(self) -> None:
-        self.left -= 1
-        if self.left < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def open(self, path: str, flags: int, into: list[int]) -> None:
-        self._count()
-        super().open(path, flags, into)
-
-    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        self._count()
-        return super().pwrite(fd, data, offset)
-
-    def truncate(self, fd: int, size: int) -> None:
-        self._count()
-        super().truncate(fd, size)
-
-    def sync(self, fd: int) -> None:
-        self._count()
-        super().sync(fd)
-
-    def replace(self, source: str, target: str) -> None:
-        self._count()
-        super().replace(source, target)
-
-    def sync_directory(self, path: str) -> None:
-        self._count()
-        super().sync_directory(path)
-
-
-def killed_after(path: Path, operations: int) -> bool:
-    """Compact in a child that is killed before one operation; whether it was."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            with calls.replace_system(Killing(operations)):
-                edcache.compact(path)
-            status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or status == 0
-    return os.WIFSIGNALED(status)
-
-
 @pytest.mark.full
 def test_killed_at_any_operation_the_path_leads_to_all_samples_and_a_second_run_works(path, tally):
     write(path)
     original = path.read_bytes()
-    operations = 0
-    while killed_after(path, operations):
+    operations = 1
+    while killed_at(operations, lambda: edcache.compact(path)):
         check(path)
         assert edcache.verify(path).problems == []
         edcache.compact(path)
@@ -422,10 +357,6 @@ def test_what_a_power_cut_took_is_left_out(path):
         lost["next"] - lost["offset"] - lost["nbytes"]
     )
     path.write_bytes(data)
-
-    class Rebooted(storage.System):
-        def boot_time(self) -> float:
-            return path.stat().st_mtime + 1000
 
     with calls.replace_system(Rebooted()):
         edcache.compact(path, allow_partial=True)

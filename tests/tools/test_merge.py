@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import same
 from scale import scaled, seeded
+from systems import killed_at
 
 import edcache
-from edcache import CachedDataset, CacheWriter, storage
+from edcache import CachedDataset, CacheWriter
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveLockedError,
@@ -34,7 +33,6 @@ from edcache.errors import (
 from edcache.format.spec import Head
 from edcache.format.tables import Failure, Records
 from edcache.format.types import no_labels
-from edcache.storage import calls
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
@@ -303,50 +301,6 @@ def test_progress_is_told_in_bytes_of_records(tmp_path):
     assert told[0][0] == 0
     assert told[-1][0] == nbytes
     assert [done for done, _ in told] == sorted(done for done, _ in told)
-
-
-class Counting(storage.System):
-    """Kills its process at the nth call that changes a disk."""
-
-    def __init__(self, left: int) -> None:
-        self.left = left
-
-    def act(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        self.act()
-        return super().pwrite(fd, data, offset)
-
-    def sync(self, fd: int) -> None:
-        self.act()
-        super().sync(fd)
-
-    def replace(self, source: str, target: str) -> None:
-        self.act()
-        super().replace(source, target)
-
-    def sync_directory(self, path: str) -> None:
-        self.act()
-        super().sync_directory(path)
-
-
-def killed_at(count: int, work: Callable[[], object]) -> bool:
-    """Do some work in a child that is killed at its nth call, and say whether it was."""
-    child = os.fork()
-    if not child:
-        code = 1
-        try:
-            with calls.replace_system(Counting(count)):
-                work()
-            code = 0
-        finally:
-            os._exit(code)
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert code in (0, -signal.SIGKILL)
-    return code != 0
 
 
 @pytest.mark.full

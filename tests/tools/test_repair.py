@@ -533,13 +533,13 @@ LIES = {
 @pytest.mark.parametrize("also", ["", "a damaged table"])
 def test_an_index_that_lies_with_a_fitting_crc32_gives_no_wrong_sample(path, monkeypatch, tally, lie, also):
     name, change = LIES[lie]
-    pack = edcache.writer.log.pack_index
+    pack = edcache.format.pack_index
 
     def lying(table):
         records = replace(table.records, **{name: change(getattr(table.records, name))})
         return pack(table._replace(records=records))
 
-    monkeypatch.setattr("edcache.writer.log.pack_index", lying)
+    monkeypatch.setattr("edcache.format.pack_index", lying)
     write(path, compression="zstd" if name == "raw_nbytes" else None)
     monkeypatch.undo()
     assert not edcache.verify(path, quick=True).sound
@@ -556,14 +556,14 @@ def test_an_index_that_lies_with_a_fitting_crc32_gives_no_wrong_sample(path, mon
 
 
 def test_dictionaries_that_overlap_cost_no_more_than_the_file(path, monkeypatch):
-    pack = edcache.writer.log.pack_index
+    pack = edcache.format.pack_index
 
     def lying(table):
         data = path.read_bytes()
         known = [Dictionary(k, 5000, format.crc32(data[k : k + 5000])) for k in range(4096, 6000)]
         return pack(table._replace(dictionaries=known))
 
-    monkeypatch.setattr("edcache.writer.log.pack_index", lying)
+    monkeypatch.setattr("edcache.format.pack_index", lying)
     write(path)
     monkeypatch.undo()
     report, cache = mended(path)

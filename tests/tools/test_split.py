@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
 from scale import scaled
-from test_merge import SEED, killed_at, random_archive, sample, write
+from systems import killed_at
+from test_merge import SEED, random_archive, sample, write
 
 import edcache
 from edcache import CachedDataset, CacheWriter

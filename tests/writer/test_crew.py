@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ from edcache.errors import (
 )
 from edcache.labels.label_spec import LabelSpec
 from edcache.writer.cache import new_head
-from edcache.writer.crew import Crew, crew_context, usable_cpus
+from edcache.writer.crew import Crew, usable_cpus
 from edcache.writer.job import Job
 
 COUNT = 200
@@ -426,12 +427,14 @@ def test_a_worker_that_somebody_else_ends_is_replaced(path, log, tmp_path, numbe
 
 def test_a_sample_that_a_second_worker_had_begun_is_set_aside_once(path, log):
     spec = LabelSpec.parse(None)
-    job = Job(Source(log), str(path), new_head(spec), spec, 10, "never", FillOptions(on_error="skip"))
-    recorded = []
-    crew = Crew(job, 2, crew_context(None), lambda: None, recorded.append)
-    for _ in range(4):
-        crew._note_death(50, -signal.SIGKILL)
-    assert [failure.index for failure in crew.set_aside] == [failure.index for failure in recorded] == [50]
+    job = Job(
+        Source(log), str(path), new_head(spec, length=100), spec, 10, "never", FillOptions(on_error="skip")
+    )
+    with closing(job.open()) as appender:
+        crew = Crew(job, 2, appender, lambda: None)
+        for _ in range(4):
+            crew._note_death(50, -signal.SIGKILL)
+        assert [failure.index for failure in crew.set_aside] == list(appender.chain.failures) == [50]
 
 
 def test_a_worker_that_is_killed_once_is_replaced(path, log, tmp_path):
@@ -533,6 +536,10 @@ if __name__ == "__main__":
 """
 
 
+# The rest of such a fill takes a minute, so that what ends within some seconds did not wait for it.
+SLOW, AT_ONCE = 0.06, 20
+
+
 def start(path, log, tmp_path, context, seconds=0.005):
     script = tmp_path / "fill.py"
     script.write_text(
@@ -567,14 +574,14 @@ def test_workers_of_a_killed_parent_end_by_themselves(path, log, tmp_path, conte
 @pytest.mark.full
 @pytest.mark.parametrize("group", [False, True], ids=["parent", "terminal"])
 def test_ctrl_c_ends_a_parallel_fill_at_once_and_says_how_to_go_on(path, log, tmp_path, group):
-    process = start(path, log, tmp_path, "fork")
+    process = start(path, log, tmp_path, "fork", seconds=SLOW)
     pids = processes(log)
     began = time.monotonic()
     for pid in [process.pid, *(pids if group else [])]:
         os.kill(pid, signal.SIGINT)
-    _, text = process.communicate(timeout=10)
-    assert time.monotonic() - began < 3
-    assert all_gone(pids, 0.1)
+    _, text = process.communicate(timeout=60)
+    assert time.monotonic() - began < AT_ONCE
+    assert all_gone(pids, 5)
     kept = Reader(path, allow_partial=True).present
     last = f"KeyboardInterrupt: interrupted; {path} keeps {kept:,} of 2,000 samples, the same call "
     assert text.splitlines()[-1] == f"{last}computes the rest"
@@ -584,7 +591,7 @@ def test_ctrl_c_ends_a_parallel_fill_at_once_and_says_how_to_go_on(path, log, tm
 
 @pytest.mark.full
 def test_a_second_ctrl_c_ends_it_at_once(path, log, tmp_path):
-    process = start(path, log, tmp_path, "fork", seconds=0.005)
+    process = start(path, log, tmp_path, "fork", seconds=SLOW)
     pids = processes(log)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -592,21 +599,21 @@ def test_a_second_ctrl_c_ends_it_at_once(path, log, tmp_path):
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     began = time.monotonic()
-    process.communicate(timeout=10)
-    assert time.monotonic() - began < 3
-    assert all_gone(pids, 0.5)
+    process.communicate(timeout=60)
+    assert time.monotonic() - began < AT_ONCE
+    assert all_gone(pids, 5)
 
 
 @pytest.mark.full
 def test_a_deaf_worker_does_not_keep_an_interrupted_parent(path, log, tmp_path):
-    process = start(path, log, tmp_path, "fork", seconds=0.005)
+    process = start(path, log, tmp_path, "fork", seconds=SLOW)
     pids = processes(log)
     os.kill(min(pids), signal.SIGSTOP)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
-    assert time.monotonic() - began < 3
-    assert all_gone(pids, 0.1)
+    process.communicate(timeout=60)
+    assert time.monotonic() - began < AT_ONCE
+    assert all_gone(pids, 5)
 
 
 # --- beside other processes -------------------------------------------------------------------------

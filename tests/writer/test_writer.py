@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from codec_samples import encoded_bytes
+from systems import Full, Rebooted
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, storage
@@ -503,26 +504,26 @@ def test_fillers_see_each_other_until_they_close(path):
     """In one process too, where all begin to look for a place at the same number."""
     head = format.Head(bytes(16))
     one, two, other = (Appender.open(path, head, create=False) for _ in range(3))
-    assert not other.has_fillers
-    assert one.join_fillers()
-    assert not two.join_fillers()
-    assert one.has_fillers
+    assert not other.claims.has_fillers
+    assert one.claims.join_fillers()
+    assert not two.claims.join_fillers()
+    assert one.claims.has_fillers
     one.close()
-    assert other.has_fillers
-    assert not other.join_fillers()
+    assert other.claims.has_fillers
+    assert not other.claims.join_fillers()
     other.close()
     two.close()
     other = Appender.open(path, head, create=False)
-    assert not other.has_fillers
-    assert other.join_fillers()
-    assert other.join_fillers()
+    assert not other.claims.has_fillers
+    assert other.claims.join_fillers()
+    assert other.claims.join_fillers()
     other.close()
 
 
 def test_more_fillers_than_there_are_places_fill_all_the_same(path, monkeypatch):
     monkeypatch.setattr(format, "FILLERS", 2)
     appenders = [Appender.open(path, format.Head(bytes(16)), create=False) for _ in range(4)]
-    assert [appender.join_fillers() for appender in appenders] == [True, False, False, False]
+    assert [appender.claims.join_fillers() for appender in appenders] == [True, False, False, False]
     for appender in appenders:
         appender.close()
 
@@ -534,7 +535,7 @@ def test_of_fillers_that_begin_at_once_one_is_the_first(path):
 
     def join(appender):
         start.wait(60)
-        return appender.join_fillers()
+        return appender.claims.join_fillers()
 
     with ThreadPoolExecutor(len(appenders)) as pool:
         assert sum(pool.map(join, appenders)) == 1
@@ -544,14 +545,14 @@ def test_of_fillers_that_begin_at_once_one_is_the_first(path):
 
 def test_a_claim_is_waited_for_until_its_holder_lets_go(path):
     one, other = (Appender.open(path, format.Head(bytes(16)), create=False) for _ in range(2))
-    assert one.claim(3)
-    assert not other.claim(3)
-    waiting = threading.Thread(target=other.wait_claim, args=(3,), daemon=True)
+    assert one.claims.claim(3)
+    assert not other.claims.claim(3)
+    waiting = threading.Thread(target=other.claims.wait, args=(3,), daemon=True)
     waiting.start()
-    one.release(3)
+    one.claims.release(3)
     waiting.join(30)
     assert not waiting.is_alive()
-    assert not one.claim(3)
+    assert not one.claims.claim(3)
     one.close()
     other.close()
 
@@ -613,7 +614,7 @@ def test_what_a_full_disk_refused_is_published_with_the_next_sample(path):
 def test_a_closed_appender_says_so(path):
     appender = Appender.open(path, format.Head(bytes(16)), create=True)
     appender.close()
-    for use in (appender.seal, appender.catch_up, lambda: appender.claim(0), appender.join_fillers):
+    for use in (appender.seal, appender.catch_up, lambda: appender.claims.claim(0)):
         with pytest.raises(ArchiveClosedError, match="a.zip: closed; open it again to append"):
             use()
 
@@ -643,11 +644,11 @@ def test_what_others_published_meanwhile_is_not_published_again(path):
     appender = Appender.open(path, head, create=True)
     writer = Publisher(appender, LabelSpec.parse(None), None)
     for but in ({0, 1}, {1}, set()):
-        before = appender.end_offset
+        before = appender.chain.cursor.offset
         writer.add(0, "a")
         writer.add(1, "b")
         writer.publish_taken(writer.detach(), but)
-        assert (appender.end_offset > before) == (len(but) < 2)
+        assert (appender.chain.cursor.offset > before) == (len(but) < 2)
         assert writer.pending == 0
     appender.close()
     assert contents(path) == {0: "a", 1: "b"}
@@ -662,13 +663,6 @@ def test_what_lies_between_the_leaves_of_a_record_is_zero_whatever_was_there(pat
         w.extend(samples)
     reader = Reader(path)
     assert [bytes(reader.record(k)) for k in range(4)] == encoded
-
-
-class Rebooted(storage.System):
-    """A machine that has started after the last write."""
-
-    def boot_time(self):
-        return time.time() + 3600
 
 
 def test_a_sound_archive_is_opened_after_a_power_cut_as_it_was(path):
@@ -838,10 +832,6 @@ def test_a_sync_that_fails_in_the_background_is_told_to_who_writes_next(path):
 
 
 def test_a_replacement_that_cannot_be_begun_keeps_no_other_out(path):
-    class Full(storage.System):
-        def pwrite(self, fd, data, offset):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with (
         calls.replace_system(Full()),
         pytest.raises(StorageError, match="a.zip.edcache.new: writing 4,096 bytes at"),

@@ -111,9 +111,7 @@ def make_room(folder: str, limit: int | None, nbytes: int, what: str, keep: Coll
     others = [copy for copy in copies_in(folder) if os.path.realpath(copy.path) != os.path.realpath(what)]
     excess = sum(copy.nbytes for copy in others) + nbytes - limit
     for copy in others:
-        if excess <= 0:
-            return
-        if os.path.realpath(copy.path) not in stays and evict(copy.path):
+        if excess > 0 and os.path.realpath(copy.path) not in stays and evict(copy.path):
             excess -= copy.nbytes
     if excess > 0:
         raise _no_space(

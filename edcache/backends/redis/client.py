@@ -10,14 +10,7 @@ from typing import Any, Final
 
 from edcache.backends import scrubbed
 from edcache.backends.redis.url import Server
-from edcache.base import (
-    CorruptArchiveError,
-    EdcacheError,
-    MissingDependencyError,
-    OptionError,
-    PerProcess,
-    StorageError,
-)
+from edcache.base import CorruptArchiveError, MissingDependencyError, OptionError, PerProcess, StorageError
 
 _CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 30.0
 _TRIES, _FIRST_PAUSE, _LONGEST_PAUSE = 4, 0.1, 1.0
@@ -33,9 +26,6 @@ class Client:
     def __init__(self, server: Server) -> None:
         self.server = server
         self._connections: PerProcess[Any] = PerProcess()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Client, (self.server,)
 
     def ask(self, command: str, *arguments: Any, **options: Any) -> Any:
         """The answer to one command, a method of redis-py's client; StorageError where there is none."""
@@ -101,7 +91,7 @@ class Client:
         except errors.RedisError as error:
             raise self._translation(errors, error) from None
 
-    def _translation(self, errors: Any, error: Exception) -> EdcacheError:
+    def _translation(self, errors: Any, error: Exception) -> Exception:
         server, text = self.server, scrubbed(str(error), (value for _, value in self.server.secrets))
         if isinstance(
             error, (errors.AuthenticationError, errors.AuthorizationError, errors.NoPermissionError)

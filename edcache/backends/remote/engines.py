@@ -88,14 +88,8 @@ class FilesystemEngine(Engine):
         self._path = path
 
     async def stamp(self) -> Stamp:
-        filesystem = self._filesystem
-        filesystem.invalidate_cache()
-        if hasattr(filesystem, "_get_object"):  # gcsfs: without a listing beside it
-            info = await filesystem._get_object(self._path)
-        elif filesystem.async_impl:
-            info = await filesystem._info(self._path)
-        else:
-            info = await asyncio.to_thread(filesystem.info, self._path)
+        self._filesystem.invalidate_cache()
+        info = await asyncio.to_thread(self._filesystem.info, self._path)
         if info.get("type") == "directory":
             raise refused("a folder, not a file")
         if not isinstance(info.get("size"), int):

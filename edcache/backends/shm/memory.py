@@ -115,14 +115,10 @@ def _hold(system: System, into: list[int]) -> None:
 
 def holders(system: System, path: str) -> list[Holder]:
     """Who has open what has a name in memory; nobody where nothing has it."""
-    descriptors: list[int] = []
-    try:
+    with suppress(FileNotFoundError), _closing() as descriptors:
         descriptors.extend(map(os.open, (entry(path),), (_FLAGS,)))
         return sorted(_holders(system, descriptors[0]))
-    except FileNotFoundError:
-        return []
-    finally:
-        _close(descriptors)
+    return []
 
 
 def names() -> list[str]:
@@ -184,13 +180,11 @@ def _make(system: System, path: str, into: list[int]) -> None:
     os.ftruncate(into[0], 0)
     os.pwrite(into[0], f"{made.st_dev} {made.st_ino} {process_namespace()}\n".encode("ascii"), 0)
     for where in (os.path.join(_folder(), name) for name in os.listdir(_folder())):
-        descriptors: list[int] = []
         # What cannot be opened or has its turn now is looked at another time.
-        with suppress(OSError):
+        with suppress(OSError), _closing() as descriptors:
             descriptors.extend(map(os.open, (where,), (_FLAGS,)))
             system.lock(descriptors[0], _TURN, 1, False)
             _remove_unheld(system, where, descriptors[0])
-        _close(descriptors)
 
 
 def _remove_unheld(system: System, where: str, fd: int) -> None:
@@ -239,14 +233,21 @@ def _close(descriptors: list[int]) -> None:
         os.close(descriptors.pop())
 
 
-# ------------------------------------------------------------------------------------------- memory
+@contextmanager
+def _closing() -> Iterator[list[int]]:
+    """A list for descriptors, which are closed behind the block."""
+    descriptors: list[int] = []
+    try:
+        yield descriptors
+    finally:
+        _close(descriptors)
+
+
+# ------------------------------------------------------------------------------------------ backend
 
 
 class _Unlooked:
     nbytes = _UNLOOKED_NBYTES
-
-
-# ------------------------------------------------------------------------------------------ backend
 
 
 class MemoryNaming(Naming):
@@ -284,22 +285,16 @@ class MemoryNaming(Naming):
             raise
 
     def stat(self, system: System, path: str) -> os.stat_result:
-        descriptors: list[int] = []
-        self.open(system, path, os.O_RDONLY, descriptors)
-        try:
+        with _closing() as descriptors:
+            self.open(system, path, os.O_RDONLY, descriptors)
             return os.fstat(descriptors[-1])
-        finally:
-            _close(descriptors)
 
     @contextmanager
     def turn(self, system: System, path: str, *, creates: bool = False) -> Iterator[None]:
         """Let nobody else make, join or take away a name in memory for the block."""
-        where, descriptors = entry(path), list[int]()
-        try:
-            with _opening, _turn_at(system, where, creates, descriptors):
-                yield
-        finally:
-            _close(descriptors)
+        where = entry(path)
+        with _closing() as descriptors, _opening, _turn_at(system, where, creates, descriptors):
+            yield
 
     def reserve(self, fd: int, offset: int, nbytes: int) -> None:
         """Take the memory of a range that is to be written; ENOMEM before the kernel has to end processes."""
@@ -336,13 +331,11 @@ class MemoryNaming(Naming):
         """Hold, in a forked child, what the parent holds; the parent's own lock ends with the parent."""
         if len(descriptors) < 2:
             return
-        held: list[int] = []
         # Without, the child still has the memory, but nobody finds it there.
-        with suppress(OSError):
+        with suppress(OSError), _closing() as held:
             held.extend(map(os.open, (f"/proc/self/fd/{descriptors[0]}",), (os.O_RDWR | os.O_CLOEXEC,)))
             system.lock(held[0], Holder(os.getpid(), descriptors[1]).byte, 1, False)
             os.dup2(held[0], descriptors[0], inheritable=False)
-        _close(held)
 
 
 class MemoryStore(FileStore):
@@ -441,24 +434,20 @@ def _make_copy(where: Location, source: ByteSource, name: str) -> MemoryCopy:
     with closing(File.open(name, "a")) as copy:
         copy.path = f"{source.path}: its copy in memory"
         with copy.locked(_COPYING):
+            # Whoever was killed at it left some bytes, which are copied again.
             if not copy.is_frozen():
-                _copy(source, copy)
+                format.read_head(source.pread, source.path)  # not gigabytes of what is no archive
+                nbytes, free = source.size(), base.available() + copy.size()
+                if nbytes > free:
+                    error = StorageError(
+                        f"{source.path}: takes {human_bytes(nbytes)} of memory, {human_bytes(free)} are "
+                        "free; end what else takes memory, or read it from the disk, without preload"
+                    )
+                    error.errno = errno.ENOMEM
+                    raise error
+                copy_bytes(source, copy)
                 copy.freeze()
         # Before it is closed here, or it might be gone.
         joined = _join_copy(where, name)
     assert joined is not None
     return joined
-
-
-def _copy(source: ByteSource, copy: File) -> None:
-    """Copy all; whoever was killed at it left some bytes, which are copied again."""
-    format.read_head(source.pread, source.path)  # not gigabytes of what is no archive
-    nbytes, free = source.size(), base.available() + copy.size()
-    if nbytes > free:
-        error = StorageError(
-            f"{source.path}: takes {human_bytes(nbytes)} of memory, {human_bytes(free)} are free; end what "
-            "else takes memory, or read it from the disk, without preload"
-        )
-        error.errno = errno.ENOMEM
-        raise error
-    copy_bytes(source, copy)

@@ -1,0 +1,152 @@
+"""Operating systems that fail, kill or watch at a call, and children that run under one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from edcache import storage
+from edcache.storage import calls
+
+HANGS = 60
+CALLS = [name for name in vars(storage.System) if not name.startswith("_")]
+CHANGES = "pwrite", "truncate", "sync", "sync_directory", "replace", "remove"
+
+
+def routed(names: Iterable[str]) -> Callable[[type[Any]], type[Any]]:
+    """Let these calls of a class of systems go through its `around(name, plain, *arguments)`."""
+
+    def decorate(kind: type[Any]) -> type[Any]:
+        for name in names:
+            setattr(kind, name, _route(name, getattr(kind, name)))
+        return kind
+
+    return decorate
+
+
+def _route(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: Any, *arguments: Any, **more: Any) -> Any:
+        return self.around(name, partial(plain, self, **more), *arguments)
+
+    return call
+
+
+@routed(CHANGES)
+class Killing(storage.System):
+    """Ends the process at the n-th operation that changes something; None counts alone."""
+
+    def __init__(self, at: int | None = None) -> None:
+        self.at, self.count = at, 0
+        self._lock = threading.Lock()
+
+    def _step(self) -> None:
+        with self._lock:
+            self.count += 1
+            if self.count == self.at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, name: str, plain: Callable[..., Any], *arguments: Any) -> Any:
+        self._step()
+        if name == "pwrite" and self.count + 1 == self.at and len(arguments[1]) > 1:
+            fd, data, offset = arguments
+            plain(fd, data[: len(data) // 2], offset)  # the next step finds half of it
+            self._step()
+        return plain(*arguments)
+
+
+class Refusing(storage.System):
+    """Refuses some calls."""
+
+    def __init__(self, code: int, *names: str) -> None:
+        def refuse(*arguments: Any) -> None:
+            raise OSError(code, os.strerror(code))
+
+        for name in names:
+            setattr(self, name, refuse)
+
+
+class Rebooted(storage.System):
+    """The machine has started since any file was written."""
+
+    def boot_time(self) -> float:
+        return time.time() + 1_000
+
+
+class Small(storage.System):
+    """A disk with room for so many bytes of one file."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        if offset + len(data) > self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().pwrite(fd, data, offset)
+
+
+class Full(storage.System):
+    """A disk that is full from the n-th write on."""
+
+    def __init__(self, after: int = 0) -> None:
+        self.left = after
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        self.left -= 1
+        if self.left < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().pwrite(fd, data, offset)
+
+
+class Watching(storage.System):
+    """Notes which files are opened, how, and which are looked at."""
+
+    def __init__(self) -> None:
+        self.opened: list[tuple[str, int]] = []
+        self.looked: list[str] = []
+
+    def open(self, path: str, flags: int, into: list[int]) -> None:
+        self.opened.append((path, flags & (os.O_WRONLY | os.O_RDWR)))
+        super().open(path, flags, into)
+
+    def stat_path(self, path: str) -> os.stat_result:
+        self.looked.append(path)
+        return super().stat_path(path)
+
+
+def in_child(step: Callable[[], Any], system: storage.System | None = None) -> int:
+    """Do something in a fork; returns its pid."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(HANGS)
+        with calls.replace_system(system or calls.system):
+            step()
+        code = 0
+    except BaseException:
+        with suppress(BaseException):
+            os.write(2, f"\nin a child: {traceback.format_exc()}\n".encode())
+    finally:
+        os._exit(code)
+
+
+def ended(pid: int) -> int:
+    """0, 1 after an exception, the signal as a negative number."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def killed_at(count: int, work: Callable[[], object]) -> bool:
+    """Do some work in a child that is killed at its nth change of a disk, and say whether it was."""
+    code = ended(in_child(work, Killing(count)))
+    assert code in (0, -signal.SIGKILL)
+    return code != 0
