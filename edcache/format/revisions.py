@@ -91,31 +91,27 @@ def revised(
 def _labels_absent(index: Ints, stored: Sequence[_Layer], length: int) -> bool:
     """Whether samples without a record have labels, and a row per sample is within reason."""
 
-    def reaches_absent(values: pa.ChunkedArray, samples: Ints | None) -> bool:
-        if samples is None:
-            return int(np.searchsorted(index, len(values))) < len(values)
-        return not np.isin(samples, index, assume_unique=True).all()
-
     stored = [layer for layer in stored if not pa.types.is_null(layer.values.type)]
-    if not any(reaches_absent(layer.values, layer.rows) for layer in stored):
+    if all(len(_matched(layer, index)[1]) == len(layer.values) for layer in stored):
         return False
     return length <= max(_FEW, 2 * (len(index) + max(len(layer.values) for layer in stored)))
+
+
+def _matched(layer: _Layer, index: Ints) -> tuple[Any, Ints]:
+    """The rows that a layer has values for, and which values. index: the sample of each row."""
+    if layer.rows is None:
+        own = index[: np.searchsorted(index, len(layer.values))]
+        return slice(0, len(own)), own
+    _, rows, own = np.intersect1d(index, layer.rows, assume_unique=True, return_indices=True)
+    return rows, own
 
 
 def _placed(layer: _Layer, index: Ints | None) -> _Layer:
     """The layer with the rows of its samples. index: the sample of each row; None where row i is sample i."""
     seq, values, samples = layer
-    rows: Any
     if index is None:
         return _Layer(seq, values, slice(0, len(values)) if samples is None else samples)
-    if samples is None:
-        rows = slice(0, int(np.searchsorted(index, len(values))))
-        own = index[rows]
-    else:
-        rows = np.searchsorted(index, samples)
-        own = np.flatnonzero(rows < len(index))
-        own = own[index[rows[own]] == samples[own]]
-        rows = rows[own]
+    rows, own = _matched(layer, index)
     if pa.types.is_null(values.type):  # of any length, as they take no bytes
         return _Layer(seq, pa.chunked_array([pa.nulls(len(own))]), rows)
     return _Layer(seq, values.take(from_numpy(own, pa.int64())), rows)

@@ -178,7 +178,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -412,14 +412,17 @@ class Head:
     codec: str = "native"
     compression: str | None = None
     labels: tuple[tuple[str, Any], ...] = ()
-    fingerprint: dict[str, Any] | None = None
     claim_size: int = 64
+    fingerprint: dict[str, Any] | None = None
+
+
+# In the order of the JSON.
+_HEAD_KEYS: Final = ("format", "version", *(field.name for field in fields(Head)))
 
 
 def pack_head(head: Head) -> bytes:
     """The first pages of an archive: header and JSON, padded with spaces to whole pages."""
-    fields = {key: getattr(head, key) for key in _HEAD_KEYS[2:]} | {"uuid": head.uuid.hex()}
-    meta = {"format": "edcache", "version": VERSION, **fields}
+    meta = {"format": "edcache", "version": VERSION, **vars(head), "uuid": head.uuid.hex()}
     text = json.dumps(meta, indent=1, ensure_ascii=True).encode("ascii")
     total = align(HEADER_NBYTES + len(text) + 1, PAGE)
     if total > MAX_HEAD_NBYTES:
@@ -473,11 +476,6 @@ def _check_magic(data: bytes, where: str) -> None:
             raise FormatVersionError(
                 f"{where}: archive format {version}, this release reads up to {VERSION}; upgrade edcache"
             )
-
-
-_HEAD_KEYS: Final = (
-    *("format", "version", "uuid", "length", "codec", "compression", "labels", "claim_size", "fingerprint"),
-)
 
 
 def _parse_head(payload: bytes, header: Header, where: str) -> Head:

@@ -34,7 +34,7 @@ class LabelCollector:
     def __init__(self, spec: LabelSpec, seen: format.LabelTypes | None = None) -> None:
         self.spec = spec
         types = seen.types if seen is not None else {}
-        self._columns = [_Column(n, spec.source_of(n), types.get(n, no_type())) for n in spec.names]
+        self._columns = [_Column(n, source, types.get(n, no_type())) for n, source in spec.sources.items()]
         self._rows = 0
 
     def __len__(self) -> int:

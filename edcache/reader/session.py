@@ -327,16 +327,13 @@ class FileTables(Session):
         """The bytes of an extent; fewer at the end of the file. Read only."""
         if self._view is not None:
             return self._view[offset : offset + nbytes]
-        return self.file.read_many([(offset, self._within(offset, nbytes))])[0]
+        return self.file.read_many([(offset, min(nbytes, max(0, self.nbytes - offset)))])[0]
 
     def _pread(self, offset: int, nbytes: int) -> bytes:
         """A copy of an extent, of what leads to records: what follows may be fetched with it."""
         if self._view is not None:
             return bytes(self._view[offset : offset + nbytes])
-        return self.file.pread(offset, self._within(offset, nbytes))
-
-    def _within(self, offset: int, nbytes: int) -> int:
-        return min(nbytes, max(0, self.nbytes - offset))
+        return self.file.pread(offset, min(nbytes, max(0, self.nbytes - offset)))
 
     def _payload(self, header: Header, name: str) -> memoryview:
         extent = header.payload_offset, header.payload_nbytes
@@ -507,16 +504,13 @@ class FileSession(FileTables):
 
     def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]:
         row = index if self._index is None and 0 <= index < self.length else self.row(index)
-        data = self._stored(row, wanted) if self._raw_nbytes is None else self._decompressed(row)
+        data = self._stored(row, wanted if self._raw_nbytes is None else None)
+        if self._raw_nbytes is not None:
+            try:
+                data = memoryview(codec.decompress(data, self._raw_nbytes[row], self.dictionaries))
+            except (base.CorruptRecordError, base.LengthError) as error:
+                raise type(error)(f"{self.checks.place(row)}: {error}") from error
         return data, self._decoders.get(self._schema[row]) or self.decoder_at(row)
-
-    def _decompressed(self, row: int) -> memoryview:
-        assert self._raw_nbytes is not None
-        data = self._stored(row)
-        try:
-            return memoryview(codec.decompress(data, self._raw_nbytes[row], self.dictionaries))
-        except (base.CorruptRecordError, base.LengthError) as error:
-            raise type(error)(f"{self.checks.place(row)}: {error}") from error
 
     def _stored(
         self, row: int, wanted: tuple[int, int] | None = None, *, is_announced: bool = False
@@ -708,21 +702,19 @@ class FileSession(FileTables):
                 raise base.StaleArchiveError(
                     f"{self.path}: the file was replaced since it was opened; open it again"
                 )
-            if not self._has_changed(file):
+            size = file.size()
+            has_changed = size != self.size
+            if not self.sealed:
+                # The size alone does not tell: a torn tail may have been cut and its bytes used for a chunk.
+                entries = format.walk(file.pread, size, self.head.uuid, self.chain.cursor)
+                has_changed = next(entries, None) is not None
+            if not has_changed:
                 file.close()
                 return None
             return FileSession(file, *options, self)
         except BaseException:
             file.close()
             raise
-
-    def _has_changed(self, file: ByteSource) -> bool:
-        """Whether the same file, opened again, says something else by now."""
-        size = file.size()
-        if self.sealed:
-            return size != self.size
-        # The size alone does not tell: a torn tail may have been cut and its bytes used for a chunk.
-        return next(format.walk(file.pread, size, self.head.uuid, self.chain.cursor), None) is not None
 
     def _is_rewritten(self, file: ByteSource) -> bool:
         """Whether another file is the same archive, compacted."""
