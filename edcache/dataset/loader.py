@@ -168,7 +168,7 @@ class Loader:
         """What to read in this epoch: positions, or a sequence of batches of them."""
         if self._sampler is not None:
             # Who reads without a sampler need not wait for it.
-            from edcache.dataset.sampler_epochs import EpochSampler
+            from edcache.dataset.samplers import EpochSampler
 
             if isinstance(self._sampler, EpochSampler):
                 return self._sampler.order(self._epoch)

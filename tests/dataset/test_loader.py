@@ -24,6 +24,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptRecordError, MissingDependencyError, OptionError, SampleIndexError
 
@@ -392,6 +393,29 @@ def test_small_batches_are_gathered_several_at_once(plain_archive, threads, pref
             before = batch
         assert sorted(seen) == list(range(1000))
     assert shared > len(loader)
+
+
+@pytest.mark.parametrize(
+    "put_together",
+    [
+        lambda ds: ds.select("image", "label"),
+        lambda ds: ds.select("label", "image", as_tuple=True),
+        lambda ds: edcache.concat([ds[:400], ds[300:]]).select("image", "label"),
+        lambda ds: edcache.zip_fields(ds.select("image"), ds.select("label")),
+        # Of which a batch is of integers or floats, as its first sample is.
+        lambda ds: edcache.zip_fields(ds.select("image"), ds.with_transform(odd_or_half).select("value")),
+    ],
+    ids=["fields", "tuples", "several", "zipped", "zipped with a transform"],
+)
+def test_small_batches_gathered_at_once_are_those_of_a_data_loader(plain_archive, put_together):
+    ds = put_together(CachedDataset.from_cache(plain_archive))
+    for _ in range(2):
+        for batch, other in zip(ds.loader(3), DataLoader(ds, 3), strict=True):
+            assert same(batch, other)
+
+
+def odd_or_half(sample):
+    return {"value": sample["label"] if sample["label"] % 4 else 0.5}
 
 
 def test_what_a_batch_transform_raises_amid_several_comes_at_its_batch(plain_archive):

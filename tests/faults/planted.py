@@ -644,21 +644,21 @@ _MAINTENANCE = [
 _SAMPLERS = [
     Bug(
         "an epoch is drawn again and again",
-        "dataset/sampler_epochs.py",
+        "dataset/samplers.py",
         "        elif self._is_complete:\n            self.epoch += 1\n",
         "",
         ("test_samplers.py::test_seed_and_epoch_alone_determine_the_order",),
     ),
     Bug(
         "an iterator that is never used leaves its place",
-        "dataset/sampler_epochs.py",
+        "dataset/samplers.py",
         "resumed, self._resumed = (self.epoch, self._taken) if self._resumed else None, False",
         "resumed = (self.epoch, self._taken) if self._resumed else None",
         ("test_samplers.py::test_an_iterator_that_is_made_and_never_used_takes_the_loaded_place_with_it",),
     ),
     Bug(
         "ranks draw the same",
-        "dataset/sampler_epochs.py",
+        "dataset/samplers.py",
         "return drawn[rank::ranks]",
         "return drawn[::ranks]",
         ("test_samplers.py",),
