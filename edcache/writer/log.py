@@ -22,7 +22,7 @@ from typing import Any
 
 from edcache import format
 from edcache.base import StaleArchiveError, StorageError, Sync
-from edcache.format import Chain, ChunkTable, Cursor, Head, Header, Revision
+from edcache.format import Chain, ChunkTable, Cursor, Head, Header, Revision, read_table
 from edcache.storage import File
 
 
@@ -87,7 +87,7 @@ class Log:
 
     def table(self, header: Header) -> ChunkTable:
         """The table of a chunk."""
-        return format.read_table(self.file.pread, header, self.file.path)
+        return read_table(self.file.pread, header, self.file.path)
 
     def revision(self, header: Header) -> Revision:
         """The labels that an entry adds or drops."""
