@@ -32,8 +32,8 @@ Decode = Any  # "pil", "numpy", "tensor", None or a Decoding
 STORED: Final = "stored"
 """As a `decode=` argument: what the writer chose."""
 
-FORMS: Final = ("pil", "numpy", "tensor", None)
-IMAGE_MODES: Final = ("L", "RGB", "RGBA", None)
+_FORMS: Final = ("pil", "numpy", "tensor", None)
+_MODES: Final = ("L", "RGB", "RGBA", None)
 _LIBRARIES: Final = ("auto", "pillow", "simplejpeg")
 _INSTEAD: Final = "decode=None gives the bytes as they are"
 
@@ -90,7 +90,7 @@ class Decoding:
     library: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, choices in (("form", FORMS), ("mode", IMAGE_MODES), ("library", _LIBRARIES)):
+        for name, choices in (("form", _FORMS), ("mode", _MODES), ("library", _LIBRARIES)):
             if getattr(self, name) not in choices:
                 raise OptionError(
                     f"{name}={getattr(self, name)!r} of a Decoding: choose one of "
@@ -104,7 +104,7 @@ class Decoding:
         """What a `decode=` argument means: a form, or a Decoding as it is. Raises: OptionError."""
         if isinstance(decode, cls):
             return decode
-        if decode is not None and (not isinstance(decode, str) or decode not in FORMS):
+        if decode is not None and (not isinstance(decode, str) or decode not in _FORMS):
             raise OptionError(
                 f'decode={decode!r}: choose "pil", "numpy", "tensor" or None, or give an edcache.Decoding'
             )
@@ -298,36 +298,25 @@ def _refusing(data: _Buffer) -> Iterator[None]:
         yield
     except EdcacheError:
         raise
-    except MemoryError:
-        raise ImageError(
-            f"{format_of(data)} does not fit into the memory of this process when it is decoded; {_INSTEAD}"
-        ) from None
     except Exception as error:  # decoders raise what they like
-        if type(error).__name__ in ("DecompressionBombError", "DecompressionBombWarning"):
-            raise ImageError(
-                f"{format_of(data)} is larger than Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS ({error}); set "
-                f"that if you trust the file; {_INSTEAD}"
-            ) from error
-        reason = str(error)[:200] or type(error).__name__
-        raise ImageError(
-            f"{format_of(data)} does not decode: {reason}; mend or leave out the file; {_INSTEAD}"
-        ) from error
+        if isinstance(error, MemoryError):
+            flaw = "does not fit into the memory of this process when it is decoded"
+        elif type(error).__name__ in ("DecompressionBombError", "DecompressionBombWarning"):
+            flaw = (
+                f"is larger than Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS ({error}); set that if you trust "
+                "the file"
+            )
+        else:
+            reason = str(error)[:200] or type(error).__name__
+            flaw = f"does not decode: {reason}; mend or leave out the file"
+        raise ImageError(f"{format_of(data)} {flaw}; {_INSTEAD}") from error
 
 
 @functools.cache
 def pillow() -> Any:
-    """Pillow, with the plugins of the closed list."""
+    """Pillow, with the plugins of the closed list, of which it loads the others when it opens a file."""
     try:
-        from PIL import (  # noqa: F401
-            BmpImagePlugin,
-            GifImagePlugin,
-            Image,
-            ImageOps,
-            JpegImagePlugin,
-            PngImagePlugin,
-            TiffImagePlugin,
-            WebPImagePlugin,
-        )
+        from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401
     except ImportError:
         raise MissingDependencyError(
             "decoding an image file takes Pillow; pip install edcache[images]"
