@@ -24,7 +24,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Final, NamedTuple
 
 from edcache import base, format, storage
@@ -147,12 +147,9 @@ def _parsed(slot: bytes) -> tuple[int, Note | None]:
 
 def note_of(copy: str) -> Note | None:
     """What the side file of a copy says; None where there is none, or where it cannot be read."""
-    try:
-        file = File.open(copy + SIDE, "r")
-    except (ArchiveNotFoundError, StorageError):
-        return None
-    with closing(file):
+    with suppress(ArchiveNotFoundError, StorageError), closing(File.open(copy + SIDE, "r")) as file:
         return Side(file).read()
+    return None
 
 
 def stamp_of(path: str) -> Stamp | None:

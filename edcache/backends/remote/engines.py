@@ -89,7 +89,10 @@ class FilesystemEngine(Engine):
 
     async def stamp(self) -> Stamp:
         self._filesystem.invalidate_cache()
-        info = await asyncio.to_thread(self._filesystem.info, self._path)
+        if self._filesystem.async_impl:  # of which a request can be cancelled
+            info = await self._filesystem._info(self._path)
+        else:
+            info = await asyncio.to_thread(self._filesystem.info, self._path)
         if info.get("type") == "directory":
             raise refused("a folder, not a file")
         if not isinstance(info.get("size"), int):

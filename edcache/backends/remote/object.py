@@ -92,7 +92,6 @@ class RemoteObject(ByteSource):
 
     def __init__(self, url: Url) -> None:
         self.path = str(url)
-        self._url = url
         self._requests = Requests(url)
         self._engines: PerProcess[Engine] = PerProcess()
         engine = self._engine()
@@ -116,7 +115,7 @@ class RemoteObject(ByteSource):
         return (hashlib.sha256(text.encode()).hexdigest()[:32],)
 
     def reopened(self) -> RemoteObject:
-        return RemoteObject(self._url)
+        return RemoteObject(self._requests.url)
 
     def check_unchanged(self) -> None:
         """See `ByteSource`: one request."""
@@ -207,7 +206,7 @@ class RemoteObject(ByteSource):
 
     def _engine(self) -> Engine:
         # Made in the thread that asks: some file systems connect when they are made, and wait for the loop.
-        return self._engines.get(lambda: engine_of(self._url, self._requests.options))
+        return self._engines.get(lambda: engine_of(self._requests.url, self._requests.options))
 
     def map(self, nbytes: int) -> NoReturn:
         raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: it is behind a URL")
