@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, get_args, o
 from edcache import base, writer
 from edcache.base import CacheOptions, OnStale, OptionError, StaleCacheError, takes
 from edcache.dataset.build import label_differences, warn_once
-from edcache.dataset.cached import CachedDataset, Source, check_fillable, filled, opened
+from edcache.dataset.cached import CachedDataset, Source, check_fillable
 from edcache.dataset.indexing import T_co
 from edcache.reader import AnyReader
 from edcache.storage import hidden
@@ -37,7 +37,7 @@ class CachedFactory(Generic[P, T_co]):
     def __init__(
         self,
         factory: Callable[P, Any],
-        path: str | os.PathLike[str] | None,
+        path: str | None,
         version: object,
         on_stale: OnStale,
         options: CacheOptions,
@@ -45,11 +45,8 @@ class CachedFactory(Generic[P, T_co]):
         base.check_choice("on_stale", on_stale, get_args(OnStale))
         check_fillable(options)
         functools.update_wrapper(self, factory)
-        self.uncached = factory
-        self._path = None if path is None else hidden(os.fspath(path))
-        self.version = version
-        self.options = options
-        self._on_stale = on_stale
+        self.uncached, self.version, self.options = factory, version, options
+        self._path, self._on_stale = path, on_stale
         self._reading = base.provisional(options)
         self._signature = inspect.signature(factory)
 
@@ -87,15 +84,21 @@ class CachedFactory(Generic[P, T_co]):
         rebuild = archive is not None and self._is_stale(archive, fingerprint)
         # What may be lost is computed again when a lazy cache is asked for it.
         may_grow = options.grow or (store.may_lose and options.is_lazy)
+        dataset: CachedDataset[T_co] = CachedDataset.__new__(CachedDataset)
         if archive is not None and archive.complete and not rebuild and not may_grow:
-            return opened(store, options, archive)
+            if options.preload:
+                archive.close()
+                archive = store.reader(replace(self._reading, preload=options.preload))
+            dataset._attach(store, options, archive)
+            return dataset
         origin: dict[str, Any] | bool = fingerprint
         if archive is not None and not rebuild:
             # The archive's own fingerprint was judged above; on_stale may have let it pass.
             origin = archive.head.fingerprint or False
         source = self.uncached(*args, **kwargs)
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
-        return filled(store, source, options, origin)
+        dataset._make(store, source, options, origin)
+        return dataset
 
     def _is_stale(self, archive: AnyReader, fingerprint: dict[str, Any]) -> bool:
         """Whether the archive of a call is to be built anew; StaleCacheError where on_stale refuses it."""
@@ -191,6 +194,7 @@ def cachable(
     if callable(path):
         return CachedFactory(path, None, None, "error", CacheOptions())
     options = CacheOptions.of(None, keywords, "cachable")
+    path = None if path is None else hidden(os.fspath(path))
 
     def decorate(factory: Callable[P, Any]) -> CachedFactory[P, Any]:
         return CachedFactory(factory, path, version, on_stale, options)

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import InitVar, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -44,35 +44,37 @@ class Loader:
 
     _read: Callable[[Ints], Batch]
     _length: int
-    batch_size: int | None
-    shuffle: bool
+    _batch_size: int | None
+    _shuffle: bool
     _sampler: Any
-    drop_last: bool
-    seed: InitVar[int | None]
-    num_threads: int
-    prefetch: int
-    pin_memory: bool
-    device: InitVar[torch.device | str | None]
-    reuse: bool
+    _drop_last: bool
+    _seed: Any  # an integer, drawn where None is given
+    _num_threads: int
+    _prefetch: int
+    _pin_memory: bool
+    _asked_device: torch.device | str | None
+    _reuse: bool
 
-    def __post_init__(self, seed: int | None, device: torch.device | str | None) -> None:
+    def __post_init__(self) -> None:
+        self.batch_size = self._batch_size
         makes_batches = self.batch_size is None and self._sampler is not None
         for name in ("batch_size", "num_threads", "prefetch")[makes_batches:]:
-            value: Any = getattr(self, name)
+            value: Any = getattr(self, f"_{name}")
             if not isinstance(value, (int, np.integer)) or value < 1:
                 raise OptionError(f"{name}={value!r}; give 1 or more")
-        if makes_batches and self.drop_last:
+        if makes_batches and self._drop_last:
             raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
-        if self.shuffle and self._sampler is not None:
+        if self._shuffle and self._sampler is not None:
             raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
-        self._seed = int(torch.randint(1 << 62, ())) if seed is None else seed
-        self._asked_device = None if device is None else torch.device(device)
-        if self._asked_device is not None and self._asked_device.type == "xla":
+        if self._seed is None:
+            self._seed = int(torch.randint(1 << 62, ()))
+        if self._asked_device is not None and torch.device(self._asked_device).type == "xla":
             try:
                 import torch_xla  # noqa: F401
             except ImportError:
                 raise MissingDependencyError(
-                    f'device="{device}" needs torch_xla; install it with: pip install edcache[xla]'
+                    f'device="{self._asked_device}" needs torch_xla; install it with: '
+                    "pip install edcache[xla]"
                 ) from None
         self._device: torch.device | None = None
         self._epoch, self._taken, self._resumed = 0, 0, False
@@ -126,9 +128,9 @@ class Loader:
         self._device = None if asked is None else torch.empty(0, device=asked).device
         # torch_xla's own loader queues batches before it uploads them.
         if sys._getframe(1).f_globals.get("__name__") == "torch_xla.distributed.parallel_loader":
-            ring = _Ring(self.pin_memory, reuse=False)
+            ring = _Ring(self._pin_memory, reuse=False)
         else:
-            ring = self._ring or _Ring(self.pin_memory, self.reuse)
+            ring = self._ring or _Ring(self._pin_memory, self._reuse)
             self._ring = None
         try:
             for batch in self._made(self._batches(self._taken), ring):
@@ -136,7 +138,7 @@ class Loader:
                 yield batch
         finally:
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
-            if ring.reuse == self.reuse:
+            if ring.reuse == self._reuse:
                 self._ring = ring
         self._end_epoch()
 
@@ -151,7 +153,7 @@ class Loader:
         return epoch if isinstance(epoch, int) else self._epoch
 
     def _starts(self, samples: int, size: int) -> range:
-        return range(0, samples // size * size if self.drop_last else samples, size)
+        return range(0, samples // size * size if self._drop_last else samples, size)
 
     def _batches(self, skipped: int) -> Iterator[Ints]:
         order, size = self._order(), self.batch_size
@@ -172,7 +174,7 @@ class Loader:
                 return self._sampler.order(self._epoch)
             drawn = list(self._sampler)
             return drawn if self.batch_size is None else _positions(drawn)
-        if self.shuffle:
+        if self._shuffle:
             return np.random.default_rng((self._seed % (1 << 64), self._epoch)).permutation(self._length)
         return np.arange(self._length, dtype=np.int64)
 
@@ -181,7 +183,7 @@ class Loader:
         at_work: deque[Future[_Made]] = deque()
         turn = threading.Lock()
         is_ending = sys.is_finalizing
-        count = self.num_threads
+        count = self._num_threads
         pool = ThreadPoolExecutor(count, "edcache-loader", _work_alone, (torch.get_num_threads(),))
         try:
             while True:
@@ -192,7 +194,7 @@ class Loader:
                     at_work.append(pool.submit(self._make_all, burst, ring, turn))
                 if not at_work:
                     return
-                if not burst or len(at_work) == count + self.prefetch:
+                if not burst or len(at_work) == count + self._prefetch:
                     made, error = at_work.popleft().result()
                     for batch, slot in made:
                         ring.hand_out(slot)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from edcache import labels
 from edcache.base import Ints, LabelError, OptionError, StaleArchiveError, StorageError, Sync, unknown_label
-from edcache.format import MAX_LABELS, Revision, label_revision
+from edcache.format import MAX_LABELS, Revision, pa
 from edcache.labels import LabelSpec, checked_name
 from edcache.writer import Appender, until_it_stays
 
@@ -56,10 +56,10 @@ def given(
         return _computed(cache, LabelSpec({name: values}), fields, num_workers)
     if isinstance(values, Mapping):
         index, column = labels.given_rows(name, values, len(cache))
-        return label_revision({name: column}, index)
+        return Revision(pa.table({name: column}), index=index)
     column = labels.given_column(name, values)
     labels.check_count(name, column, len(cache))
-    return label_revision({name: column})
+    return Revision(pa.table({name: column}))
 
 
 def of_keys(cache: ArchiveDataset, spec: LabelSpec) -> Revision:
@@ -78,11 +78,17 @@ def dropped(cache: ArchiveDataset, names: Sequence[str]) -> Revision:
     for name in names:
         if name not in known:
             raise unknown_label(name, known)
-    return label_revision({}, dropped=list(dict.fromkeys(names)))
+    return Revision(pa.table({}), list(dict.fromkeys(names)))
 
 
-def publish(cache: ArchiveDataset, revision: Revision, sync: Sync) -> None:
+def publish(cache: ArchiveDataset, make: Callable[[], Revision]) -> None:
     """Append a revision to a dataset's archive, once more where another process compacts it meanwhile."""
+    _check(cache)
+    if cache._filler is not None:
+        cache._filler.flush()
+        cache.refresh()
+    sync: Sync = "seal" if cache._building is None else cache._building.job.sync
+    revision = make()
 
     def append() -> None:
         with closing(Appender.open(cache.path, cache.head, create=False, sync=sync)) as appender:
@@ -106,6 +112,25 @@ def publish(cache: ArchiveDataset, revision: Revision, sync: Sync) -> None:
     cache.refresh()
 
 
+def _check(cache: ArchiveDataset) -> None:
+    """Raise OptionError where labels cannot be changed."""
+    cache._store.check_relabelling()
+    reader = cache.reader
+    if reader.by_request:
+        raise OptionError(
+            f"{cache.path}: an archive behind a URL is only read; change the labels of a copy on a disk, "
+            "and upload that"
+        )
+    options = {
+        "preload=, and a copy is not changed": reader.preload,
+        "local=, which reads a copy": reader.local,
+        "expected_digest=, so that it must stay the file that was published": reader.has_digest,
+    }
+    for option, is_given in options.items():
+        if is_given:
+            raise OptionError(f"{cache.path}: opened with {option}; open it without to change its labels")
+
+
 def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> Revision:
     """All columns of a table; with `on` its rows in the order of the dataset."""
     table = labels.given_table(given)
@@ -126,7 +151,7 @@ def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> Revision:
         raise OptionError(
             f"the table has {table.num_columns:,} columns to add, one call takes {MAX_LABELS:,}"
         )
-    return label_revision(dict(zip(table.column_names, table.columns, strict=True)))
+    return Revision(table)
 
 
 class _Rows(Dataset[Any]):

@@ -304,18 +304,14 @@ def _parse_amendment(changes: Any, seq: int) -> _Amendment:
         or not changes.keys() <= {"length", "lost", "behind", "failed"}
     ):
         raise ValueError("it revises something else than length, lost and failed")
-    length, lost = changes.get("length"), changes.get("lost", [])
+    length = changes.get("length")
+    lost = tables.entries_of(changes.get("lost", []), "lost entries", int, int)
     if not (length is None or spec.is_count(length)):
         raise ValueError(f"a length of {str(length)[:80]}")
-    if type(lost) is not list or not all(_is_range(entry, seq) for entry in lost):
-        raise ValueError("it gives up entries that are not before it")
     ranges = [range(first, last + 1) for first, last in lost]
+    if not all(0 <= part.start < part.stop <= seq for part in ranges):
+        raise ValueError("it gives up entries that are not before it")
     return _Amendment(length, ranges, tables.failures_of(changes.get("failed", [])))
-
-
-def _is_range(entry: Any, end: int) -> bool:
-    is_pair = type(entry) is list and [type(number) for number in entry] == [int, int]
-    return is_pair and 0 <= entry[0] <= entry[1] < end
 
 
 def partial_text(where: str, present: int, length: int | None, damaged: Sequence[str] = ()) -> str:

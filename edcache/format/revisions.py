@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -39,7 +39,7 @@ class Revised(NamedTuple):
         """One revision that says what all say; None for nothing. index: of each record, None where dense."""
         names = [name for name, is_revised in self.columns or () if is_revised]
         if not names:
-            return label_revision({}, dropped=self.ended) if self.ended else None
+            return Revision(pa.table({}), self.ended) if self.ended else None
         is_per_sample = index is None or self.table.num_rows != len(index)
         return Revision(self.table.select(names), self.ended, None if is_per_sample else index)
 
@@ -91,31 +91,27 @@ def revised(
 def _labels_absent(index: Ints, stored: Sequence[_Layer], length: int) -> bool:
     """Whether samples without a record have labels, and a row per sample is within reason."""
 
-    def reaches_absent(values: pa.ChunkedArray, samples: Ints | None) -> bool:
-        if samples is None:
-            return int(np.searchsorted(index, len(values))) < len(values)
-        return not np.isin(samples, index, assume_unique=True).all()
-
     stored = [layer for layer in stored if not pa.types.is_null(layer.values.type)]
-    if not any(reaches_absent(layer.values, layer.rows) for layer in stored):
+    if all(len(_matched(layer, index)[1]) == len(layer.values) for layer in stored):
         return False
     return length <= max(_FEW, 2 * (len(index) + max(len(layer.values) for layer in stored)))
+
+
+def _matched(layer: _Layer, index: Ints) -> tuple[Any, Ints]:
+    """The rows that a layer has values for, and which values. index: the sample of each row."""
+    if layer.rows is None:
+        own = index[: np.searchsorted(index, len(layer.values))]
+        return slice(0, len(own)), own
+    _, rows, own = np.intersect1d(index, layer.rows, assume_unique=True, return_indices=True)
+    return rows, own
 
 
 def _placed(layer: _Layer, index: Ints | None) -> _Layer:
     """The layer with the rows of its samples. index: the sample of each row; None where row i is sample i."""
     seq, values, samples = layer
-    rows: Any
     if index is None:
         return _Layer(seq, values, slice(0, len(values)) if samples is None else samples)
-    if samples is None:
-        rows = slice(0, int(np.searchsorted(index, len(values))))
-        own = index[rows]
-    else:
-        rows = np.searchsorted(index, samples)
-        own = np.flatnonzero(rows < len(index))
-        own = own[index[rows[own]] == samples[own]]
-        rows = rows[own]
+    rows, own = _matched(layer, index)
     if pa.types.is_null(values.type):  # of any length, as they take no bytes
         return _Layer(seq, pa.chunked_array([pa.nulls(len(own))]), rows)
     return _Layer(seq, values.take(from_numpy(own, pa.int64())), rows)
@@ -136,13 +132,6 @@ def _column(name: str, layers: Sequence[_Layer], count: int, where: str) -> pa.C
         written[layer.rows] = np.maximum(written[layer.rows], layer.seq)
         start += len(own)
     return unify_column(name, parts, where).take(from_numpy(pick, pa.int64(), pick < 0))
-
-
-def label_revision(
-    columns: Mapping[str, pa.Array], index: Ints | None = None, dropped: Sequence[str] = ()
-) -> Revision:
-    """A revision of these columns, and without those dropped; index: as in `Revision`."""
-    return Revision(pa.table(dict(columns)), dropped, index)
 
 
 class RevisionTypes(NamedTuple):

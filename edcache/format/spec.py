@@ -178,7 +178,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -412,14 +412,17 @@ class Head:
     codec: str = "native"
     compression: str | None = None
     labels: tuple[tuple[str, Any], ...] = ()
-    fingerprint: dict[str, Any] | None = None
     claim_size: int = 64
+    fingerprint: dict[str, Any] | None = None
+
+
+# In the order of the JSON.
+_HEAD_KEYS: Final = ("format", "version", *(field.name for field in fields(Head)))
 
 
 def pack_head(head: Head) -> bytes:
     """The first pages of an archive: header and JSON, padded with spaces to whole pages."""
-    fields = {key: getattr(head, key) for key in _HEAD_KEYS[2:]} | {"uuid": head.uuid.hex()}
-    meta = {"format": "edcache", "version": VERSION, **fields}
+    meta = {"format": "edcache", "version": VERSION, **vars(head), "uuid": head.uuid.hex()}
     text = json.dumps(meta, indent=1, ensure_ascii=True).encode("ascii")
     total = align(HEADER_NBYTES + len(text) + 1, PAGE)
     if total > MAX_HEAD_NBYTES:
@@ -473,11 +476,6 @@ def _check_magic(data: bytes, where: str) -> None:
             raise FormatVersionError(
                 f"{where}: archive format {version}, this release reads up to {VERSION}; upgrade edcache"
             )
-
-
-_HEAD_KEYS: Final = (
-    *("format", "version", "uuid", "length", "codec", "compression", "labels", "claim_size", "fingerprint"),
-)
 
 
 def _parse_head(payload: bytes, header: Header, where: str) -> Head:
@@ -590,25 +588,19 @@ def _is_consistent(header: Header, end: int) -> bool:
 # --- the zip directory --------------------------------------------------------------------------
 
 
-def _pack_entry(name: str, crc: int, nbytes: int, offset: int, *, is_long: bool) -> bytes:
-    """The directory's entry of a stored file whose local header is at `offset`.
-
-    is_long: in the long form whatever its numbers, so that it has `long_nbytes` and ends with `offset`.
-    """
-    wide_size = is_long or nbytes >= _MAX32
-    wide_offset = is_long or offset >= _MAX32
+def _pack_central(header: Header) -> bytes:
+    """The directory's entry of a header."""
+    name, nbytes, offset = header.name, header.payload_nbytes, header.offset
+    # The seal's own take the long form always, so that they have a fixed place at the end.
+    is_long = header.kind in (KIND_INDEX, KIND_LABELS)
+    wide_size, wide_offset = is_long or nbytes >= _MAX32, is_long or offset >= _MAX32
     values = [nbytes] * 2 * wide_size + [offset] * wide_offset
     zip64 = struct.pack(f"<HH{len(values)}Q", _ZIP64_ID, 8 * len(values), *values) if values else b""
     version, lengths = 45 if values else 20, (len(name), len(zip64), 0)
     size, place = _MAX32 if wide_size else nbytes, _MAX32 if wide_offset else offset
-    sizes = (crc, size, size, *lengths)
+    sizes = (header.payload_crc, size, size, *lengths)
     fixed = _CENTRAL.pack(b"PK\x01\x02", _MADE_BY, version, 0, 0, 0, _DATE, *sizes, 0, 0, _MODE, place)
     return fixed + name.encode("ascii") + zip64
-
-
-def _long_nbytes(name: str) -> int:
-    """What the long form of an entry takes."""
-    return _CENTRAL.size + len(name) + _EXTRA.size + 24
 
 
 def pack_end(count: int, offset: int, nbytes: int) -> bytes:
@@ -645,13 +637,10 @@ def pack_directory(headers: list[Header], offset: int) -> bytes:
     return central + pack_end(len(headers), offset, len(central))
 
 
-def _pack_central(header: Header) -> bytes:
-    # The seal's own entries take the long form always, so that they have a fixed place at the end.
-    is_long = header.kind in (KIND_INDEX, KIND_LABELS)
-    return _pack_entry(header.name, header.payload_crc, header.payload_nbytes, header.offset, is_long=is_long)
-
-
-_INDEX_CENTRAL, _LABELS_CENTRAL = (_long_nbytes(_NAMES[kind]) for kind in (KIND_INDEX, KIND_LABELS))
+# What the long form of an entry takes.
+_INDEX_CENTRAL, _LABELS_CENTRAL = (
+    _CENTRAL.size + len(_NAMES[kind]) + _EXTRA.size + 24 for kind in (KIND_INDEX, KIND_LABELS)
+)
 TAIL_NBYTES: Final = _INDEX_CENTRAL + _LABELS_CENTRAL + END_NBYTES
 
 

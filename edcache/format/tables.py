@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from edcache import base
 from edcache.base import CorruptArchiveError
-from edcache.format.arrays import from_numpy, pa
+from edcache.format.arrays import from_numpy, is_label_type, pa
 from edcache.format.framing import STREAM, Metadata, check_file, check_stream
-from edcache.format.types import LabelTypes, is_label_type
+from edcache.format.types import LabelTypes
 
 _META: Final = b"edcache"
 _CHUNKS: Final = b"edcache.chunks"
@@ -114,13 +114,13 @@ class Failure:
 
 def failures_of(value: Any) -> list[Failure]:
     """Read what JSON has of failures; ValueError for anything else."""
-    failures = [Failure(*entry) for entry in _entries(value, "failures", int, bool, str, str, str)]
+    failures = [Failure(*entry) for entry in entries_of(value, "failures", int, bool, str, str, str)]
     if any(not 0 <= failure.index < _MOST_SAMPLES for failure in failures):
         raise ValueError("one of its failures is none")
     return failures
 
 
-def _entries(value: Any, what: str, *kinds: type) -> list[list[Any]]:
+def entries_of(value: Any, what: str, *kinds: type) -> list[list[Any]]:
     """A list out of JSON whose entries are lists of values of these types; ValueError for anything else."""
     if type(value) is not list:
         raise ValueError(f"its {what} are no list")
@@ -226,7 +226,7 @@ def parse_index(data: Any, rows: int) -> IndexTable:
         blocks = np.frombuffer(base64.b64decode(metadata[_CHUNKS], validate=True), "<i8").reshape(-1, 3)
         if not _are_apart(blocks):
             raise ValueError("its chunks overlap")
-        entries = _entries(meta["dictionaries"], "dictionaries", int, int, int)
+        entries = entries_of(meta["dictionaries"], "dictionaries", int, int, int)
         dictionaries = [Dictionary(*entry) for entry in entries]
         ends = [0, *(offset + nbytes for offset, nbytes, _ in dictionaries)]
         if any(d.offset < end or d.nbytes < 0 for d, end in zip(dictionaries, ends, strict=False)):
@@ -236,7 +236,9 @@ def parse_index(data: Any, rows: int) -> IndexTable:
             raise ValueError("one of its failures is of no sample")
         labels = None
         if "labels" in meta:
-            labels = [(entry[0], entry[1]) for entry in _entries(meta["labels"], "label columns", str, bool)]
+            labels = [
+                (entry[0], entry[1]) for entry in entries_of(meta["labels"], "label columns", str, bool)
+            ]
             if len(dict(labels)) != len(labels):
                 raise ValueError("two of its label columns have one name")
         blocks = blocks.astype(np.int64, copy=False)

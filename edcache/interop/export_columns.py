@@ -77,7 +77,10 @@ def children_of(value: Any) -> list[tuple[Any, Any]] | None:
 def _plain(value: Any, name: str, place: str) -> Any:
     if isinstance(value, enum.Enum):
         return value.name
-    if isinstance(value, (*_ATOMS, bytes, complex, datetime.date, list)):
+    for kind in _KINDS:
+        if isinstance(value, kind):
+            return kind(value)  # numpy's float64 and str_ are subclasses
+    if value is None or isinstance(value, datetime.date | list):
         return value
     if isinstance(value, torch.Tensor):
         try:

@@ -34,7 +34,7 @@ class LabelCollector:
     def __init__(self, spec: LabelSpec, seen: format.LabelTypes | None = None) -> None:
         self.spec = spec
         types = seen.types if seen is not None else {}
-        self._columns = [_Column(n, spec.source_of(n), types.get(n, no_type())) for n in spec.names]
+        self._columns = [_Column(n, source, types.get(n, no_type())) for n, source in spec.sources.items()]
         self._rows = 0
 
     def __len__(self) -> int:
@@ -68,7 +68,7 @@ class LabelCollector:
     def successor(self) -> LabelCollector:
         """An empty collector for the next chunk, which knows the types of all samples seen here."""
         following = LabelCollector(self.spec)
-        following._columns = [column.successor() for column in self._columns]
+        following._columns = [_Column(c._name, c._source, c._seen) for c in self._columns]
         return following
 
 
@@ -119,9 +119,6 @@ class _Column:
 
     def array(self) -> pa.Array:
         return _build(self._values, self._chunk.arrow)
-
-    def successor(self) -> _Column:
-        return _Column(self._name, self._source, self._seen)
 
     def _error(self, index: int, what: str, verb: str) -> LabelTypeError:
         remedy = f"{verb} in the callable or the dataset"

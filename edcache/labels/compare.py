@@ -88,10 +88,6 @@ class Column:
         is_in = self._field.isin(scalars) if len(scalars) else pc.scalar(False)
         return self.is_null() | is_in if has_null else self._unless_null(is_in)
 
-    def between(self, first: int, last: int) -> pc.Expression:
-        """`first <= column <= last`."""
-        return self.compare(">=", first) & self.compare("<=", last)
-
     def matches(self, function: str, pattern: str) -> pc.Expression:
         """`startswith(column, pattern)` or `contains(column, pattern)`."""
         if pa.types.is_null(self.type):

@@ -89,32 +89,32 @@ def arrow_column(column: ArrowColumn, values: Sequence[Any], place: str) -> pa.A
     """
     kind = _arrow_type(column)
     try:
-        if column.kind != "array":
-            return pa.array(values, kind)
-        if column.ndim == 0:
-            return pa.array([None if value is None else value[()] for value in values], kind)
-        if column.is_large:
-            stacked = np.ascontiguousarray(np.stack(values))
-            return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(stacked)])
-        if column.is_fixed:
+        if column.is_fixed and column.ndim:
             return _fixed(values, kind, column)
-        if column.ndim == 1:
-            return pa.array([None if value is None else value.reshape(-1) for value in values], kind)
-        parts = [
-            None if value is None else {"values": value.reshape(-1), "shape": value.shape} for value in values
-        ]
-        return pa.array(parts, kind)
+        plain: Sequence[Any] = values
+        if column.kind == "array":
+            plain = [None if value is None else _plain(value, column.ndim) for value in values]
+        return pa.array(plain, kind)
     except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError, AttributeError) as error:
         raise ExportError(f'{place}: field "{column.name}" does not fit {kind}: {error}') from error
 
 
 def _fixed(values: Sequence[npt.NDArray[Any]], kind: pa.DataType, column: ArrowColumn) -> pa.Array:
-    stacked = np.stack(values)
+    stacked = np.ascontiguousarray(np.stack(values))
     if stacked.shape[1:] != column.shape or stacked.dtype.name != column.dtype:
         raise ValueError(f"arrays of {stacked.dtype} {stacked.shape[1:]}")
+    if column.is_large:
+        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(stacked)])
     flat = from_numpy(stacked.reshape(-1), kind.value_type)
     storage = pa.FixedSizeListArray.from_arrays(flat, type=kind.storage_type)
     return pa.ExtensionArray.from_storage(kind, storage)
+
+
+def _plain(value: npt.NDArray[Any], ndim: int) -> Any:
+    if ndim == 0:
+        return value[()]
+    flat = value.reshape(-1)
+    return flat if ndim == 1 else {"values": flat, "shape": value.shape}
 
 
 def schema_of(columns: Iterable[ArrowColumn], labels: pa.Schema) -> pa.Schema:

@@ -19,11 +19,11 @@ class LabelSpec:
     """The label columns that `in_memory_keys` asks for: their names, and where in a sample they lie."""
 
     def __init__(self, sources: Mapping[str, LabelSource]) -> None:
-        self.names: tuple[str, ...] = tuple(sources)
-        self._sources: tuple[LabelSource, ...] = tuple(sources.values())
+        self.sources = dict(sources)
+        self.names = tuple(sources)
         # A sample that is a plain dict, list or tuple answers these without a walk.
-        plain = bool(sources) and all(isinstance(source, (str, int)) for source in self._sources)
-        self._top_level = operator.itemgetter(*self._sources) if plain else None
+        plain = bool(sources) and all(isinstance(source, (str, int)) for source in sources.values())
+        self._top_level = operator.itemgetter(*sources.values()) if plain else None
 
     @classmethod
     def parse(cls, in_memory_keys: object) -> LabelSpec:
@@ -40,34 +40,29 @@ class LabelSpec:
 
     def to_json(self) -> dict[str, object]:
         """What the archive's head records: name -> field path (a tuple as a list), None for a callable."""
-        paths = ([*source] if isinstance(source, tuple) else source for source in self._sources)
-        return {n: None if callable(p) else p for n, p in zip(self.names, paths, strict=True)}
+        plain = {n: list(path) if isinstance(path, tuple) else path for n, path in self.sources.items()}
+        return {name: None if callable(path) else path for name, path in plain.items()}
 
     def extract(self, index: int, sample: Any) -> list[Any]:
         """The label values of one sample, not copied; LabelError names the sample and what it has."""
         if self._top_level is not None and type(sample) in _CONTAINERS:
             try:
                 values = self._top_level(sample)
-                return list(values) if len(self._sources) > 1 else [values]
+                return list(values) if len(self.names) > 1 else [values]
             except (KeyError, IndexError, TypeError):
                 pass  # a dotted path, or a missing field: the walk below tells them apart
-        pairs = zip(self.names, self._sources, strict=True)
-        return [_value(name, source, index, sample) for name, source in pairs]
+        return [_value(name, source, index, sample) for name, source in self.sources.items()]
 
     def only(self, names: Iterable[str]) -> LabelSpec:
         """Those of its columns that are among these."""
         chosen = set(names)
-        return LabelSpec({name: self.source_of(name) for name in self.names if name in chosen})
+        return LabelSpec({name: source for name, source in self.sources.items() if name in chosen})
 
     def __len__(self) -> int:
         return len(self.names)
 
     def __repr__(self) -> str:
         return f"LabelSpec({self.to_json()})"
-
-    def source_of(self, name: str) -> LabelSource:
-        """The field path or callable that fills the column `name`."""
-        return self._sources[self.names.index(name)]
 
 
 def _named_by_path(paths: Sequence[object]) -> dict[str, LabelSource]:

@@ -11,17 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import LabelTypeError, MissingDependencyError, OptionError, SampleIndexError, unknown_label
-from edcache.format import from_numpy, is_text, pa, take_rows
+from edcache.format import from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import (
     Classes,
     Description,
-    ascending,
     classes_of,
     comparable,
     describe,
-    one_chunk,
     sorted_rows,
-    to_numpy,
 )
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
@@ -206,8 +203,9 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         column = self.singles(name, "unique")
         if pa.types.is_null(column.type):
             return np.empty(0, object)
-        values = column.unique().drop_null()
-        return np.array(to_numpy(ascending(values), nullable=False))
+        values = pa.chunked_array([column.unique().drop_null()])
+        rows = from_numpy(sorted_rows(values, descending=False), pa.int64())
+        return np.array(to_numpy(values.chunk(0).take(rows), nullable=False))
 
     def counts(self, name: str) -> dict[Any, int]:
         """How often each value of the column occurs, most frequent first; None counts missing values."""

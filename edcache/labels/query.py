@@ -57,8 +57,8 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
         if callable(value):
             what = f'the condition on label "{name}"'
             masks.append(_called(value, labels[name], what, _COLUMN_FORM, length))
-        elif isinstance(value, range) and _has_gaps(column, value):
-            masks.append(_in_gapped_range(labels, column, value))
+        elif isinstance(value, range):
+            masks.append(_in_range(labels, column, value))
         else:
             expressions.append(_expression(column, value))
             names.append(name)
@@ -127,8 +127,6 @@ def _expression(column: Column, value: Any) -> pc.Expression:
             f'label "{column.name}": a slice is no condition; give a value, a list of values, or '
             f"range({value.start}, {value.stop})"
         )
-    if isinstance(value, range):
-        return column.between(value[0], value[-1]) if value else column.one_of(())
     value = detached(value)
     is_array = isinstance(value, np.ndarray) and value.ndim > 0
     if is_array or isinstance(value, (list, tuple, set, frozenset)):
@@ -136,20 +134,15 @@ def _expression(column: Column, value: Any) -> pc.Expression:
     return column.compare("==", value)
 
 
-def _has_gaps(column: Column, wanted: range) -> bool:
-    """Whether values of the column lie between the first and the last of a range, and are not in it."""
-    # Not len(), which overflows past 2**63.
-    if not wanted or wanted[0] == wanted[-1]:
-        return False
-    return wanted.step != 1 or bool(pa.types.is_floating(column.type))
-
-
-def _in_gapped_range(labels: Labels, column: Column, wanted: range) -> Mask:
-    if wanted.step < 0:
-        wanted = wanted[::-1]
-    mask = _evaluate(labels, column.between(wanted[0], wanted[-1]), [column.name])
-    rows = np.flatnonzero(mask)
-    mask[rows] = _on_step(labels[column.name][rows], wanted)
+def _in_range(labels: Labels, column: Column, wanted: range) -> Mask:
+    if not wanted:
+        return np.zeros(labels.num_rows, bool)
+    first, last = sorted((wanted[0], wanted[-1]))
+    within = column.compare(">=", first) & column.compare("<=", last)
+    mask = _evaluate(labels, within, [column.name])
+    if first != last and (wanted.step != 1 or pa.types.is_floating(column.type)):
+        rows = np.flatnonzero(mask)
+        mask[rows] = _on_step(labels[column.name][rows], range(first, last + 1, abs(wanted.step)))
     return mask
 
 

@@ -11,17 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from edcache import storage
-from edcache.base import (
-    ArchiveClosedError,
-    EdcacheError,
-    OptionError,
-    SampleIndexError,
-    WriteKeywords,
-    WriteOptions,
-    check_positive,
-    takes,
-)
+from edcache import base, storage
+from edcache.base import WriteKeywords, WriteOptions, takes
 from edcache.codec import Compression, Encoder
 from edcache.format import Head
 from edcache.labels import LabelSpec
@@ -105,10 +96,12 @@ class CacheWriter:
         **keywords: Unpack[WriteKeywords],
     ) -> None:
         options = WriteOptions.of(options, keywords, "CacheWriter")
-        check_positive("chunk_nbytes", chunk_nbytes)
+        base.check_positive("chunk_nbytes", chunk_nbytes)
         codec, compression = options.codec, options.compression
         if mode not in ("x", "a", "w"):
-            raise OptionError(f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)")
+            raise base.OptionError(
+                f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)"
+            )
         storage.check_outlives(path)
         where = storage.located(path, storage_options)
         self.path = self._local = where.path
@@ -178,7 +171,7 @@ class CacheWriter:
         """
         index = operator.index(index)
         if index < 0:
-            raise SampleIndexError(f"{self.path}: index {index}; write() takes 0 and up")
+            raise base.SampleIndexError(f"{self.path}: index {index}; write() takes 0 and up")
         self._switch(appending=False)
         self._add(index, sample)
 
@@ -234,7 +227,7 @@ class CacheWriter:
             return
         try:
             self.abort()
-        except EdcacheError as second:
+        except base.EdcacheError as second:
             text = f"The last samples were not published: {second}"
             if hasattr(error, "add_note"):
                 error.add_note(text)
@@ -249,7 +242,9 @@ class CacheWriter:
 
     def _add(self, index: int, sample: object) -> None:
         if self._appender.closed:
-            raise ArchiveClosedError(f'{self.path}: this writer is closed; open the archive with mode="a"')
+            raise base.ArchiveClosedError(
+                f'{self.path}: this writer is closed; open the archive with mode="a"'
+            )
         self._appender.check_usable()
         self._publisher.add(index, sample)
         if self._publisher.full or self._publisher.overdue:
@@ -273,14 +268,14 @@ def adopt_labels(head: Head, spec: LabelSpec, where: str) -> LabelSpec:
     names = [name for name, _ in head.labels]
     if spec.names:
         if list(spec.names) != names:
-            raise OptionError(
+            raise base.OptionError(
                 f"{where}: in_memory_keys={list(spec.names)}, the archive was begun with {names}; "
                 "give the same, or build a new archive"
             )
         return spec
     callables = [name for name, path in head.labels if path is None]
     if callables:
-        raise OptionError(
+        raise base.OptionError(
             f"{where}: its labels {callables} were made by functions; pass the same in_memory_keys= again"
         )
     paths = {name: tuple(path) if isinstance(path, list) else path for name, path in head.labels}
@@ -292,7 +287,7 @@ def check_options(head: Head, where: str, **options: str | None) -> None:
     for name, value in options.items():
         given = getattr(head, name)
         if value not in (None, given):
-            raise OptionError(
+            raise base.OptionError(
                 f"{where}: {name}={value!r}, the archive was begun with {given!r}; leave {name} out, "
                 "or build a new archive"
             )

@@ -13,23 +13,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from edcache import format, storage
-from edcache.base import (
-    ArchiveLockedError,
-    ArchiveNotFoundError,
-    CorruptArchiveError,
-    NotAnArchiveError,
-    Progress,
-    StorageError,
-    WorkerError,
-    human_bytes,
-)
+from edcache import base, format, storage
 from edcache.format import Head
 from edcache.writer import temporary
 from edcache.writer.cluster import Cluster
 from edcache.writer.crew import Crew, crew_context, worker_count
 from edcache.writer.job import Job, check_length, check_source
-from edcache.writer.part import Part, Presence, Watch
+from edcache.writer.part import FAILED, Part, Presence, Watch
 from edcache.writer.store import AnyAppender
 from edcache.writer.stream import check_stream_workers, fill_stream, is_stream
 
@@ -48,13 +38,6 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
         rebuild: fill `path + ".edcache.new"` from nothing and put it in the place of `path` at the end;
             whoever has the old archive open keeps reading it. Of several processes that rebuild at once one
             does; the others wait, and take what it built.
-    Raises:
-        SourceError: the source raised, hung, or killed its workers; calling again continues there.
-        StaleCacheError: the archive has another length than the source.
-        UnsupportedTypeError, LabelError: a sample cannot be stored, or makes no label column.
-        StorageError: the disk is full, or will be.
-        WorkerError: workers end, and no sample is to blame.
-
     Whatever is raised, everything computed before is published.
     """
     run = fill_stream if is_stream(job.source) else _fill
@@ -90,7 +73,7 @@ def _head_of(path: str) -> Head | None:
     try:
         with closing(storage.File.open(path, "r")) as file:
             return format.read_head(file.pread, path)[0]
-    except (ArchiveNotFoundError, NotAnArchiveError, CorruptArchiveError):
+    except (base.ArchiveNotFoundError, base.NotAnArchiveError, base.CorruptArchiveError):
         return None
 
 
@@ -99,11 +82,11 @@ def _fill(job: Job) -> None:
         job.publisher(appender)  # the labels are looked at before anything is computed
         job = replace(job, since=appender.chain.cursor.seq)
         presence = Presence(appender, job.length, job.since)
-        if presence.missing.any():
+        if presence.missing:
             _compute(job, appender, presence)
         if presence.complete:
             appender.seal()
-        elif failed := int(np.count_nonzero(presence.tried & ~presence.present & ~presence.absent)):
+        elif failed := int(np.count_nonzero(presence.state == FAILED)):
             logger.warning(
                 "%s: %s of %s samples failed; the dataset's `errors` tells why, filling again tries again",
                 *(job.path, f"{failed:,}", f"{job.length:,}"),
@@ -113,7 +96,7 @@ def _fill(job: Job) -> None:
 def _compute(job: Job, appender: AnyAppender, presence: Presence) -> None:
     joins, name = job.options.if_filling == "join", os.path.basename(job.path)
     is_first = appender.claims.join_fillers() if joins else not appender.claims.has_fillers
-    with Progress(name, presence.count, job.length, job.options.progress, is_first) as progress:
+    with base.Progress(name, presence.count, job.length, job.options.progress, is_first) as progress:
         _heed_others(job, appender, presence, progress)
         appender.claims.join_fillers()
         try:
@@ -122,11 +105,10 @@ def _compute(job: Job, appender: AnyAppender, presence: Presence) -> None:
             raise KeyboardInterrupt(_how_to_resume(job, presence, *stop.args[:1])) from None
     presence.update()
     check_length(job.path, appender.chain.length, job.length)  # another process may have made it longer
-    left = int(np.count_nonzero(presence.missing))
-    if left:
-        raise WorkerError(
-            f"{job.path}: {left:,} of {job.length:,} samples were not computed; what was is kept, and "
-            "filling again computes the rest"
+    if presence.missing:
+        raise base.WorkerError(
+            f"{job.path}: {presence.missing:,} of {job.length:,} samples were not computed; what was is "
+            "kept, and filling again computes the rest"
         )
 
 
@@ -154,12 +136,12 @@ def _how_to_resume(job: Job, presence: Presence, where: object = "") -> str:
     return f"{f'interrupted {where}'.rstrip()}; {kept}"
 
 
-def _heed_others(job: Job, appender: AnyAppender, presence: Presence, progress: Progress) -> None:
+def _heed_others(job: Job, appender: AnyAppender, presence: Presence, progress: base.Progress) -> None:
     if job.options.if_filling == "fail" and appender.claims.has_fillers:
-        raise ArchiveLockedError(
+        raise base.ArchiveLockedError(
             f'{job.path}: another process is filling it; wait for it, or use if_filling="join"'
         )
-    while job.options.if_filling == "wait" and appender.claims.has_fillers and presence.missing.any():
+    while job.options.if_filling == "wait" and appender.claims.has_fillers and presence.missing:
         time.sleep(_LOOK_SECONDS)
         progress.advance(presence.update())
 
@@ -167,13 +149,13 @@ def _heed_others(job: Job, appender: AnyAppender, presence: Presence, progress: 
 class _FillWatch(Watch):
     """What a fill in this process shows of itself, and whether the disk can hold what it will write."""
 
-    def __init__(self, job: Job, progress: Progress, appender: AnyAppender, presence: Presence) -> None:
+    def __init__(self, job: Job, progress: base.Progress, appender: AnyAppender, presence: Presence) -> None:
         self._job = job
         self._progress = progress
         self._appender = appender
         self._presence = presence
         self._began_at = appender.chain.cursor.offset
-        self._missing = int(np.count_nonzero(presence.missing)) if job.options.check_space else 0
+        self._missing = presence.missing if job.options.check_space else 0
 
     def done(self, nbytes: int) -> None:
         self._progress.advance(1, nbytes)
@@ -203,12 +185,12 @@ class _FillWatch(Watch):
         if free is None or needed <= free * _WARN:
             return
         text = (
-            f"{store.path}: the {left:,} samples that are missing take about {human_bytes(needed)}, "
-            f"the {store.room} has {human_bytes(free)} left"
+            f"{store.path}: the {left:,} samples that are missing take about {base.human_bytes(needed)}, "
+            f"the {store.room} has {base.human_bytes(free)} left"
         )
         if needed <= free * store.tolerance:
             logger.warning("%s", text)
             return
-        error = StorageError(f"{text}; free some, or pass check_space=False")
+        error = base.StorageError(f"{text}; free some, or pass check_space=False")
         error.errno = errno.ENOSPC
         raise error

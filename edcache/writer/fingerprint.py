@@ -17,18 +17,8 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 from edcache.base import FingerprintError
+from edcache.writer import fingerprint_values as values
 from edcache.writer.fingerprint_code import NO_ACCESS, Access, digest_of, qualified_name, source_digest
-from edcache.writer.fingerprint_values import (
-    EXPANDED,
-    LONG,
-    NO_VALUE,
-    OWN,
-    NoDescription,
-    Texts,
-    describe,
-    fields_of,
-    shortened,
-)
 
 _NBYTES: Final = 2_400
 """Of all attributes in the head of an archive, which is one page."""
@@ -42,11 +32,7 @@ _factories: WeakKeyDictionary[FunctionType, tuple[Any, ...]] = WeakKeyDictionary
 def call_fingerprint(
     factory: Callable[..., Any], arguments: Mapping[str, Any], version: object = None
 ) -> dict[str, Any]:
-    """Describe a call of a dataset factory, given every parameter by name.
-
-    Raises:
-        FingerprintError: 'argument "transform" of data:train: <Resize at 0x...> has no description that ...'.
-    """
+    """Describe a call of a dataset factory, given every parameter by name; or raise FingerprintError."""
     name, digest = _code_of(factory)
     return {
         "factory": name,
@@ -69,8 +55,8 @@ def _code_of(factory: Callable[..., Any]) -> tuple[str, str | None]:
 
 def _argument(factory: str, key: str, value: object) -> Any:
     try:
-        return describe(value)
-    except NoDescription as error:
+        return values.describe(value)
+    except values.NoDescription as error:
         raise FingerprintError(
             f'argument "{key}" of {factory}: {error} has no description that is the same in every process; '
             "give its class a __repr__ without an address or a method __edcache_fingerprint__() that "
@@ -89,7 +75,7 @@ def source_fingerprint(source: object) -> dict[str, Any]:
     if not hasattr(cls, "__edcache_fingerprint__"):
         return {"type": name, **_attributes_of(source)}
     answer = cls.__edcache_fingerprint__(source)
-    items = answer if isinstance(answer, dict) else {OWN: answer}
+    items = answer if isinstance(answer, dict) else {values.OWN: answer}
     arguments = {str(key): _argument(name, str(key), value) for key, value in items.items()}
     return {"type": name, "arguments": arguments, "source": _Description(source, None).source_digest()}
 
@@ -129,8 +115,7 @@ def _changes(word: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -
     old, new = _named(found, f"{word}s"), _named(expected, f"{word}s")
     lines = []
     for key in {**old, **new}:
-        is_in_both, pair = key in old and key in new, (old.get(key), new.get(key))
-        if is_in_both and (_text(pair[0]) == _text(pair[1]) or _is_elsewhere(*pair) or _is_same_file(*pair)):
+        if key in old and key in new and _is_same(old[key], new[key]):
             continue
         before, now = (_shown(side[key]) if key in side else "absent" for side in (old, new))
         lines.append(f"{word} {key}: {before} in the archive, {now} now")
@@ -145,6 +130,10 @@ def moved_paths(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) ->
         for key in old
         if key in new and old[key] != new[key] and _is_elsewhere(old[key], new[key])
     ]
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    return _text(old) == _text(new) or _is_elsewhere(old, new) or _is_same_file(old, new)
 
 
 def _is_elsewhere(old: Any, new: Any) -> bool:
@@ -191,7 +180,7 @@ def _text(value: Any) -> str:
 
 def _shown(value: Any) -> str:
     text = value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
-    return text if len(text) <= LONG else text[:80] + "..."
+    return text if len(text) <= values.LONG else text[:80] + "..."
 
 
 def _attributes_of(
@@ -224,7 +213,7 @@ class _Kind(str):
     """The name of the class of what an attribute holds."""
 
 
-class _Description(Texts):
+class _Description(values.Texts):
     """A source on its way to texts."""
 
     def __init__(self, source: Any, lengths: tuple[int, int] | None) -> None:
@@ -238,7 +227,7 @@ class _Description(Texts):
     def attributes(self, depth: int, most: int) -> dict[str, Any]:
         """A JSON value by name: the first `depth` levels of objects have names of their own."""
         leaves = self._leaves(depth)
-        return {shortened(name, 80): self._value(value, most) for name, value in leaves.items()}
+        return {values.shortened(name, 80): self._value(value, most) for name, value in leaves.items()}
 
     def source_digest(self) -> str | None:
         """A digest of the code that the source is of."""
@@ -248,7 +237,7 @@ class _Description(Texts):
         return digest_of("\n".join(known)) if known else None
 
     def _leaves(self, depth: int) -> dict[str, Any]:
-        fields = fields_of(self._source)
+        fields = values.fields_of(self._source)
         if fields is None:
             return {"content": self._source}
         leaves: dict[str, Any] = {}
@@ -263,7 +252,7 @@ class _Description(Texts):
         leaves[name] = _Kind("...") if id(value) in self._open else value
         if depth <= 1 or id(value) in self._open or len(leaves) > _MOST_NAMES:
             return
-        fields = fields_of(value, access)
+        fields = values.fields_of(value, access)
         parts: list[tuple[str, Any, Access]] = []
         if fields is not None:
             self.note(type(value))
@@ -271,9 +260,9 @@ class _Description(Texts):
             parts = [
                 (f"{name}.{key}", part, fields.access.within(key)) for key, part in fields.values.items()
             ]
-        elif isinstance(value, (dict, list, tuple)) and len(value) <= EXPANDED:
+        elif isinstance(value, (dict, list, tuple)) and len(value) <= values.EXPANDED:
             pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
-            if any(fields_of(part) is not None for _, part in pairs):
+            if any(values.fields_of(part) is not None for _, part in pairs):
                 leaves[name] = _Kind(f"{type(value).__name__} of {len(value)}")
                 parts = [(f"{name}[{key!r}]", part, NO_ACCESS) for key, part in pairs]
         self._open.add(id(value))
@@ -286,10 +275,10 @@ class _Description(Texts):
         if value is None or type(value) is bool or (type(value) is int and value.bit_length() < 256):
             return value
         if isinstance(value, _Kind):
-            return [shortened(value, most)]
+            return [values.shortened(value, most)]
         if isinstance(value, (str, os.PathLike)) and not isinstance(value, enum.Enum):
-            return shortened(str(os.fspath(value)), most)
+            return values.shortened(str(os.fspath(value)), most)
         if id(value) not in self._texts:
             self._texts[id(value)] = value, self.text(value)
         text = self._texts[id(value)][1]
-        return None if text == NO_VALUE else [shortened(text, most)]
+        return None if text == values.NO_VALUE else [values.shortened(text, most)]

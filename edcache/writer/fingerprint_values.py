@@ -21,18 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from edcache.writer.fingerprint_code import (
-    NO_ACCESS,
-    REPR_IS_VALUE,
-    Access,
-    access_by_reading,
-    code_digest,
-    digest_of,
-    has_source,
-    is_installed,
-    qualified_name,
-    source_digest,
-)
+from edcache.writer import fingerprint_code as code
 
 LONG: Final = 300
 NO_VALUE: Final = "None"
@@ -44,7 +33,7 @@ _PICKS: Final = 1_024
 _WHOLE_NBYTES: Final = 1 << 16
 EXPANDED: Final = 16
 _NO_OBJECT: Final = (
-    *(*REPR_IS_VALUE, type, types.ModuleType, enum.Enum, os.PathLike, np.ndarray, np.generic),
+    *(*code.REPR_IS_VALUE, type, types.ModuleType, enum.Enum, os.PathLike, np.ndarray, np.generic),
     *(list, dict, set, frozenset, types.MethodType),
 )
 _NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace, functools.partial)
@@ -55,33 +44,29 @@ class NoDescription(Exception):
 
 
 def describe(value: Any) -> Any:
-    """A JSON value that stands for `value` in every process; NoDescription where there is none.
-
-    None, bool, int and str stand for themselves. Everything else is a list of one text, so that 0.5 and
-    "0.5" differ; long texts end in a digest.
-    """
+    """A JSON value that stands for `value` in every process; NoDescription where there is none."""
     if value is None or type(value) in (bool, int):
         return value
     if type(value) is str:
         return shortened(value)
-    return [shortened(Texts(exact=True).text(value))]
+    return [shortened(Texts(exact=True).text(value))]  # a list, so that 0.5 and "0.5" differ
 
 
 def shortened(text: str, most: int = LONG) -> str:
     """The text, where it has at most so many characters; else its beginning and a digest of it."""
     if len(text) <= most:
         return text
-    return f"{text[: min(most // 4, _SHOWN)]}... sha256:{digest_of(text)}"
+    return f"{text[: min(most // 4, _SHOWN)]}... sha256:{code.digest_of(text)}"
 
 
 class Fields(NamedTuple):
     """The attributes of an object by name, and what reading does with them."""
 
     values: dict[str, Any]
-    access: Access = NO_ACCESS
+    access: code.Access = code.NO_ACCESS
 
 
-def fields_of(value: Any, access: Access = NO_ACCESS, *, exact: bool = False) -> Fields | None:
+def fields_of(value: Any, access: code.Access = code.NO_ACCESS, *, exact: bool = False) -> Fields | None:
     """The attributes of an object that tell it from another, by name; None for what is no such object.
 
     An object is what is read or called: a dataset, a transform, a dataclass, anything whose class is not
@@ -108,7 +93,7 @@ def fields_of(value: Any, access: Access = NO_ACCESS, *, exact: bool = False) ->
         return Fields({"columns": list(getattr(value, "columns", ())), "rows": rows})
     if isinstance(value, functools.partial):
         return Fields({"func": value.func, "args": value.args, "keywords": value.keywords})
-    if is_installed(cls) and not isinstance(value, _NAMESPACES):
+    if code.is_installed(cls) and not isinstance(value, _NAMESPACES):
         is_iterator = hasattr(cls, "__next__")  # such as an open file
         if is_iterator or not (callable(value) or hasattr(cls, "__getitem__") or hasattr(cls, "__iter__")):
             return None
@@ -118,7 +103,7 @@ def fields_of(value: Any, access: Access = NO_ACCESS, *, exact: bool = False) ->
     if "_fingerprint" in fields and any(kin.__module__.startswith("datasets.") for kin in cls.__mro__):
         # Of a dataset of Hugging Face: it changes with every operation, and its attributes say less.
         return Fields({"_fingerprint": fields["_fingerprint"]})
-    access = access_by_reading(cls, access)
+    access = code.access_by_reading(cls, access)
     return Fields({name: held for name, held in fields.items() if (name,) not in access.changed}, access)
 
 
@@ -167,7 +152,7 @@ class Texts:
         self._lengths = lengths
         self._open: set[int] = set()  # objects that hold what is being described
 
-    def text(self, value: Any, limit: int = _PICKS, access: Access = NO_ACCESS) -> str:
+    def text(self, value: Any, limit: int = _PICKS, access: code.Access = code.NO_ACCESS) -> str:
         """A text for a value with about `limit` of the values in it; 0 leaves a container its size.
 
         access: what reading of the object that holds it does with it.
@@ -203,8 +188,8 @@ class Texts:
     def note(self, thing: Any) -> None:
         """Remember a function, or a class and its bases, in `code`."""
         for part in inspect.getmro(thing) if isinstance(thing, type) else (thing,):
-            if not is_installed(part):
-                self.code[qualified_name(part)] = part
+            if not code.is_installed(part):
+                self.code[code.qualified_name(part)] = part
 
     def cut(self, value: Any) -> Any:
         """The value as it would be where the source were as long as it is to be described."""
@@ -237,7 +222,7 @@ class Texts:
 
     def _object(self, cls: type, fields: Fields, limit: int) -> str:
         self.note(cls)
-        name = cls.__qualname__ if self._exact else qualified_name(cls)
+        name = cls.__qualname__ if self._exact else code.qualified_name(cls)
         share = limit // (len(fields.values) or 1)
         picked = itertools.islice(fields.values.items(), max(limit, EXPANDED) if limit else 0)
         texts = (
@@ -284,32 +269,32 @@ class Texts:
             value = flat.view(sys.modules["torch"].uint8).numpy()
         if value.dtype.hasobject:
             return f"{header}, {self._container(value.reshape(-1).tolist(), limit)})"
-        return f"{header}, sha256:{digest_of(np.ascontiguousarray(value).tobytes())})"
+        return f"{header}, sha256:{code.digest_of(np.ascontiguousarray(value).tobytes())})"
 
     def _function(self, value: Any, limit: int) -> str:
         if inspect.ismethod(value):
-            return f"{qualified_name(value)} of {self.text(value.__self__, limit)}"
+            return f"{code.qualified_name(value)} of {self.text(value.__self__, limit)}"
         value = inspect.unwrap(value)
-        name = qualified_name(value)
+        name = code.qualified_name(value)
         if not inspect.isfunction(value):
             return name
         if "<lambda>" not in name and "<locals>" not in name:
             self.note(value)
             return name
         outer = [getattr(cell, "cell_contents", None) for cell in value.__closure__ or ()]
-        if self._exact and (outer or not has_source(value)):
+        if self._exact and (outer or not code.has_source(value)):
             raise NoDescription(f"{name}, a function made at run time,")
         inner = self._container([value.__defaults__, value.__kwdefaults__, *outer], limit)
-        return f"{name} code:{code_digest(value)} {inner}"
+        return f"{name} code:{code.code_digest(value)} {inner}"
 
     def _other(self, value: Any) -> str:
         if isinstance(value, type):
             if self._exact and "<locals>" in value.__qualname__:
-                if (digest := source_digest(value)) is None:
-                    raise NoDescription(f"{qualified_name(value)}, a class made at run time,")
-                return f"{qualified_name(value)} code:{digest}"
+                if (digest := code.source_digest(value)) is None:
+                    raise NoDescription(f"{code.qualified_name(value)}, a class made at run time,")
+                return f"{code.qualified_name(value)} code:{digest}"
             self.note(value)
-            return qualified_name(value)
+            return code.qualified_name(value)
         if isinstance(value, enum.Enum):
             return f"{type(value).__qualname__}.{value.name}"
         if not self._exact and hasattr(type(value), "__next__"):

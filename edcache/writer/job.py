@@ -7,16 +7,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edcache.base import (
-    EdcacheError,
-    FillOptions,
-    LengthError,
-    OptionError,
-    SourceError,
-    StaleCacheError,
-    Sync,
-    check_books,
-)
+from edcache import base
 from edcache.format import MAX_LENGTH, Failure, Head
 from edcache.labels import LabelSpec
 from edcache.writer import temporary
@@ -44,8 +35,8 @@ class Job:
     head: Head
     spec: LabelSpec
     chunk_size: int | None = None
-    sync: Sync = "seal"
-    options: FillOptions = FillOptions()  # noqa: RUF009 - it is frozen
+    sync: base.Sync = "seal"
+    options: base.FillOptions = base.FillOptions()  # noqa: RUF009 - it is frozen
     since: int = 0
 
     @property
@@ -86,11 +77,7 @@ class Job:
         return Publisher(appender, spec, self.chunk_size, failure_of=failure_of, path=self.path)
 
     def compute(self, index: int) -> Any:
-        """One sample from the source, tried as often as asked for.
-
-        Raises:
-            SourceError: "train.zip: the source raised at index 7: ValueError: ...; ..."; the cause is there.
-        """
+        """One sample from the source, tried as often as asked for; SourceError where it raises."""
         retries = self.options.retries
         while True:
             try:
@@ -106,8 +93,8 @@ class Job:
         """What the archive keeps of a sample that could not be made; None where that ends the fill."""
         return None if self.options.on_error == "raise" else self._failure
 
-    def _failure(self, index: int, error: EdcacheError) -> Failure:
-        cause = error.__cause__ if isinstance(error, SourceError) and error.__cause__ else error
+    def _failure(self, index: int, error: base.EdcacheError) -> Failure:
+        cause = error.__cause__ if isinstance(error, base.SourceError) and error.__cause__ else error
         is_final = self.options.on_error == "skip_final"
         text = traceback_of(cause)[-_MOST_TRACEBACK:]
         return Failure(index, is_final, type(cause).__name__, _text_of(cause), text)
@@ -128,10 +115,10 @@ def check_blame(error: BaseException, index: int) -> None:
         raise error
 
 
-def refusal(error: BaseException, index: int, path: str) -> SourceError:
+def refusal(error: BaseException, index: int, path: str) -> base.SourceError:
     """What is raised where the source raised at an index."""
     kept = "what was computed before is kept, and filling again continues there"
-    return SourceError(
+    return base.SourceError(
         f"{path}: the source raised at index {index}: {type(error).__name__}: {_text_of(error)}; "
         f"{temporary.KEPT if temporary.is_temporary(path) else kept}"
     )
@@ -162,16 +149,13 @@ def claim_size(length: int) -> int:
 def check_source(source: Any, path: str) -> None:
     """Raise OptionError for what is no map-style dataset."""
     if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
-        raise OptionError(
+        raise base.OptionError(
             f"{path}: the source, a {type(source).__name__}, has no len() or no [index], and is not iterable"
         )
 
 
 def check_origin(path: str, archive: Head, job: Job) -> dict[str, Any] | None:
-    """The source's fingerprint in the form of the archive's; None where one has none.
-
-    StaleCacheError where they differ.
-    """
+    """The source's fingerprint in the form of the archive's, None where one has none; or StaleCacheError."""
     head = job.head
     if archive.fingerprint is None or head.fingerprint is None:
         return None
@@ -186,7 +170,7 @@ def check_origin(path: str, archive: Head, job: Job) -> dict[str, Any] | None:
             "; if that makes no other samples, let a method __edcache_fingerprint__() of the source return "
             "what does, or compare nothing with fingerprint=False"
         )
-    raise StaleCacheError(stale_message(path, expected, changed, remedy))
+    raise base.StaleCacheError(stale_message(path, expected, changed, remedy))
 
 
 def length_of(source: Any, path: str) -> int:
@@ -194,13 +178,13 @@ def length_of(source: Any, path: str) -> int:
     try:
         length = len(source)
     except Exception as error:
-        raise SourceError(
+        raise base.SourceError(
             f"{path}: len() of the source, a {type(source).__name__}, raised {type(error).__name__}: "
             f"{_text_of(error)}; give a source whose len() is a whole number from 0 up"
         ) from error
-    check_books(length, _BOOKS_NBYTES, path)
+    base.check_books(length, _BOOKS_NBYTES, path)
     if length >= MAX_LENGTH:
-        raise LengthError(f"{path}: {length:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
+        raise base.LengthError(f"{path}: {length:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
     return length
 
 
@@ -209,7 +193,7 @@ def check_length(path: str, begun_for: int | None, length: int) -> None:
     if begun_for is None or begun_for == length:
         return
     growing = "grow=True adds the rest; or " if begun_for < length else ""
-    raise StaleCacheError(
+    raise base.StaleCacheError(
         f"{path}: begun for {begun_for:,} samples, the source has {length:,} now; {growing}"
         'build it again (keep_existing=False, or on_stale="rebuild"), or choose another path'
     )

@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import (
-    ArchiveClosedError,
-    ArchiveNotFoundError,
-    Folder,
-    OptionError,
-    ReadOptions,
-    Show,
-    Sync,
-)
+from edcache import base
 from edcache.format import Chain, ChunkTable, Head, Header, LabelTypes
 from edcache.storage import Location, located
 
@@ -29,7 +21,7 @@ if TYPE_CHECKING:
     from edcache.writer.chunk import Chunk
 
 # How an archive is opened to be looked at: incomplete ones too, without a warning.
-AS_IT_IS = ReadOptions(allow_partial=True)
+AS_IT_IS = base.ReadOptions(allow_partial=True)
 
 
 class Store(Location):
@@ -51,30 +43,32 @@ class Store(Location):
         """The same, where its name says all; else with a name made of the fingerprint of what is cached."""
         return self
 
-    def reader(self, options: ReadOptions) -> AnyReader:
+    def reader(self, options: base.ReadOptions) -> AnyReader:
         """What reads its samples; errors as of `edcache.Reader`, and OptionError for what only files take."""
         from edcache.reader import Reader
 
         return Reader(self, options)
 
-    def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
+    def found(self, options: base.ReadOptions = AS_IT_IS) -> AnyReader | None:
         """The archive that is there, open, if one is and its creator lived to write its head."""
         try:
             return self._opened(options)
-        except ArchiveNotFoundError:
+        except base.ArchiveNotFoundError:
             return None
 
-    def _opened(self, options: ReadOptions) -> AnyReader:
+    def _opened(self, options: base.ReadOptions) -> AnyReader:
         reader = self.reader(options)
         reader.head  # noqa: B018 - it is read here
         return reader
 
-    def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
+    def filled_in(
+        self, *, is_stream: bool, is_lazy: bool, sync: base.Sync, spool: base.Folder = None
+    ) -> Store:
         """The store that a fill writes into: this one, or until `published` what stands for it in `spool`."""
         return self
 
     def published(
-        self, show: Show, is_done: Callable[[], bool], *, replaces: bool
+        self, show: base.Show, is_done: Callable[[], bool], *, replaces: bool
     ) -> AbstractContextManager[None]:
         """Bring what is filled in the block, where `filled_in` said, to where it belongs.
 
@@ -84,7 +78,7 @@ class Store(Location):
         return nullcontext()
 
     @abstractmethod
-    def appender(self, head: Head, sync: Sync) -> AnyAppender:
+    def appender(self, head: Head, sync: base.Sync) -> AnyAppender:
         """Open it for appending, made with `head` where nothing is there yet; as `Appender.open`."""
 
     def begin_anew(self, head: Head) -> bool:
@@ -100,24 +94,20 @@ class Store(Location):
 
     def part(self, fraction: float) -> int:
         """So much of what the cache has and may still take, in bytes; OptionError where nobody can tell."""
-        raise OptionError(f"max_bytes={fraction!r} is a part of a disk; for {self.called} give bytes")
+        raise base.OptionError(f"max_bytes={fraction!r} is a part of a disk; for {self.called} give bytes")
 
     # --- deleting ---
 
     def check_deletable(self, *, force: bool = False) -> None:
         """Raise where it cannot be deleted by its name, or is being filled and not `force`.
 
-        What has a `naming` is a file, which is looked at and deleted as one; nothing here is asked of it but
-        what is particular to its backend.
-
-        Raises:
-            OptionError: nothing is deleted there. ArchiveNotFoundError, ArchiveLockedError.
+        What has a `naming` is a file, which is deleted as one: here is asked what is its backend's alone.
         """
         self.local_path()
 
     def delete(self) -> dict[str, int]:
         """Delete what is no file; gives how many things went, by what they are called, the most first."""
-        raise OptionError(f"{self.path}: {self.called} is not deleted from here")
+        raise base.OptionError(f"{self.path}: {self.called} is not deleted from here")
 
 
 def store_at(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Store:
@@ -263,9 +253,9 @@ class AnyAppender(ABC):
         """Raise ArchiveClosedError after close() or in a forked child."""
         if self._pid != os.getpid():
             # A child does not keep a file: every lock on it would be the parent's too.
-            raise ArchiveClosedError(
+            raise base.ArchiveClosedError(
                 f"{self.path}: opened for appending by process {self._pid}, used in its child "
                 f"{os.getpid()}; open it again in the child"
             )
         if self.closed:
-            raise ArchiveClosedError(f"{self.path}: closed; open it again to append")
+            raise base.ArchiveClosedError(f"{self.path}: closed; open it again to append")

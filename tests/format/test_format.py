@@ -105,7 +105,7 @@ def reading(data):
 
 def test_the_head_fills_whole_pages_and_reads_back():
     for arguments in ({}, {"x": "y" * 5000}):
-        head = Head(UUID, 10, "native", "zstd", (("label", "label"),), {"arguments": arguments}, 32)
+        head = Head(UUID, 10, "native", "zstd", (("label", "label"),), 32, {"arguments": arguments})
         data = format.pack_head(head)
         assert len(data) % 4096 == 0
         found, cursor = format.read_head(reading(data), "a.zip")

@@ -492,6 +492,38 @@ def test_everything_else_that_samples_hold_has_a_form(tmp_path):
     assert (row["day"], row["moment"], row["span"]) == (DAY, rich["moment"], 90.0)
 
 
+def test_scalars_of_numpy_that_are_subclasses_of_pythons_are_plain_values(tmp_path):
+    sample = {"f": np.float64(1.5), "s": np.str_("abc"), "b": np.bytes_(b"xyz")}
+    path = archive_of(tmp_path, sample)
+    edcache.export(path, tmp_path / "parquet", "parquet")
+    assert pq.read_table(tmp_path / "parquet").to_pylist() == [{"f": 1.5, "s": "abc", "b": b"xyz"}]
+    edcache.export(path, tmp_path / "files", "files")
+    found = {file.name: file.read_bytes() for file in (tmp_path / "files" / "0").iterdir()}
+    assert found == {"f.json": b"1.5", "s.txt": b"abc", "b.bin": b"xyz"}
+    edcache.export(path, tmp_path / "a.npz", "npz")
+    loaded = np.load(tmp_path / "a.npz", allow_pickle=False)
+    assert (loaded["f"].tolist(), loaded["s"].tolist()) == ([1.5], ["abc"])
+    assert loaded["b.values"].tobytes() == b"xyz"
+
+
+def test_lists_of_texts_are_in_an_npz_and_lists_with_none_are_refused(tmp_path, out):
+    path = archive_of(tmp_path, {"x": ["ab", "c"]}, {"x": []}, {"x": ["longer"]})
+    edcache.export(path, tmp_path / "a.npz", "npz")
+    loaded = np.load(tmp_path / "a.npz", allow_pickle=False)
+    assert loaded["x.values"].tolist() == ["ab", "c", "longer"]
+    assert loaded["x.offsets"].tolist() == [0, 2, 2, 3]
+    cases = [
+        ([1, None], "has a list with None, and an .npz holds no None"),
+        ([None, "a"], "has a list with None, and an .npz holds no None"),
+        (["a\0"], "has text that ends with a zero character, which"),
+        ([2**70], "does not fit int64: "),
+    ]
+    for value, text in cases:
+        with pytest.raises(ExportError, match=f'field "x" {text}'):
+            edcache.export(archive_of(tmp_path, {"x": value}), out, "npz")
+        assert not out.exists()
+
+
 def test_fields_that_some_samples_lack_are_null_in_tables_and_absent_in_files(tmp_path):
     samples = [{"x": np.ones(2), "y": 1}, {"x": None, "y": 2}, {"y": None}, {"x": np.ones((3,)), "y": 4}]
     with CacheWriter(tmp_path / "a.zip") as w:

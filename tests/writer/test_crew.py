@@ -536,6 +536,10 @@ if __name__ == "__main__":
 """
 
 
+# The rest of such a fill takes a minute, so that what ends within some seconds did not wait for it.
+SLOW, AT_ONCE = 0.06, 20
+
+
 def start(path, log, tmp_path, context, seconds=0.005):
     script = tmp_path / "fill.py"
     script.write_text(
@@ -570,14 +574,14 @@ def test_workers_of_a_killed_parent_end_by_themselves(path, log, tmp_path, conte
 @pytest.mark.full
 @pytest.mark.parametrize("group", [False, True], ids=["parent", "terminal"])
 def test_ctrl_c_ends_a_parallel_fill_at_once_and_says_how_to_go_on(path, log, tmp_path, group):
-    process = start(path, log, tmp_path, "fork")
+    process = start(path, log, tmp_path, "fork", seconds=SLOW)
     pids = processes(log)
     began = time.monotonic()
     for pid in [process.pid, *(pids if group else [])]:
         os.kill(pid, signal.SIGINT)
-    _, text = process.communicate(timeout=10)
-    assert time.monotonic() - began < 3
-    assert all_gone(pids, 0.1)
+    _, text = process.communicate(timeout=60)
+    assert time.monotonic() - began < AT_ONCE
+    assert all_gone(pids, 5)
     kept = Reader(path, allow_partial=True).present
     last = f"KeyboardInterrupt: interrupted; {path} keeps {kept:,} of 2,000 samples, the same call "
     assert text.splitlines()[-1] == f"{last}computes the rest"
@@ -587,7 +591,7 @@ def test_ctrl_c_ends_a_parallel_fill_at_once_and_says_how_to_go_on(path, log, tm
 
 @pytest.mark.full
 def test_a_second_ctrl_c_ends_it_at_once(path, log, tmp_path):
-    process = start(path, log, tmp_path, "fork", seconds=0.005)
+    process = start(path, log, tmp_path, "fork", seconds=SLOW)
     pids = processes(log)
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -595,21 +599,21 @@ def test_a_second_ctrl_c_ends_it_at_once(path, log, tmp_path):
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
     began = time.monotonic()
-    process.communicate(timeout=10)
-    assert time.monotonic() - began < 3
-    assert all_gone(pids, 0.5)
+    process.communicate(timeout=60)
+    assert time.monotonic() - began < AT_ONCE
+    assert all_gone(pids, 5)
 
 
 @pytest.mark.full
 def test_a_deaf_worker_does_not_keep_an_interrupted_parent(path, log, tmp_path):
-    process = start(path, log, tmp_path, "fork", seconds=0.005)
+    process = start(path, log, tmp_path, "fork", seconds=SLOW)
     pids = processes(log)
     os.kill(min(pids), signal.SIGSTOP)
     began = time.monotonic()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
-    assert time.monotonic() - began < 3
-    assert all_gone(pids, 0.1)
+    process.communicate(timeout=60)
+    assert time.monotonic() - began < AT_ONCE
+    assert all_gone(pids, 5)
 
 
 # --- beside other processes -------------------------------------------------------------------------

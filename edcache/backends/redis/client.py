@@ -27,9 +27,6 @@ class Client:
         self.server = server
         self._connections: PerProcess[Any] = PerProcess()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Client, (self.server,)
-
     def ask(self, command: str, *arguments: Any, **options: Any) -> Any:
         """The answer to one command, a method of redis-py's client; StorageError where there is none."""
         with self.translated():

@@ -54,7 +54,7 @@ def schema_number(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-def packed(index: int, schema: int, data: memoryview, raw_nbytes: int) -> bytes:
+def packed(index: int, schema: int, data: memoryview | bytes, raw_nbytes: int) -> bytes:
     """The value of a record."""
     rest = _REST.pack(schema, index, len(data), raw_nbytes)
     crc = format.crc32(data, format.crc32(rest))
@@ -62,7 +62,7 @@ def packed(index: int, schema: int, data: memoryview, raw_nbytes: int) -> bytes:
     return b"".join([_MAGIC, crc.to_bytes(4, "little"), rest, data, padding])
 
 
-def unpacked(value: Any, index: int) -> Frame:
+def unpacked(value: Any, index: int, *, is_compressed: bool) -> Frame:
     """The record in a value, which is not copied; CorruptRecordError, which does not say of which record."""
     if len(value) < FRAME_NBYTES or value[:4] != _MAGIC:
         raise CorruptRecordError("its value is none that edcache wrote")
@@ -73,6 +73,8 @@ def unpacked(value: Any, index: int) -> Frame:
     crc = format.crc32(view[8 : FRAME_NBYTES + nbytes])
     if crc != expected:
         raise CorruptRecordError(f"crc32 {crc:#010x}, its frame says {expected:#010x}")
+    if not is_compressed and raw_nbytes != nbytes:
+        raise CorruptRecordError(f"it has {nbytes:,} bytes, its frame says otherwise")
     return Frame(schema, view[FRAME_NBYTES : FRAME_NBYTES + nbytes], raw_nbytes)
 
 
@@ -106,7 +108,10 @@ def gathered_from(
     if None in values:
         return None
     try:
-        frames = [unpacked(value, index) for index, value in zip(indices, values, strict=True)]
+        frames = [
+            unpacked(value, index, is_compressed=is_compressed)
+            for index, value in zip(indices, values, strict=True)
+        ]
     except CorruptRecordError:
         return None
     number, least = schema_number(decoder.text), decoder.fixed_nbytes
@@ -120,8 +125,6 @@ def gathered_from(
         if any(frame.raw_nbytes > most_content(len(frame.data)) for frame in frames):
             return None
         return joined(decoder, lengths, [Piece(0, frame.data) for frame in frames], ())
-    if any(frame.raw_nbytes != len(frame.data) for frame in frames):
-        return None
     # Values are multiples of 8 long, so that joined they are what a gather goes over.
     starts = np.array([0, *accumulate(map(len, values[:-1]))], np.int64) + FRAME_NBYTES
     memory = np.frombuffer(bytearray().join(values), np.uint8)

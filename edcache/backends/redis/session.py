@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from edcache.backends.redis.client import Client
 from edcache.backends.redis.log import RedisLog, no_cache, read_head
-from edcache.backends.redis.records import Frame, gathered_from, held, pieces_of, schema_number, unpacked
+from edcache.backends.redis.records import gathered_from, held, pieces_of, schema_number, unpacked
 from edcache.backends.redis.url import Server
 from edcache.base import CorruptRecordError, EdcacheError, LengthError, MissingSampleError, once
 from edcache.codec import STORED, Decode, Decoder, Decoding, decompress
@@ -161,17 +161,12 @@ class RedisSession(Session):
                 "lazy=True, or give the server more memory"
             )
         try:
-            frame = unpacked(value, index)
-            return self._raw(frame), self._decoder_for(frame.schema)
+            is_compressed = self.head.compression is not None
+            frame = unpacked(value, index, is_compressed=is_compressed)
+            data = memoryview(decompress(frame.data, frame.raw_nbytes)) if is_compressed else frame.data
+            return data, self._decoder_for(frame.schema)
         except (CorruptRecordError, LengthError) as error:
             raise self.placed(error, index) from error
-
-    def _raw(self, frame: Frame) -> memoryview:
-        if self.head.compression is not None:
-            return memoryview(decompress(frame.data, frame.raw_nbytes))
-        if frame.raw_nbytes != len(frame.data):
-            raise CorruptRecordError(f"it has {len(frame.data):,} bytes, its frame says otherwise")
-        return frame.data
 
     def _decoder_for(self, schema: int) -> Decoder:
         """The decoder of a schema by its number in frames, which may be one that was published since."""
