@@ -50,19 +50,15 @@ def _compressor(level: int, dictionary: bytes | None) -> Any:
     import zstandard
 
     # A frame says its content size and the id of its dictionary, and has no checksum: zstandard's defaults.
-    return zstandard.ZstdCompressor(level=level, dict_data=_zstd_dictionary(dictionary))
+    data = None if dictionary is None else zstandard.ZstdCompressionDict(dictionary)
+    return zstandard.ZstdCompressor(level=level, dict_data=data)
 
 
 def _decompressor(dictionary: bytes | None, max_window: int = 0) -> Any:
     import zstandard
 
-    return zstandard.ZstdDecompressor(dict_data=_zstd_dictionary(dictionary), max_window_size=max_window)
-
-
-def _zstd_dictionary(data: bytes | None) -> Any:
-    import zstandard
-
-    return None if data is None else zstandard.ZstdCompressionDict(data)
+    data = None if dictionary is None else zstandard.ZstdCompressionDict(dictionary)
+    return zstandard.ZstdDecompressor(dict_data=data, max_window_size=max_window)
 
 
 _contexts = _Contexts()

@@ -104,9 +104,14 @@ _MAX_EMPTY_SIDE: Final = 1 << 16
 
 def _take_image(image: Any) -> Parts:
     """The current frame alone is kept; the file format and the class are not."""
+    palette_mode, palette = None, []
     try:
         image.load()
         pixels = image.tobytes()
+        with contextlib.suppress(ValueError):  # it has none
+            palette_mode = image.im.getpalettemode()
+        if palette_mode is not None:
+            palette = [bytes(image.im.getpalette(palette_mode, palette_mode))]
     except (OSError, ValueError, SyntaxError, RuntimeError) as error:
         raise Refusal(f"an image that Pillow cannot load ({error}); repair its file or skip it") from error
     if image.mode not in _PIXEL_NBYTES or not _fits(image.mode, image.size, len(pixels)):
@@ -114,10 +119,6 @@ def _take_image(image: Any) -> Parts:
             f"an image of mode {image.mode} and size {image.size}; "
             'convert it with .convert("RGB") or numpy.asarray()'
         )
-    palette_mode, palette = None, []
-    with contextlib.suppress(ValueError):  # it has none
-        palette_mode = image.im.getpalettemode()
-        palette = [bytes(image.im.getpalette(palette_mode, palette_mode))]
     values = [*image.size, pixels, *palette, _plain(dict(image.info))]
     return ("image", image.mode, palette_mode), _image_keys(palette_mode), values
 

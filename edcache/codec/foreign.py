@@ -412,9 +412,10 @@ def _bytes(value: Any = b"", *encoding: Any) -> bytes:
     return _encoded(value, *encoding) if type(value) is str else bytes(memoryview(value))
 
 
-def _path(kind: type[pathlib.PurePath], *parts: Any) -> pathlib.PurePath:
+def _path(kind: type[pathlib.PurePath], budget: _Budget, *parts: Any) -> pathlib.PurePath:
     if not all(type(part) is str for part in parts):
         raise ValueError("a path of parts that are no texts")
+    budget.spend(0)
     return kind(*parts)
 
 
@@ -449,7 +450,7 @@ def _names() -> dict[tuple[str, str], _StandIn]:
         names["datetime", kind.__name__] = _Name(kind)
     for path in (pathlib.PurePosixPath, pathlib.PosixPath, pathlib.PureWindowsPath):
         for module in ("pathlib", "pathlib._local"):
-            names[module, path.__name__] = _Name(functools.partial(_path, path))
+            names[module, path.__name__] = _call(functools.partial(_path, path))
     names |= {("torch", known.name): _Storage(known.dtype) for known in dtypes.TORCH_BY_NAME.values()}
     return names | {("torch", f"{name}Storage"): _Storage(dtype) for name, dtype in _STORAGES.items()}
 

@@ -30,7 +30,7 @@ from edcache.base import (
     UnsupportedTypeError,
 )
 from edcache.codec import dtypes
-from edcache.codec.classes import class_name, is_registered, member_named, registered
+from edcache.codec.classes import class_name, is_registered, member_named, own_name, registered
 from edcache.codec.images import Decoding, ImageFile, file_bytes, format_of, revived
 
 # A list at least this long whose items are all of one plain type is one leaf, whatever its length.
@@ -57,8 +57,7 @@ class Refusal(TypeError):
 
 def type_name(value: object) -> str:
     """Return the name of a value's type as messages show it."""
-    cls = type(value)
-    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+    return own_name(type(value)).removeprefix("builtins.")
 
 
 def text_bytes(text: str) -> bytes:
