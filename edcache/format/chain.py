@@ -377,13 +377,6 @@ def _within(header: Header, table: ChunkTable) -> bool:
     )
 
 
-def blocks_of(header: Header, table: ChunkTable) -> tables.Blocks:
-    """Where the records of a chunk and the crc32 of their blocks lie."""
-    table_end = header.payload_offset + header.table_nbytes
-    crcs_nbytes = 4 * spec.block_count(table.records_nbytes)
-    return tables.Blocks(table_end - crcs_nbytes, header.records_offset, table.records_nbytes)
-
-
 def find_headers(file: Any, start: int, end: int, uuid: bytes | None = None) -> Iterator[Header]:
     """The headers that stand on the pages from `start` to `end`, where they say that they belong.
 
@@ -463,7 +456,8 @@ def merge(
         used = part.stop
         is_compressed |= chunk.records.raw_nbytes is not None
         labels.append(chunk.labels)
-        blocks.append(blocks_of(header, chunk))
+        crcs = header.payload_offset + header.table_nbytes - 4 * spec.block_count(chunk.records_nbytes)
+        blocks.append(tables.Blocks(crcs, header.records_offset, chunk.records_nbytes))
     if len(schemas) > tables.MAX_SCHEMAS:
         raise CorruptArchiveError(
             f"{where}: {len(schemas):,} schemas, the format allows {tables.MAX_SCHEMAS:,}"
