@@ -90,9 +90,19 @@ def _schemas(archive: reader.AnyReader) -> list[dict[str, Any]]:
     """The schemas, most used first: how many samples have each, and its fields."""
     used = np.bincount(archive.records.schema, minlength=len(archive.schemas)).tolist()
     return [
-        {"samples": samples, "fields": _describe_fields(codec.Decoder(schema).fields.values())}
+        {"samples": samples, "fields": [_field(field) for field in codec.Decoder(schema).fields.values()]}
         for samples, schema in sorted(zip(used, archive.schemas, strict=True), key=lambda pair: -pair[0])
     ]
+
+
+def _field(field: Any) -> dict[str, Any]:
+    """A leaf that a schema promises, as JSON has it; a shape that varies is null."""
+    return {
+        "path": ".".join(map(str, field.path)),
+        "kind": field.kind,
+        "dtype": None if field.dtype is None else str(field.dtype).removeprefix("torch."),
+        "shape": None if field.shape is None else list(field.shape),
+    }
 
 
 def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
@@ -159,16 +169,10 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
         raise SampleIndexError(
             f"{cache.path}: no sample {index}; there are {len(cache):,}, from 0 on or from -1 back"
         )
-    leaves = _describe_sample(cache[index])
+    leaves = [{"path": ".".join(map(str, at)), **_leaf(value)} for at, value in _leaves(cache[index], ())]
     document = {"path": cache.path, "index": index % len(cache), "leaves": leaves}
-    print_report(
-        as_json, document, table(("field", "type", "dtype", "shape", "value"), map(_leaf_row, leaves))
-    )
-
-
-def _describe_sample(sample: object) -> list[dict[str, Any]]:
-    """The leaves of a sample in tree order, each as JSON has it."""
-    return [{"path": ".".join(map(str, path)), **_leaf(value)} for path, value in _leaves(sample, ())]
+    header = ("field", "type", "dtype", "shape", "value")
+    print_report(as_json, document, table(header, map(_leaf_row, leaves)))
 
 
 def _leaf_row(leaf: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
@@ -214,6 +218,7 @@ def _leaves(value: Any, path: tuple[object, ...]) -> Iterator[tuple[tuple[object
 
 
 def _leaf(value: Any) -> dict[str, Any]:
+    """A leaf of a sample, as JSON has it."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return _array_leaf(value)
     if hasattr(value, "mode") and hasattr(value, "getpixel"):
@@ -253,19 +258,6 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
     tensor = value.detach().cpu()
     array: npt.NDArray[Any] = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
     return array
-
-
-def _describe_fields(fields: Iterable[Any]) -> list[dict[str, Any]]:
-    """The leaves that a schema promises, as JSON has them; a shape that varies is null."""
-    return [
-        {
-            "path": ".".join(map(str, field.path)),
-            "kind": field.kind,
-            "dtype": None if field.dtype is None else str(field.dtype).removeprefix("torch."),
-            "shape": None if field.shape is None else list(field.shape),
-        }
-        for field in fields
-    ]
 
 
 @click.command()

@@ -211,9 +211,8 @@ def valid_fields(fields: Any) -> bool:
     if type(fields) is not tuple or len(fields) > MAX_FIELDS:
         return False
     for place, name in enumerate(fields):
-        if type(name) is not str or not name.isidentifier() or keyword.iskeyword(name):
-            return False
-        if name.startswith("_") and name != f"_{place}":
+        is_plain = type(name) is str and name.isidentifier() and not keyword.iskeyword(name)
+        if not is_plain or (name.startswith("_") and name != f"_{place}"):
             return False
     # The compiler folds identifiers, so two names may be one.
     return len({normalize("NFKC", name) for name in fields}) == len(fields)

@@ -21,16 +21,10 @@ from edcache.codec.packages import Form
 
 Assemble = Callable[[list[Any]], Any]
 Keys = tuple[Any, ...]
+# Of a container: its schema node without the last item, the children; the names of these, and these.
+Parts = tuple[tuple[Any, ...], Sequence[Any], Sequence[Any]]
 
 _MISSING = object()
-
-
-class Parts(NamedTuple):
-    """A container taken apart: the JSON of its node without the children, the names of these, and these."""
-
-    header: tuple[Any, ...]
-    keys: Sequence[Any]
-    values: Sequence[Any]
 
 
 def take(value: Any) -> Parts:
@@ -43,7 +37,7 @@ def take(value: Any) -> Parts:
         if getattr(value, "__dict__", None):
             raise Refusal(f"{type_name(value)} with attributes beside its fields; convert it to a dict")
         header = ("namedtuple", *classes.namedtuple_name(cls), cls._fields)
-        return Parts(header, cls._fields, tuple(value))
+        return header, cls._fields, tuple(value)
     if dataclasses.is_dataclass(cls) and is_registered(cls):
         return _take_dataclass(value)
     # None is one before Pillow is imported.
@@ -88,7 +82,7 @@ def _take_dataclass(value: Any) -> Parts:
             raise Refusal(
                 f"{type_name(value)} with the attribute {name!r}, which is no field; make it a field"
             )
-    return Parts(("dataclass", *class_name(cls), fields), fields, values)
+    return ("dataclass", *class_name(cls), fields), fields, values
 
 
 def _take_object(value: Any, form: Form) -> Parts:
@@ -96,7 +90,7 @@ def _take_object(value: Any, form: Form) -> Parts:
         tree = form.encode(value)
     except Exception as error:  # whatever a user's function raises
         raise Refusal(f"{type_name(value)}; its encode= raised {error!r:.200}; mend it") from error
-    return Parts(("object", *form.name), ["encode()"], [tree])
+    return ("object", *form.name), ["encode()"], [tree]
 
 
 # Bytes of one pixel in what Image.tobytes() returns; 0: packed bits, each row from a new byte.
@@ -125,7 +119,7 @@ def _take_image(image: Any) -> Parts:
         palette_mode = image.im.getpalettemode()
         palette = [bytes(image.im.getpalette(palette_mode, palette_mode))]
     values = [*image.size, pixels, *palette, _plain(dict(image.info))]
-    return Parts(("image", image.mode, palette_mode), _image_keys(palette_mode), values)
+    return ("image", image.mode, palette_mode), _image_keys(palette_mode), values
 
 
 def _image_keys(palette_mode: str | None) -> tuple[str, ...]:

@@ -280,8 +280,8 @@ def _value_reader(leaf: Node) -> _Read:
     assert revive is not None
 
     def read(record: memoryview, spans: list[LeafSpan], alias: Array | None) -> Any:
-        span = spans[nth]
-        return revive(record[span.start : span.end])
+        start, end, _ = spans[nth]
+        return revive(record[start:end])
 
     return read
 
@@ -292,8 +292,8 @@ def _array_reader(leaf: Node) -> _Read:
         return lambda record, spans, alias: make(record, offset, shape, alias)
 
     def read(record: memoryview, spans: list[LeafSpan], alias: Array | None) -> Any:
-        span = spans[nth]
-        return make(record, span.start, span.shape, alias)
+        start, _, shape = spans[nth]
+        return make(record, start, shape, alias)
 
     return read
 

@@ -16,6 +16,8 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from edcache.base import CorruptRecordError, OptionError, UnsupportedTypeError
 from edcache.codec import dtypes, pickled
 from edcache.codec.containers import CONTAINERS, dump_key, take
@@ -74,7 +76,7 @@ class Encoder:
             node = _MAKE.get(type(sample), _other)(sample, values)
         except Refusal as refusal:
             raise refusal.error(f"{_where(refusal.path)}: cannot store {refusal}") from refusal.__cause__
-        skeleton = self._skeletons.get(node) or self._new_skeleton(node)
+        skeleton = self._skeletons.get(node) or self._new_skeleton(node, values)
         skeleton.is_hot = True
         try:
             if not skeleton.fits(values):
@@ -84,7 +86,7 @@ class Encoder:
             raise UnsupportedTypeError(f"sample: cannot store it: {error}") from error
         return skeleton.encode(values)
 
-    def _new_skeleton(self, node: Any) -> _Skeleton:
+    def _new_skeleton(self, node: Any, values: list[Any]) -> _Skeleton:
         if _as_tuples(json.loads(dump(node))) != node:
             raise UnsupportedTypeError("sample: cannot store it: a class or field name holds surrogates")
         while len(self._skeletons) >= _MAX_SKELETONS:
@@ -94,7 +96,7 @@ class Encoder:
             if skeleton.is_hot:
                 skeleton.is_hot = False
                 self._skeletons[oldest] = skeleton
-        skeleton = self._skeletons[node] = _Skeleton(node)
+        skeleton = self._skeletons[node] = _Skeleton(node, values)
         return skeleton
 
     def _admit(self, text: str) -> tuple[int, bytes, Layout]:
@@ -184,24 +186,12 @@ def _as_tuples(tree: Any) -> Any:
     return tuple(map(_as_tuples, tree)) if type(tree) is list else tree
 
 
-def _leaves(node: Any) -> Iterator[Any]:
-    """The nodes of what has a wire value, in tree order."""
-    if node[0] in CONTAINERS:
-        for child in node[-1]:
-            yield from _leaves(child)
-    elif node != "none":
-        yield node
-
-
 def _with_shapes(node: Any, shapes: Iterator[tuple[int, ...] | None]) -> Any:
     """A node with the shapes of its arrays, where they are not None."""
     if node[0] in CONTAINERS:
         return *node[:-1], [_with_shapes(child, shapes) for child in node[-1]]
-    shape = next(shapes) if node[0] in _ARRAYS else None
+    shape = next(shapes) if node[0] in ("tensor", "array") else None
     return node if shape is None else (*node[:2], shape)
-
-
-_ARRAYS = ("tensor", "array")
 
 
 class _Skeleton:
@@ -211,9 +201,9 @@ class _Skeleton:
     whether the skeleton was met since it last was the oldest.
     """
 
-    def __init__(self, node: Any) -> None:
+    def __init__(self, node: Any, values: list[Any]) -> None:
         self._node = node
-        self._arrays = [place for place, leaf in enumerate(_leaves(node)) if leaf[0] in _ARRAYS]
+        self._arrays = [place for place, wire in enumerate(values) if isinstance(wire, np.ndarray)]
         self._constant: list[tuple[int, tuple[int, ...]]] = []
         self._layout: Layout | None = None
         self._varies = self.is_hot = False

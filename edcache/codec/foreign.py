@@ -38,7 +38,7 @@ _FREE_NODES: Final = 1 << 16
 _NODES_A_BYTE: Final = 8
 # As numpy writes them into a pickle, the unit of a time inserted.
 _TEXT = re.compile(r"[biufcSUV]\d{1,10}|[mM]8(?:\[\d{1,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\])?")
-_DAMAGED = (*LOAD_ERRORS, CorruptRecordError, SyntaxError, struct.error)
+_DAMAGED = (*LOAD_ERRORS, CorruptRecordError, SyntaxError, struct.error, zipfile.BadZipFile)
 
 
 def restored(data: bytes, where: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
@@ -132,18 +132,14 @@ class _Name(_StandIn):
 
 
 @dataclass(eq=False, slots=True)
-class _TorchType(_StandIn):
-    """A dtype of torch, or the class of a storage, which has one; None: its bytes are untyped."""
-
-    dtype: torch.dtype | None
-
-
-@dataclass(eq=False, slots=True)
 class _Storage(_StandIn):
-    """The memory of tensors: `read` returns its bytes, when the pickle has ended."""
+    """The memory of tensors; `read` returns its bytes, when the pickle has ended.
+
+    Without `read`, its class or a dtype of torch. A class has a dtype unless its bytes are untyped.
+    """
 
     dtype: torch.dtype | None
-    read: Callable[[], Any]
+    read: Callable[[], Any] | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -312,7 +308,7 @@ def _tensor(budget: _Budget, arguments: tuple[Any, ...], typed: Any, meta: tuple
         raise _Refused("a tensor that is conjugated or negated by a bit")
     storage, offset, shape, strides = arguments
     dtype = getattr(typed, "dtype", None)
-    if not isinstance(storage, _Storage) or dtype is None:
+    if not isinstance(storage, _Storage) or storage.read is None or dtype is None:
         raise ValueError("a tensor without a storage")
     shape, strides = (tuple(_real(numbers, budget)) for numbers in (shape, strides))
     numbers = (offset, *shape, *strides)
@@ -332,7 +328,7 @@ def _tensor(budget: _Budget, arguments: tuple[Any, ...], typed: Any, meta: tuple
 
 def _nested(data: Any) -> _Storage:
     storage = _legacy(bytes(data), is_nested=True)
-    if not isinstance(storage, _Storage):
+    if not isinstance(storage, _Storage) or storage.read is None:
         raise ValueError("a nested file of torch.save that is no storage")
     return storage
 
@@ -366,7 +362,7 @@ def _legacy(data: bytes, *, is_nested: bool = False) -> Any:
 
 
 def _storage_id(pid: Any) -> tuple[torch.dtype | None, str]:
-    if type(pid) is not tuple or pid[0] != "storage" or not isinstance(pid[1], _TorchType):
+    if type(pid) is not tuple or pid[0] != "storage" or not isinstance(pid[1], _Storage):
         raise ValueError("a persistent id that names no storage")
     if len(pid) > 5 and pid[5] is not None:
         raise ValueError("a storage that is a part of another")
@@ -400,10 +396,7 @@ def _member(members: zipfile.ZipFile, name: str) -> bytes:
     info = members.getinfo(name)
     if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
         raise ValueError(f"{name} is compressed, as torch.save never does")
-    try:
-        return members.read(info)
-    except zipfile.BadZipFile as error:
-        raise EOFError(str(error)) from None
+    return members.read(info)
 
 
 # --- plain values
@@ -419,13 +412,10 @@ def _bytes(value: Any = b"", *encoding: Any) -> bytes:
     return _encoded(value, *encoding) if type(value) is str else bytes(memoryview(value))
 
 
-def _path(kind: type[pathlib.PurePath]) -> Callable[..., pathlib.PurePath]:
-    def make(*parts: Any) -> pathlib.PurePath:
-        if not all(type(part) is str for part in parts):
-            raise ValueError("a path of parts that are no texts")
-        return kind(*parts)
-
-    return make
+def _path(kind: type[pathlib.PurePath], *parts: Any) -> pathlib.PurePath:
+    if not all(type(part) is str for part in parts):
+        raise ValueError("a path of parts that are no texts")
+    return kind(*parts)
 
 
 def _call(make: Callable[..., Any], kind: type[_Call] = _Call) -> _Name:
@@ -444,8 +434,8 @@ def _names() -> dict[tuple[str, str], _StandIn]:
         ("torch._utils", "_rebuild_tensor"): rebuilt,
         ("torch._utils", "_rebuild_tensor_v2"): rebuilt,
         ("torch._utils", "_rebuild_tensor_v3"): retyped,
-        ("torch", "UntypedStorage"): _TorchType(None),
-        ("torch.storage", "UntypedStorage"): _TorchType(None),
+        ("torch", "UntypedStorage"): _Storage(None),
+        ("torch.storage", "UntypedStorage"): _Storage(None),
     }
     for core in ("numpy.core", "numpy._core"):
         names[f"{core}.multiarray", "_reconstruct"] = _call(_reconstructed, _Built)
@@ -459,9 +449,9 @@ def _names() -> dict[tuple[str, str], _StandIn]:
         names["datetime", kind.__name__] = _Name(kind)
     for path in (pathlib.PurePosixPath, pathlib.PosixPath, pathlib.PureWindowsPath):
         for module in ("pathlib", "pathlib._local"):
-            names[module, path.__name__] = _Name(_path(path))
-    names |= {("torch", known.name): _TorchType(known.dtype) for known in dtypes.TORCH_BY_NAME.values()}
-    return names | {("torch", f"{name}Storage"): _TorchType(dtype) for name, dtype in _STORAGES.items()}
+            names[module, path.__name__] = _Name(functools.partial(_path, path))
+    names |= {("torch", known.name): _Storage(known.dtype) for known in dtypes.TORCH_BY_NAME.values()}
+    return names | {("torch", f"{name}Storage"): _Storage(dtype) for name, dtype in _STORAGES.items()}
 
 
 _STORAGES = {

@@ -32,8 +32,8 @@ Decode = Any  # "pil", "numpy", "tensor", None or a Decoding
 STORED: Final = "stored"
 """As a `decode=` argument: what the writer chose."""
 
-FORMS: Final = ("pil", "numpy", "tensor", None)
-IMAGE_MODES: Final = ("L", "RGB", "RGBA", None)
+_FORMS: Final = ("pil", "numpy", "tensor", None)
+_MODES: Final = ("L", "RGB", "RGBA", None)
 _LIBRARIES: Final = ("auto", "pillow", "simplejpeg")
 _INSTEAD: Final = "decode=None gives the bytes as they are"
 
@@ -90,7 +90,7 @@ class Decoding:
     library: str = "auto"
 
     def __post_init__(self) -> None:
-        for name, choices in (("form", FORMS), ("mode", IMAGE_MODES), ("library", _LIBRARIES)):
+        for name, choices in (("form", _FORMS), ("mode", _MODES), ("library", _LIBRARIES)):
             if getattr(self, name) not in choices:
                 raise OptionError(
                     f"{name}={getattr(self, name)!r} of a Decoding: choose one of "
@@ -104,7 +104,7 @@ class Decoding:
         """What a `decode=` argument means: a form, or a Decoding as it is. Raises: OptionError."""
         if isinstance(decode, cls):
             return decode
-        if decode is not None and (not isinstance(decode, str) or decode not in FORMS):
+        if decode is not None and (not isinstance(decode, str) or decode not in _FORMS):
             raise OptionError(
                 f'decode={decode!r}: choose "pil", "numpy", "tensor" or None, or give an edcache.Decoding'
             )

@@ -31,7 +31,7 @@ from edcache.base import (
 )
 from edcache.codec import dtypes
 from edcache.codec.classes import class_name, is_registered, member_named, registered
-from edcache.codec.images import FORMS, IMAGE_MODES, Decoding, ImageFile, file_bytes, format_of, revived
+from edcache.codec.images import Decoding, ImageFile, file_bytes, format_of, revived
 
 # A list at least this long whose items are all of one plain type is one leaf, whatever its length.
 PACKED_LENGTH = 8
@@ -316,12 +316,6 @@ def _one_of(*choices: Any) -> Callable[[Any], Any]:
     return parse
 
 
-def _parse_image_file(form: Any, mode: Any, turn: Any) -> Decoding:
-    if form not in FORMS or mode not in IMAGE_MODES or type(turn) is not bool:
-        raise ValueError("malformed image file")
-    return Decoding(form, mode, turn)
-
-
 def parse_class(module: Any, qualname: Any) -> tuple[str, str]:
     """Return the name of a class, or raise ValueError."""
     if type(module) is not str or type(qualname) is not str:
@@ -409,7 +403,10 @@ LEAVES: dict[str, LeafKind] = {
         lambda name: lambda data: member_named(registered(name), _text(data)), parse=parse_class
     ),
     "flag": LeafKind(lambda name: lambda data: registered(name)(_bigint(data)), parse=parse_class),
-    "imagefile": LeafKind(lambda decoding: lambda data: revived(data, decoding), parse=_parse_image_file),
+    "imagefile": LeafKind(
+        lambda decoding: lambda data: revived(data, decoding),
+        parse=lambda form, mode, is_turned: Decoding(form, mode, is_turned),
+    ),
     **{packed.kind: LeafKind(packed.revive, parse=_one_of("list", "tuple")) for packed in _PACKED.values()},
 }
 

@@ -69,7 +69,7 @@ import json
 import struct
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -88,6 +88,9 @@ MAX_NODES = 1 << 15
 MAX_TEXT = 1 << 24
 
 Path = tuple[Any, ...]
+
+# Where a variable leaf lies in a record, [start, end), and its slots: the shape of an array.
+LeafSpan = tuple[int, int, tuple[int, ...]]
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -258,14 +261,6 @@ def _array(kind: str, path: Path, dtype: Any, memory: np.dtype[Any], shape: Any)
     return Node(kind, path, dtype=dtype, memory=memory, shape=dims, nbytes=nbytes, align=align)
 
 
-class LeafSpan(NamedTuple):
-    """Where one variable leaf lies in a record: [start, end), and its shape if it is an array."""
-
-    start: int
-    end: int
-    shape: tuple[int, ...]
-
-
 class Layout:
     """Where the leaves of a schema lie in a record.
 
@@ -297,7 +292,8 @@ class Layout:
         if total < self.data_offset:
             raise CorruptRecordError(f"record of {total} bytes, its schema needs at least {self.data_offset}")
         slots = self.slots.unpack_from(record, self.slots_offset)
-        spans, at, end = [], 0, self.data_offset
+        spans: list[LeafSpan] = []
+        at, end = 0, self.data_offset
         for i in self.variable:
             leaf = self.leaves[i]
             dims = slots[at : at + leaf.slots]
@@ -309,7 +305,7 @@ class Layout:
                 raise CorruptRecordError(
                     f"record of {total} bytes, its leaf {list(leaf.path)} takes {nbytes}"
                 )
-            spans.append(LeafSpan(start, end, dims))
+            spans.append((start, end, dims))
         if end != total:
             raise CorruptRecordError(f"record of {total} bytes, its leaves end at {end}")
         return spans

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from edcache.base import ImageError, Ints, MissingSampleError, Selection, Transform, checked_function
+from edcache.base import ImageError, Ints, MissingSampleError, Selection, Transform
 from edcache.codec import Decoding, Node, read_through
 from edcache.dataset.indexing import Root, T_co
 from edcache.dataset.view import Samples, View
@@ -17,7 +18,8 @@ from edcache.labels import Labels, checked_indices
 from edcache.reader import AnyReader, FieldPath, Memory, Projection, Special, collated
 
 if TYPE_CHECKING:
-    from edcache.writer import LazyFiller
+    from edcache.dataset.build import Building
+    from edcache.writer import LazyFiller, Store
 
 Self = TypeVar("Self", bound="ArchiveDataset")
 
@@ -28,7 +30,7 @@ _MOST_LOOKED_AT = 8
 class ArchiveDataset(Root[T_co], Samples[T_co]):
     """The samples of an archive, and what is missing of them from a filler, where there is one.
 
-    A subclass sets these: path; zero_copy: whether arrays lie over what was read; _reader and _filler.
+    A subclass sets what is annotated; zero_copy: whether arrays lie over what was read.
     """
 
     path: str
@@ -36,18 +38,15 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     _batch_transform: Transform = None
     _reader: AnyReader
     _filler: LazyFiller | None = None
+    _store: Store
+    _building: Building | None = None
 
     def __len__(self) -> int:
         return self._reader.session.length
 
     @property
-    def batch_transform(self) -> Transform:
-        """The function that collated batches pass, of views too; None for none. It may be set at any time."""
-        return self._batch_transform
-
-    @batch_transform.setter
-    def batch_transform(self, function: Transform) -> None:
-        self._batch_transform = checked_function("batch_transform", function)
+    def _caches(self) -> Sequence[Any]:  # type: ignore[override]  # nobody sets it here
+        return (self,)
 
     @property
     def labels(self) -> Labels:
@@ -124,17 +123,15 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
 
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
         indices = checked_indices(indices, len(self))
-        rows, index = indices, self._reader.records.index
-        if index is not None:
-            absent = ~np.isin(indices, index)
-            if absent.any() and self._filler is not None:
-                return super()._structures(indices)
-            if absent.any():
-                raise MissingSampleError(
-                    f"{self.path}: {int(absent.sum()):,} of {len(indices):,} samples have no record, the "
-                    f"first is sample {indices[int(absent.argmax())]}; take available()"
-                )
-            rows = np.searchsorted(index, indices)
+        rows = self._reader.session.rows_of(indices)
+        absent = indices[rows < 0]
+        if len(absent) and self._filler is not None:
+            return super()._structures(indices)
+        if len(absent):
+            raise MissingSampleError(
+                f"{self.path}: {len(absent):,} of {len(indices):,} samples have no record, the first is "
+                f"sample {absent[0]}; take available()"
+            )
         _, first, numbers = np.unique(
             self._reader.records.schema[rows], return_index=True, return_inverse=True
         )

@@ -73,8 +73,6 @@ class CachedDataset(ArchiveDataset[T_co]):
             self._make(store, source, options, fingerprint)
 
     _fixed = base.FIXED
-    _store: Store
-    _building: Building | None = None
 
     def _attach(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
         self._begin(store, options, reader)
@@ -124,10 +122,9 @@ class CachedDataset(ArchiveDataset[T_co]):
             known = {*self._reader.label_names, *(name for name, _ in self._reader.head.labels)}
             absent = [name for name in spec.names if name not in known]
             if absent and self.complete:
-                sync = self._check_relabelling()
                 from edcache.dataset import relabel
 
-                relabel.publish(self, relabel.of_keys(self, spec.only(absent)), sync)
+                relabel.publish(self, lambda: relabel.of_keys(self, spec.only(absent)))
         except BaseException:
             self._reader.close()
             raise
@@ -251,10 +248,9 @@ class CachedDataset(ArchiveDataset[T_co]):
         >>> ds.add_labels("cluster", clusters)
         >>> ds.add_labels("bright", lambda s: float(s["image"].mean()) > 99, fields=("image",))
         """
-        sync = self._check_relabelling()
         from edcache.dataset import relabel
 
-        relabel.publish(self, relabel.given(self, what, values, on, fields, num_workers), sync)
+        relabel.publish(self, lambda: relabel.given(self, what, values, on, fields, num_workers))
         return self
 
     def drop_labels(self, *names: str) -> CachedDataset[T_co]:
@@ -264,33 +260,10 @@ class CachedDataset(ArchiveDataset[T_co]):
         Raises:
             UnknownLabelError: 'no label "lable"; this archive has: label, split'. StorageError.
         """
-        sync = self._check_relabelling()
         from edcache.dataset import relabel
 
-        relabel.publish(self, relabel.dropped(self, names), sync)
+        relabel.publish(self, lambda: relabel.dropped(self, names))
         return self
-
-    def _check_relabelling(self) -> base.Sync:
-        """When a change of labels is brought to the disk; raises where they cannot be changed."""
-        self._store.check_relabelling()
-        reader = self._reader
-        if reader.by_request:
-            raise OptionError(
-                f"{self.path}: an archive behind a URL is only read; change the labels of a copy on a disk, "
-                "and upload that"
-            )
-        options = {
-            "preload=, and a copy is not changed": reader.preload,
-            "local=, which reads a copy": reader.local,
-            "expected_digest=, so that it must stay the file that was published": reader.has_digest,
-        }
-        for option, is_given in options.items():
-            if is_given:
-                raise OptionError(f"{self.path}: opened with {option}; open it without to change its labels")
-        if self._filler is not None:
-            self._filler.flush()
-            self.refresh()
-        return "seal" if self._building is None else self._building.job.sync
 
     @takes(FillOptions)
     def warmup(

@@ -193,7 +193,7 @@ class Several(Samples):
     """
 
     def __init__(self, archives: Sequence[ArchiveDataset]) -> None:
-        self.archives = tuple(archives)
+        self._caches = self.archives = tuple(archives)
         self._concat = concat(self.archives)
 
     def __repr__(self) -> str:
@@ -214,16 +214,6 @@ class Several(Samples):
     def transform(self, function: Transform) -> None:
         for archive in self.archives:
             archive.transform = function
-
-    @property
-    def batch_transform(self) -> Transform:
-        """That of the archives, set for all of them."""
-        return self._batch_transform
-
-    @batch_transform.setter
-    def batch_transform(self, function: Transform) -> None:
-        for archive in self.archives:
-            archive.batch_transform = function
 
     @property
     def paths(self) -> list[str]:

@@ -40,6 +40,7 @@ class Readable(Dataset[T_co]):
     _added: Transform = None  # what samples pass behind the root's own transform
     _steps: tuple[str, ...] = ()  # how it was made of the root, for the repr
     _labels: Labels | None = None
+    _caches: Sequence[Any] = ()  # whose batch_transform is this one's
     _fixed: frozenset[str] = base.FIXED | {"zero_copy"}  # names that are options, and no attributes to be set
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -90,15 +91,21 @@ class Readable(Dataset[T_co]):
 
     @property
     def batch_transform(self) -> Transform:
-        """The function that collated batches pass; it is the cache's, and may be set there at any time."""
+        """The function that collated batches pass, of views too; None for none.
+
+        It may be set at any time, of a cache or of all archives that were opened at once.
+        """
         return self._batch_transform
 
     @batch_transform.setter
     def batch_transform(self, function: Transform) -> None:
-        raise OptionError(
-            f"{self!r} has the batch_transform of the cache it is made of; set it there: "
-            "cache.batch_transform = ..."
-        )
+        if not self._caches:
+            raise OptionError(
+                f"{self!r} has the batch_transform of the cache it is made of; set it there: "
+                "cache.batch_transform = ..."
+            )
+        for cache in self._caches:
+            cache._batch_transform = checked_function("batch_transform", function)
 
     @property
     def _batch_transform(self) -> Transform:

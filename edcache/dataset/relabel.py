@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -81,8 +81,14 @@ def dropped(cache: ArchiveDataset, names: Sequence[str]) -> Revision:
     return Revision(pa.table({}), list(dict.fromkeys(names)))
 
 
-def publish(cache: ArchiveDataset, revision: Revision, sync: Sync) -> None:
+def publish(cache: ArchiveDataset, make: Callable[[], Revision]) -> None:
     """Append a revision to a dataset's archive, once more where another process compacts it meanwhile."""
+    _check(cache)
+    if cache._filler is not None:
+        cache._filler.flush()
+        cache.refresh()
+    sync: Sync = "seal" if cache._building is None else cache._building.job.sync
+    revision = make()
 
     def append() -> None:
         with closing(Appender.open(cache.path, cache.head, create=False, sync=sync)) as appender:
@@ -104,6 +110,25 @@ def publish(cache: ArchiveDataset, revision: Revision, sync: Sync) -> None:
         refused.errno, refused.filename = error.errno, error.filename
         raise refused from error
     cache.refresh()
+
+
+def _check(cache: ArchiveDataset) -> None:
+    """Raise OptionError where labels cannot be changed."""
+    cache._store.check_relabelling()
+    reader = cache.reader
+    if reader.by_request:
+        raise OptionError(
+            f"{cache.path}: an archive behind a URL is only read; change the labels of a copy on a disk, "
+            "and upload that"
+        )
+    options = {
+        "preload=, and a copy is not changed": reader.preload,
+        "local=, which reads a copy": reader.local,
+        "expected_digest=, so that it must stay the file that was published": reader.has_digest,
+    }
+    for option, is_given in options.items():
+        if is_given:
+            raise OptionError(f"{cache.path}: opened with {option}; open it without to change its labels")
 
 
 def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> Revision:

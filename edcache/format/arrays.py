@@ -1,4 +1,4 @@
-"""Arrow arrays from and to numpy, without pandas.
+"""Arrow arrays and their types, from and to numpy, without pandas.
 
 `pa.array` and `Array.to_numpy` import pandas, wherever it is installed, to see whether that made the
 values: up to half a second, at the first sample that a process writes or reads.
@@ -53,6 +53,42 @@ def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
     return numpy_dtypes()[kind]
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """Whether values of the type are lists, of either size of offsets."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def element_type(kind: pa.DataType) -> pa.DataType:
+    """The type inside a list type; any other type itself."""
+    return kind.value_type if is_list(kind) else kind
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether values of the type are integers or floats."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a type is of strings or bytes."""
+    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+
+
+@cache
+def named_types() -> dict[str, pa.DataType]:
+    """The types of single labels by their names: a closed list."""
+    units = ("s", "ms", "us", "ns")
+    texts = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+    times = (pa.date32(), *map(pa.duration, units))
+    zoned = (pa.timestamp(unit, zone) for unit in units for zone in (None, "UTC"))
+    return {str(kind): kind for kind in (pa.null(), *numpy_dtypes(), *texts, *times, *zoned)}
+
+
+def is_label_type(kind: pa.DataType) -> bool:
+    """Whether a label column can have this type: one of a closed list, or a list of one of them."""
+    element = element_type(kind)
+    return bool(named_types().get(str(element)) == element)
+
+
 def detached(value: Any) -> Any:
     """A tensor as numpy, of bfloat16, which numpy has not, as float32; anything else as it is."""
     if not hasattr(value, "detach"):
@@ -73,6 +109,49 @@ def number_values(array: pa.Array) -> npt.NDArray[Any]:
         values = values[bits[array.offset : array.offset + len(array)].view(np.bool_)]
     values.flags.writeable = False
     return values
+
+
+def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    """A column as one contiguous array."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
+
+
+def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:
+    """One Arrow array as numpy, a view where the layouts agree; lists of numbers of one length become 2-D.
+
+    nullable: whether the column as a whole has missing values, which decides the dtype.
+    """
+    kind = array.type
+    if is_number(kind) and not nullable:
+        return number_values(array)
+    if is_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _lists_to_numpy(array, nullable)
+    if pa.types.is_null(kind):
+        return np.full(len(array), None, dtype=object)
+    if not nullable or not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    filled = array.fill_null(pa.scalar(0).cast(kind))
+    values: npt.NDArray[Any] = filled.to_numpy(zero_copy_only=False).astype(object)
+    values[array.is_null().to_numpy(zero_copy_only=False)] = None
+    return values
+
+
+def _lists_to_numpy(array: pa.Array, nullable: bool) -> npt.NDArray[Any]:
+    flat = array.flatten()
+    values = to_numpy(flat, nullable=flat.null_count > 0)
+    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    is_numeric = is_number(flat.type) or pa.types.is_boolean(flat.type)
+    if is_numeric and not nullable and not flat.null_count and np.all(lengths == lengths[:1]):
+        return np.reshape(values, (len(array), int(lengths[0]) if len(array) else 0))
+    values.flags.writeable = False
+    missing = array.is_null().to_numpy(zero_copy_only=False)
+    ends = np.cumsum(lengths, dtype=np.int64).tolist()
+    rows = np.empty(len(array), dtype=object)
+    for i, (end, length) in enumerate(zip(ends, lengths.tolist(), strict=True)):
+        rows[i] = None if missing[i] else values[end - length : end]
+    return rows
 
 
 def widened_float16(array: pa.Array) -> pa.Array:

@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from edcache import base
 from edcache.base import CorruptArchiveError
-from edcache.format.arrays import from_numpy, pa
+from edcache.format.arrays import from_numpy, is_label_type, pa
 from edcache.format.framing import STREAM, Metadata, check_file, check_stream
 from edcache.format.spec import MAX_LENGTH
-from edcache.format.types import LabelTypes, is_label_type
+from edcache.format.types import LabelTypes
 
 _META: Final = b"edcache"
 _CHUNKS: Final = b"edcache.chunks"

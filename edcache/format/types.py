@@ -8,14 +8,22 @@ int64 and uint64 -> whichever holds all values. Everything else is a Clash.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache.base import LabelError, LabelTypeError
-from edcache.format.arrays import list_items, number_values, numpy_dtype, numpy_dtypes, pa, widened_float16
+from edcache.format.arrays import (
+    element_type,
+    is_list,
+    list_items,
+    named_types,
+    number_values,
+    numpy_dtype,
+    pa,
+    widened_float16,
+)
 
 EXACT = 2**53
 """Every integer up to here is a float64."""
@@ -101,41 +109,6 @@ def list_of(element: pa.DataType, *outer: pa.DataType) -> pa.DataType:
     return (pa.large_list if any(map(pa.types.is_large_list, outer)) else pa.list_)(element)
 
 
-def is_list(kind: pa.DataType) -> bool:
-    """Whether values of the type are lists, of either size of offsets."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
-
-
-def element_type(kind: pa.DataType) -> pa.DataType:
-    """The type inside a list type; any other type itself."""
-    return kind.value_type if is_list(kind) else kind
-
-
-def is_number(kind: pa.DataType) -> bool:
-    """Whether values of the type are integers or floats."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Whether a type is of strings or bytes."""
-    return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
-
-
-@cache
-def _named_types() -> dict[str, pa.DataType]:
-    units = ("s", "ms", "us", "ns")
-    texts = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
-    times = (pa.date32(), *map(pa.duration, units))
-    zoned = (pa.timestamp(unit, zone) for unit in units for zone in (None, "UTC"))
-    return {str(kind): kind for kind in (pa.null(), *numpy_dtypes(), *texts, *times, *zoned)}
-
-
-def is_label_type(kind: pa.DataType) -> bool:
-    """Whether a label column can have this type: one of a closed list, or a list of one of them."""
-    element = element_type(kind)
-    return bool(_named_types().get(str(element)) == element)
-
-
 def deciding_numbers(values: npt.NDArray[Any]) -> Sequence[int]:
     """The least, the greatest and the first inexact of many ints: what decides about a wider type."""
     if values.dtype.kind not in "iu" or not values.size:
@@ -208,7 +181,7 @@ def _type_of_json(entry: Any) -> ColumnType:
         raise ValueError("one of its label types has an integer beyond 64 bits")
     is_list = type(text) is list and len(text) == 2 and text[0] in ("list", "large_list")
     outer, element = text if is_list else ("", text)
-    kind = _named_types().get(element) if isinstance(element, str) else None
+    kind = named_types().get(element) if isinstance(element, str) else None
     if kind is None:
         raise ValueError(f"no label column has the type {str(text)[:80]!r}")
     if outer:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from edcache.base import EdcacheError, OptionError, PartialArchiveError, parsed_bytes
 from edcache.dataset import CachedDataset, Path, Samples
@@ -181,28 +181,18 @@ def _write(
             writer.finish()
 
 
-class _ExportParts(Dataset[Any]):
-    """Work on one part of the samples after another, for the workers of a DataLoader."""
-
-    def __init__(self, work: Callable[[Any], Any], parts: Sequence[Any]) -> None:
-        self._work, self._parts = work, parts
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __getitem__(self, number: int) -> tuple[Any, EdcacheError | None]:
-        try:
-            return self._work(self._parts[number]), None
-        except EdcacheError as error:
-            # Raised here, a worker's traceback would become a part of its message.
-            return None, error
+def _attempted(work: Callable[[Any], Any], part: Any) -> tuple[Any, EdcacheError | None]:
+    try:
+        return work(part), None
+    except EdcacheError as error:
+        # Raised here, a worker's traceback would become a part of its message.
+        return None, error
 
 
-def _worked(work: Callable[[Any], Any], parts: Sequence[Any], num_workers: int) -> Iterator[Any]:
-    """What a function makes of each part, in their order, by so many processes; 0 works in this one."""
-    loader: Iterable[Any] = DataLoader(
-        _ExportParts(work, parts), batch_size=None, num_workers=min(num_workers, len(parts))
-    )
+def _worked(work: Callable[[Any], Any], parts: Any, num_workers: int) -> Iterator[Any]:
+    """What a function makes of each part of a list, in their order, by so many processes; 0: this one."""
+    workers, attempt = min(num_workers, len(parts)), partial(_attempted, work)
+    loader: Any = DataLoader(parts, batch_size=None, num_workers=workers, collate_fn=attempt)
     try:
         loaded = iter(loader)
     except OSError as denied:

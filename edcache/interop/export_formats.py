@@ -457,7 +457,7 @@ class _Npz(Format):
         with zipfile.ZipFile(self.where, "w", zipfile.ZIP_STORED) as archive:
             for name in self.columns:
                 if name in self._single:
-                    _put(archive, name or "sample", _stacked(self.columns[name], self._single[name]))
+                    _put(archive, name or "sample", _plain_array(self.columns[name], self._single[name]))
                 else:
                     for suffix, array in self._stacks[name].arrays():
                         _put(archive, f"{name or 'sample'}{suffix}", array)
@@ -488,27 +488,34 @@ def _label(name: str, values: np.ndarray[Any, Any], column: Any) -> np.ndarray[A
     return values.astype(np.str_) if values.dtype.hasobject else values
 
 
-def _stacked(column: ArrowColumn, values: list[Any]) -> np.ndarray[Any, Any]:
-    if column.kind == "text" and any(value.endswith("\0") for value in values):
+def _plain_array(column: ArrowColumn, values: list[Any]) -> np.ndarray[Any, Any]:
+    """Numbers, texts or times as one array: those of a column, or a list that is one value of a column."""
+    kind = column.dtype.replace("null", "int") if column.kind == "list" else column.kind
+    if None in values:
+        raise ExportError(f'export(): field "{column.name}" has a list with None, and an .npz holds no None')
+    if kind == "text" and any(value.endswith("\0") for value in values):
         raise ExportError(
             f'export(): field "{column.name}" has text that ends with a zero character, which numpy '
             "would cut off"
         )
     try:
-        return np.array(values, dtype=_SINGLE[column.kind])
+        return np.array(values, dtype=_SINGLE[kind])
     except OverflowError as error:
         raise ExportError(f'export(): field "{column.name}" does not fit int64: {error}') from None
 
 
 class _Stack:
-    """The arrays, bytes or lists of one column until all are there, in a file that goes with the process."""
+    """The arrays, bytes or lists of one column until all are there, in a file that goes with the process.
+
+    Texts are in memory: their dtype is that of the longest.
+    """
 
     def __init__(self, column: ArrowColumn, folder: str) -> None:
         self._column, self._folder = column, folder
-        dtype = column.dtype if column.kind == "array" else "u1"
+        self._dtype = np.dtype(column.dtype if column.kind == "array" else "u1")
         if column.kind == "list":
-            dtype = _SINGLE["int" if column.dtype == "null" else column.dtype]
-        self._dtype = np.dtype(dtype)
+            self._dtype = _plain_array(column, []).dtype
+        self._texts: list[np.ndarray[Any, Any]] = []
         self._shapes: list[tuple[int, ...]] = []
         try:
             self.file: Any = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with the format
@@ -518,9 +525,13 @@ class _Stack:
     def add(self, values: Sequence[Any]) -> None:
         """Keep the values of more samples."""
         for value in values:
-            is_bytes = isinstance(value, bytes)
-            array = np.frombuffer(value, np.uint8) if is_bytes else np.asarray(value, self._dtype)
-            self.file.write(np.ascontiguousarray(array).data)
+            array = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+            if isinstance(value, list):
+                array = _plain_array(self._column, value)
+            if self._dtype.kind == "U":
+                self._texts.append(array)
+            else:
+                self.file.write(np.ascontiguousarray(array).data)
             self._shapes.append(array.shape)
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
@@ -528,7 +539,9 @@ class _Stack:
         self.file.flush()
         sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
         values: np.ndarray[Any, Any] = np.empty(0, self._dtype)
-        if sum(sizes):
+        if self._texts:
+            values = np.concatenate(self._texts)
+        elif sum(sizes):
             try:
                 values = np.memmap(self.file, self._dtype, "r", shape=(sum(sizes),))
             except OSError as error:

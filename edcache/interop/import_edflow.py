@@ -59,7 +59,12 @@ class EdflowZip(OldCache):
         """What the files of `@cachable(path)` beside the zip say: path + ".p", path + "parameters.p"."""
         parameters, length = f"{self.path}parameters.p", f"{self.path}.p"
         if os.path.isfile(parameters):
-            self.notes.append(_call_note(parameters))
+            try:
+                args, kwargs = restored(read_whole(parameters, parameters, _SIDE_NBYTES), parameters)
+                note = f"it was made by a call with the arguments {args!r:.200} {kwargs!r:.200}"
+            except (PickleRefusedError, TypeError, ValueError) as error:
+                note = f"the arguments of its call were not read: {error}"
+            self.notes.append(note)
         if not os.path.isfile(length):
             return None
         count = restored(read_whole(length, length, _SIDE_NBYTES), length)
@@ -120,11 +125,3 @@ def _no_column(name: Any, values: Sequence[Any]) -> str:
     except LabelTypeError as error:
         return f", its values make no column: {error}"
     return ""
-
-
-def _call_note(parameters: str) -> str:
-    try:
-        args, kwargs = restored(read_whole(parameters, parameters, _SIDE_NBYTES), parameters)
-    except (PickleRefusedError, TypeError, ValueError) as error:
-        return f"the arguments of its call were not read: {error}"
-    return f"it was made by a call with the arguments {args!r:.200} {kwargs!r:.200}"

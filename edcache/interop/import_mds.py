@@ -85,8 +85,11 @@ class Mds(OldCache):
         number = int(np.searchsorted(self._ends, index, side="right"))
         shard = self._shards[number]
         inside = index - (int(self._ends[number - 1]) if number else 0)
-        shown = f"{self.path}: {shard.name}: sample {inside}"
-        data = self._bytes(shard, inside, shown)
+        path, shown = os.path.join(self.path, shard.name), f"{self.path}: {shard.name}: sample {inside}"
+        begin, end = np.frombuffer(read_part(path, shown, 4 * (1 + inside), 8), "<u4").tolist()
+        if not begin <= end <= shard.nbytes:
+            raise ForeignCacheError(f"{shown}: from offset {begin:,} to {end:,} of {shard.nbytes:,}")
+        data = read_part(path, shown, begin, end - begin)
         sizes, at, sample = [], 0, {}
         for _, _, size in shard.columns:
             if size is None:
@@ -99,13 +102,6 @@ class Mds(OldCache):
             sample[name] = self._value(encoding, data[at : at + size], f"{shown}: {name}")
             at += size
         return sample
-
-    def _bytes(self, shard: _Shard, inside: int, shown: str) -> bytes:
-        path = os.path.join(self.path, shard.name)
-        begin, end = np.frombuffer(read_part(path, shown, 4 * (1 + inside), 8), "<u4").tolist()
-        if not begin <= end <= shard.nbytes:
-            raise ForeignCacheError(f"{shown}: from offset {begin:,} to {end:,} of {shard.nbytes:,}")
-        return read_part(path, shown, begin, end - begin)
 
     def _value(self, encoding: str, data: bytes, shown: str) -> Any:
         kind, _, more = encoding.partition(":")

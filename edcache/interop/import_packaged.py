@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from abc import abstractmethod
+from functools import cached_property
 from typing import Any, ClassVar, Final
 
 from edcache.base import ForeignCacheError, MissingDependencyError, PickleRefusedError
@@ -43,11 +44,10 @@ class Packaged(OldCache):
         text = read_whole(file, file, INDEX_NBYTES)
         self._check(text, file)
         self.identity = {self.described_in: hashlib.sha256(text).hexdigest()[:16]}
-        self._dataset: Any = None
-        self._set_length(len(self._opened()))
+        self._set_length(len(self._dataset))
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_dataset": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_dataset"}
 
     def _check(self, text: bytes, file: str) -> None:
         """Raise where the package would run code for what the file describes."""
@@ -56,18 +56,16 @@ class Packaged(OldCache):
     def _open(self) -> Any:
         """The folder as a dataset of the package's. Raises: ImportError."""
 
-    def _opened(self) -> Any:
-        if self._dataset is None:
-            try:
-                self._dataset = self._open()
-            except ImportError as error:
-                raise MissingDependencyError(
-                    f"{self.path}: needs {self.package}; pip install {self.package}"
-                ) from error
-        return self._dataset
+    @cached_property
+    def _dataset(self) -> Any:
+        try:
+            return self._open()
+        except ImportError as error:
+            text = f"{self.path}: needs {self.package}; pip install {self.package}"
+            raise MissingDependencyError(text) from error
 
     def _read(self, index: int) -> Any:
-        return self._opened()[index]
+        return self._dataset[index]
 
 
 class Litdata(Packaged):

@@ -13,51 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import shown
-from edcache.format import is_list, is_number, is_text, number_values, numpy_dtype, pa, pc, widened_float16
+from edcache.format import is_text, number_values, numpy_dtype, one_chunk, pa, pc, to_numpy, widened_float16
 
 # Of so many values what is computed stays in the processor's cache.
 _BLOCK = 1 << 15
-
-
-def one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    """A column as one contiguous array."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:
-    """One Arrow array as numpy, a view where the layouts agree; lists of numbers of one length become 2-D.
-
-    nullable: whether the column as a whole has missing values, which decides the dtype.
-    """
-    kind = array.type
-    if is_number(kind) and not nullable:
-        return number_values(array)
-    if is_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _lists_to_numpy(array, nullable)
-    if pa.types.is_null(kind):
-        return np.full(len(array), None, dtype=object)
-    if not nullable or not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
-        return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-    filled = array.fill_null(pa.scalar(0).cast(kind))
-    values: npt.NDArray[Any] = filled.to_numpy(zero_copy_only=False).astype(object)
-    values[array.is_null().to_numpy(zero_copy_only=False)] = None
-    return values
-
-
-def _lists_to_numpy(array: pa.Array, nullable: bool) -> npt.NDArray[Any]:
-    flat = array.flatten()
-    values = to_numpy(flat, nullable=flat.null_count > 0)
-    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    is_numeric = is_number(flat.type) or pa.types.is_boolean(flat.type)
-    if is_numeric and not nullable and not flat.null_count and np.all(lengths == lengths[:1]):
-        return np.reshape(values, (len(array), int(lengths[0]) if len(array) else 0))
-    values.flags.writeable = False
-    missing = array.is_null().to_numpy(zero_copy_only=False)
-    ends = np.cumsum(lengths, dtype=np.int64).tolist()
-    rows = np.empty(len(array), dtype=object)
-    for i, (end, length) in enumerate(zip(ends, lengths.tolist(), strict=True)):
-        rows[i] = None if missing[i] else values[end - length : end]
-    return rows
 
 
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -11,16 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import LabelTypeError, MissingDependencyError, OptionError, SampleIndexError, unknown_label
-from edcache.format import from_numpy, is_text, pa, take_rows
+from edcache.format import from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import (
     Classes,
     Description,
     classes_of,
     comparable,
     describe,
-    one_chunk,
     sorted_rows,
-    to_numpy,
 )
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"

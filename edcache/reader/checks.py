@@ -381,9 +381,7 @@ class Requested(Runs):
         crcs = {**known, **dict(zip(new, data[len(extents) :], strict=True))} if new else known
         self._crcs = {} if sum(map(len, crcs.values())) > _MOST_KEPT_NBYTES else crcs
         return [
-            self._whole(row, fetched)
-            if part is None or wanted is None
-            else self._part(row, fetched, part, wanted, crcs[part.run])
+            self._checked(row, fetched, wanted, part, b"" if part is None else crcs[part.run])
             for row, fetched, part in zip(rows, data, chosen, strict=False)
         ]
 
@@ -402,29 +400,25 @@ class Requested(Runs):
         crcs = 0 if run in self._crcs else 4 * int(self._counts[run])
         return _Blocks(run, first, low, high) if high - low + crcs < nbytes else None
 
-    def _part(
-        self, row: int, data: memoryview, part: _Blocks, wanted: tuple[int, int], crcs: memoryview
+    def _checked(
+        self, row: int, data: memoryview, wanted: Part, part: _Blocks | None, crcs: bytes | memoryview
     ) -> Piece:
-        if not self._are_sound(part, data, crcs):
-            return self._again(row)
-        low = int(self._offset[row]) - part.start
-        return Piece(wanted[0], data[low + wanted[0] : low + wanted[1]])
-
-    def _whole(self, row: int, data: memoryview) -> Piece:
-        try:
-            self._checks.record(row, data, None)
-        except CorruptRecordError:
-            # The network may have done it, or the archive is another one by now.
-            self._file.check_unchanged()
-            return self._again(row)
-        return Piece(0, data)
-
-    def _again(self, row: int) -> Piece:
+        """What was fetched of a record; where it fails its check, the whole record is, once more."""
+        if part is None or wanted is None:
+            try:
+                self._checks.record(row, data, None)
+                return Piece(0, data)
+            except CorruptRecordError:
+                # The network may have done it, or the archive is another one by now.
+                self._file.check_unchanged()
+        elif self._are_sound(part, data, crcs):
+            low = int(self._offset[row]) - part.start
+            return Piece(wanted[0], data[low + wanted[0] : low + wanted[1]])
         whole = self._file.read_many([(int(self._offset[row]), int(self._nbytes[row]))])[0]
         self._checks.record(row, whole, None)
         return Piece(0, whole)
 
-    def _are_sound(self, part: _Blocks, data: memoryview, crcs: memoryview) -> bool:
+    def _are_sound(self, part: _Blocks, data: memoryview, crcs: bytes | memoryview) -> bool:
         if self._checks.is_done:
             return True
         step = format.BLOCK_NBYTES

@@ -327,16 +327,13 @@ class FileTables(Session):
         """The bytes of an extent; fewer at the end of the file. Read only."""
         if self._view is not None:
             return self._view[offset : offset + nbytes]
-        return self.file.read_many([(offset, self._within(offset, nbytes))])[0]
+        return self.file.read_many([(offset, min(nbytes, max(0, self.nbytes - offset)))])[0]
 
     def _pread(self, offset: int, nbytes: int) -> bytes:
         """A copy of an extent, of what leads to records: what follows may be fetched with it."""
         if self._view is not None:
             return bytes(self._view[offset : offset + nbytes])
-        return self.file.pread(offset, self._within(offset, nbytes))
-
-    def _within(self, offset: int, nbytes: int) -> int:
-        return min(nbytes, max(0, self.nbytes - offset))
+        return self.file.pread(offset, min(nbytes, max(0, self.nbytes - offset)))
 
     def _payload(self, header: Header, name: str) -> memoryview:
         extent = header.payload_offset, header.payload_nbytes
@@ -493,11 +490,10 @@ class FileSession(FileTables):
     @property
     def private_nbytes(self) -> int:
         # What was checked, and what is not mapped.
-        checked = 0 if self._checks is None else self._checks.nbytes
         if self.sealed and self._view is not None:
-            return checked
+            return self.checks.nbytes
         index = sum(column.nbytes for column in self.contents.index.records.columns().values())
-        return index + self.label_nbytes + checked
+        return index + self.label_nbytes + self.checks.nbytes
 
     def placed(self, error: base.EdcacheError, index: int) -> base.EdcacheError:
         is_record = isinstance(error, base.CorruptRecordError)
@@ -508,16 +504,13 @@ class FileSession(FileTables):
 
     def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]:
         row = index if self._index is None and 0 <= index < self.length else self.row(index)
-        data = self._stored(row, wanted) if self._raw_nbytes is None else self._decompressed(row)
+        data = self._stored(row, wanted if self._raw_nbytes is None else None)
+        if self._raw_nbytes is not None:
+            try:
+                data = memoryview(codec.decompress(data, self._raw_nbytes[row], self.dictionaries))
+            except (base.CorruptRecordError, base.LengthError) as error:
+                raise type(error)(f"{self.checks.place(row)}: {error}") from error
         return data, self._decoders.get(self._schema[row]) or self.decoder_at(row)
-
-    def _decompressed(self, row: int) -> memoryview:
-        assert self._raw_nbytes is not None
-        data = self._stored(row)
-        try:
-            return memoryview(codec.decompress(data, self._raw_nbytes[row], self.dictionaries))
-        except (base.CorruptRecordError, base.LengthError) as error:
-            raise type(error)(f"{self.checks.place(row)}: {error}") from error
 
     def _stored(
         self, row: int, wanted: tuple[int, int] | None = None, *, is_announced: bool = False
@@ -596,16 +589,16 @@ class FileSession(FileTables):
         )
 
     def _announce(self, rows: Ints, start: Ints, wanted: tuple[int, int] | None) -> None:
-        """Let records be fetched that will be read, where they are not in memory by a few probes."""
+        """Let records be fetched that will be read, where they are not in memory by a few probes.
+
+        By the source what it lacks, then by the kernel.
+        """
         probes = start[:: max(1, len(start) // _PROBES)].tolist()
         if not self.file.is_partial and self.file.are_cached(probes):
             return
         self._hot_batches = 0
         low, high = (0, self.records.nbytes[rows].view(np.int64)) if wanted is None else wanted
-        self._let_fetch(start + low, start + high)
-
-    def _let_fetch(self, start: Ints, end: Ints) -> None:
-        """Let extents be fetched, int64 [n]: by the source what it lacks, then by the kernel."""
+        start, end = start + low, start + high
         self.file.announce(start, end)
         order = np.argsort(start)
         start, end = start[order], np.maximum.accumulate(end[order])
@@ -709,21 +702,19 @@ class FileSession(FileTables):
                 raise base.StaleArchiveError(
                     f"{self.path}: the file was replaced since it was opened; open it again"
                 )
-            if not self._has_changed(file):
+            size = file.size()
+            has_changed = size != self.size
+            if not self.sealed:
+                # The size alone does not tell: a torn tail may have been cut and its bytes used for a chunk.
+                entries = format.walk(file.pread, size, self.head.uuid, self.chain.cursor)
+                has_changed = next(entries, None) is not None
+            if not has_changed:
                 file.close()
                 return None
             return FileSession(file, *options, self)
         except BaseException:
             file.close()
             raise
-
-    def _has_changed(self, file: ByteSource) -> bool:
-        """Whether the same file, opened again, says something else by now."""
-        size = file.size()
-        if self.sealed:
-            return size != self.size
-        # The size alone does not tell: a torn tail may have been cut and its bytes used for a chunk.
-        return next(format.walk(file.pread, size, self.head.uuid, self.chain.cursor), None) is not None
 
     def _is_rewritten(self, file: ByteSource) -> bool:
         """Whether another file is the same archive, compacted."""

@@ -81,12 +81,8 @@ def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
 def _archives(top: str) -> Iterator[Listed]:
     unreadable: list[OSError] = []
     for path in _regular_files(top, unreadable.append):
-        listed = _temporary(path) or _partial_copy(path)
-        if listed is not None:
-            yield listed
-            continue
         try:
-            yield look_at(path)
+            yield _temporary(path) or _partial_copy(path) or look_at(path)
         except (base.NotAnArchiveError, base.ArchiveNotFoundError):
             continue
         except (base.ArchiveError, base.LabelError) as error:
@@ -101,10 +97,7 @@ def _temporary(path: str) -> Listed | None:
     is_stray = path.endswith(SIDE) and not any(map(os.path.exists, copies_beside(path)))
     if not (writer.is_temporary(path) or is_stray):
         return None
-    try:
-        is_held = why_not_now(path) is not None
-    except base.StorageError as error:
-        return Listed(path, *_on_disk(path), problem=str(error))
+    is_held = why_not_now(path) is not None
     why = "another process is writing it" if is_held else "a process that has ended left it; prune deletes it"
     return Listed(path, *_on_disk(path), problem=f"{path}: {why}", is_left=not is_held)
 

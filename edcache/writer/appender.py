@@ -86,14 +86,11 @@ class Appender(AnyAppender):
         begins_anew: Callable[[format.Head], bool] | None = None,
         joins: bool = False,
     ) -> Appender:
-        """Open an archive, or make one with `head` where there is none yet.
+        """Open an archive, or make one with `head`; of two processes that do so at once, one's head stays.
 
-        Args:
-            create: the path must not exist.
-            begins_anew: whether an archive with another head gives way to a new one, where its first fill
-                failed before its first sample and no process writes it.
-            joins: whether others see from the start that this process writes it; see `join_fillers`.
-        Safety: two processes that create one path at once end up with one head.
+        create: the path must not exist. begins_anew: whether an archive with another head gives way to a new
+            one, where its first fill failed before its first sample and no process writes it.
+        joins: whether others see from the start that this process writes it.
         """
         name = os.fspath(path)
         storage.make_parent(name)

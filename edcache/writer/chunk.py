@@ -33,7 +33,7 @@ class Chunk:
     records: Records
     labels: Any
     schemas: list[str]
-    data: memoryview
+    data: memoryview | bytes
     block_crcs: bytes
     appended: bool
 
@@ -58,7 +58,8 @@ class Chunk:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A memoryview does not travel.
-        return _chunk, (self.records, self.labels, self.schemas, bytes(self.data), self.block_crcs)
+        data = bytes(self.data)
+        return Chunk, (self.records, self.labels, self.schemas, data, self.block_crcs, self.appended)
 
     def without(self, indices: Set[int]) -> Chunk:
         """The same chunk without the records of some indices."""
@@ -75,10 +76,6 @@ class Chunk:
             data=data,
             block_crcs=format.block_crcs(data),
         )
-
-
-def _chunk(records: Records, labels: Any, schemas: list[str], data: bytes, block_crcs: bytes) -> Chunk:
-    return Chunk(records, labels, schemas, memoryview(data), block_crcs, False)
 
 
 class ChunkBuilder:

@@ -111,7 +111,7 @@ class Cluster:
             self._publisher.failures += failures
             for chunk in chunks:
                 self._presence.update()
-                new = chunk.without({i for i in chunk.indices if self._presence.present[i]})
+                new = chunk.without({i for i in chunk.indices if self._presence.has(i)})
                 if new.count:
                     self._publisher.append(new)
             self._publisher.publish()

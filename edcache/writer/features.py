@@ -15,13 +15,8 @@ from typing import Any, Final
 import numpy as np
 from torch.utils.data import Dataset, IterableDataset
 
-_NUMBERS: Final = {
-    name: np.dtype(name)
-    for name in (
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "float32", "float64"),
-    )
-}
+_DTYPES: Final = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+_NUMBERS: Final = {dtype.name: dtype for dtype in map(np.dtype, _DTYPES)}
 _Way = Callable[[Any], Any]
 
 
@@ -81,11 +76,13 @@ def _has_none(value: list[Any]) -> bool:
     return None in value
 
 
-class _FeatureRows(Dataset[Any]):
+class _Declared:
     def __init__(self, source: Any, way: _Way) -> None:
         self._source = source
         self._way = way
 
+
+class _FeatureRows(_Declared, Dataset[Any]):
     def __len__(self) -> int:
         return len(self._source)
 
@@ -93,10 +90,6 @@ class _FeatureRows(Dataset[Any]):
         return self._way(self._source[index])
 
 
-class _FeatureStream(IterableDataset[Any]):
-    def __init__(self, source: Any, way: _Way) -> None:
-        self._source = source
-        self._way = way
-
+class _FeatureStream(_Declared, IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return map(self._way, self._source)

@@ -19,7 +19,7 @@ from edcache.writer import temporary
 from edcache.writer.cluster import Cluster
 from edcache.writer.crew import Crew, crew_context, worker_count
 from edcache.writer.job import Job, check_length, check_source
-from edcache.writer.part import Part, Presence, Watch
+from edcache.writer.part import FAILED, Part, Presence, Watch
 from edcache.writer.store import AnyAppender
 from edcache.writer.stream import check_stream_workers, fill_stream, is_stream
 
@@ -38,13 +38,6 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
         rebuild: fill `path + ".edcache.new"` from nothing and put it in the place of `path` at the end;
             whoever has the old archive open keeps reading it. Of several processes that rebuild at once one
             does; the others wait, and take what it built.
-    Raises:
-        SourceError: the source raised, hung, or killed its workers; calling again continues there.
-        StaleCacheError: the archive has another length than the source.
-        UnsupportedTypeError, LabelError: a sample cannot be stored, or makes no label column.
-        StorageError: the disk is full, or will be.
-        WorkerError: workers end, and no sample is to blame.
-
     Whatever is raised, everything computed before is published.
     """
     run = fill_stream if is_stream(job.source) else _fill
@@ -89,11 +82,11 @@ def _fill(job: Job) -> None:
         job.publisher(appender)  # the labels are looked at before anything is computed
         job = replace(job, since=appender.chain.cursor.seq)
         presence = Presence(appender, job.length, job.since)
-        if presence.missing.any():
+        if presence.missing:
             _compute(job, appender, presence)
         if presence.complete:
             appender.seal()
-        elif failed := int(np.count_nonzero(presence.tried & ~presence.present & ~presence.absent)):
+        elif failed := int(np.count_nonzero(presence.state == FAILED)):
             logger.warning(
                 "%s: %s of %s samples failed; the dataset's `errors` tells why, filling again tries again",
                 *(job.path, f"{failed:,}", f"{job.length:,}"),
@@ -112,11 +105,10 @@ def _compute(job: Job, appender: AnyAppender, presence: Presence) -> None:
             raise KeyboardInterrupt(_how_to_resume(job, presence, *stop.args[:1])) from None
     presence.update()
     check_length(job.path, appender.chain.length, job.length)  # another process may have made it longer
-    left = int(np.count_nonzero(presence.missing))
-    if left:
+    if presence.missing:
         raise base.WorkerError(
-            f"{job.path}: {left:,} of {job.length:,} samples were not computed; what was is kept, and "
-            "filling again computes the rest"
+            f"{job.path}: {presence.missing:,} of {job.length:,} samples were not computed; what was is "
+            "kept, and filling again computes the rest"
         )
 
 
@@ -149,7 +141,7 @@ def _heed_others(job: Job, appender: AnyAppender, presence: Presence, progress: 
         raise base.ArchiveLockedError(
             f'{job.path}: another process is filling it; wait for it, or use if_filling="join"'
         )
-    while job.options.if_filling == "wait" and appender.claims.has_fillers and presence.missing.any():
+    while job.options.if_filling == "wait" and appender.claims.has_fillers and presence.missing:
         time.sleep(_LOOK_SECONDS)
         progress.advance(presence.update())
 
@@ -163,7 +155,7 @@ class _FillWatch(Watch):
         self._appender = appender
         self._presence = presence
         self._began_at = appender.chain.cursor.offset
-        self._missing = int(np.count_nonzero(presence.missing)) if job.options.check_space else 0
+        self._missing = presence.missing if job.options.check_space else 0
 
     def done(self, nbytes: int) -> None:
         self._progress.advance(1, nbytes)

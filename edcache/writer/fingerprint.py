@@ -32,11 +32,7 @@ _factories: WeakKeyDictionary[FunctionType, tuple[Any, ...]] = WeakKeyDictionary
 def call_fingerprint(
     factory: Callable[..., Any], arguments: Mapping[str, Any], version: object = None
 ) -> dict[str, Any]:
-    """Describe a call of a dataset factory, given every parameter by name.
-
-    Raises:
-        FingerprintError: 'argument "transform" of data:train: <Resize at 0x...> has no description that ...'.
-    """
+    """Describe a call of a dataset factory, given every parameter by name; or raise FingerprintError."""
     name, digest = _code_of(factory)
     return {
         "factory": name,
@@ -119,8 +115,7 @@ def _changes(word: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -
     old, new = _named(found, f"{word}s"), _named(expected, f"{word}s")
     lines = []
     for key in {**old, **new}:
-        is_in_both, pair = key in old and key in new, (old.get(key), new.get(key))
-        if is_in_both and (_text(pair[0]) == _text(pair[1]) or _is_elsewhere(*pair) or _is_same_file(*pair)):
+        if key in old and key in new and _is_same(old[key], new[key]):
             continue
         before, now = (_shown(side[key]) if key in side else "absent" for side in (old, new))
         lines.append(f"{word} {key}: {before} in the archive, {now} now")
@@ -135,6 +130,10 @@ def moved_paths(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) ->
         for key in old
         if key in new and old[key] != new[key] and _is_elsewhere(old[key], new[key])
     ]
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    return _text(old) == _text(new) or _is_elsewhere(old, new) or _is_same_file(old, new)
 
 
 def _is_elsewhere(old: Any, new: Any) -> bool:

@@ -44,16 +44,12 @@ class NoDescription(Exception):
 
 
 def describe(value: Any) -> Any:
-    """A JSON value that stands for `value` in every process; NoDescription where there is none.
-
-    None, bool, int and str stand for themselves. Everything else is a list of one text, so that 0.5 and
-    "0.5" differ; long texts end in a digest.
-    """
+    """A JSON value that stands for `value` in every process; NoDescription where there is none."""
     if value is None or type(value) in (bool, int):
         return value
     if type(value) is str:
         return shortened(value)
-    return [shortened(Texts(exact=True).text(value))]
+    return [shortened(Texts(exact=True).text(value))]  # a list, so that 0.5 and "0.5" differ
 
 
 def shortened(text: str, most: int = LONG) -> str:

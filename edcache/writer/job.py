@@ -77,11 +77,7 @@ class Job:
         return Publisher(appender, spec, self.chunk_size, failure_of=failure_of, path=self.path)
 
     def compute(self, index: int) -> Any:
-        """One sample from the source, tried as often as asked for.
-
-        Raises:
-            SourceError: "train.zip: the source raised at index 7: ValueError: ...; ..."; the cause is there.
-        """
+        """One sample from the source, tried as often as asked for; SourceError where it raises."""
         retries = self.options.retries
         while True:
             try:
@@ -159,10 +155,7 @@ def check_source(source: Any, path: str) -> None:
 
 
 def check_origin(path: str, archive: Head, job: Job) -> dict[str, Any] | None:
-    """The source's fingerprint in the form of the archive's; None where one has none.
-
-    StaleCacheError where they differ.
-    """
+    """The source's fingerprint in the form of the archive's, None where one has none; or StaleCacheError."""
     head = job.head
     if archive.fingerprint is None or head.fingerprint is None:
         return None

@@ -150,7 +150,7 @@ class _OpenArchive:
         """Whether the archive has a sample now."""
         with self._looking:
             self._seen.update()
-        return bool(self._seen.present[index]) and bool(self._looker.present([index]))
+        return self._seen.has(index) and bool(self._looker.present([index]))
 
     def keep(self, index: int, sample: Any) -> None:
         """Encode a sample now, for the thread to publish."""
@@ -168,7 +168,7 @@ class _OpenArchive:
             if not self._is_running():
                 self._thread = threading.Thread(target=self._run, name="edcache-lazy", daemon=True)
                 self._thread.start()
-            has_all = self._seen.count + len(self.pending) >= len(self._seen.present)
+            has_all = self._seen.count + len(self.pending) >= len(self._seen.state)
             if self._publisher.full or has_all:
                 self._hand_over()
 
@@ -261,7 +261,7 @@ class _OpenArchive:
         self._presence.update()
         with self._measuring() as room:
             # A sample may have been computed twice at a time; it is stored once.
-            published = [index for index in builder.indices if self._presence.present[index]]
+            published = [index for index in builder.indices if self._presence.has(index)]
             fits = self._publisher.publish_taken(builder, self._appender.present(published), room)
         self._presence.update()
         if self._presence.complete:

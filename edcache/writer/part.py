@@ -10,11 +10,14 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, closing, nullcontext
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache.base import SourceError
 from edcache.writer.job import Job
 from edcache.writer.store import AnyAppender
+
+# Of a sample, in the order in which they rule: it is to be computed; again, as an earlier fill failed at it;
+# this fill failed at it; it is recorded as absent for good; it has a record.
+MISSING, RETRIED, FAILED, ABSENT, PRESENT = range(5)
 
 
 class Presence:
@@ -23,9 +26,7 @@ class Presence:
     Args:
         since: failures that were recorded before the entry of this sequence number are tried again.
     Attributes:
-        present: bool [length], which have a record. count: how many.
-        absent: bool [length], which are recorded as absent for good.
-        tried: bool [length], which failed since. retried: which failed before.
+        state: uint8 [length], the states above. count: how many samples have a record.
     """
 
     def __init__(self, appender: AnyAppender, length: int, since: int = 0) -> None:
@@ -33,7 +34,7 @@ class Presence:
         self._claim_size = appender.head.claim_size
         self._since = since
         self._entries = self._chunks = self._lost = 0
-        self.present, self.absent, self.tried, self.retried = (np.zeros(length, bool) for _ in range(4))
+        self.state = np.full(length, MISSING, np.uint8)
         self.count = 0
         self.update()
 
@@ -44,46 +45,47 @@ class Presence:
         if chain.cursor.seq == self._entries and len(chain.lost) == self._lost:
             return 0
         self._entries = chain.cursor.seq
-        for failed, (entry, failure) in chain.failures.items():
-            if failed < len(self.present):
-                self.absent[failed] = failure.final
-                self.tried[failed] = entry >= self._since
-                self.retried[failed] = entry < self._since
         if len(chain.lost) != self._lost:
             # What a power cut took is missing again, and stands in the list of chunks no more.
-            self._lost, self._chunks, self.present[:] = len(chain.lost), 0, False
-        index = self._appender.indices_of(chain.chunks[self._chunks :])
+            self._lost, self._chunks, self.state[:] = len(chain.lost), 0, MISSING
+        for index, (entry, failure) in chain.failures.items():
+            if index < len(self.state) and self.state[index] != PRESENT:
+                self.state[index] = ABSENT if failure.final else FAILED if entry >= self._since else RETRIED
+        indices = self._appender.indices_of(chain.chunks[self._chunks :])
         self._chunks = len(chain.chunks)
-        self.present[index[index < len(self.present)]] = True
-        before, self.count = self.count, int(np.count_nonzero(self.present))
+        self.state[indices[indices < len(self.state)]] = PRESENT
+        before, self.count = self.count, int(np.count_nonzero(self.state == PRESENT))
         return self.count - before
 
+    def has(self, index: int) -> bool:
+        """Whether a sample has a record."""
+        return bool(self.state[index] == PRESENT)
+
     @property
-    def missing(self) -> npt.NDArray[np.bool_]:
-        """Which samples are to be computed: bool [length]."""
-        missing: npt.NDArray[np.bool_] = ~(self.present | self.absent | self.tried)
-        return missing
+    def missing(self) -> int:
+        """How many samples are to be computed."""
+        return int(np.count_nonzero(self.state <= RETRIED))
 
     def missing_in(self, claim: int) -> list[int]:
         """The indices in a claim that are to be computed."""
         start = claim * self._claim_size
-        part = slice(start, start + self._claim_size)
-        missing = ~(self.present[part] | self.absent[part] | self.tried[part])
-        return [start + offset for offset in np.flatnonzero(missing).tolist()]
+        missing = np.flatnonzero(self.state[start : start + self._claim_size] <= RETRIED)
+        return [start + offset for offset in missing.tolist()]
 
     @property
     def missing_claims(self) -> list[int]:
         """The claims in which something is to be computed, first those with samples that failed before."""
-        starts = np.arange(0, len(self.present), self._claim_size)
-        missing = self.missing
-        retried = np.logical_or.reduceat(missing & self.retried, starts)
-        missing = np.logical_or.reduceat(missing, starts)
+        starts = np.arange(0, len(self.state), self._claim_size)
+        retried, missing = (
+            np.logical_or.reduceat(states, starts)
+            for states in (self.state == RETRIED, self.state == MISSING)
+        )
         return [*np.flatnonzero(retried).tolist(), *np.flatnonzero(missing & ~retried).tolist()]
 
     @property
     def complete(self) -> bool:
         """Whether every sample has a record, or is recorded as absent for good."""
-        return bool((self.present | self.absent).all())
+        return bool((self.state >= ABSENT).all())
 
 
 class Watch:

@@ -101,11 +101,7 @@ class Store(Location):
     def check_deletable(self, *, force: bool = False) -> None:
         """Raise where it cannot be deleted by its name, or is being filled and not `force`.
 
-        What has a `naming` is a file, which is looked at and deleted as one; nothing here is asked of it but
-        what is particular to its backend.
-
-        Raises:
-            OptionError: nothing is deleted there. ArchiveNotFoundError, ArchiveLockedError.
+        What has a `naming` is a file, which is deleted as one: here is asked what is its backend's alone.
         """
         self.local_path()
 

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from edcache.base import OptionError, Progress
 from edcache.writer.crew import worker_count
 from edcache.writer.job import Job, check_blame, check_origin, refusal
-from edcache.writer.publisher import Publisher
 
 
 def is_stream(source: Any) -> bool:
@@ -53,31 +52,23 @@ def fill_stream(job: Job) -> None:
         # Not all below the last: a power cut may have taken a chunk between others.
         kept = set(appender.indices_of(appender.chain.chunks).tolist()) | set(appender.chain.failures)
         publisher = job.publisher(appender)
-        with Progress(
-            os.path.basename(job.path), len(kept), None, job.options.progress, is_first
-        ) as progress:
-            count = _store(_samples(job), publisher, kept, progress)
+        count, name = 0, os.path.basename(job.path)
+        with Progress(name, len(kept), None, job.options.progress, is_first) as progress:
+            try:
+                for index, sample in enumerate(_samples(job)):
+                    count = index + 1
+                    if index in kept:
+                        continue
+                    before = publisher.pending_nbytes
+                    publisher.add(index, sample)
+                    progress.advance(1, publisher.pending_nbytes - before)
+                    if publisher.full or publisher.overdue:
+                        publisher.publish()
+            finally:
+                publisher.publish()
             if count != appender.chain.end_index:
                 appender.amend(length=count)
             appender.seal()
-
-
-def _store(samples: Iterator[Any], publisher: Publisher, kept: set[int], progress: Progress) -> int:
-    """Publish what is not kept already; returns how many samples there are."""
-    count = 0
-    try:
-        for index, sample in enumerate(samples):
-            count = index + 1
-            if index in kept:
-                continue
-            before = publisher.pending_nbytes
-            publisher.add(index, sample)
-            progress.advance(1, publisher.pending_nbytes - before)
-            if publisher.full or publisher.overdue:
-                publisher.publish()
-    finally:
-        publisher.publish()
-    return count
 
 
 def _samples(job: Job) -> Iterator[Any]:

@@ -49,7 +49,7 @@ def start(target: str, wait: float | None = None, *, is_folder: bool = False) ->
         is_folder: the result is the file in it that is locked.
     """
     work = name_for(target)
-    locked = _locked_of(work) if is_folder else work
+    locked = os.path.join(work, SUFFIX) if is_folder else work
     while True:
         storage.make_parent(locked)
         try:
@@ -110,16 +110,15 @@ def copies_beside(side: str) -> tuple[str, str]:
 
 def is_held(path: str) -> bool:
     """Whether a living process writes what is temporary; False where the system cannot tell."""
-    locked = _locked_of(path) if os.path.isdir(path) else path
-    with suppress(ArchiveNotFoundError), closing(File.open(locked, "r")) as file:
+    with suppress(ArchiveNotFoundError), closing(File.open(_locked_of(path), "r")) as file:
         return file.is_locked(format.LOCK_SESSION, 1)
     return False
 
 
 def discard(path: str) -> bool:
     """Delete what is temporary, unless a living process writes it; says whether it is gone."""
-    locked, mode = (_locked_of(path), "a") if os.path.isdir(path) else (path, "r+")
-    with suppress(ArchiveNotFoundError), closing(File.open(locked, mode)) as file:
+    mode = "a" if os.path.isdir(path) else "r+"
+    with suppress(ArchiveNotFoundError), closing(File.open(_locked_of(path), mode)) as file:
         if not file.try_lock(format.LOCK_SESSION):
             return False
         if file.is_named():
@@ -127,5 +126,5 @@ def discard(path: str) -> bool:
     return True
 
 
-def _locked_of(folder: str) -> str:
-    return os.path.join(folder, SUFFIX)
+def _locked_of(path: str) -> str:
+    return os.path.join(path, SUFFIX) if os.path.isdir(path) else path

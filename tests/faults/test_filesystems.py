@@ -25,7 +25,7 @@ import scenarios
 from processes import Child, Told
 from scale import scaled, seeded
 from scenarios import OPTIONS, read_all, sample, write
-from systems import HANGS, routed
+from systems import HANGS, Rebooted, routed
 
 import edcache
 from edcache import CacheWriter, EdcacheError, storage
@@ -143,13 +143,6 @@ class Failing(storage.System):
                 self.syncs += 1
                 self.ended.notify_all()
         return result
-
-
-class Rebooted(storage.System):
-    """The machine has started since any file was written."""
-
-    def boot_time(self) -> float:
-        return time.time() + 1_000
 
 
 def _write(notes: Told, sync: Any, when_published: bool, when_sealed: bool) -> None:

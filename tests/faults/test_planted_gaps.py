@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from disk import MemoryDisk
 from scenarios import OPTIONS, PATH, sample
+from systems import Full
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, storage
+from edcache import CachedDataset, CacheWriter, Reader
 from edcache.errors import CorruptArchiveError, StorageError
 from edcache.format import spec as format
 from edcache.format.chain import read_table
@@ -285,18 +286,6 @@ def test_a_chunk_that_was_interrupted_when_it_was_out_is_not_published_again() -
             assert cache.reader.chunks == 2
 
 
-class IsFullAfterOne(storage.System):
-    """There is room for one write more."""
-
-    left = 1
-
-    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        if self.left == 0:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        self.left -= 1
-        return super().pwrite(fd, data, offset)
-
-
 def test_a_full_disk_gets_the_bytes_of_half_a_chunk_back(path: Path) -> None:
     with CacheWriter(path, publish_seconds=None) as w:
         w.append({"x": 0})
@@ -304,7 +293,7 @@ def test_a_full_disk_gets_the_bytes_of_half_a_chunk_back(path: Path) -> None:
     w = CacheWriter(path, "a", publish_seconds=None)
     w.append({"x": 1})
     with (
-        calls.replace_system(IsFullAfterOne()),
+        calls.replace_system(Full(1)),
         pytest.raises(StorageError, match="No space left on device"),
     ):
         w.flush()

@@ -506,6 +506,24 @@ def test_scalars_of_numpy_that_are_subclasses_of_pythons_are_plain_values(tmp_pa
     assert loaded["b.values"].tobytes() == b"xyz"
 
 
+def test_lists_of_texts_are_in_an_npz_and_lists_with_none_are_refused(tmp_path, out):
+    path = archive_of(tmp_path, {"x": ["ab", "c"]}, {"x": []}, {"x": ["longer"]})
+    edcache.export(path, tmp_path / "a.npz", "npz")
+    loaded = np.load(tmp_path / "a.npz", allow_pickle=False)
+    assert loaded["x.values"].tolist() == ["ab", "c", "longer"]
+    assert loaded["x.offsets"].tolist() == [0, 2, 2, 3]
+    cases = [
+        ([1, None], "has a list with None, and an .npz holds no None"),
+        ([None, "a"], "has a list with None, and an .npz holds no None"),
+        (["a\0"], "has text that ends with a zero character, which"),
+        ([2**70], "does not fit int64: "),
+    ]
+    for value, text in cases:
+        with pytest.raises(ExportError, match=f'field "x" {text}'):
+            edcache.export(archive_of(tmp_path, {"x": value}), out, "npz")
+        assert not out.exists()
+
+
 def test_fields_that_some_samples_lack_are_null_in_tables_and_absent_in_files(tmp_path):
     samples = [{"x": np.ones(2), "y": 1}, {"x": None, "y": 2}, {"y": None}, {"x": np.ones((3,)), "y": 4}]
     with CacheWriter(tmp_path / "a.zip") as w:

@@ -6,6 +6,7 @@ import errno
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -61,10 +62,40 @@ class Killing(storage.System):
         return plain(*arguments)
 
 
+class Refusing(storage.System):
+    """Refuses some calls."""
+
+    def __init__(self, code: int, *names: str) -> None:
+        def refuse(*arguments: Any) -> None:
+            raise OSError(code, os.strerror(code))
+
+        for name in names:
+            setattr(self, name, refuse)
+
+
+class Rebooted(storage.System):
+    """The machine has started since any file was written."""
+
+    def boot_time(self) -> float:
+        return time.time() + 1_000
+
+
+class Small(storage.System):
+    """A disk with room for so many bytes of one file."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        if offset + len(data) > self.room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return super().pwrite(fd, data, offset)
+
+
 class Full(storage.System):
     """A disk that is full from the n-th write on."""
 
-    def __init__(self, after: int) -> None:
+    def __init__(self, after: int = 0) -> None:
         self.left = after
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:

@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from systems import Refusing
 
 from edcache import CachedDataset, storage
 from edcache.errors import ArchiveExistsError, ArchiveLockedError, ArchiveNotFoundError, StorageError
@@ -107,13 +108,6 @@ def test_short_writes_and_reads_are_completed(path):
     ],
 )
 def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
-    class Refusing(storage.System):
-        pass
-
-    def refuse(self, *arguments):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    setattr(Refusing, call, refuse)
     file = File.open(path, "x")
     tried = {
         "pwrite": lambda: file.pwrite(8192, b"data"),
@@ -132,7 +126,10 @@ def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
         "remove": lambda: storage.remove(path),
         "copy_permissions": lambda: storage.copy_permissions("a.zip", path),
     }
-    with calls.replace_system(Refusing()), pytest.raises(StorageError, match=message) as caught:
+    with (
+        calls.replace_system(Refusing(errno.ENOSPC, call)),
+        pytest.raises(StorageError, match=message) as caught,
+    ):
         tried[call]()
     assert caught.value.errno == errno.ENOSPC
     assert str(caught.value).startswith(path)
@@ -141,12 +138,8 @@ def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
 
 @pytest.mark.parametrize("code", [errno.EDEADLK, errno.ETIMEDOUT])
 def test_a_lock_that_the_system_gives_up_on_is_one_that_another_process_holds(path, code):
-    class Refusing(storage.System):
-        def lock(self, fd, start, length, wait):
-            raise OSError(code, os.strerror(code))
-
     file = File.open(path, "x")
-    with calls.replace_system(Refusing()), pytest.raises(ArchiveLockedError) as caught:
+    with calls.replace_system(Refusing(code, "lock")), pytest.raises(ArchiveLockedError) as caught:
         file.lock(LOCK_APPEND)
     assert (str(caught.value), caught.value.errno) == (f"{path}: locking it: {os.strerror(code)}", code)
     file.close()
@@ -195,11 +188,7 @@ def test_the_next_data_is_never_behind_the_first_byte_that_was_written(path):
     assert file.next_data((1 << 20) + 1) == (1 << 20) + 1
     assert file.next_data(1 << 30) == (1 << 20) + 4
 
-    class Refusing(storage.System):
-        def next_data(self, fd, offset):
-            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
-
-    with calls.replace_system(Refusing()):
+    with calls.replace_system(Refusing(errno.EINVAL, "next_data")):
         assert file.next_data(77) == 77
     file.close()
 
@@ -365,21 +354,13 @@ def test_a_refused_open_keeps_its_errno_and_file_name(path):
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EACCES])
 def test_a_folder_that_cannot_be_synced_is_no_error(path, code):
-    class Refusing(storage.System):
-        def sync_directory(self, path):
-            raise OSError(code, os.strerror(code))
-
-    with calls.replace_system(Refusing()):
+    with calls.replace_system(Refusing(code, "sync_directory")):
         storage.sync_directory(os.path.dirname(path))
 
 
 def test_a_folder_whose_sync_fails_is_an_error(path):
-    class Refusing(storage.System):
-        def sync_directory(self, path):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
     with (
-        calls.replace_system(Refusing()),
+        calls.replace_system(Refusing(errno.EIO, "sync_directory")),
         pytest.raises(StorageError, match="syncing the folder") as caught,
     ):
         storage.sync_directory(os.path.dirname(path))
@@ -392,21 +373,10 @@ def test_a_name_that_is_taken_by_a_folder_above_is_an_error(tmp_path):
         storage.make_parent(str(tmp_path / "file" / "a.zip"))
 
 
-class NoLocks(storage.System):
-    def lock(self, fd, start, length, wait):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    def unlock(self, fd, start, length):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    def is_locked(self, fd, start, length):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-
 def test_where_nothing_can_be_locked_one_process_fills_and_says_so(tmp_path):
     path = tmp_path / "a.zip"
     with (
-        calls.replace_system(NoLocks()),
+        calls.replace_system(Refusing(errno.ENOLCK, "lock", "unlock", "is_locked")),
         pytest.warns(RuntimeWarning, match="a.zip: its file system has no byte locks, so that"),
     ):
         ds = CachedDataset(list(range(300)), path, num_workers=2)
@@ -446,12 +416,9 @@ def test_a_shared_lock_is_shared_with_those_who_only_read_and_with_nobody_else(p
 
 
 def test_a_file_system_without_locks_shares_without_one(path):
-    class NoLocks(storage.System):
-        def share(self, fd, start):
-            raise OSError(errno.ENOLCK, "No locks available")
-
     file = File.open(path, "x")
-    with calls.replace_system(NoLocks()), pytest.warns(RuntimeWarning, match="has no byte locks"):
+    system = Refusing(errno.ENOLCK, "share")
+    with calls.replace_system(system), pytest.warns(RuntimeWarning, match="has no byte locks"):
         file.share(3)
     assert not file.can_lock
 

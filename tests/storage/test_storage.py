@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
 from scale import scaled
+from systems import Refusing
 from torch.utils.data import DataLoader, default_collate
 
 import edcache
@@ -556,12 +557,8 @@ def test_a_system_that_takes_no_advice_writes_and_reads_the_same(tmp_path, monke
 
 
 def test_a_file_that_cannot_be_mapped_says_what_reads_it(path):
-    class Refusing(storage.System):
-        def map(self, fd, nbytes):
-            raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
-
     message = f'{path}: mapping {os.path.getsize(path):,} bytes: No such device; io="pread" reads it without'
-    with calls.replace_system(Refusing()):
+    with calls.replace_system(Refusing(errno.ENODEV, "map")):
         with pytest.raises(StorageError) as caught:
             CachedDataset.from_cache(path)
         assert str(caught.value) == message

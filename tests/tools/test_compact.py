@@ -13,10 +13,10 @@ import pytest
 import reference
 from golden_samples import same
 from scale import scaled, seeded
-from systems import Full, killed_at
+from systems import Full, Rebooted, killed_at
 
 import edcache
-from edcache import CachedDataset, CacheWriter, storage
+from edcache import CachedDataset, CacheWriter
 from edcache.errors import (
     ArchiveError,
     ArchiveExistsError,
@@ -357,10 +357,6 @@ def test_what_a_power_cut_took_is_left_out(path):
         lost["next"] - lost["offset"] - lost["nbytes"]
     )
     path.write_bytes(data)
-
-    class Rebooted(storage.System):
-        def boot_time(self) -> float:
-            return path.stat().st_mtime + 1000
 
     with calls.replace_system(Rebooted()):
         edcache.compact(path, allow_partial=True)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from scale import thinned
+from systems import Full, Rebooted
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError, storage
@@ -383,10 +384,6 @@ def test_a_failed_append_leaves_a_sealed_archive_sealed(tmp_path: Path) -> None:
     w = CacheWriter(path, "a")
     w.append(sample(9))
 
-    class Full(storage.System):
-        def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
     with (
         calls.replace_system(Full()),
         pytest.raises(StorageError, match="No space left on device") as raised,
@@ -404,10 +401,6 @@ def test_samples_of_a_failed_flush_are_not_dropped_in_silence(tmp_path: Path) ->
     w = CacheWriter(path, **OPTIONS)
     for i in range(3):
         w.append(sample(i))
-
-    class Full(storage.System):
-        def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-            raise OSError(errno.ENOSPC, "No space left on device")
 
     with calls.replace_system(Full()), pytest.raises(StorageError):
         w.flush()
@@ -472,13 +465,6 @@ def test_an_archive_that_is_being_replaced_is_unlocked_after_a_failure(tmp_path:
 
 
 # --- power cuts: a header is there, the payload behind it is not ---
-
-
-class Rebooted(storage.System):
-    """A machine that started after every file was last written."""
-
-    def boot_time(self) -> float | None:
-        return 1 << 40
 
 
 def _without_payload(path: Path, kind: str, nth: int = 0) -> None:

@@ -9,9 +9,10 @@ import time
 
 import pytest
 import torch
+from systems import Small
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, storage
+from edcache import CachedDataset, CacheWriter, Reader
 from edcache.errors import (
     LabelError,
     LabelTypeError,
@@ -186,14 +187,8 @@ def test_a_slow_source_is_published_before_its_chunk_is_full(path):
 
 
 def test_a_full_disk_is_one_error_and_keeps_what_was_published(path):
-    class Full(storage.System):
-        def pwrite(self, fd, data, offset):
-            if offset + len(data) > 20_000:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            return super().pwrite(fd, data, offset)
-
     with (
-        calls.replace_system(Full()),
+        calls.replace_system(Small(20_000)),
         pytest.raises(StorageError, match="a.zip: writing .* bytes at offset .*: No space left") as caught,
     ):
         CachedDataset(Counted(), path, chunk_size=2)

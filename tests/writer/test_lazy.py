@@ -1,9 +1,7 @@
 """Lazy caches: computed when asked for, kept for everyone, sealed by whoever brings the last sample."""
 
-import errno
 import gc
 import itertools
-import os
 import pickle
 import random
 import re
@@ -16,10 +14,11 @@ from multiprocessing import get_context
 import pytest
 import torch
 from filled import computed, note, stored_rows
+from systems import Small
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, Reader, storage
+from edcache import CachedDataset, Reader
 from edcache.errors import OptionError, SourceError, StaleCacheError, StorageError, UnsupportedTypeError
 from edcache.storage import calls
 from edcache.writer import lazy
@@ -276,20 +275,8 @@ def test_what_is_no_limit_is_refused(path, log, limit):
     assert f'max_bytes={limit!r}; give bytes, text such as "20GB", or a part' in str(caught.value)
 
 
-class FullDisk(storage.System):
-    """Has room for so many bytes of one file."""
-
-    def __init__(self, room):
-        self.room = room
-
-    def pwrite(self, fd, data, offset):
-        if offset + len(data) > self.room:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().pwrite(fd, data, offset)
-
-
 def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
-    with calls.replace_system(FullDisk(150_000)):
+    with calls.replace_system(Small(150_000)):
         ds = CachedDataset(Big(log), path, lazy=True, chunk_size=2)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -306,7 +293,7 @@ def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
 
 
 def test_a_full_disk_raises_where_asked(path, log):
-    with calls.replace_system(FullDisk(50_000)):
+    with calls.replace_system(Small(50_000)):
         ds = CachedDataset(Big(log), path, lazy=True, chunk_size=1, on_full="raise")
         with pytest.raises(StorageError, match="No space left on device"):
             for i in range(40):

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from codec_samples import encoded_bytes
+from systems import Full, Rebooted
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, storage
@@ -664,13 +665,6 @@ def test_what_lies_between_the_leaves_of_a_record_is_zero_whatever_was_there(pat
     assert [bytes(reader.record(k)) for k in range(4)] == encoded
 
 
-class Rebooted(storage.System):
-    """A machine that has started after the last write."""
-
-    def boot_time(self):
-        return time.time() + 3600
-
-
 def test_a_sound_archive_is_opened_after_a_power_cut_as_it_was(path):
     w = CacheWriter(path, chunk_size=2, sync="never")
     w.extend(range(8))
@@ -838,10 +832,6 @@ def test_a_sync_that_fails_in_the_background_is_told_to_who_writes_next(path):
 
 
 def test_a_replacement_that_cannot_be_begun_keeps_no_other_out(path):
-    class Full(storage.System):
-        def pwrite(self, fd, data, offset):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
     with (
         calls.replace_system(Full()),
         pytest.raises(StorageError, match="a.zip.edcache.new: writing 4,096 bytes at"),

@@ -77,21 +77,13 @@ def copy_to_local(
     Cost: reads the origin once, and writes as much.
     """
     with byte_progress(f"copying {os.path.basename(shown(src))}", progress) as tell:
-        return copy_local(
-            src,
-            target,
-            num_threads=num_threads,
-            expected_digest=expected_digest,
-            max_bytes=max_bytes,
-            storage_options=storage_options,
-            on_progress=tell,
-        ).path
+        copied = copy_local(src, target, num_threads, expected_digest, max_bytes, storage_options, tell)
+    return copied.path
 
 
 def copy_local(
     src: str | os.PathLike[str],
     target: str | os.PathLike[str],
-    *,
     num_threads: int = THREADS,
     expected_digest: str | None = None,
     max_bytes: int | str | None = None,

@@ -54,7 +54,7 @@ def schema_number(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-def packed(index: int, schema: int, data: memoryview, raw_nbytes: int) -> bytes:
+def packed(index: int, schema: int, data: memoryview | bytes, raw_nbytes: int) -> bytes:
     """The value of a record."""
     rest = _REST.pack(schema, index, len(data), raw_nbytes)
     crc = format.crc32(data, format.crc32(rest))

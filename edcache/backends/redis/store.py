@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from itertools import islice
 from typing import Any, Final, NoReturn
 
 from edcache import format
 from edcache.backends.redis.appender import RedisAppender, uuid_of
 from edcache.backends.redis.claims import Claims
-from edcache.backends.redis.client import Client
+from edcache.backends.redis.client import PIECE_KEYS, Client
 from edcache.backends.redis.log import no_cache, read_head
 from edcache.backends.redis.session import RedisReader
 from edcache.backends.redis.url import ID_LENGTH, Keys, Server, prefix_for
@@ -146,24 +147,19 @@ def _has_fillers(client: Client, head: Head) -> bool:
 def _unlink(client: Client, cache_id: str | None = None) -> dict[str, int]:
     """Delete our keys, or those with one id; says how many went, and how many of them were records."""
     keys = records = 0
-    for ours in _ours(client):
-        doomed = [key for key, matched in ours.items() if cache_id in (None, matched[1])]
-        keys += client.ask("unlink", *doomed) if doomed else 0
-        records += sum(ours[key][3] == "record" for key in doomed)
+    ours = (matched for matched in _ours(client) if cache_id in (None, matched[1]))
+    while doomed := {matched.string: matched for matched in islice(ours, PIECE_KEYS)}:
+        keys += client.ask("unlink", *doomed)
+        records += sum(matched[3] == "record" for matched in doomed.values())
     return {"key": keys, "record": records}
 
 
-def _ours(client: Client) -> Iterator[dict[str, re.Match[str]]]:
-    """Our keys: not "prefix:users", nor one of "prefix:a"; those of one step of the walk at a time."""
-    stem, cursor = client.server.stem, 0
-    pattern = _GLOB.sub(r"\\\1", stem) + "*"
-    while True:
-        cursor, names = client.ask("scan", cursor, match=pattern, count=_SCANNED)
-        # Ours are text; what is none is not ours.
-        keys = [name.decode("utf-8", "replace") for name in names]
-        matches = {key: _OURS.fullmatch(key, len(stem)) for key in keys if key.startswith(stem)}
-        ours = {key: matched for key, matched in matches.items() if matched is not None}
-        if ours:
-            yield ours
-        if not cursor:
-            return
+def _ours(client: Client) -> Iterator[re.Match[str]]:
+    """Our keys, as a walk over all of the server finds them: not "prefix:users", nor one of "prefix:a"."""
+    stem = client.server.stem
+    with client.translated():
+        for name in client.connected.scan_iter(_GLOB.sub(r"\\\1", stem) + "*", _SCANNED):
+            key = name.decode("utf-8", "replace")  # ours are text; what is none is not ours
+            matched = _OURS.fullmatch(key, len(stem)) if key.startswith(stem) else None
+            if matched is not None:
+                yield matched

@@ -161,7 +161,12 @@ async def _read(
         raise strange(f"bytes {first:,} to {last + 1:,} of {size:,} came instead")
     now = Stamp(size, *_tag(headers))
     if stamp is not None:
-        _check_state(now, stamp)
+        if now.size != stamp.size:
+            raise Changed(f"it has {now.size:,} bytes now, {stamp.size:,} when it was opened")
+        # A server that names a state by its date in one answer, and by an ETag in another, says nothing by
+        # it. It may add the mark of weakness, or take it away.
+        if now.tag and now.kind == stamp.kind and now.tag.removeprefix("W/") != stamp.tag.removeprefix("W/"):
+            raise Changed(f"its state is {now.tag[:80]} now, {stamp.tag[:80]} when it was opened")
     coding = headers.get("Content-Encoding", "identity").strip().lower()
     if coding not in _PLAIN:
         raise strange(f"a body in Content-Encoding {coding[:40]!r}")
@@ -194,15 +199,6 @@ def failure_of(status: int, text: str, retry_after: str = "") -> Exception:
     if status in _FORBIDDEN:
         return PermissionError(text)
     return refused(text) if status >= 400 else strange(text)
-
-
-def _check_state(now: Stamp, stamp: Stamp) -> None:
-    if now.size != stamp.size:
-        raise Changed(f"it has {now.size:,} bytes now, {stamp.size:,} when it was opened")
-    # A server that names a state by its date in one answer, and by an ETag in another, says nothing by it.
-    # It may add the mark of weakness, or take it away.
-    if now.tag and now.kind == stamp.kind and now.tag.removeprefix("W/") != stamp.tag.removeprefix("W/"):
-        raise Changed(f"its state is {now.tag[:80]} now, {stamp.tag[:80]} when it was opened")
 
 
 def _tag(headers: Mapping[str, str]) -> tuple[str, str]:

@@ -96,8 +96,8 @@ class RemoteObject(ByteSource):
         self._requests = Requests(url)
         self._engines: PerProcess[Engine] = PerProcess()
         engine = self._engine()
-        self._stamp, head = self._requests.answer(
-            "opening it", format.PAGE, lambda: engine.begin(format.PAGE)
+        self._stamp, head = run(
+            self._requests.answer("opening it", format.PAGE, lambda: engine.begin(format.PAGE))
         )
         self._windows = [_Window(0, memoryview(head))]
         self._walked: deque[_Window] = deque(maxlen=_MOST_WALKED)
@@ -120,7 +120,7 @@ class RemoteObject(ByteSource):
 
     def check_unchanged(self) -> None:
         """See `ByteSource`: one request."""
-        stamp = self._requests.answer("looking for its state", 0, self._engine().stamp)
+        stamp = run(self._requests.answer("looking for its state", 0, self._engine().stamp))
         if stamp != self._stamp:
             raise StaleArchiveError(
                 f"{self.path}: the object was replaced since it was opened: it has {stamp.size:,} bytes and "
@@ -177,10 +177,11 @@ class RemoteObject(ByteSource):
 
     def _fetched_ahead(self, start: int, end: int) -> memoryview:
         ahead = _AHEAD_NBYTES
-        before = self._walked[-1] if self._walked else None
-        if before is not None and before.start < start <= before.end:
+        before = self._walked.pop() if self._walked else _Window(0, memoryview(b""))
+        if before.start < start <= before.end:
             ahead = min(2 * len(before.data), _MOST_AHEAD_NBYTES)
-            self._walked.pop()
+        elif len(before.data) <= _AHEAD_NBYTES:  # hundreds of larger ones would fill the memory
+            self._walked.append(before)
         (data,) = self._fetch([Run(start, min(max(end, start + ahead), self._stamp.size))])
         self._walked.append(_Window(start, data))
         return data[: end - start]
@@ -202,9 +203,7 @@ class RemoteObject(ByteSource):
 
     async def _fetch_part(self, engine: Engine, start: int, end: int) -> bytes:
         doing = f"reading {end - start:,} bytes at offset {start:,}"
-        return await self._requests.answered(
-            doing, end - start, lambda: engine.fetch(self._stamp, start, end)
-        )
+        return await self._requests.answer(doing, end - start, lambda: engine.fetch(self._stamp, start, end))
 
     def _engine(self) -> Engine:
         # Made in the thread that asks: some file systems connect when they are made, and wait for the loop.

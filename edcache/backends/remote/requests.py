@@ -105,11 +105,7 @@ class Requests:
         if type(self._tries) is not int or self._tries < 1:
             raise OptionError(f"storage_options: request_tries={self._tries!r}; give a number of 1 or more")
 
-    def answer(self, doing: str, nbytes: int, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """As `answered`, of a thread that waits for it."""
-        return run(self.answered(doing, nbytes, ask))
-
-    async def answered(self, doing: str, nbytes: int, ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    async def answer(self, doing: str, nbytes: int, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask until an answer serves, or one error says why none does.
 
         Args:

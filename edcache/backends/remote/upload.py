@@ -50,7 +50,7 @@ class _Upload:
 
     async def _ask(self, doing: str, nbytes: int, call: Callable[..., Any], *given: Any, **named: Any) -> Any:
         """Call a file system, again if it fails, in another thread than its event loop's."""
-        return await self._requests.answered(
+        return await self._requests.answer(
             doing, _SLOWER * nbytes, lambda: asyncio.to_thread(call, *given, **named)
         )
 
