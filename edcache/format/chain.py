@@ -289,29 +289,23 @@ def _read_amendment(pread: PRead, header: Header, where: str) -> _Amendment | No
     if len(data) != header.table_nbytes or spec.crc32(data) != header.table_crc:
         return None
     try:
-        return _parse_amendment(base.loads(data), header.seq)
+        changes = base.loads(data)
+        known = {"length", "lost", "behind", "failed"}
+        if type(changes) is not dict or not changes or not changes.keys() <= known:
+            raise ValueError("it revises something else than length, lost and failed")
+        length = changes.get("length")
+        if not (length is None or spec.is_count(length)):
+            raise ValueError(f"a length of {str(length)[:80]}")
+        lost = tables.entries_of(changes.get("lost", []), "lost entries", int, int)
+        ranges = [range(first, last + 1) for first, last in lost]
+        if not all(0 <= part.start < part.stop <= header.seq for part in ranges):
+            raise ValueError("it gives up entries that are not before it")
+        return _Amendment(length, ranges, tables.failures_of(changes.get("failed", [])))
     except ValueError as error:
         raise CorruptArchiveError(
             f"{where}: {header.name} at offset {header.offset:,} does not read: {error}; "
             "no release of edcache wrote it: build the archive again"
         ) from error
-
-
-def _parse_amendment(changes: Any, seq: int) -> _Amendment:
-    if (
-        type(changes) is not dict
-        or not changes
-        or not changes.keys() <= {"length", "lost", "behind", "failed"}
-    ):
-        raise ValueError("it revises something else than length, lost and failed")
-    length = changes.get("length")
-    lost = tables.entries_of(changes.get("lost", []), "lost entries", int, int)
-    if not (length is None or spec.is_count(length)):
-        raise ValueError(f"a length of {str(length)[:80]}")
-    ranges = [range(first, last + 1) for first, last in lost]
-    if not all(0 <= part.start < part.stop <= seq for part in ranges):
-        raise ValueError("it gives up entries that are not before it")
-    return _Amendment(length, ranges, tables.failures_of(changes.get("failed", [])))
 
 
 def partial_text(where: str, present: int, length: int | None, damaged: Sequence[str] = ()) -> str:
