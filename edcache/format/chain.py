@@ -289,29 +289,23 @@ def _read_amendment(pread: PRead, header: Header, where: str) -> _Amendment | No
     if len(data) != header.table_nbytes or spec.crc32(data) != header.table_crc:
         return None
     try:
-        return _parse_amendment(base.loads(data), header.seq)
+        changes = base.loads(data)
+        known = {"length", "lost", "behind", "failed"}
+        if type(changes) is not dict or not changes or not changes.keys() <= known:
+            raise ValueError("it revises something else than length, lost and failed")
+        length = changes.get("length")
+        if not (length is None or spec.is_count(length)):
+            raise ValueError(f"a length of {str(length)[:80]}")
+        lost = tables.entries_of(changes.get("lost", []), "lost entries", int, int)
+        ranges = [range(first, last + 1) for first, last in lost]
+        if not all(0 <= part.start < part.stop <= header.seq for part in ranges):
+            raise ValueError("it gives up entries that are not before it")
+        return _Amendment(length, ranges, tables.failures_of(changes.get("failed", [])))
     except ValueError as error:
         raise CorruptArchiveError(
             f"{where}: {header.name} at offset {header.offset:,} does not read: {error}; "
             "no release of edcache wrote it: build the archive again"
         ) from error
-
-
-def _parse_amendment(changes: Any, seq: int) -> _Amendment:
-    if (
-        type(changes) is not dict
-        or not changes
-        or not changes.keys() <= {"length", "lost", "behind", "failed"}
-    ):
-        raise ValueError("it revises something else than length, lost and failed")
-    length = changes.get("length")
-    lost = tables.entries_of(changes.get("lost", []), "lost entries", int, int)
-    if not (length is None or spec.is_count(length)):
-        raise ValueError(f"a length of {str(length)[:80]}")
-    ranges = [range(first, last + 1) for first, last in lost]
-    if not all(0 <= part.start < part.stop <= seq for part in ranges):
-        raise ValueError("it gives up entries that are not before it")
-    return _Amendment(length, ranges, tables.failures_of(changes.get("failed", [])))
 
 
 def partial_text(where: str, present: int, length: int | None, damaged: Sequence[str] = ()) -> str:
@@ -375,13 +369,6 @@ def _within(header: Header, table: ChunkTable) -> bool:
         and int(records.index.min()) >= 0
         and int(records.index.max()) == header.end_index - 1
     )
-
-
-def blocks_of(header: Header, table: ChunkTable) -> tables.Blocks:
-    """Where the records of a chunk and the crc32 of their blocks lie."""
-    table_end = header.payload_offset + header.table_nbytes
-    crcs_nbytes = 4 * spec.block_count(table.records_nbytes)
-    return tables.Blocks(table_end - crcs_nbytes, header.records_offset, table.records_nbytes)
 
 
 def find_headers(file: Any, start: int, end: int, uuid: bytes | None = None) -> Iterator[Header]:
@@ -463,7 +450,8 @@ def merge(
         used = part.stop
         is_compressed |= chunk.records.raw_nbytes is not None
         labels.append(chunk.labels)
-        blocks.append(blocks_of(header, chunk))
+        crcs = header.payload_offset + header.table_nbytes - 4 * spec.block_count(chunk.records_nbytes)
+        blocks.append(tables.Blocks(crcs, header.records_offset, chunk.records_nbytes))
     if len(schemas) > tables.MAX_SCHEMAS:
         raise CorruptArchiveError(
             f"{where}: {len(schemas):,} schemas, the format allows {tables.MAX_SCHEMAS:,}"

@@ -15,6 +15,8 @@ import struct
 from collections.abc import Sequence
 from typing import Any, Final
 
+import numpy as np
+
 _CONTINUES: Final = b"\xff\xff\xff\xff"
 _END: Final = _CONTINUES + bytes(4)
 _MAGIC: Final = b"ARROW1"
@@ -22,7 +24,6 @@ _SCHEMA, _BATCH = 1, 3
 STREAM: Final = 8
 """Where in a file the stream begins that says the same."""
 _METADATA_KEYS: Final = 2
-_PIECE: Final = 1 << 20
 _BYTE, _INT16, _UINT16 = (struct.Struct(code).unpack_from for code in ("<B", "<h", "<H"))
 _INT32, _UINT32, _INT64 = (struct.Struct(code).unpack_from for code in ("<i", "<I", "<q"))
 _OUTSIDE: Final = "a frame that points out of the bytes"
@@ -54,12 +55,9 @@ def check_file(data: Any, max_columns: int) -> Metadata:
         raise ValueError("bytes between the batch and the footer")
     _, schema, dictionaries, batches = _table(data, _target(data, start), 4)
     footer = _check_schema(data, schema and _target(data, schema), max_columns)
-    # In pieces: memoryviews are compared item by item, which takes ten times as long.
-    if footer.keys() != metadata.keys() or any(
-        bytes(footer[key][at : at + _PIECE]) != bytes(metadata[key][at : at + _PIECE])
-        for key in metadata
-        for at in range(0, max(len(footer[key]), len(metadata[key])), _PIECE)
-    ):
+    # By numpy: memoryviews are compared item by item, which takes ten times as long.
+    is_same = (np.array_equal(footer[key], metadata[key]) for key in metadata)
+    if footer.keys() != metadata.keys() or not all(is_same):
         raise ValueError("the metadata of its two schemas differ")
     if _vector(data, dictionaries, 24)[1]:
         raise ValueError("dictionary batches")

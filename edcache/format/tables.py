@@ -1,4 +1,4 @@
-"""The tables of an archive as Arrow IPC bytes, and back (format.py sections 3 and 4).
+"""The tables of an archive as Arrow IPC bytes, and back (spec.py sections 3 and 4).
 
 Bytes that come from a file are checked by their crc32 before they reach this module; here the
 structure is checked before anything is believed: one batch and nothing else, exact column names and
@@ -23,6 +23,7 @@ from edcache import base
 from edcache.base import CorruptArchiveError
 from edcache.format.arrays import from_numpy, is_label_type, pa
 from edcache.format.framing import STREAM, Metadata, check_file, check_stream
+from edcache.format.spec import MAX_LENGTH
 from edcache.format.types import LabelTypes
 
 _META: Final = b"edcache"
@@ -40,7 +41,6 @@ _REQUIRED: Final = ["offset", "nbytes", "crc32", "schema"]
 _RECORDS: Final = [[*i, *_REQUIRED, *raw] for i in ([], ["index"]) for raw in ([], ["raw_nbytes"])]
 MAX_LABELS: Final = 1 << 16
 MAX_SCHEMAS: Final = 1 << 16
-_MOST_SAMPLES: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ class Failure:
 def failures_of(value: Any) -> list[Failure]:
     """Read what JSON has of failures; ValueError for anything else."""
     failures = [Failure(*entry) for entry in entries_of(value, "failures", int, bool, str, str, str)]
-    if any(not 0 <= failure.index < _MOST_SAMPLES for failure in failures):
+    if any(not 0 <= failure.index < MAX_LENGTH for failure in failures):
         raise ValueError("one of its failures is none")
     return failures
 
@@ -266,7 +266,7 @@ def parse_revision(data: Any, rows: int) -> Revision:
             raise ValueError("it drops a column twice")
         labels = _label_table(table)
         index = _values(table, "index") if "index" in table.column_names else None
-        if index is not None and not _is_index_column(index, _MOST_SAMPLES):
+        if index is not None and not _is_index_column(index, MAX_LENGTH):
             raise ValueError("its index column is not strictly increasing from 0")
         if not labels.num_columns and (rows or not dropped):
             raise ValueError("it has no label column")

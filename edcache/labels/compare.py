@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import operator
 import re
 from collections.abc import Iterable
 from fractions import Fraction
 from functools import cache
+from operator import eq, ge, gt, le, lt, ne
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,14 +22,7 @@ from edcache.base import LabelTypeError, described, unknown_label
 from edcache.format import is_number, is_text, numpy_dtype, pa, pc
 from edcache.labels.column import comparable_type
 
-_OPERATIONS = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
+_OPERATIONS = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
 
 
 class _Point(NamedTuple):

@@ -12,14 +12,7 @@ import numpy.typing as npt
 
 from edcache.base import LabelTypeError, MissingDependencyError, OptionError, SampleIndexError, unknown_label
 from edcache.format import from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
-from edcache.labels.column import (
-    Classes,
-    Description,
-    classes_of,
-    comparable,
-    describe,
-    sorted_rows,
-)
+from edcache.labels.column import Classes, Description, classes_of, comparable, describe, sorted_rows
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 
