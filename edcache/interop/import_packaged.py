@@ -6,10 +6,9 @@ import hashlib
 import json
 import os
 from abc import abstractmethod
-from functools import cached_property
 from typing import Any, ClassVar, Final
 
-from edcache.base import ForeignCacheError, MissingDependencyError, PickleRefusedError
+from edcache.base import ForeignCacheError, MissingDependencyError, PickleRefusedError, once
 from edcache.codec import ImageFile
 from edcache.interop.folders import image_folder
 from edcache.interop.import_mds import INDEX, INDEX_NBYTES
@@ -56,7 +55,7 @@ class Packaged(OldCache):
     def _open(self) -> Any:
         """The folder as a dataset of the package's. Raises: ImportError."""
 
-    @cached_property
+    @once
     def _dataset(self) -> Any:
         try:
             return self._open()

@@ -92,7 +92,7 @@ class Rewrite:
         `on_damage` takes note of records that are left out: those that fail their crc32, and those that need
         a dictionary that is damaged. None raises CorruptRecordError.
         """
-        file, contents, _ = selection
+        file, contents, samples = selection
         table, records = contents.index, contents.index.records
         index = np.arange(len(records.offset)) if records.index is None else records.index
         known = self._copy_dictionaries(file, table.dictionaries)
@@ -111,7 +111,11 @@ class Rewrite:
                     sound &= readable
                 rows, data, part = rows[sound], list(compress(data, sound)), part.take(np.flatnonzero(sound))
             elif not sound.all():
-                raise _damaged(selection, int(rows[~sound][0]))
+                row = rows[~sound][0]
+                raise CorruptRecordError(
+                    f"{file.path}: record {(index if samples is None else samples)[row]} at offset "
+                    f'{records.offset[row]:,} fails its crc32; run "edcache repair {file.path} -o NEW"'
+                )
             if len(rows):
                 if compression is not None:
                     part, data = _compressed(part, data, compression)
@@ -153,15 +157,6 @@ class Rewrite:
         if not replace:
             check_free(self._target)
         self.out.move(self._target)
-
-
-def _damaged(selection: RecordSelection, row: int) -> CorruptRecordError:
-    path, records = selection.file.path, selection.contents.index.records
-    samples = records.index if selection.samples is None else selection.samples
-    return CorruptRecordError(
-        f"{path}: record {row if samples is None else samples[row]} at offset {records.offset[row]:,} fails "
-        f'its crc32; run "edcache repair {path} -o NEW"'
-    )
 
 
 def _read(file: ByteSource, records: Records) -> list[memoryview]:
