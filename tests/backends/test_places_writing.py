@@ -40,6 +40,7 @@ def spool(tmp_path, monkeypatch):
 def memory():
     system = fsspec.filesystem("memory")
     system.store.clear()
+    system.pseudo_dirs[:] = [""]  # folders that other tests made
     yield system
     system.store.clear()
 
