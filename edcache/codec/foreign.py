@@ -143,7 +143,7 @@ class _Storage(_StandIn):
 
 
 @dataclass(eq=False, slots=True)
-class _Call(_StandIn):
+class _Deferred(_StandIn):
     """A value that is made when the pickle has ended: `make(budget, *arguments)`."""
 
     make: Callable[..., Any]
@@ -154,7 +154,7 @@ class _Call(_StandIn):
 
 
 @dataclass(eq=False, slots=True)
-class _Built(_Call):
+class _Built(_Deferred):
     """One that a state completes: `make(budget, state, *arguments)`."""
 
     state: Any = None
@@ -419,7 +419,7 @@ def _path(kind: type[pathlib.PurePath], budget: _Budget, *parts: Any) -> pathlib
     return kind(*parts)
 
 
-def _call(make: Callable[..., Any], kind: type[_Call] = _Call) -> _Name:
+def _call(make: Callable[..., Any], kind: type[_Deferred] = _Deferred) -> _Name:
     return _Name(lambda *arguments: kind(make, arguments))
 
 

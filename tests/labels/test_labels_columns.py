@@ -19,6 +19,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edcache import CachedDataset
 from edcache.errors import LabelError, LabelTypeError, OptionError
 from edcache.format.types import LabelTypes, unify
 from edcache.labels import collector
@@ -51,30 +52,39 @@ def test_parse_names_the_columns(keys, names):
     assert len(LabelSpec.parse(keys)) == len(names)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ("label", r"in_memory_keys='label' is a str; .* for example in_memory_keys=\[\"label\"\]"),
-        ("", r"for example in_memory_keys=\[\"label\"\]"),
-        ({"a"}, r"is a set; give a list of field paths or a mapping"),
-        (3, r"in_memory_keys=3 is an int; give a list"),
-        ([""], "column name ''; a name is a non-empty str"),
-        ({"": "a"}, "a name is a non-empty str"),
-        ({3: "a"}, "column name 3; a name is a non-empty str"),
-        (["a", "a"], '"a" twice'),
-        (["a.b", ("a", "b")], '"a.b" twice'),
-        ([True], r"holds True \(a bool\); a field path is"),
-        ([None], "holds None"),
-        ([()], "a field path is a str"),
-        ([1.5], "a field path is a str"),
-        ({"a": None}, "a field path is a str"),
-        ([len], "a callable without a name"),
-        (["\ud800"], "not UTF-8"),
-    ],
-)
+REFUSED = [
+    ("label", r"in_memory_keys='label' is a str; .* for example in_memory_keys=\[\"label\"\]"),
+    ("", r"for example in_memory_keys=\[\"label\"\]"),
+    ({"a"}, r"is a set; give a list of field paths or a mapping"),
+    (3, r"in_memory_keys=3 is an int; give a list"),
+    ([""], "column name ''; a name is a non-empty str"),
+    ({"": "a"}, "a name is a non-empty str"),
+    ({3: "a"}, "column name 3; a name is a non-empty str"),
+    (["a", "a"], '"a" twice'),
+    (["a.b", ("a", "b")], '"a.b" twice'),
+    ([True], r"holds True \(a bool\); a field path is"),
+    ([None], "holds None"),
+    ([()], "a field path is a str"),
+    ([1.5], "a field path is a str"),
+    ({"a": None}, "a field path is a str"),
+    ([len], "a callable without a name"),
+    (["\ud800"], "not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("keys", "message"), REFUSED)
 def test_parse_refuses(keys, message):
     with pytest.raises(OptionError, match=message):
         LabelSpec.parse(keys)
+
+
+@pytest.mark.parametrize(("keys", "message"), REFUSED)
+def test_what_is_refused_is_refused_of_a_complete_cache_too(tmp_path, keys, message):
+    source, path = [{"a": 1, "label": 2}], tmp_path / "a.zip"
+    CachedDataset(source, path, in_memory_keys=["a", "label"], progress=False)
+    for again in (source, None):
+        with pytest.raises(OptionError, match=message):
+            CachedDataset(again, path, in_memory_keys=keys, progress=False)
 
 
 def test_json_record_names_paths_and_hides_callables():

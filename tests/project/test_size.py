@@ -12,7 +12,7 @@ FILES = sorted(Path(edcache.__file__).parent.rglob("*.py"))
 SURFACES = sorted(Path(edcache.__file__).parent.rglob("*.pyi"))
 
 # The most, and by how much the package may be below that until the number is lowered.
-LINES, SLACK = 36_500, 1_000
+LINES, SLACK = 34_500, 1_000
 
 # Of each function, its docstring included.
 FUNCTION_LINES = 60
@@ -102,7 +102,7 @@ def names_of(node):
 # what it is of. The set only becomes smaller.
 TWINS = {
     *("errors", "samplers"),
-    *("fill", "housekeeping"),
+    "housekeeping",
     *("appender", "log", "session", "store", "url"),
     "split",
 }
