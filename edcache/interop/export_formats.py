@@ -313,9 +313,12 @@ class _Folders(_Files):
         return _cut(range(len(self)), _FOLDERS_A_PART)
 
     def _write(self, number: int, part: range) -> None:
+        made = self.where
         for name, data in self._files(part):
             path = os.path.join(self.where, name)
-            storage.make_parent(path)
+            if os.path.dirname(path) != made:
+                storage.make_parent(path)
+                made = os.path.dirname(path)
             with shard(path, sync=False) as stream:
                 stream.write(data)
 
