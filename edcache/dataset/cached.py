@@ -80,10 +80,12 @@ class CachedDataset(ArchiveDataset[T_co]):
         reader.head  # noqa: B018
         keys = options.in_memory_keys
         names = reader.label_names
+        if keys is None:
+            return
         # Columns of just these names, each named once, are nearly always there: nothing is to be added.
-        plain = isinstance(keys, (list, tuple))
-        if keys is not None and not (plain and all(key in names and keys.count(key) == 1 for key in keys)):
-            self._add_keys(LabelSpec.parse(keys))
+        if isinstance(keys, (list, tuple)) and all(key in names and keys.count(key) == 1 for key in keys):
+            return
+        self._add_keys(LabelSpec.parse(keys))
 
     def _begin(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
         # At once: `__setattr__` is for who sets an attribute of an open dataset.

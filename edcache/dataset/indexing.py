@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 from edcache import base
 from edcache.base import FREE_NBYTES, Ints, OptionError, Selection, Transform, checked_function
 from edcache.codec import Node
-from edcache.dataset.loader import Loader
+from edcache.dataset.loader import Loader, LoaderOptions
 from edcache.labels import Labels, checked_indices
 from edcache.reader import Batch, FieldPath, Memory, Projection, Special
 
@@ -189,10 +189,10 @@ class Readable(Dataset[T_co]):
         """
         if sampler is None:
             self._guard(16)
-        return Loader(
-            *(self._batch, len(self), batch_size, shuffle, sampler, drop_last),
-            *(seed, num_threads, prefetch, pin_memory, device, reuse),
+        options = LoaderOptions(
+            batch_size, shuffle, sampler, drop_last, seed, num_threads, prefetch, pin_memory, device, reuse
         )
+        return Loader(self._batch, len(self), options)
 
     def _batch(self, indices: Any) -> Batch:
         return Batch(self, self._root_indices(integers(indices, len(self))))

@@ -35,47 +35,51 @@ _HELD = 2
 _WORTH_A_TASK, _MAX_BURST = 1e-3, 32
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True)
+class LoaderOptions:
+    """See `Readable.loader`."""
+
+    batch_size: int | None
+    shuffle: bool
+    sampler: Iterable[Any] | None
+    drop_last: bool
+    seed: int | None
+    num_threads: int
+    prefetch: int
+    pin_memory: bool
+    device: torch.device | str | None
+    reuse: bool
+
+    def __post_init__(self) -> None:
+        makes_batches = self.batch_size is None and self.sampler is not None
+        counts: dict[str, Any] = {} if makes_batches else {"batch_size": self.batch_size}
+        counts |= {"num_threads": self.num_threads, "prefetch": self.prefetch}
+        for name, value in counts.items():
+            if not isinstance(value, (int, np.integer)) or value < 1:
+                raise OptionError(f"{name}={value!r}; give 1 or more")
+        if makes_batches and self.drop_last:
+            raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
+        if self.shuffle and self.sampler is not None:
+            raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
+        if self.device is not None and torch.device(self.device).type == "xla":
+            try:
+                import torch_xla  # noqa: F401
+            except ImportError:
+                raise MissingDependencyError(
+                    f'device="{self.device}" needs torch_xla; install it with: pip install edcache[xla]'
+                ) from None
+
+
 class Loader:
     """Collated batches, epoch after epoch; `dataset.loader(...)` makes it and tells its options.
 
     Safety: one iteration at a time. Abandoning an iteration ends its threads.
     """
 
-    _read: Callable[[Ints], Batch]
-    _length: int
-    _batch_size: int | None
-    _shuffle: bool
-    _sampler: Any
-    _drop_last: bool
-    _seed: Any  # an integer, drawn where None is given
-    _num_threads: int
-    _prefetch: int
-    _pin_memory: bool
-    _asked_device: torch.device | str | None
-    _reuse: bool
-
-    def __post_init__(self) -> None:
-        self.batch_size = self._batch_size
-        makes_batches = self.batch_size is None and self._sampler is not None
-        for name in ("batch_size", "num_threads", "prefetch")[makes_batches:]:
-            value: Any = getattr(self, f"_{name}")
-            if not isinstance(value, (int, np.integer)) or value < 1:
-                raise OptionError(f"{name}={value!r}; give 1 or more")
-        if makes_batches and self._drop_last:
-            raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
-        if self._shuffle and self._sampler is not None:
-            raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
-        if self._seed is None:
-            self._seed = int(torch.randint(1 << 62, ()))
-        if self._asked_device is not None and torch.device(self._asked_device).type == "xla":
-            try:
-                import torch_xla  # noqa: F401
-            except ImportError:
-                raise MissingDependencyError(
-                    f'device="{self._asked_device}" needs torch_xla; install it with: '
-                    "pip install edcache[xla]"
-                ) from None
+    def __init__(self, read: Callable[[Ints], Batch], length: int, options: LoaderOptions) -> None:
+        self._read, self._length, self._options = read, length, options
+        self.batch_size, self._sampler = options.batch_size, options.sampler
+        self._seed = int(torch.randint(1 << 62, ())) if options.seed is None else options.seed
         self._device: torch.device | None = None
         self._epoch, self._taken, self._resumed = 0, 0, False
         self._is_split = True  # until a large batch turns out not to be what small ones are
@@ -124,13 +128,13 @@ class Loader:
             self._epoch, self._taken = epoch, 0
         self._resumed, self._is_split = False, True
         # With its number: which device "cuda" or "xla" means, each thread says for itself.
-        asked = self._asked_device
+        asked = self._options.device
         self._device = None if asked is None else torch.empty(0, device=asked).device
         # torch_xla's own loader queues batches before it uploads them.
         if sys._getframe(1).f_globals.get("__name__") == "torch_xla.distributed.parallel_loader":
-            ring = _Ring(self._pin_memory, reuse=False)
+            ring = _Ring(self._options.pin_memory, reuse=False)
         else:
-            ring = self._ring or _Ring(self._pin_memory, self._reuse)
+            ring = self._ring or _Ring(self._options.pin_memory, self._options.reuse)
             self._ring = None
         try:
             for batch in self._made(self._batches(self._taken), ring):
@@ -138,7 +142,7 @@ class Loader:
                 yield batch
         finally:
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
-            if ring.reuse == self._reuse:
+            if ring.reuse == self._options.reuse:
                 self._ring = ring
         self._end_epoch()
 
@@ -153,7 +157,7 @@ class Loader:
         return epoch if isinstance(epoch, int) else self._epoch
 
     def _starts(self, samples: int, size: int) -> range:
-        return range(0, samples // size * size if self._drop_last else samples, size)
+        return range(0, samples // size * size if self._options.drop_last else samples, size)
 
     def _batches(self, skipped: int) -> Iterator[Ints]:
         order, size = self._order(), self.batch_size
@@ -174,7 +178,7 @@ class Loader:
                 return self._sampler.order(self._epoch)
             drawn = list(self._sampler)
             return drawn if self.batch_size is None else _positions(drawn)
-        if self._shuffle:
+        if self._options.shuffle:
             return np.random.default_rng((self._seed % (1 << 64), self._epoch)).permutation(self._length)
         return np.arange(self._length, dtype=np.int64)
 
@@ -183,7 +187,7 @@ class Loader:
         at_work: deque[Future[_Made]] = deque()
         turn = threading.Lock()
         is_ending = sys.is_finalizing
-        count = self._num_threads
+        count = self._options.num_threads
         pool = ThreadPoolExecutor(count, "edcache-loader", _work_alone, (torch.get_num_threads(),))
         try:
             while True:
@@ -194,7 +198,7 @@ class Loader:
                     at_work.append(pool.submit(self._make_all, burst, ring, turn))
                 if not at_work:
                     return
-                if not burst or len(at_work) == count + self._prefetch:
+                if not burst or len(at_work) == count + self._options.prefetch:
                     made, error = at_work.popleft().result()
                     for batch, slot in made:
                         ring.hand_out(slot)
