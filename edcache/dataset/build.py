@@ -47,7 +47,12 @@ class Building:
             fingerprint=fingerprint,
         )
         self.job = writer.Job(
-            *(writer.declared(source), filled.path, head, spec, options.chunk_size, options.sync),
+            writer.declared(source),
+            filled.path,
+            head,
+            spec,
+            options.chunk_size,
+            options.sync,
             options=FillOptions.part_of(options),
         )
 

@@ -134,7 +134,10 @@ class CacheWriter:
             check_options(self._appender.head, work, codec=codec, compression=compression)
             seconds = math.inf if publish_seconds is None else publish_seconds
             self._publisher = Publisher(
-                *(self._appender, spec, options.chunk_size, chunk_nbytes),
+                self._appender,
+                spec,
+                options.chunk_size,
+                chunk_nbytes,
                 path=self.path,
                 seconds=(seconds, seconds),
             )

@@ -89,7 +89,9 @@ def _fill(job: Job) -> None:
         elif failed := int(np.count_nonzero(presence.state == FAILED)):
             logger.warning(
                 "%s: %s of %s samples failed; the dataset's `errors` tells why, filling again tries again",
-                *(job.path, f"{failed:,}", f"{job.length:,}"),
+                job.path,
+                f"{failed:,}",
+                f"{job.length:,}",
             )
 
 

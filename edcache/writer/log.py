@@ -231,7 +231,13 @@ class Log:
         # The index's header is written behind the seal's first sync, that of the labels before it.
         is_synced = kind == format.KIND_INDEX and self._sync != "never"
         return Header(
-            *(kind, self.head.uuid, cursor.seq, cursor.offset, cursor.link, nbytes, crc),
+            kind=kind,
+            uuid=self.head.uuid,
+            seq=cursor.seq,
+            offset=cursor.offset,
+            link=cursor.link,
+            payload_nbytes=nbytes,
+            payload_crc=crc,
             samples=rows,
             end_index=length,
             table_nbytes=nbytes,
