@@ -75,17 +75,11 @@ class CachedDataset(ArchiveDataset[T_co]):
     _fixed = base.FIXED
 
     def _attach(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
+        spec = LabelSpec.parse(options.in_memory_keys)
         self._begin(store, options, reader)
         # Now: a wrong path fails here, and an archive that replaces it later is another one.
         reader.head  # noqa: B018
-        keys = options.in_memory_keys
-        names = reader.label_names
-        if keys is None:
-            return
-        # Columns of just these names, each named once, are nearly always there: nothing is to be added.
-        if isinstance(keys, (list, tuple)) and all(key in names and keys.count(key) == 1 for key in keys):
-            return
-        self._add_keys(LabelSpec.parse(keys))
+        self._add_keys(spec)
 
     def _begin(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
         # At once: `__setattr__` is for who sets an attribute of an open dataset.
