@@ -45,7 +45,9 @@ class Selection:
     def array(self) -> Ints:
         """All of it, read only; a view where this is an array."""
         numbers = self.numbers
-        array = self.take(np.arange(len(self))) if isinstance(numbers, range) else numbers.view()
+        array = (
+            self.take(np.arange(len(self), dtype=np.int64)) if isinstance(numbers, range) else numbers.view()
+        )
         array.flags.writeable = False
         return array
 

@@ -40,8 +40,9 @@ def take(value: Any) -> Parts:
         return header, cls._fields, tuple(value)
     if dataclasses.is_dataclass(cls) and is_registered(cls):
         return _take_dataclass(value)
-    # None is one before Pillow is imported.
-    if "PIL.Image" in sys.modules and isinstance(value, sys.modules["PIL.Image"].Image):
+    # None is one before Pillow is imported, or where its import is blocked.
+    image = getattr(sys.modules.get("PIL.Image"), "Image", None)
+    if image is not None and isinstance(value, image):
         return _take_image(value)
     raise Refusal(f"{type_name(value)}; {_remedy(cls)}")
 
@@ -112,6 +113,7 @@ def _take_image(image: Any) -> Parts:
             palette_mode = image.im.getpalettemode()
         if palette_mode is not None:
             palette = [bytes(image.im.getpalette(palette_mode, palette_mode))]
+        info = _plain(dict(image.info))
     except (OSError, ValueError, SyntaxError, RuntimeError) as error:
         raise Refusal(f"an image that Pillow cannot load ({error}); repair its file or skip it") from error
     if image.mode not in _PIXEL_NBYTES or not _fits(image.mode, image.size, len(pixels)):
@@ -119,7 +121,7 @@ def _take_image(image: Any) -> Parts:
             f"an image of mode {image.mode} and size {image.size}; "
             'convert it with .convert("RGB") or numpy.asarray()'
         )
-    values = [*image.size, pixels, *palette, _plain(dict(image.info))]
+    values = [*image.size, pixels, *palette, info]
     return ("image", image.mode, palette_mode), _image_keys(palette_mode), values
 
 

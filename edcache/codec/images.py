@@ -298,10 +298,12 @@ def _refusing(data: _Buffer) -> Iterator[None]:
         yield
     except EdcacheError:
         raise
+    except MemoryError:
+        # Not chained: the decoder's frames hold memory.
+        flaw = "does not fit into the memory of this process when it is decoded"
+        raise ImageError(f"{format_of(data)} {flaw}; {_INSTEAD}") from None
     except Exception as error:  # decoders raise what they like
-        if isinstance(error, MemoryError):
-            flaw = "does not fit into the memory of this process when it is decoded"
-        elif type(error).__name__ in ("DecompressionBombError", "DecompressionBombWarning"):
+        if type(error).__name__ in ("DecompressionBombError", "DecompressionBombWarning"):
             flaw = (
                 f"is larger than Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS ({error}); set that if you trust "
                 "the file"

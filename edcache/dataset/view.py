@@ -414,6 +414,13 @@ class _Short(reprlib.Repr):
             return f"<{x.bit_length()} bits>"
         return super().repr1(x.item() if isinstance(x, np.generic) else x, level)
 
+    def repr_set(self, x: Any, level: int) -> str:
+        """Not sorted, as `reprlib` would: there may be a million values."""
+        if len(x) <= self.maxset:
+            return super().repr_set(x, level)
+        first = ", ".join(self.repr1(item, level - 1) for item in itertools.islice(x, self.maxset))
+        return f"{{{first}, ...}}"
+
     def repr_Expression(self, x: Any, level: int) -> str:
         """One of pyarrow."""
         return str(x)[: self.maxother]

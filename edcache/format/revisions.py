@@ -102,8 +102,10 @@ def _matched(layer: _Layer, index: Ints) -> tuple[Any, Ints]:
     if layer.rows is None:
         own = index[: np.searchsorted(index, len(layer.values))]
         return slice(0, len(own)), own
-    _, rows, own = np.intersect1d(index, layer.rows, assume_unique=True, return_indices=True)
-    return rows, own
+    rows = np.searchsorted(index, layer.rows)
+    own = np.flatnonzero(rows < len(index))
+    own = own[index[rows[own]] == layer.rows[own]]
+    return rows[own], own
 
 
 def _placed(layer: _Layer, index: Ints | None) -> _Layer:

@@ -178,7 +178,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
@@ -422,7 +422,7 @@ _HEAD_KEYS: Final = ("format", "version", *(field.name for field in fields(Head)
 
 def pack_head(head: Head) -> bytes:
     """The first pages of an archive: header and JSON, padded with spaces to whole pages."""
-    meta = {"format": "edcache", "version": VERSION, **vars(head), "uuid": head.uuid.hex()}
+    meta = {"format": "edcache", "version": VERSION, **asdict(head), "uuid": head.uuid.hex()}
     text = json.dumps(meta, indent=1, ensure_ascii=True).encode("ascii")
     total = align(HEADER_NBYTES + len(text) + 1, PAGE)
     if total > MAX_HEAD_NBYTES:

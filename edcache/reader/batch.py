@@ -64,7 +64,8 @@ class Batch:
     def collated_by(self, size: int, memory: Memory) -> Iterable[Any] | None:
         """`collated()` of every `size` samples in turn, as parts of one batch: they share its memory.
 
-        None where it is not all tensors, or where a part may be collated in another way than the whole.
+        None where it is not all tensors, or where a part may be collated in another way than the whole; what
+        cannot be collated as a whole raises, as `collated`.
         """
         dataset = self._dataset
         if not self._is_bulk() or dataset._root._likeness(self._indices, dataset._fields) is None:

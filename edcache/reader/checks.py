@@ -371,13 +371,14 @@ class Requested(Runs):
         chosen = [self._chosen(*extent, wanted) for extent in extents]
         known = self._crcs
         new = sorted({part.run for part in chosen if part is not None} - known.keys())
-        data = self._file.read_many(
-            [
-                extent if part is None else (part.start, part.end - part.start)
-                for extent, part in zip(extents, chosen, strict=True)
-            ]
-            + [(int(self._crcs_offsets[run]), 4 * int(self._counts[run])) for run in new]
-        )
+        asked = [
+            extent if part is None else (part.start, part.end - part.start)
+            for extent, part in zip(extents, chosen, strict=True)
+        ]
+        asked += [(int(self._crcs_offsets[run]), 4 * int(self._counts[run])) for run in new]
+        # Nothing behind the end, whatever the index says: what comes short fails its crc32.
+        size = self._checks.size
+        data = self._file.read_many([(start, min(nbytes, max(0, size - start))) for start, nbytes in asked])
         crcs = {**known, **dict(zip(new, data[len(extents) :], strict=True))} if new else known
         self._crcs = {} if sum(map(len, crcs.values())) > _MOST_KEPT_NBYTES else crcs
         return [

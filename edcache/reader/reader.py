@@ -327,7 +327,7 @@ class AnyReader(Archive):
         session = self.session
         if session.contents.index.records.index is not None and not session.has_label_rows:
             self.justify(32 + 16 * len(session.head.labels))
-        return session.labels()
+        return session.labels
 
     @abstractmethod
     def refresh(self) -> bool:

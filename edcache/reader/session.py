@@ -74,7 +74,6 @@ class Session(ABC):
         # Reading one element of a memoryview costs half of what numpy takes.
         self._schema = records.schema.data
         self._decoders = codec.Decoders()
-        self._labels: Any = None
 
     # --- what differs ---
 
@@ -242,16 +241,15 @@ class Session(ABC):
 
     # --- labels ---
 
+    @once
     def labels(self) -> Any:
-        """The label table with one row per sample, made once."""
-        if self._labels is None:
-            self._labels = format.spread(self._label_table(), self._index, self.length)
-        return self._labels
+        """The label table with one row per sample."""
+        return format.spread(self._label_table(), self._index, self.length)
 
     @property
     def label_nbytes(self) -> int:
         """Of the label table, where it was made."""
-        return 0 if self._labels is None else int(self._labels.nbytes)
+        return int(self.labels.nbytes) if "labels" in vars(self) else 0
 
 
 class FileTables(Session):
@@ -450,7 +448,6 @@ class FileSession(FileTables):
         self._offset, self._nbytes = records.offset.data, records.nbytes.data
         self._raw_nbytes = None if records.raw_nbytes is None else records.raw_nbytes.data
         self._starts = records.offset.view(np.int64)
-        self._checks: Checks | None = None
         self._requested = Requested(file, self.checks, self.contents.index) if file.by_request else None
         # What was gathered from last; and whether it has all samples, of one schema, so that any can be.
         self._records: GroupRecords | None = None
@@ -458,12 +455,10 @@ class FileSession(FileTables):
         self._is_uniform: bool | None = None
         self._hot_batches = 0
 
-    @property
+    @once
     def checks(self) -> Checks:
         """Which records were compared with their crc32; none before the first is read."""
-        if self._checks is None:
-            self._checks = Checks(self.file, self._view, self.nbytes, self.contents.index, self._verify)
-        return self._checks
+        return Checks(self.file, self._view, self.nbytes, self.contents.index, self._verify)
 
     # --- what is there ---
 
@@ -527,7 +522,7 @@ class FileSession(FileTables):
         if nbytes >= LARGE and not is_announced and self._is_probe_due():
             self._announce(np.array([row]), np.array([offset], np.int64), None)
         data = view[offset:end]
-        if self._checks is None or not self._checks.is_done:
+        if not self.checks.is_done:
             self.checks.record(row, data, wanted)
         return data
 
@@ -557,8 +552,7 @@ class FileSession(FileTables):
 
     def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
         # The way of nearly every batch, kept short: a batch of small samples takes some 50 us in all.
-        checks = self._checks
-        records = self._records if self._is_bulk and checks is not None and checks.is_done else None
+        records = self._records if self._is_bulk and self.checks.is_done else None
         alike = self.alike(indices) if records is None else Alike(indices, records.decoder)
         if alike is None:
             return None

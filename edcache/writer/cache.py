@@ -132,14 +132,9 @@ class CacheWriter:
             self._appender.check_tables()
             spec = adopt_labels(self._appender.head, spec, work)
             check_options(self._appender.head, work, codec=codec, compression=compression)
-            seconds = math.inf if publish_seconds is None else publish_seconds
+            every = math.inf if publish_seconds is None else publish_seconds
             self._publisher = Publisher(
-                self._appender,
-                spec,
-                options.chunk_size,
-                chunk_nbytes,
-                path=self.path,
-                seconds=(seconds, seconds),
+                self._appender, spec, options.chunk_size, chunk_nbytes, path=self.path, seconds=(every, every)
             )
         except BaseException:
             self._close_files()

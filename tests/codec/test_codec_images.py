@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import numpy as np
 import pytest
@@ -164,3 +165,18 @@ def test_a_palette_beside_a_mode_without_one_is_corrupt():
     text, record = encode(image)
     with pytest.raises(CorruptRecordError, match="image of mode 1 does not decode: illegal image mode"):
         Decoder(text.replace('"P","RGB"', '"1","RGB"')).decode(memoryview(record))
+
+
+def test_where_pillow_is_blocked_what_cannot_be_stored_is_refused_as_ever(monkeypatch):
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(UnsupportedTypeError, match=r'sample\["a"\]: cannot store object'):
+        Encoder().encode({"a": object()})
+
+
+def test_info_without_end_is_refused():
+    image, info = Image.new("L", (1, 1)), {}
+    for _ in range(5000):
+        info = {"deeper": info}
+    image.info = info
+    with pytest.raises(UnsupportedTypeError, match=r'sample\["im"\]: cannot store an image'):
+        Encoder().encode({"im": image})
