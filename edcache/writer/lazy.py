@@ -101,6 +101,9 @@ class LazyFiller:
             self._open = None
 
     def _opened(self) -> _OpenArchive:
+        archive = self._open
+        if archive is not None and archive.is_mine:
+            return archive  # whoever reads does not wait while another cache is opened
         with _opening.held():
             if self._open is None or not self._open.is_mine:
                 self._open = _OpenArchive(self._job, self._max_bytes, self._on_full == "raise")

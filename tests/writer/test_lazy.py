@@ -22,6 +22,7 @@ from edcache import CachedDataset, Reader
 from edcache.errors import OptionError, SourceError, StaleCacheError, StorageError, UnsupportedTypeError
 from edcache.storage import calls
 from edcache.writer import lazy
+from edcache.writer.job import Job
 from edcache.writer.lazy import bytes_limit
 from edcache.writer.publisher import Publisher
 
@@ -421,3 +422,33 @@ def test_a_flush_does_not_wait_for_what_others_go_on_to_read(path, log):
         for reader in readers:
             reader.join()
     ds.close()
+
+
+def test_a_read_does_not_wait_while_another_cache_is_opened(tmp_path, log, monkeypatch):
+    opened = CachedDataset(Logged(log), tmp_path / "a.zip", lazy=True)
+    other = CachedDataset(Logged(log), tmp_path / "b.zip", lazy=True)
+    opened[0]
+    begun, may_go = threading.Event(), threading.Event()
+    open_archive = Job.open
+
+    def open_when_let_go(job):
+        begun.set()
+        assert may_go.wait(60)
+        return open_archive(job)
+
+    monkeypatch.setattr(Job, "open", open_when_let_go)
+    found = []
+    opener = threading.Thread(target=lambda: other[0])
+    reader = threading.Thread(target=lambda: found.append(opened[1]["y"]))
+    opener.start()
+    try:
+        assert begun.wait(30)
+        reader.start()
+        reader.join(20)
+        assert found == [1]
+    finally:
+        may_go.set()
+        opener.join()
+        reader.join()
+    opened.close()
+    other.close()
