@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -85,7 +84,7 @@ def _archives(top: str) -> Iterator[Listed]:
             yield _temporary(path) or _partial_copy(path) or look_at(path)
         except (base.NotAnArchiveError, base.ArchiveNotFoundError):
             continue
-        except (base.ArchiveError, base.LabelError) as error:
+        except base.ArchiveError as error:
             yield Listed(path, *_on_disk(path), problem=str(error))
     for refused in unreadable:
         name = str(refused.filename)
@@ -177,8 +176,13 @@ def _samples(file: File, head: Head, cursor: Cursor) -> tuple[int, int, int, boo
         return seal[0].samples, _sealed_absent(file, seal[0]), seal[0].end_index, True
     chain = Chain(head, cursor, file.path)
     chain.extend(file.pread, size)
-    index = chain.contents(partial(format.read_table, file.pread, where=file.path)).index
-    return len(index.records.offset), sum(failure.final for failure in index.failures), index.length, False
+    # Of each table the indices alone are kept; labels take memory, and need not go together to be counted.
+    tables = (format.read_table(file.pread, header, file.path) for header in chain.chunks)
+    indices = [np.array(table.records.index) for table in tables]
+    present = np.unique(np.concatenate([np.empty(0, np.int64), *indices]))
+    length = max(chain.end_index, chain.length or 0)
+    final = [index for index, (_, failure) in chain.failures.items() if failure.final and index < length]
+    return len(present), len(np.setdiff1d(np.array(final, np.int64), present)), length, False
 
 
 def _sealed_absent(file: File, index: Header) -> int:

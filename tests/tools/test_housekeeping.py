@@ -20,7 +20,13 @@ from click.testing import CliRunner
 
 from edcache import CachedDataset, CacheWriter, Reader, storage
 from edcache.cli import main
-from edcache.errors import ArchiveLockedError, NotAnArchiveError, OptionError, StorageError
+from edcache.errors import (
+    ArchiveLockedError,
+    LabelTypeError,
+    NotAnArchiveError,
+    OptionError,
+    StorageError,
+)
 from edcache.format import spec as format
 from edcache.storage import calls
 from edcache.storage.file import File
@@ -33,6 +39,7 @@ from edcache.tools.housekeeping import (
     look_at,
     plan_pruning,
 )
+from edcache.writer.store import AnyAppender
 
 ROOT = str(Path(__file__).parents[2])
 DAY = 86_400.0
@@ -274,6 +281,23 @@ def test_caches_counts_as_the_reader_does(cache: Path, digits: Any) -> None:
         assert listed.complete == reader.complete
         assert listed.fingerprint == reader.head.fingerprint
     assert len(found) == 7
+
+
+def test_samples_are_counted_where_labels_do_not_go_together(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.mkdir(parents=True, exist_ok=True)
+    path = cache / "a.zip"
+    monkeypatch.setattr(AnyAppender, "label_types", lambda appender: None)
+    for mode, value in (("x", 1), ("a", "one")):
+        with CacheWriter(path, in_memory_keys=["y"], mode=mode) as writer:
+            writer.append({"y": value})
+            writer.flush()
+            writer.abort()
+    with pytest.raises(LabelTypeError):
+        Reader(path, allow_partial=True).labels()
+    (listed,) = archives_in(cache)
+    assert (listed.present, listed.length, listed.sealed, listed.problem) == (2, 2, False, None)
 
 
 def test_caches_lists_what_is_damaged_or_unreadable_in_one_line(
