@@ -62,20 +62,24 @@ def _kind_of(path: str) -> str | None:
         return _kind_of_file(path)
     with os.scandir(path) as entries:
         names = {entry.name for entry in islice(entries, _MOST_NAMES)}
-    index = _index(path) if INDEX in names else {}
     fits = {
         "edflow": any(map(EXAMPLE.fullmatch, names)),
         "torch_xla": METADATA in names or (bool(names) and all(map(SAMPLE.fullmatch, names))),
         "monai": any(map(_HASH.fullmatch, names)),
         "webdataset": any(name.endswith(".tar") for name in names),
         "tensordict": META in names,
-        "mds": "shards" in index,
-        "litdata": "chunks" in index,
-        "huggingface": STATE in names,
     }
     for kind, does_fit in fits.items():
         if does_fit:
             return kind
+    # It may be large, so it is read only where the names alone do not tell.
+    index = _index(path) if INDEX in names else {}
+    if "shards" in index:
+        return "mds"
+    if "chunks" in index:
+        return "litdata"
+    if STATE in names:
+        return "huggingface"
     return "images" if {BEGUN, ENDED} & names or _has_images(path) else None
 
 
