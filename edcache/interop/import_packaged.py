@@ -8,7 +8,7 @@ import os
 from abc import abstractmethod
 from typing import Any, ClassVar, Final
 
-from edcache.base import ForeignCacheError, MissingDependencyError, PickleRefusedError, once
+from edcache.base import ForeignCacheError, MissingDependencyError, PickleRefusedError
 from edcache.codec import ImageFile
 from edcache.interop.folders import image_folder
 from edcache.interop.import_mds import INDEX, INDEX_NBYTES
@@ -43,10 +43,11 @@ class Packaged(OldCache):
         text = read_whole(file, file, INDEX_NBYTES)
         self._check(text, file)
         self.identity = {self.described_in: hashlib.sha256(text).hexdigest()[:16]}
-        self._set_length(len(self._dataset))
+        self._dataset: Any = None
+        self._set_length(len(self._opened()))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_dataset"}
+        return self.__dict__ | {"_dataset": None}
 
     def _check(self, text: bytes, file: str) -> None:
         """Raise where the package would run code for what the file describes."""
@@ -55,16 +56,18 @@ class Packaged(OldCache):
     def _open(self) -> Any:
         """The folder as a dataset of the package's. Raises: ImportError."""
 
-    @once
-    def _dataset(self) -> Any:
-        try:
-            return self._open()
-        except ImportError as error:
-            text = f"{self.path}: needs {self.package}; pip install {self.package}"
-            raise MissingDependencyError(text) from error
+    def _opened(self) -> Any:
+        # No property: of an AttributeError in one, `Dataset.__getattr__` of older torch hides the cause.
+        if self._dataset is None:
+            try:
+                self._dataset = self._open()
+            except ImportError as error:
+                text = f"{self.path}: needs {self.package}; pip install {self.package}"
+                raise MissingDependencyError(text) from error
+        return self._dataset
 
     def _read(self, index: int) -> Any:
-        return self._dataset[index]
+        return self._opened()[index]
 
 
 class Litdata(Packaged):

@@ -31,6 +31,8 @@ from edcache.errors import (
     SourceError,
 )
 from edcache.interop import compat_edflow as edflow
+from edcache.interop import importer
+from edcache.interop.import_packaged import HuggingFace
 from edcache.interop.importer import import_cache, old_cache
 
 FOREIGN = Path(__file__).parents[1] / "conformance" / "golden" / "foreign"
@@ -558,6 +560,20 @@ def test_what_datasets_saved_is_read_by_datasets(path):
     assert isinstance(pickle.loads(pickle.dumps(source))[2]["im"], ImageFile)
 
 
+def test_an_attribute_error_of_a_package_is_told_as_it_is(monkeypatch):
+    def refuse(dataset, name):
+        raise AttributeError(f"no attribute {name}")
+
+    def fail(cache):
+        raise AttributeError("the cause")
+
+    # As older torch has it.
+    monkeypatch.setattr(torch.utils.data.Dataset, "__getattr__", refuse, raising=False)
+    monkeypatch.setattr(HuggingFace, "_open", fail)
+    with pytest.raises(AttributeError, match="^the cause$"):
+        old_cache(FOREIGN / "huggingface")
+
+
 @pytest.mark.parametrize(("name", "module"), [("litdata/plain", "litdata"), ("huggingface", "datasets")])
 def test_a_package_that_is_not_there_is_named(name, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
@@ -599,6 +615,16 @@ def test_an_index_of_no_known_system_is_not_recognised(tmp_path, text):
         ForeignCacheError, match="not recognised as one of edflow, torch_xla, monai, webdataset, "
     ):
         old_cache(tmp_path)
+
+
+def test_an_index_is_not_read_where_names_tell_the_kind(tmp_path, monkeypatch):
+    def read(*told):
+        raise AssertionError("read")
+
+    monkeypatch.setattr(importer, "read_whole", read)
+    folder = shutil.copytree(xla_seed(tmp_path), tmp_path / "with an index")
+    (folder / "index.json").write_text("{}")
+    assert old_cache(folder).kind == "torch_xla"
 
 
 def test_an_import_of_a_bad_sample_names_it(tmp_path, path):
