@@ -77,6 +77,7 @@ class Cluster:
             continue
 
     def _run_returning(self, claims: list[int]) -> None:
+        """Append here what tasks return. After an error, claims are held until the appender is closed."""
         # The head says how records are encoded; the executor's processes have nothing else to learn it from.
         self._job = replace(self._job, head=self._appender.head)
         self._publisher = self._job.publisher(self._appender)
