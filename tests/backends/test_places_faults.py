@@ -3,7 +3,9 @@
 import socket
 import struct
 import time
+from email.utils import formatdate
 
+import aiohttp
 import numpy as np
 import pytest
 import torch
@@ -288,7 +290,10 @@ def test_a_server_that_misbehaves_from_the_start_is_a_typed_error(archive, name)
         assert served.url in str(found) if isinstance(found, EdcacheError) else same(found, sample(7))
 
 
-def test_retry_after_is_waited_for(archive):
+@pytest.mark.parametrize(
+    "after", [lambda: "2", lambda: formatdate(time.time() + 3, usegmt=True)], ids=["seconds", "date"]
+)
+def test_retry_after_is_waited_for(archive, after):
     with serving(archive) as served:
         ds = CachedDataset.from_cache(served.url, storage_options=OPTIONS)
         times = []
@@ -296,12 +301,34 @@ def test_retry_after_is_waited_for(archive):
         def busy(handler, start, end):
             times.append(time.monotonic())
             if len(times) == 1:
-                handler.say(429, {"Retry-After": "1"}, b"")
+                handler.say(429, {"Retry-After": after()}, b"")
             return len(times) == 1
 
         served.faults = [busy]
         assert same(ds[3], sample(3))
         assert times[1] - times[0] >= 1
+
+
+def test_a_redirect_to_nowhere_is_refused_at_once(archive):
+    with serving(archive) as served:
+        ds = CachedDataset.from_cache(served.url, storage_options={"request_tries": 9})
+        served.forget()
+        served.faults = [lambda handler, start, end: (handler.say(302, {}, b""), True)[1]]
+        with pytest.raises(StorageError, match="a redirect to nowhere; asked once"):
+            ds[7]
+        assert len(served.requests) == 1
+
+
+def test_a_connection_that_is_not_made_in_time_says_so():
+    timeout = aiohttp.ClientTimeout(sock_connect=0.3)
+    options = {"request_tries": 2, "client_kwargs": {"timeout": timeout}}
+    with socket.socket() as listening, socket.socket() as waiting:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(0)
+        waiting.connect(listening.getsockname())  # and nobody takes it, so that the next has no place
+        url = "http://127.0.0.1:{1}/a.zip".format(*listening.getsockname())
+        with pytest.raises(StorageError, match="the connection was not made in time; asked 2 times"):
+            CachedDataset.from_cache(url, storage_options=options)
 
 
 def test_a_batch_survives_many_accidents(archive):

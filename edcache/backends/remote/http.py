@@ -9,9 +9,11 @@ import atexit
 import concurrent.futures
 import os
 import re
+import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
@@ -110,6 +112,8 @@ class HttpEngine(Engine):
                 return await _read(response, start, end, stamp)
         except aiohttp.ClientConnectorCertificateError as error:
             raise refused(f"its certificate does not prove who it is: {error.certificate_error}") from None
+        except aiohttp.ServerTimeoutError:
+            raise Failing("the connection was not made in time") from None
         except aiohttp.ClientConnectorError as error:
             raise Failing(f"no connection: {error.strerror or error.os_error}") from None
         except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError):
@@ -134,6 +138,8 @@ async def _followed(
                 yield response
                 return
             location = response.headers.get("Location", "")
+        if not location:
+            raise refused("a redirect to nowhere")
         before = where
         try:
             where = before.join(yarl.URL(location, encoded=True))
@@ -195,10 +201,19 @@ def failure_of(status: int, text: str, retry_after: str = "") -> Exception:
     if status in _ABSENT:
         return FileNotFoundError(text)
     if status in _BUSY or status >= 500:
-        return Failing(text, wait=float(retry_after) if _SECONDS.fullmatch(retry_after) else None)
+        return Failing(text, wait=_seconds(retry_after))
     if status in _FORBIDDEN:
         return PermissionError(text)
     return refused(text) if status >= 400 else strange(text)
+
+
+def _seconds(retry_after: str) -> float | None:
+    if _SECONDS.fullmatch(retry_after):
+        return float(retry_after)
+    try:
+        return max(0.0, parsedate_to_datetime(retry_after).timestamp() - time.time())
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _tag(headers: Mapping[str, str]) -> tuple[str, str]:
