@@ -5,6 +5,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 from multiprocessing import context
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader
-from edcache.backends.remote.object import GAP_NBYTES, Run, cut, runs_of
+from edcache.backends.remote.object import GAP_NBYTES, RemoteObject, Run, cut, runs_of
 from edcache.backends.remote.url import Url
 from edcache.cli import main
 from edcache.errors import (
@@ -336,6 +337,51 @@ def test_runs_cover_extents_and_keep_their_distance(extents):
 def test_a_large_run_comes_in_parts():
     assert Run(5, 25).parts(10) == [(5, 15), (15, 25)]
     assert Run(5, 26).parts(10)[-1] == (25, 26)
+
+
+def walked(served):
+    """An object of which 64 KiB from 1,000,000 on were read, and 128 KiB behind them."""
+    file = RemoteObject(Url(served.url, {"request_tries": 1}))
+    assert file.pread(1_000_000, 10) == served.data[1_000_000:1_000_010]
+    assert file.pread(1_065_536, 10) == served.data[1_065_536:1_065_546]
+    served.forget()
+    return file
+
+
+@pytest.mark.parametrize("start", [1_065_536 + (1 << 17), 2_000_000], ids=["behind", "elsewhere"])
+def test_what_was_fetched_ahead_is_kept_where_a_request_fails(served, start):
+    file = walked(served)
+    served.faults = [lambda handler, start, end: (handler.say(403, {}, b""), True)[1]]
+    with pytest.raises(StorageError):
+        file.pread(start, 10)
+    served.forget()
+    for offset in (1_000_010, 1_100_000):
+        assert file.pread(offset, 10) == served.data[offset : offset + 10]
+    assert not served.requests
+
+
+def test_what_was_fetched_ahead_is_there_for_others_while_more_is_fetched(served):
+    file, start = walked(served), 1_065_536 + (1 << 17)
+    asked, answer = threading.Event(), threading.Event()
+
+    def late(handler, start, end):
+        asked.set()
+        answer.wait(20)
+        return False
+
+    served.faults = [late]
+    other = threading.Thread(target=file.pread, args=(start, 10))
+    other.start()
+    try:
+        assert asked.wait(20)
+        served.faults = []
+        assert file.pread(1_100_000, 10) == served.data[1_100_000:1_100_010]
+        assert len(served.requests) == 1
+    finally:
+        answer.set()
+        other.join()
+    assert file.pread(start, 10) == served.data[start : start + 10]
+    assert len(served.requests) == 1
 
 
 def test_a_record_of_many_parts_is_whole(tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import urlsplit
@@ -175,14 +176,14 @@ class RemoteObject(ByteSource):
         self._has_end = True
 
     def _fetched_ahead(self, start: int, end: int) -> memoryview:
-        ahead = _AHEAD_NBYTES
-        before = self._walked.pop() if self._walked else _Window(0, memoryview(b""))
-        if before.start < start <= before.end:
-            ahead = min(2 * len(before.data), _MOST_AHEAD_NBYTES)
-        elif len(before.data) <= _AHEAD_NBYTES:  # hundreds of larger ones would fill the memory
-            self._walked.append(before)
+        before = self._walked[-1] if self._walked else _Window(0, memoryview(b""))
+        goes_on = before.start < start <= before.end
+        ahead = min(2 * len(before.data), _MOST_AHEAD_NBYTES) if goes_on else _AHEAD_NBYTES
         (data,) = self._fetch([Run(start, min(max(end, start + ahead), self._stamp.size))])
         self._walked.append(_Window(start, data))
+        if len(before.data) > _AHEAD_NBYTES:  # hundreds of larger ones would fill the memory
+            with suppress(ValueError):  # another thread was here first
+                self._walked.remove(before)
         return data[: end - start]
 
     # --- requests ---
