@@ -119,6 +119,29 @@ def test_what_is_read_is_fetched_and_no_more(far, ssd):
     assert ds.filter(y=3).indices.tolist() == list(range(3, COUNT, 5))
 
 
+class OfSide(storage.System):
+    """Counts the bytes that are read of a side file."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+
+    def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{fd}").endswith(SIDE):
+            self.nbytes += nbytes
+        return super().pread(fd, nbytes, offset)
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="names descriptors by /proc")
+def test_of_the_map_is_read_what_is_wanted(far, ssd):
+    ds = opened(far, ssd)
+    starts = np.array([extent(ds, i)[0] for i in (80, 200)])
+    assert np.diff(starts) > 4 * BLOCK_NBYTES
+    with calls.replace_system(OfSide()) as of_side:
+        file_of(ds).announce(starts, starts + 1)
+    assert of_side.nbytes == 2
+    read(ds, [80, 200])
+
+
 def test_a_block_is_fetched_once_by_all_who_read_it(far, ssd):
     read(opened(far, ssd), range(0, COUNT, 3))
     ds = opened(far, ssd)

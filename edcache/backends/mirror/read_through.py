@@ -193,15 +193,16 @@ class ReadThrough(Wrapped):
         np.add.at(edges, np.clip(end - 1 >> BLOCK_BITS, 0, self._last) + 1, -1)
         return np.flatnonzero(np.cumsum(edges[:-1]) > 0)
 
-    def _missing(self, blocks: Sequence[int]) -> list[int]:
+    def _missing(self, blocks: Iterable[int]) -> list[int]:
         """Those of rising blocks that nobody has fetched yet."""
-        if not blocks:
-            return []
         if self._side is None:
             self._side = File.open(self.pinned.copy + SIDE, "r")
-        low, high = blocks[0], blocks[-1] + 1
-        self._known[low:high] = self._side.pread(MAP_OFFSET + low, high - low).ljust(high - low, b"\0")
-        return [block for block in blocks if not self._known[block]]
+        missing = []
+        for low, high in _runs(blocks, _AT_ONCE):
+            there = self._side.pread(MAP_OFFSET + low, high - low).ljust(high - low, b"\0")
+            self._known[low:high] = there
+            missing += [low + k for k, fetched in enumerate(there) if not fetched]
+        return missing
 
     def _fetch(self, blocks: Iterable[int]) -> bool:
         """Fetch rising blocks, whether they are here or not; False where they cannot be kept."""
