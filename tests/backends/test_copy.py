@@ -10,7 +10,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ import edcache
 from edcache import CachedDataset, CacheWriter, copy_to_local, storage
 from edcache.backends.mirror.copy import Copying, copy_local
 from edcache.backends.mirror.evict import copies_in, evict
+from edcache.backends.mirror.fetch import PIECE_NBYTES
 from edcache.cli import main
 from edcache.errors import (
     ArchiveExistsError,
@@ -329,6 +332,50 @@ def test_reads_are_in_flight_together(tmp_path, ssd):
     origin.pread = pread  # type: ignore[method-assign]
     from_object(origin, ssd / "a.zip")
     assert most[0] > 1
+
+
+def test_a_large_entry_is_copied_in_pieces_by_several_threads(tmp_path, ssd):
+    data = make(tmp_path / "a.zip", 1, 4 * PIECE_NBYTES)
+    origin, told = Far(data), [0]
+    plain, together = origin.pread, threading.Barrier(2)
+
+    def pread(offset: int, nbytes: int) -> bytes:
+        if nbytes == PIECE_NBYTES:
+            together.wait(30)
+        return plain(offset, nbytes)
+
+    origin.pread = pread  # type: ignore[method-assign]
+    from_object(origin, ssd / "a.zip", on_progress=lambda done, total: told.append(done))
+    assert (ssd / "a.zip").read_bytes() == data
+    assert told[-1] == len(data)
+    assert all(0 < after - before <= PIECE_NBYTES for before, after in pairwise(told))
+
+
+def test_a_copy_of_a_large_entry_ends_where_it_is_interrupted(tmp_path, ssd):
+    data = make(tmp_path / "a.zip", 1, 14 * PIECE_NBYTES)
+    origin = Far(data)
+
+    def interrupt(done: int, total: int) -> None:
+        if done > PIECE_NBYTES:
+            raise KeyboardInterrupt
+
+    ssd.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        Copying(str(ssd / "a.zip"), str(ssd), 2, None, []).copy_from(origin, on_progress=interrupt)
+    assert len([nbytes for _, nbytes in origin.read if nbytes == PIECE_NBYTES]) < 8
+
+
+def test_a_copy_that_is_held_up_reads_few_parts_more(tmp_path, ssd):
+    origin, more = Far(make(tmp_path / "a.zip", chunk=5)), []
+
+    def hold(done: int, total: int) -> None:
+        if not more:
+            before = len(origin.read)
+            time.sleep(1)
+            more.append(len(origin.read) - before)
+
+    from_object(origin, ssd / "a.zip", on_progress=hold)
+    assert more[0] < 2 * 4
 
 
 def test_nothing_of_a_partial_copy_is_believed(far, ssd, tally):

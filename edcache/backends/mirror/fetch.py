@@ -7,9 +7,12 @@ file.
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 from edcache import format
 from edcache.base import CorruptArchiveError, OptionError, StaleArchiveError
@@ -22,13 +25,18 @@ PIECE_NBYTES: Final = 1 << 22
 _DIRECTORY_NBYTES: Final = 1 << 26
 _HEADERS_AT_ONCE: Final = 1 << 12
 
+Item = TypeVar("Item")
 
-class _FetchPart(NamedTuple):
+
+@dataclass(eq=False)
+class _FetchPart:
     """Bytes [start, end) of the archive; header: of the entry that they are, if a crc32 proves them."""
 
     start: int
     end: int
     header: Header | None = None
+    pieces_left: int = 0
+    is_sound: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -62,6 +70,7 @@ class Fetch:
         chain.check_seal(pread, self.size, self._seal)
         self._parts = list(self._divided(headers, chain.lost))
         self._done = 0
+        self._counting = threading.Lock()
 
     def _divided(self, headers: Iterable[Header], lost: set[int]) -> Iterator[_FetchPart]:
         position = 0
@@ -85,15 +94,18 @@ class Fetch:
         Raises:
             CorruptArchiveError: an entry fails its crc32, read twice. StaleArchiveError, StorageError.
         """
+        parts, fetched = self._parts, 0
         file.truncate(self.size)
-        missing, fetched = self._without(lambda part: part.is_in(file), self._parts), 0
+        self._look(parts, file)
         if older is not None:
-            pread = older.pread
-            missing = self._without(lambda part: part.is_in(older) and self._copy(part, pread, file), missing)
+            missing = _missing(parts)
+            self._look(missing, older, counts=False)
+            self._copy([part for part in missing if part.is_sound], older.pread, file)
         for _ in range(2):
+            missing = _missing(parts)
+            self._copy(missing, self._origin.pread, file)
             fetched += sum(part.nbytes for part in missing)
-            missing = self._without(lambda part: self._copy(part, self._origin.pread, file), missing)
-        for part in missing:
+        for part in _missing(parts):
             assert part.header is not None
             raise CorruptArchiveError(
                 f"{self._origin.path}: {part.header.name} at offset {part.start:,} fails its crc32, read "
@@ -105,9 +117,25 @@ class Fetch:
         chain.check_seal(file.pread, self.size, self._seal)
         return fetched
 
-    def _copy(self, part: _FetchPart, pread: PRead, file: File) -> bool:
-        """Write a part as `pread` has it; says whether it came out sound."""
-        for start in range(part.start, part.end, PIECE_NBYTES):
+    def _look(self, parts: list[_FetchPart], file: File, *, counts: bool = True) -> None:
+        """See which parts a file has."""
+
+        def look(part: _FetchPart) -> int:
+            part.is_sound = part.is_in(file)
+            return part.nbytes if part.is_sound and counts else 0
+
+        self._each(look, parts)
+
+    def _copy(self, parts: list[_FetchPart], pread: PRead, file: File) -> None:
+        """Write parts as `pread` has them, in pieces, and see which of them came out sound."""
+        pieces: list[tuple[_FetchPart, int]] = []
+        for part in parts:
+            starts = range(part.start, part.end, PIECE_NBYTES)
+            part.pieces_left, part.is_sound = len(starts), False
+            pieces += ((part, start) for start in starts)
+
+        def copy(piece: tuple[_FetchPart, int]) -> int:
+            part, start = piece
             nbytes = min(PIECE_NBYTES, part.end - start)
             data = pread(start, nbytes)
             if len(data) < nbytes:
@@ -116,26 +144,42 @@ class Fetch:
                     "copying it began; copy it again"
                 )
             file.pwrite(start, data)
-        is_sound = part.header is None or part.is_in(file)
-        file.write_back(part.start, part.nbytes)
-        return is_sound
+            with self._counting:
+                part.pieces_left -= 1
+                is_last = not part.pieces_left
+            if is_last:
+                part.is_sound = part.header is None or part.is_in(file)
+                file.write_back(part.start, part.nbytes)
+            return nbytes
 
-    def _without(self, work: Callable[[_FetchPart], bool], parts: list[_FetchPart]) -> list[_FetchPart]:
-        """Work on parts by several threads, and tell of those that are done; gives those that are not."""
-        missing = []
+        self._each(copy, pieces)
+        self._done -= sum(part.nbytes for part in _missing(parts))
+
+    def _each(self, work: Callable[[Item], int], items: Iterable[Item]) -> None:
+        """Do something with each of many, by several threads; this one tells of the bytes that are done."""
+
+        def tell(future: Future[int]) -> None:
+            nbytes = future.result()
+            self._done += nbytes
+            if nbytes and self._on_progress is not None:
+                self._on_progress(self._done, self.size)
+
+        pending: deque[Future[int]] = deque()
         with ThreadPoolExecutor(self._threads, "edcache-copy") as pool:
             try:
-                for part, is_done in zip(parts, pool.map(work, parts), strict=True):
-                    if not is_done:
-                        missing.append(part)
-                        continue
-                    self._done += part.nbytes
-                    if self._on_progress is not None:
-                        self._on_progress(self._done, self.size)
+                for item in items:
+                    pending.append(pool.submit(work, item))
+                    if len(pending) >= 2 * self._threads:
+                        tell(pending.popleft())
+                while pending:
+                    tell(pending.popleft())
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
-        return missing
+
+
+def _missing(parts: list[_FetchPart]) -> list[_FetchPart]:
+    return [part for part in parts if not part.is_sound]
 
 
 def sealed(origin: ByteSource) -> tuple[int, Head, Cursor, tuple[Header, Header]]:
