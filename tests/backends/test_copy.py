@@ -680,6 +680,16 @@ def test_what_a_killed_copy_left_goes_too(far, tmp_path, ssd):
     assert sorted(os.listdir(ssd)) == ["b.zip", f"b.zip{SIDE}"]
 
 
+def test_a_copy_that_was_just_begun_counts_as_all_of_it(far, tmp_path, ssd):
+    data = make(far, 200)
+    ended(in_child(lambda: copy_to_local(far, ssd), Killing(8)))
+    os.truncate(ssd / (far.name + PARTIAL), 100)
+    assert [(kept.path, kept.nbytes) for kept in copies_in(str(ssd))] == [(str(ssd / far.name), len(data))]
+    more = make(tmp_path / "b.zip", 60)
+    copy_to_local(tmp_path / "b.zip", ssd, max_bytes=len(data) + len(more) - 1)
+    assert sorted(os.listdir(ssd)) == ["b.zip", f"b.zip{SIDE}"]
+
+
 def test_a_copy_that_is_opened_was_used(tmp_path, ssd):
     for k, name in enumerate("ab"):
         make(tmp_path / f"{name}.zip", 60)

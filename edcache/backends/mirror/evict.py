@@ -47,6 +47,8 @@ def copy_at(path: str) -> Copy | None:
     sizes = [stamp[0] for stamp in (whole, partial) if stamp is not None]
     if not sizes:
         return None
+    if partial is not None and note is not None:
+        sizes.append(note.versions[0].nbytes)
     here = storage.allocated(path) + storage.allocated(path + PARTIAL)
     return Copy(path, "" if note is None else note.origin, max(sizes), here, used[1] / 1e9)
 
