@@ -12,7 +12,7 @@ import numpy as np
 
 from edcache.base import ForeignCacheError, Ints, LabelTypeError, PickleRefusedError
 from edcache.codec import restored
-from edcache.interop.import_members import contents, listed
+from edcache.interop.import_members import Member, contents, listed
 from edcache.interop.import_source import Files, OldCache, read_whole, regular_files
 from edcache.labels import collected
 
@@ -22,6 +22,13 @@ EXAMPLE: Final = re.compile(r"example_(\d{1,18})\.p", re.ASCII)
 
 _MOST_LABELS = 1 << 33
 _SIDE_NBYTES = 1 << 20
+# An example: its index, what a Member has behind its name, and how many digits the name has.
+_ROW: Final = np.dtype(
+    [
+        *(("index", "i8"), ("offset", "i8"), ("nbytes", "i8"), ("size", "i8")),
+        *(("crc", "u4"), ("method", "u2"), ("digits", "u2")),
+    ]
+)
 
 
 class EdflowZip(OldCache):
@@ -38,21 +45,26 @@ class EdflowZip(OldCache):
             )
         matches = ((EXAMPLE.fullmatch(member.name), member) for member in members)
         # Of two for one index the later.
-        self._examples = {int(match[1]): member for match, member in matches if match}
-        indices: Ints = np.array(sorted(self._examples), np.int64)
-        examples = [self._examples[index] for index in indices.tolist()]
-        sizes = np.array([example.size for example in examples], "i8")
-        crcs = np.array([example.crc for example in examples], "u4")
-        digest = hashlib.sha256(indices.tobytes() + sizes.tobytes() + crcs.tobytes())
+        rows = {int(match[1]): (*member[1:], len(match[1])) for match, member in matches if match}
+        try:
+            self._examples = np.array([(index, *rows[index]) for index in sorted(rows)], _ROW)
+        except OverflowError:
+            raise ForeignCacheError(f"{path}: its members claim sizes beyond any file's") from None
+        # A copy: to search a field of a table would copy it every time.
+        self._indices: Ints = self._examples["index"].copy()
+        digest = hashlib.sha256()
+        for name in ("index", "size", "crc"):
+            digest.update(self._examples[name].tobytes())
         self.identity = {"sizes and crc32s": digest.hexdigest()[:16]}
-        self._set_indices(indices, self._stated_length())
+        self._set_indices(self._indices, self._stated_length())
         labels = [member for member in members if member.name == LABELS]
         if len(labels) > 1:
             self.notes.append(f"labels.p is in it {len(labels)} times; the last one counts")
         _add_labels(self, contents(self.path, labels[-1], _MOST_LABELS) if labels else None)
 
     def _read(self, index: int) -> Any:
-        member = self._examples[index]
+        _, *fields, digits = self._examples[np.searchsorted(self._indices, index)].item()
+        member = Member(f"example_{index:0{digits}}.p", *fields)
         return self._unpickled(contents(self.path, member, self.most_nbytes), f"{self.path}: {member.name}")
 
     def _stated_length(self) -> int | None:

@@ -1,5 +1,6 @@
 """Caches of edflow, torch_xla and MONAI read back through edcache equal what went in."""
 
+import gc
 import importlib
 import os
 import pickle
@@ -7,6 +8,7 @@ import struct
 import subprocess
 import sys
 import textwrap
+import tracemalloc
 import zipfile
 import zlib
 from pathlib import Path
@@ -379,6 +381,30 @@ def test_a_bomb_of_members_that_share_bytes_is_refused(old):
     old.write_bytes(file + directory + end)
     with pytest.raises(ForeignCacheError, match=r"they share some, as in a bomb$"):
         old_cache(old)
+
+
+def test_a_size_beyond_reason_is_refused(old):
+    edflow_zip(old, edflow_samples(2), labels=0)
+    with zipfile.ZipFile(old, "a") as out:
+        out.writestr("example_2.p", pickle.dumps({}))
+        out.getinfo("example_0.p").file_size = 1 << 63
+    with pytest.raises(ForeignCacheError, match=r"toy\.zip: its members claim sizes beyond any file's$"):
+        old_cache(old)
+
+
+def test_a_sample_of_a_zip_takes_few_bytes_of_memory(old):
+    count = 4_000
+    edflow_zip(old, [{"x": i} for i in range(count)], labels=0)
+    old_cache(old)
+    tracemalloc.start()
+    try:
+        source = old_cache(old)
+        gc.collect()
+        taken, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert source[count - 1]["x"] == count - 1
+    assert taken < 100 * count
 
 
 def test_an_index_beyond_reason_is_refused(old):
