@@ -38,15 +38,23 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
         rebuild: fill `path + ".edcache.new"` from nothing and put it in the place of `path` at the end;
             whoever has the old archive open keeps reading it. Of several processes that rebuild at once one
             does; the others wait, and take what it built.
+    Raises:
+        SourceError: the source raised, hung, or killed its workers; calling again continues there.
+        StaleCacheError: the archive has another length than the source.
+        UnsupportedTypeError, LabelError: a sample cannot be stored, or makes no label column.
+        StorageError: the disk is full, or will be.
+        WorkerError: workers end, and no sample is to blame.
+
     Whatever is raised, everything computed before is published.
     """
-    run = fill_stream if is_stream(job.source) else _fill
-    # Before anything is let go.
-    if run is fill_stream:
+    # What is refused is refused here: to begin anew may delete the old cache at once.
+    if is_stream(job.source):
         check_stream_workers(job)
+        run = fill_stream
     else:
         check_source(job.source, job.path)
         crew_context(job.options.multiprocessing_context)
+        run = _fill
     if rebuild and not job.store.begin_anew(job.head):
         _rebuild(job, run)
     else:

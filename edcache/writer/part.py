@@ -76,10 +76,8 @@ class Presence:
     def missing_claims(self) -> list[int]:
         """The claims in which something is to be computed, first those with samples that failed before."""
         starts = np.arange(0, len(self.state), self._claim_size)
-        retried, missing = (
-            np.logical_or.reduceat(states, starts)
-            for states in (self.state == RETRIED, self.state == MISSING)
-        )
+        retried = np.logical_or.reduceat(self.state == RETRIED, starts)
+        missing = np.logical_or.reduceat(self.state == MISSING, starts)
         return [*np.flatnonzero(retried).tolist(), *np.flatnonzero(missing & ~retried).tolist()]
 
     @property
