@@ -237,10 +237,9 @@ def _array_leaf(value: Any) -> dict[str, Any]:
         "dtype": str(value.dtype).removeprefix("torch."),
         "shape": [int(size) for size in value.shape],
     }
-    try:
-        array = _as_array(value)
-    except (AttributeError, TypeError, RuntimeError, ValueError, NotImplementedError):
-        return described  # sparse, quantized, or no tensor at all
+    array = _as_array(value)
+    if array is None:
+        return described
     if 0 < array.size <= _SHOWN_ITEMS and array.dtype.kind != "O":
         return described | {"value": plain(array)}
     finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
@@ -251,12 +250,15 @@ def _array_leaf(value: Any) -> dict[str, Any]:
     return described | ({"nonfinite": array.size - finite.size} if finite.size < array.size else {})
 
 
-def _as_array(value: Any) -> npt.NDArray[Any]:
-    """The numbers as numpy; a float type that numpy lacks becomes float64."""
+def _as_array(value: Any) -> npt.NDArray[Any] | None:
+    """The numbers as numpy, where a float type that numpy lacks becomes float64; None where that has none."""
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
-    tensor = value.detach().cpu()
-    array: npt.NDArray[Any] = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
+    try:
+        tensor = value.detach().cpu()
+        array: npt.NDArray[Any] = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
+    except (AttributeError, TypeError, RuntimeError, ValueError, NotImplementedError):
+        return None  # sparse, quantized, or no tensor at all
     return array
 
 

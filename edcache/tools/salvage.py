@@ -242,15 +242,17 @@ class Salvage:
         alike = texts[numbers[known]] == others[before.records.schema[at]]
         sealed, chunked = records.columns(), before.records.columns()
         for name in {*sealed, *chunked} - {"index", "schema"}:
-            # Where only one of them compresses, they agree on nothing.
-            is_in_both = name in sealed and name in chunked
-            alike &= (chunked[name][at] == sealed[name][known]) if is_in_both else False
+            if name in sealed and name in chunked:
+                alike &= chunked[name][at] == sealed[name][known]
+            else:
+                alike[:] = False  # where only one of them compresses, they agree on nothing
         place = np.full(len(numbers), -1)
         place[known[alike]] = at[alike]
         # A newer record may hide in what does not read, never in a chunk whose table says otherwise.
-        may_hide = ~_lies_within(chunks, records.offset)
-        may_hide[known] &= records.offset[known] > before.records.offset[at]
-        believed = ((place >= 0) | may_hide) & (numbers < len(index.schemas))
+        is_hidden = ~_lies_within(chunks, records.offset)
+        is_newer = np.ones(len(numbers), np.bool_)
+        is_newer[known] = records.offset[known] > before.records.offset[at]
+        believed = ((place >= 0) | (is_hidden & is_newer)) & (numbers < len(index.schemas))
         forgotten = before.index[~np.isin(before.index, records.index)]
         self._lose(records.index[~believed], "index.arrow and the chunks contradict each other about")
         self._lose(forgotten, "index.arrow leaves out what a chunk holds:")

@@ -382,13 +382,18 @@ def sound_survey(file: ByteSource, allow_partial: bool) -> Survey:
 
 
 def _same_index(sealed: IndexTable, expected: IndexTable) -> bool:
-    def plain(index: IndexTable) -> tuple[object, ...]:
-        labels = None if index.labels is None else list(index.labels)
-        return index.length, index.schemas, index.dictionaries, list(index.failures), labels
-
-    columns, others = ({"blocks": i.blocks} | i.records.columns() for i in (sealed, expected))
-    is_alike = plain(sealed) == plain(expected) and columns.keys() == others.keys()
-    return is_alike and all(np.array_equal(columns[name], others[name]) for name in columns)
+    columns, others = sealed.records.columns(), expected.records.columns()
+    return (
+        sealed.length == expected.length
+        and sealed.schemas == expected.schemas
+        and sealed.dictionaries == expected.dictionaries
+        and np.array_equal(sealed.blocks, expected.blocks)
+        and list(sealed.failures) == list(expected.failures)
+        and list(sealed.labels or ()) == list(expected.labels or ())
+        and (sealed.labels is None) == (expected.labels is None)
+        and columns.keys() == others.keys()
+        and all(np.array_equal(columns[name], others[name]) for name in columns)
+    )
 
 
 def _check_alignment(header: Header, table: ChunkTable, on_problem: OnProblem) -> None:
@@ -402,8 +407,8 @@ def check_chunk(
 ) -> int:
     """Compare records, blocks and gaps of a chunk with its table; returns the crc32 of its payload.
 
-    Each byte is read once, a window of 1 MiB at a time, whatever the chunk's size. `read_table` saw that no
-    record reaches into another.
+    Each byte is read once, a window of 1 MiB at a time, whatever the chunk's size. The records of the table
+    must lie in its order, and none reach into another: `read_table` lets no other table pass.
     """
     records, first_offset, crc32 = table.records, header.records_offset, format.crc32
     start = records.offset.astype(np.int64)
@@ -437,7 +442,9 @@ def check_chunk(
 def _foreign(window: memoryview, start: Ints, end: Ints) -> Ints:
     """Where bytes of some gaps are not zero."""
     nbytes = end - start
-    places = np.repeat(end - np.cumsum(nbytes), nbytes) + np.arange(nbytes.sum())
+    before = np.cumsum(nbytes) - nbytes
+    # Byte k of all gaps, one behind the other, is byte k - before of its gap.
+    places = np.repeat(start - before, nbytes) + np.arange(nbytes.sum())
     foreign: Ints = places[np.frombuffer(window, np.uint8)[places] != 0]
     return foreign
 
