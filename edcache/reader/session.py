@@ -448,6 +448,7 @@ class FileSession(FileTables):
         self._offset, self._nbytes = records.offset.data, records.nbytes.data
         self._raw_nbytes = None if records.raw_nbytes is None else records.raw_nbytes.data
         self._starts = records.offset.view(np.int64)
+        self._checks: Checks | None = None
         self._requested = Requested(file, self.checks, self.contents.index) if file.by_request else None
         # What was gathered from last; and whether it has all samples, of one schema, so that any can be.
         self._records: GroupRecords | None = None
@@ -455,10 +456,13 @@ class FileSession(FileTables):
         self._is_uniform: bool | None = None
         self._hot_batches = 0
 
-    @once
+    @property
     def checks(self) -> Checks:
         """Which records were compared with their crc32; none before the first is read."""
-        return Checks(self.file, self._view, self.nbytes, self.contents.index, self._verify)
+        # Of two threads that both make one, what the one notes is compared once more by the other.
+        if self._checks is None:
+            self._checks = Checks(self.file, self._view, self.nbytes, self.contents.index, self._verify)
+        return self._checks
 
     # --- what is there ---
 
@@ -522,7 +526,7 @@ class FileSession(FileTables):
         if nbytes >= LARGE and not is_announced and self._is_probe_due():
             self._announce(np.array([row]), np.array([offset], np.int64), None)
         data = view[offset:end]
-        if not self.checks.is_done:
+        if self._checks is None or not self._checks.is_done:
             self.checks.record(row, data, wanted)
         return data
 
@@ -552,7 +556,8 @@ class FileSession(FileTables):
 
     def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
         # The way of nearly every batch, kept short: a batch of small samples takes some 50 us in all.
-        records = self._records if self._is_bulk and self.checks.is_done else None
+        checks = self._checks
+        records = self._records if self._is_bulk and checks is not None and checks.is_done else None
         alike = self.alike(indices) if records is None else Alike(indices, records.decoder)
         if alike is None:
             return None
