@@ -517,13 +517,15 @@ def test_an_object_of_s3_opens_by_two_requests_too(served):
         ds[4]
 
 
-def test_where_signed_urls_are_refused_s3fs_asks_itself(served):
-    def unsigned_alone(handler, start, end):
-        if "Signature=" in handler.path:
-            handler.say(403, {}, b"")
-            return True
-        return False
+def unsigned_alone(handler, start, end):
+    """A server that refuses whatever is asked by a signed URL."""
+    if "Signature=" in handler.path:
+        handler.say(403, {}, b"")
+        return True
+    return False
 
+
+def test_where_signed_urls_are_refused_s3fs_asks_itself(served):
     served.faults = [unsigned_alone]
     url, options = s3_of(served)
     ds = CachedDataset.from_cache(url, storage_options=options)
@@ -539,12 +541,6 @@ def test_where_signed_urls_are_refused_s3fs_asks_itself(served):
 
 
 def test_forked_workers_ask_as_the_server_lets_their_parent(served):
-    def unsigned_alone(handler, start, end):
-        if "Signature=" in handler.path:
-            handler.say(403, {}, b"")
-            return True
-        return False
-
     served.faults = [unsigned_alone]
     url, options = s3_of(served)
     ds = CachedDataset.from_cache(url, storage_options=options)

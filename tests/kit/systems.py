@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import faulthandler
 import os
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -129,6 +131,7 @@ def in_child(step: Callable[[], Any], system: storage.System | None = None) -> i
     code = 1
     try:
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        faulthandler.register(signal.SIGALRM, file=sys.__stderr__, chain=True)  # says where it hangs
         signal.alarm(HANGS)
         with calls.replace_system(system or calls.system):
             step()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import gc
 import itertools
 import multiprocessing
@@ -24,6 +23,7 @@ import pytest
 import torch
 from descriptors import open_files
 from scale import scaled, seeded
+from systems import HANGS, ended, in_child
 from torch.utils.data import DataLoader
 
 import edcache
@@ -40,7 +40,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
 ]
 START_METHODS = [m for m in ("fork", "spawn", "forkserver") if m in multiprocessing.get_all_start_methods()]
-HANGS = 60
 COUNT = 40
 
 
@@ -76,27 +75,6 @@ def sealed(folder: Path) -> Path:
     with CacheWriter(folder / "sealed.zip", in_memory_keys=["y"], chunk_size=7, sync="never") as w:
         w.extend(map(sample, range(COUNT)))
     return folder / "sealed.zip"
-
-
-def forked(work: Callable[[], Any]) -> int:
-    """A child that does the work and ends: with 0, with 1 where it raises, by SIGALRM where it hangs."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        faulthandler.register(signal.SIGALRM, file=sys.__stderr__, chain=True)  # says where it hangs
-        signal.alarm(HANGS)
-        work()
-        code = 0
-    except BaseException as error:
-        os.write(2, f"\nin a child: {type(error).__name__}: {error}\n".encode())
-    os._exit(code)
-
-
-def ended(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 @contextmanager
@@ -206,7 +184,7 @@ def test_a_thousand_forks_of_a_busy_process_read_open_and_end(folder: Path, seal
             busy.forks = k
             chosen = [rng.randrange(COUNT) for _ in range(3)]
             opens = busy.growing if k % 25 == 0 else sealed if k % 5 == 0 else None
-            running.append(forked(lambda chosen=chosen, opens=opens: work(chosen, opens)))
+            running.append(in_child(lambda chosen=chosen, opens=opens: work(chosen, opens)))
             if len(running) == 2:
                 assert ended(running.pop(0)) == 0
         assert [ended(child) for child in running] == [0] * len(running)
@@ -295,7 +273,7 @@ def test_what_a_child_closes_stays_open_in_its_parent(sealed: Path) -> None:
         gc.collect()
 
     for _ in range(5):
-        assert ended(forked(close_in_every_way)) == 0
+        assert ended(in_child(close_in_every_way)) == 0
         assert all(is_sample(reader.read(i), i) for i in range(COUNT))
         assert not reader.refresh()
     reader.close()
@@ -412,10 +390,10 @@ def test_fifty_thousand_chunks_of_eight_writers_are_all_there_once_under_four_re
     for round_ in range(ROUNDS):
         path = folder / f"{round_}.zip"
         CacheWriter(path, sync="never").abort()
-        writers = [forked(lambda k=k, path=path: append_many(path, k, each)) for k in range(WRITERS)]
+        writers = [in_child(lambda k=k, path=path: append_many(path, k, each)) for k in range(WRITERS)]
         # Each reader follows for another part of the way: what it has seen it need not see again.
         parts = [each * WRITERS * (k + 1) // READERS // 2 for k in range(READERS)]
-        readers = [forked(lambda part=part, path=path: watch(path, part)) for part in parts]
+        readers = [in_child(lambda part=part, path=path: watch(path, part)) for part in parts]
         assert [ended(child) for child in [*writers, *readers]] == [0] * (WRITERS + READERS)
         w = CacheWriter(path, "a", sync="never")
         w.close()
@@ -585,7 +563,7 @@ def test_nothing_that_a_child_does_frees_its_parents_locks(sealed: Path, way: st
             gc.collect()
 
     assert _in_a_fork(lambda: _free(sealed)) == NONE_FREE
-    assert ended(forked(work)) == (-signal.SIGKILL if way == "is killed" else 0)
+    assert ended(in_child(work)) == (-signal.SIGKILL if way == "is killed" else 0)
     assert _in_a_fork(lambda: _free(sealed)) == NONE_FREE
     held.close()
     assert _in_a_fork(lambda: _free(sealed)) == ALL_FREE
@@ -593,7 +571,7 @@ def test_nothing_that_a_child_does_frees_its_parents_locks(sealed: Path, way: st
 
 def _in_a_fork(work: Callable[[], Any]) -> Any:
     receiver, sender = os.pipe()
-    child = forked(lambda: os.write(sender, pickle.dumps(work())))
+    child = in_child(lambda: os.write(sender, pickle.dumps(work())))
     os.close(sender)
     with os.fdopen(receiver, "rb") as file:
         answer = file.read()
@@ -606,12 +584,12 @@ def test_the_death_of_a_process_frees_its_locks_though_its_children_live(sealed:
 
     def hold() -> None:
         held = Holding(sealed)
-        asleep = [forked(lambda: time.sleep(HANGS)), subprocess.Popen(["sleep", str(HANGS)]).pid]
+        asleep = [in_child(lambda: time.sleep(HANGS)), subprocess.Popen(["sleep", str(HANGS)]).pid]
         os.write(sender, pickle.dumps(asleep))
         time.sleep(HANGS)
         held.close()
 
-    parent = forked(hold)
+    parent = in_child(hold)
     asleep = pickle.loads(os.read(receiver, 1000))
     os.close(receiver)
     os.close(sender)
@@ -639,7 +617,7 @@ def test_a_holder_that_is_stopped_keeps_writers_waiting_and_no_reader(sealed: Pa
         time.sleep(0.01)
         held.close()
 
-    holder = forked(lambda: (hold(), time.sleep(HANGS)))
+    holder = in_child(lambda: (hold(), time.sleep(HANGS)))
     with killed_at_last(holder):
         assert os.read(receiver, 4) == b"held"
         os.kill(holder, signal.SIGSTOP)
@@ -648,7 +626,7 @@ def test_a_holder_that_is_stopped_keeps_writers_waiting_and_no_reader(sealed: Pa
         assert all(is_sample(reader.read(i), i) for i in range(COUNT))
         assert not reader.refresh()
         assert edcache.verify(sealed).problems == []
-        writer = forked(lambda: _append_one(sealed))
+        writer = in_child(lambda: _append_one(sealed))
         with killed_at_last(writer):
             time.sleep(0.3)
             assert held == (os.waitpid(writer, os.WNOHANG) == (0, 0))
