@@ -77,7 +77,7 @@ def tree(tmp_path):
     shutil.copytree(ROOT / "scripts", tree / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "docs", tree / "docs", ignore=shutil.ignore_patterns("_build"))
     shutil.copy2(ROOT / "setup.py", tree)
-    for name in ("edcache", "tests", "pyproject.toml"):
+    for name in ("edcache", "tests", "pyproject.toml", *(file.name for file in ROOT.glob("*.md"))):
         (tree / name).symlink_to(ROOT / name)
     for venv in (".venv", ".venv-bench"):
         (tree / venv / "bin").mkdir(parents=True)
