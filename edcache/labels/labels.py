@@ -187,6 +187,22 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """
         return describe(self.table)
 
+    def plot(self, name: str, axes: Any = None) -> Any:
+        """Draw how the values of a column are spread, as bars: see `edcache.labels.histogram`.
+
+        Args:
+            axes: matplotlib's Axes to draw on; by default those of a new figure.
+        Returns:
+            The Axes.
+        Raises:
+            UnknownLabelError: no such column. MissingDependencyError: matplotlib is not installed.
+
+        >>> ds.labels.plot("label").figure.savefig("label.png")
+        """
+        from edcache.labels.histogram import plotted  # so that an open imports no more than it needs
+
+        return plotted(self, name, axes)
+
     def unique(self, name: str) -> npt.NDArray[Any]:
         """The distinct values of a column, rising, missing ones left out: an array that the caller owns.
 
