@@ -6,17 +6,13 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from edcache.base import MissingDependencyError
 from edcache.format import is_number, one_chunk, pa, to_numpy
 from edcache.labels.column import as_python
 from edcache.labels.where import quoted, quoted_name
-
-if TYPE_CHECKING:
-    from edcache.labels.labels import Labels
 
 _HEAD = 10_000  # rows that usually tell whether a column has many values
 _LONGEST = 1_000  # characters of a where-string that is worth a click
@@ -58,19 +54,10 @@ class Histogram:
     rest_values: int = 0
 
 
-def histogram(labels: Labels, name: str, most: int = 20) -> Histogram:
-    """The values of a column and how often each occurs; of more than `most` numbers or times, ranges.
-
-    Args:
-        labels: the columns; of a `take`, its rows alone count. most: bars, at least 1, missing values aside.
-    Raises:
-        UnknownLabelError: no such column.
-    Cost: of 1 million rows some 20 ms for a column of numbers, and 60 ms for one of texts.
-    """
-    written = labels.column(name).type
-    if pa.types.is_nested(written):
-        return Histogram(name, str(written), ())
-    column = labels.comparable(name)
+def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) -> Histogram:
+    """The histogram of a comparable column, or of one of lists; `type` is that of the column as written."""
+    if pa.types.is_nested(type):
+        return Histogram(name, str(type), ())
     kind, words = column.type, quoted_name(name)
     is_scale = is_number(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
     missing = (Bar("None", column.null_count, f"{words} is None"),) if column.null_count else ()
@@ -78,7 +65,7 @@ def histogram(labels: Labels, name: str, most: int = 20) -> Histogram:
     head = values.slice(0, _HEAD)
     counted = (values if len(head.unique()) <= most or not is_scale else head).value_counts()
     if is_scale and len(counted) > most:
-        return Histogram(name, str(written), (*_ranges(values, words, most), *missing))
+        return Histogram(name, str(type), (*_ranges(values, words, most), *missing))
     counts = counted.field("counts").to_numpy(zero_copy_only=False)
     distinct = counted.field("values")
     order = np.argsort(-counts, kind="stable")
@@ -88,7 +75,7 @@ def histogram(labels: Labels, name: str, most: int = 20) -> Histogram:
         order = np.argsort(distinct.cast(pa.uint8()).to_numpy(zero_copy_only=False))
     bars = [_bar(distinct[int(i)], int(counts[i]), words) for i in order[:most]]
     rest = int(counts[order[most:]].sum())
-    return Histogram(name, str(written), (*bars, *missing), rest, max(0, len(order) - most))
+    return Histogram(name, str(type), (*bars, *missing), rest, max(0, len(order) - most))
 
 
 def _bar(value: pa.Scalar, count: int, name: str) -> Bar:
@@ -193,18 +180,18 @@ def _counted(array: Any, edges: Sequence[Any]) -> Iterator[tuple[Any, int]]:
 
 def _nice_step(least: int) -> int:
     """The least of 1, 2, 5, 10, 20, ... that is not below."""
-    scale = 10 ** (len(str(least)) - 1)
+    scale: int = 10 ** (len(str(least)) - 1)
     return next(n * scale for n in _NICE if n * scale >= least)
 
 
 def _number(value: Any) -> str:
     """A float as its type needs it: 0.1 of a float32 too."""
-    return str(value) if np.isfinite(value) else {"inf": "inf", "-inf": "-inf"}.get(str(value), "nan")
+    return str(value)
 
 
 def _ticks(value: pa.Scalar) -> int:
-    ticks = pa.int32() if pa.types.is_date32(value.type) else pa.int64()
-    return int(value.cast(ticks).as_py())
+    ticks: int = value.cast(pa.int32() if pa.types.is_date32(value.type) else pa.int64()).as_py()
+    return ticks
 
 
 def _time(ticks: int, kind: pa.DataType) -> str:
@@ -227,20 +214,15 @@ def _where(text: str) -> str | None:
     return text if len(text) <= _LONGEST else None
 
 
-def plotted(labels: Labels, name: str, axes: Any = None) -> Any:
-    """The histogram of a column as bars on matplotlib's Axes; see `Labels.plot`."""
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        raise MissingDependencyError(
-            "labels.plot() needs matplotlib; install it with: pip install edcache[plot]"
-        ) from None
+def plot(spread: Histogram, axes: Any = None) -> Any:
+    """A histogram as bars on matplotlib's Axes; see `Labels.plot`."""
+    from matplotlib import pyplot
+
     axes = pyplot.subplots(layout="constrained")[1] if axes is None else axes
-    bars = histogram(labels, name).bars
     # Of a text matplotlib would read what stands between dollars as a formula.
-    texts = [bar.text[:30].replace("$", r"\$") for bar in bars]
-    axes.barh(range(len(bars)), [bar.count for bar in bars])
-    axes.set_yticks(range(len(bars)), texts)
+    texts = [bar.text[:30].replace("$", r"\$") for bar in spread.bars]
+    axes.barh(range(len(texts)), [bar.count for bar in spread.bars])
+    axes.set_yticks(range(len(texts)), texts)
     axes.invert_yaxis()
-    axes.set(xlabel="samples", ylabel=name.replace("$", r"\$"))
+    axes.set(xlabel="samples", ylabel=spread.name.replace("$", r"\$"))
     return axes

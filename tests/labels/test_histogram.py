@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edcache import Labels
 from edcache.errors import UnknownLabelError
-from edcache.labels import histogram, matching_rows
+from edcache.labels import matching_rows
 
 NAMES = st.sampled_from(
     ["x", "a.b", "in", "True", "col", "odd name", 'q"uote', "back\\slash", "é", "new\nline", ""]
@@ -42,7 +42,7 @@ COLUMNS = [
 def test_each_bar_counts_what_its_where_string_selects(kind, values, data, name, most):
     column = pa.array(data.draw(st.lists(values | st.none(), max_size=40)), kind)
     labels = Labels(pa.table({name: column, "other": np.arange(len(column))}))
-    bars = histogram(labels, name, most)
+    bars = labels.histogram(name, most)
     counted = np.zeros(len(column), int)
     for bar in bars.bars:
         if bar.where is not None:
@@ -66,27 +66,27 @@ def test_few_values_have_a_bar_each_and_many_numbers_round_ranges():
         }
     )
     labels = Labels(table)
-    assert [(b.text, b.count) for b in histogram(labels, "label").bars] == [("1", 25), ("2", 25), ("3", 50)]
-    first, *_, last = histogram(labels, "score", 10).bars
+    assert [(b.text, b.count) for b in labels.histogram("label").bars] == [("1", 25), ("2", 25), ("3", 50)]
+    first, *_, last = labels.histogram("score", 10).bars
     assert (first.text, first.count, first.where) == ("0.0 to 0.1", 10, "0.0 <= score < 0.1")
     assert (last.text, last.where) == ("0.9 to 1.0", "0.9 <= score < 1.0")
-    assert histogram(labels, "small", 10).bars[1].where == "0.01 <= small < 0.02"
-    assert [(b.text, b.count) for b in histogram(labels, "name").bars] == [("b", 50), ("a", 25), ("None", 25)]
-    assert histogram(labels, "box").bars == ()
-    assert [b.count for b in histogram(labels.take([0, 1, 1]), "label").bars] == [2, 1]
+    assert labels.histogram("small", 10).bars[1].where == "0.01 <= small < 0.02"
+    assert [(b.text, b.count) for b in labels.histogram("name").bars] == [("b", 50), ("a", 25), ("None", 25)]
+    assert labels.histogram("box").bars == ()
+    assert [b.count for b in labels.take([0, 1, 1]).histogram("label").bars] == [2, 1]
     with pytest.raises(UnknownLabelError, match="did you mean label"):
-        histogram(labels, "lable")
+        labels.histogram("lable")
 
 
 def test_what_has_no_bar_is_counted():
     labels = Labels(pa.table({"name": [f"n{i // 2}" for i in range(100)]}))
-    bars = histogram(labels, "name", 5)
+    bars = labels.histogram("name", 5)
     assert (len(bars.bars), bars.rest, bars.rest_values) == (5, 90, 45)
 
 
 def test_numbers_that_are_not_finite_have_bars_of_their_own():
     values = [*np.arange(50.0), math.inf, -math.inf, math.nan, math.nan]
-    bars = histogram(Labels(pa.table({"x": values})), "x").bars
+    bars = Labels(pa.table({"x": values})).histogram("x").bars
     assert {bar.text: bar.count for bar in bars[-3:]} == {"-inf": 1, "inf": 1, "nan": 2}
 
 
