@@ -13,6 +13,7 @@ import numpy.typing as npt
 from edcache.base import LabelTypeError, MissingDependencyError, OptionError, SampleIndexError, unknown_label
 from edcache.format import from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import Classes, Description, classes_of, comparable, describe, sorted_rows
+from edcache.labels.histogram import Histogram, histogram, plot
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -187,6 +188,38 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """
         return describe(self.table)
 
+    def histogram(self, name: str, most: int = 20) -> Histogram:
+        """The values of a column and how often each occurs; of more than `most` numbers or times, ranges.
+
+        Args:
+            most: bars, at least 1; missing values, nan and infinities have bars of their own.
+        Raises:
+            UnknownLabelError: no such column.
+        Cost: of 1 million rows some 20 ms for a column of numbers, and 60 ms for one of texts.
+
+        >>> [(bar.text, bar.count, bar.where) for bar in ds.labels.histogram("score").bars]
+        [('0.0 to 0.2', 412, '0.0 <= score < 0.2'), ...]
+        """
+        kind = self.column(name).type
+        column = self.column(name) if pa.types.is_nested(kind) else self.comparable(name)
+        return histogram(name, column, kind, most)
+
+    def plot(self, name: str, axes: Any = None) -> Any:
+        """Draw the histogram of a column.
+
+        Args:
+            axes: matplotlib's Axes to draw on; by default those of a new figure.
+        Returns:
+            The Axes.
+        Raises:
+            UnknownLabelError: no such column. MissingDependencyError: matplotlib is not installed.
+
+        >>> ds.labels.plot("label").figure.savefig("label.png")
+        """
+        spread = self.histogram(name)
+        with _needs("plot", "matplotlib", extra="plot"):
+            return plot(spread, axes)
+
     def unique(self, name: str) -> npt.NDArray[Any]:
         """The distinct values of a column, rising, missing ones left out: an array that the caller owns.
 
@@ -248,12 +281,12 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
 
 @contextmanager
-def _needs(method: str, package: str) -> Iterator[None]:
+def _needs(method: str, package: str, extra: str | None = None) -> Iterator[None]:
     try:
         yield
     except ImportError:
         raise MissingDependencyError(
-            f"labels.{method}() needs {package}; install it with: pip install edcache[{package}]"
+            f"labels.{method}() needs {package}; install it with: pip install edcache[{extra or package}]"
         ) from None
 
 

@@ -63,6 +63,18 @@ def parse_where(text: str, schema: pa.Schema) -> Where:
     return Where(parser.condition(operand, 0), list(parser.columns))
 
 
+def quoted(text: str) -> str:
+    """A text as a where-string has it."""
+    return '"' + re.sub(r'[\\"\n\t\r]', lambda match: _WRITTEN[match[0]], text) + '"'
+
+
+def quoted_name(name: str) -> str:
+    """A column's name as a where-string has it: as it is, or col("odd name")."""
+    token = _TOKEN.fullmatch(name)
+    is_plain = token is not None and token["name"] == name and name.lower() not in _KEYWORDS
+    return name if is_plain and name not in _CONSTANTS else f"col({quoted(name)})"
+
+
 class _Token(NamedTuple):
     kind: str  # "name", "number", "string", "op", "end"
     text: str
@@ -83,6 +95,7 @@ _CONSTANTS = {"True": True, "False": False, "None": None}
 _FLIPPED = {"=": "==", "==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 _SEARCHES = frozenset({"like", "ilike", "contains", "startswith", "endswith", "regexp", "match"})
 _ESCAPES = {r"\\": "\\", r"\"": '"', r"\'": "'", r"\n": "\n", r"\t": "\t", r"\r": "\r"}
+_WRITTEN = {text: escape for escape, text in _ESCAPES.items()}
 
 
 class _Literal(NamedTuple):

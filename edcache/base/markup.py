@@ -1,0 +1,98 @@
+"""HTML as text in which everything that is data was escaped."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+_NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?")
+_VOID = frozenset({"img", "meta", "br"})
+
+
+class Markup(str):
+    """Text that is HTML already; any other `str` is data, and is escaped where it becomes a part of HTML."""
+
+    __slots__ = ()
+
+
+Part: TypeAlias = "str | Iterable[Part]"
+
+
+def joined(*parts: Part) -> Markup:
+    """The parts one after another, each escaped unless it is Markup."""
+    return Markup("".join(map(_escaped, parts)))
+
+
+def element(tag: str, *children: Part, **attributes: object) -> Markup:
+    """An element with its children; `class_` is the attribute class, and None leaves an attribute out.
+
+    >>> element("b", "1 < 2", title="ordered")
+    '<b title="ordered">1 &lt; 2</b>'
+    """
+    given = ((name.rstrip("_").replace("_", "-"), value) for name, value in attributes.items())
+    stated = "".join(f' {name}="{_escaped(str(value))}"' for name, value in given if value is not None)
+    inner = joined(*children)
+    return Markup(f"<{tag}{stated}>" if tag in _VOID else f"<{tag}{stated}>{inner}</{tag}>")
+
+
+def table(header: Sequence[Part], rows: Iterable[Sequence[Part]]) -> Markup:
+    """A table; a cell that looks like a number stands to the right."""
+    head = element("tr", *(element("th", name) for name in header)) if header else ""
+    body = (element("tr", *(element("td", cell, class_=_aligned(cell)) for cell in row)) for row in rows)
+    return element("table", head, body)
+
+
+def pairs(items: Iterable[tuple[str, Part | None]]) -> Markup:
+    """Names and values as a table; a value that is None is left out."""
+    rows = ((name, value) for name, value in items if value is not None)
+    return element("table", (element("tr", element("th", n), element("td", v)) for n, v in rows))
+
+
+def fragment(*parts: Part) -> Markup:
+    """What a notebook shows: the parts in a box with a style of its own, for light and dark pages."""
+    return element("div", element("style", Markup(STYLE)), *parts, class_="edcache")
+
+
+def _aligned(cell: Part) -> str | None:
+    is_number = (
+        isinstance(cell, str) and cell[:1].isdigit() and cell.replace(",", "").replace(".", "").isdigit()
+    )
+    return "n" if is_number else None
+
+
+def _escaped(part: Part) -> str:
+    if isinstance(part, Markup):
+        return part
+    if not isinstance(part, str):
+        return "".join(map(_escaped, part))
+    # Whatever steers a terminal or the direction of text is shown as an escape.
+    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in part)
+    return html.escape(shown, quote=True)
+
+
+STYLE = """
+.edcache{font:13px/1.45 system-ui,sans-serif;color:inherit}
+.edcache h4{font-size:14px;margin:0 0 6px;font-weight:600;overflow-wrap:anywhere}
+.edcache .dim{opacity:.65}
+.edcache table{border-collapse:collapse;margin:6px 0;font-size:12px;color:inherit;background:none}
+.edcache th,.edcache td{text-align:left;padding:2px 12px 2px 0;vertical-align:top;border:0;background:none;
+max-width:28em;overflow-wrap:anywhere;font-weight:400}
+.edcache th{opacity:.65}
+.edcache td.n{text-align:right;font-variant-numeric:tabular-nums}
+.edcache .columns{display:flex;flex-wrap:wrap;gap:8px 28px}
+.edcache .bar{display:grid;grid-template-columns:minmax(4em,9em) 90px auto;gap:8px;align-items:center;
+font-size:12px;height:18px}
+.edcache .bar span{overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
+.edcache .bar i{display:block;height:10px;background:#4c8bd6;border-radius:2px;min-width:1px}
+.edcache .bar b{font-weight:400;opacity:.65;font-variant-numeric:tabular-nums}
+.edcache .grid{display:flex;flex-wrap:wrap;gap:8px;margin:6px 0}
+.edcache figure{margin:0;width:96px}
+.edcache figure img{width:96px;height:96px;object-fit:contain;background:#8882;border-radius:3px;
+display:block;image-rendering:pixelated;margin:0}
+.edcache figure pre{width:96px;height:96px;margin:0;padding:4px;box-sizing:border-box;background:#8882;
+border-radius:3px;font-size:9px;line-height:1.25;white-space:pre-wrap;overflow:hidden;overflow-wrap:anywhere;
+color:inherit}
+.edcache figcaption{font-size:11px;opacity:.65;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
+"""

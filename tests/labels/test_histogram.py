@@ -1,0 +1,100 @@
+"""Bars of a label column: what they count is what their where-strings select."""
+
+import datetime as dt
+import math
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from edcache import Labels
+from edcache.errors import UnknownLabelError
+from edcache.labels import matching_rows
+
+NAMES = st.sampled_from(
+    ["x", "a.b", "in", "True", "col", "odd name", 'q"uote', "back\\slash", "é", "new\nline", ""]
+)
+MOMENTS = st.datetimes(dt.datetime(1800, 1, 1), dt.datetime(2200, 1, 1))
+COLUMNS = [
+    (pa.bool_(), st.booleans()),
+    (pa.int8(), st.integers(-128, 127)),
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1) | st.integers(0, 5)),
+    (pa.uint64(), st.integers(0, 2**64 - 1)),
+    (pa.float32(), st.floats(width=32)),
+    (pa.float64(), st.floats() | st.floats(0, 1)),
+    (pa.string(), st.text(st.characters(exclude_categories=["Cs"]), max_size=4)),
+    (pa.dictionary(pa.int32(), pa.string()), st.sampled_from(["cat", "dog", "it's", '"'])),
+    (pa.timestamp("us"), MOMENTS),
+    (pa.timestamp("s", "UTC"), MOMENTS.map(lambda moment: moment.replace(microsecond=0))),
+    (pa.timestamp("ns"), MOMENTS),
+    (pa.date32(), st.dates()),
+    (pa.duration("ms"), st.timedeltas().map(lambda span: span - span % dt.timedelta(milliseconds=1))),
+    (pa.binary(), st.binary(max_size=3)),
+    (pa.null(), st.none()),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), COLUMNS, ids=[str(kind) for kind, _ in COLUMNS])
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), name=NAMES, most=st.integers(1, 8))
+def test_each_bar_counts_what_its_where_string_selects(kind, values, data, name, most):
+    column = pa.array(data.draw(st.lists(values | st.none(), max_size=40)), kind)
+    labels = Labels(pa.table({name: column, "other": np.arange(len(column))}))
+    bars = labels.histogram(name, most)
+    counted = np.zeros(len(column), int)
+    for bar in bars.bars:
+        if bar.where is not None:
+            rows = matching_rows(labels, {}, bar.where)
+            assert len(rows) == bar.count, bar
+            counted[rows] += 1
+    assert counted.max(initial=0) <= 1
+    assert sum(bar.count for bar in bars.bars) + bars.rest == len(column)
+    if str(kind) not in ("duration[ms]", "binary") and not bars.rest:
+        assert all(bar.where for bar in bars.bars)
+
+
+def test_few_values_have_a_bar_each_and_many_numbers_round_ranges():
+    table = pa.table(
+        {
+            "label": [3, 1, 3, 2] * 25,
+            "score": np.arange(100) / 100,
+            "name": ["b", "a", "b", None] * 25,
+            "box": [[1, 2]] * 100,
+            "small": np.arange(100, dtype=np.float32) / np.float32(1000),
+        }
+    )
+    labels = Labels(table)
+    assert [(b.text, b.count) for b in labels.histogram("label").bars] == [("1", 25), ("2", 25), ("3", 50)]
+    first, *_, last = labels.histogram("score", 10).bars
+    assert (first.text, first.count, first.where) == ("0.0 to 0.1", 10, "0.0 <= score < 0.1")
+    assert (last.text, last.where) == ("0.9 to 1.0", "0.9 <= score < 1.0")
+    assert labels.histogram("small", 10).bars[1].where == "0.01 <= small < 0.02"
+    assert [(b.text, b.count) for b in labels.histogram("name").bars] == [("b", 50), ("a", 25), ("None", 25)]
+    assert labels.histogram("box").bars == ()
+    assert [b.count for b in labels.take([0, 1, 1]).histogram("label").bars] == [2, 1]
+    with pytest.raises(UnknownLabelError, match="did you mean label"):
+        labels.histogram("lable")
+
+
+def test_what_has_no_bar_is_counted():
+    labels = Labels(pa.table({"name": [f"n{i // 2}" for i in range(100)]}))
+    bars = labels.histogram("name", 5)
+    assert (len(bars.bars), bars.rest, bars.rest_values) == (5, 90, 45)
+
+
+def test_numbers_that_are_not_finite_have_bars_of_their_own():
+    values = [*np.arange(50.0), math.inf, -math.inf, math.nan, math.nan]
+    bars = Labels(pa.table({"x": values})).histogram("x").bars
+    assert {bar.text: bar.count for bar in bars[-3:]} == {"-inf": 1, "inf": 1, "nan": 2}
+
+
+def test_plot_draws_a_bar_for_each_value():
+    import matplotlib
+
+    matplotlib.use("Agg")
+    axes = Labels(pa.table({"price in $": ["$a$", "b", "$a$"]})).plot("price in $")
+    assert [patch.get_width() for patch in axes.patches] == [2, 1]
+    axes.figure.canvas.draw()
+    assert Labels(pa.table({"x": [1]})).plot("x", axes) is axes
