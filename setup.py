@@ -59,6 +59,7 @@ setup(
         "train": ["pytorch-lightning>=2.2", "scikit-learn>=1.3"],
         "bench": ["matplotlib>=3.7", "scikit-learn>=1.3"],
         "quickstart": ["scikit-learn>=1.3", "Pillow>=9"],
+        "docs": ["sphinx>=7.2", "furo>=2024.1", "myst-parser>=3", "sphinx-click>=6"],
         "suite": SUITE,
         "test": [
             *SUITE,

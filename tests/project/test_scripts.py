@@ -17,7 +17,7 @@ from PIL import Image
 ROOT = Path(__file__).parents[2]
 DOCS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "RELIABILITY.md")),
-    *(ROOT / "docs").iterdir(),
+    *(file for file in (ROOT / "docs").rglob("*.md") if "_build" not in file.parts),
 ]
 NAMED = {
     path for file in DOCS for path in re.findall(r"\bscripts/[\w./-]*\w", file.read_text(encoding="utf-8"))
@@ -42,6 +42,7 @@ TRIALS = {
     "fuzz": ("where --runs 50", r"where +50 ", 0),
     "planted": ("--list", r"(\S.*\n){100}", 0),
     "surface": ("", r"CachedDataset\.from_cache(.|\n)*", 0),
+    "docs": ("", r"/docs/_build/html/index\.html", 0),
     "rooms": ("", r"<svg (.|\n)*</svg>", 0),
     "walks": ("", r"reopen +[\d,]+ calls in +\d+ files\n(.*\n)*filter", 0),
     "soak": ("0.0001", r"the time is over; not counted\n(.*\n)*no failure", 0),
@@ -74,6 +75,7 @@ def tree(tmp_path):
     """The repository with venvs that hold what this process has, so that nothing is installed."""
     tree = tmp_path / "tree"
     shutil.copytree(ROOT / "scripts", tree / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "docs", tree / "docs", ignore=shutil.ignore_patterns("_build"))
     shutil.copy2(ROOT / "setup.py", tree)
     for name in ("edcache", "tests", "pyproject.toml"):
         (tree / name).symlink_to(ROOT / name)
@@ -138,6 +140,7 @@ EXTRAS = SETUP["extras_require"]
 RUN_BY = {
     "quickstart": ["scripts/quickstart.py"],
     "train": ["scripts/train.py"],
+    "docs": ["docs/conf.py"],
     "fuzz": [str(file.relative_to(ROOT)) for file in (ROOT / "tests" / "fuzz").glob("fuzz_*.py")],
     "suite": [
         *(f"tests/kit/{name}.py" for name in ("filled", "scale", "xla_ranks")),

@@ -1,0 +1,51 @@
+"""The pages of the documentation, and the program that each of them is.
+
+A page runs from top to bottom, in a folder of its own:
+
+- ```python blocks are one script. A block whose first line is `# NAME.py` is written to that file instead.
+- ```sh blocks are commands of bash, run where they stand between the Python.
+- A comment of HTML that begins with `<!-- preamble` or `<!-- check` has Python that runs there and is not
+  shown: what the page needs, or what holds at that place.
+- Any other language is shown and not run: ```text for output, ```py for old code, or what cannot run here.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    str(file.relative_to(ROOT)): file.read_text(encoding="utf-8")
+    for file in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+    if "_build" not in file.parts
+}
+PIECE = re.compile(
+    r"^(?P<fence>```+)(?P<language>\w*)[^\n`]*\n(?P<code>.*?)^(?P=fence)$"
+    r"|^<!-- (?:preamble|check)\n(?P<hidden>.*?)^-->$",
+    re.MULTILINE | re.DOTALL,
+)
+SHELL = """
+import subprocess as _subprocess, sys as _sys
+_sys.stdout.flush()
+_subprocess.run(["bash", "-euo", "pipefail", "-c", {!r}], check=True)
+"""
+FILE = """
+with open({!r}, "w") as _file:
+    _file.write({!r})
+"""
+
+
+def program(text: str) -> str:
+    """What a page runs, as one script of Python; empty if it runs nothing."""
+    parts = []
+    for piece in PIECE.finditer(text):
+        language, code = piece["language"], piece["code"]
+        if piece["hidden"]:
+            parts.append(piece["hidden"])
+        elif language == "sh":
+            parts.append(SHELL.format(code))
+        elif language == "python":
+            name = re.match(r"# ([\w-]+\.py)\n", code)
+            parts.append(FILE.format(name[1], code) if name else code)
+    return "".join(parts)
