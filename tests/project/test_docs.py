@@ -4,7 +4,8 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
+import urllib.request
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 from pages import PAGES, ROOT, comparable, printed, program
@@ -16,21 +17,25 @@ SERVER = "redis://localhost:6379/0"
 
 
 @contextmanager
-def with_its_servers(code):
-    """The program, and the environment that it needs, with the servers that it names on this machine.
+def with_its_servers(code, folder):
+    """The program, and the environment in which it finds the servers that it names on this machine.
 
     The address of a Redis server is the one thing that is replaced.
     """
-    environment = {}
-    if SERVER in code:
-        from redis_server import Server
+    with ExitStack() as stack:
+        environment = {}
+        if SERVER in code:
+            from redis_server import Server
 
-        server = Server()
-        try:
-            yield code.replace(SERVER, server.url()), environment
-        finally:
-            server.close()
-    else:
+            server = stack.enter_context(closing(Server()))
+            code = code.replace(SERVER, server.url())
+        if "s3://bucket/" in code:
+            from object_servers import s3
+
+            for name, value in stack.enter_context(s3(folder)).items():
+                environment[f"FSSPEC_S3_{name.upper()}"] = value
+            bucket = f"{environment['FSSPEC_S3_ENDPOINT_URL']}/bucket"
+            urllib.request.urlopen(urllib.request.Request(bucket, method="PUT")).close()
         yield code, environment
 
 
@@ -50,7 +55,7 @@ def folder(tmp_path):
 def run(folder, code):
     """Run a page's program; what it printed."""
     page = folder / "page"
-    with with_its_servers(code) as (text, extra):
+    with with_its_servers(code, folder) as (text, extra):
         (page / "page.py").write_text(text)
         environment = os.environ | extra
         environment["PATH"] = f"{folder / 'programs'}:{environment['PATH']}"
