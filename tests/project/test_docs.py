@@ -13,6 +13,7 @@ from pages import PAGES, ROOT, comparable, printed, program
 PROGRAMS = {name: program(text) for name, text in PAGES.items()}
 PROGRAM_OF = {"python": "", "edcache": "-m edcache", "torchrun": "-m torch.distributed.run"}
 QUICK = ("README.md", "docs/quickstart.md")
+REPOSITORY = "https://github.com/edcache/edcache"
 SERVER = "redis://localhost:6379/0"
 
 
@@ -89,8 +90,19 @@ def test_a_page_runs_as_written(folder, page):
 def test_a_link_to_a_file_leads_to_one(page):
     prose = re.sub(r"^(```+).*?^\1$", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
-        if "://" not in target:
+        of_the_repository = re.fullmatch(rf"{REPOSITORY}/(?:blob|raw)/main/(.*)", target)
+        if of_the_repository:
+            assert (ROOT / of_the_repository[1]).exists(), target
+        elif "://" not in target:
+            assert page != "README.md", f"{target}: PyPI shows the README too; give the whole URL"
             assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks():
+    results = (ROOT / "scripts" / "benchmark" / "results.md").read_text(encoding="utf-8")
+    figures = re.findall(r"\b[\d.]+ [kM]\b", PAGES["README.md"])
+    assert len(figures) > 10
+    assert [figure for figure in figures if figure not in results] == []
 
 
 @pytest.mark.full
