@@ -40,7 +40,7 @@ highlight_language = "text"
 
 
 def with_links_to_the_repository(_: Sphinx, page: str, source: list[str]) -> None:
-    """Links to files outside of docs/ lead to the repository, where GitHub shows them; pictures stay."""
+    """A link to a file outside of docs/ leads to the repository. Pictures are copied."""
     up = "../" * (page.count("/") + 1)
     source[0] = re.sub(
         rf"(?<!!)(\[[^\]]*\])\({re.escape(up)}(?!\.)", rf"\1({REPOSITORY}/blob/main/", source[0]

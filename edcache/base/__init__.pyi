@@ -90,6 +90,8 @@ from .wording import described as described
 from .wording import human_bytes as human_bytes
 from .wording import parsed_bytes as parsed_bytes
 from .wording import path_suggestion as path_suggestion
+from .wording import plain as plain
+from .wording import shortened as shortened
 from .wording import shown as shown
 from .wording import suggestion as suggestion
 from .wording import unknown_label as unknown_label

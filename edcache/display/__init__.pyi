@@ -1,0 +1,2 @@
+from .summary import summary as summary
+from .tree import sample_tree as sample_tree
