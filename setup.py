@@ -1,6 +1,13 @@
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+HOME = "https://github.com/edcache/edcache"
+
+# The version stands in the package alone. Importing it would take what is not installed yet.
+VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "edcache" / "__init__.py").read_text(), re.MULTILINE)
 
 # libFuzzer for Python; it has wheels for these alone.
 ATHERIS = (
@@ -19,15 +26,31 @@ SUITE = [
     "pandas>=1.5",
 ]
 
+# What makes and checks the files for an index; setuptools as in pyproject.toml.
+RELEASE = ["build>=1.2", "twine>=6.1", "setuptools>=77"]
+
 setup(
     name="edcache",
-    version="0.1.0",
+    version=VERSION[1],
     description="A crash-safe, filterable, single-file cache for PyTorch datasets",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=(HERE / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    author="The edcache developers",
+    url=HOME,
+    project_urls={
+        "Source": HOME,
+        "Documentation": "https://edcache.readthedocs.io",
+        "Changelog": f"{HOME}/blob/main/CHANGELOG.md",
+        "Issues": f"{HOME}/issues",
+    },
+    license_expression="Apache-2.0",
+    license_files=["LICENSE"],
+    keywords=[
+        *("pytorch", "dataset", "cache", "dataloader", "machine learning", "deep learning", "archive", "zip"),
+        *("labels", "images", "data loading", "preprocessing", "reproducibility"),
+    ],
     packages=find_packages(include=["edcache", "edcache.*"]),
-    package_data={"": ["py.typed", "*.pyi"]},
+    package_data={"": ["py.typed", "*.pyi"], "edcache.display": ["page.*"]},
     python_requires=">=3.10",
     install_requires=[
         "torch>=2.2",
@@ -56,13 +79,16 @@ setup(
         "litdata": ["litdata>=0.2.30"],
         "datasets": ["datasets>=2.14"],
         "fuzz": [ATHERIS, "hypothesis>=6.100"],
+        "plot": ["matplotlib>=3.7"],
         "train": ["pytorch-lightning>=2.2", "scikit-learn>=1.3"],
         "bench": ["matplotlib>=3.7", "scikit-learn>=1.3"],
         "quickstart": ["scikit-learn>=1.3", "Pillow>=9"],
         "docs": ["sphinx>=7.2", "furo>=2024.1", "myst-parser>=3", "sphinx-click>=6"],
+        "release": RELEASE,
         "suite": SUITE,
         "test": [
             *SUITE,
+            *RELEASE,
             "coverage[toml]>=7.10",
             "ruff>=0.6",
             "basedpyright",
@@ -97,9 +123,17 @@ setup(
     entry_points={"console_scripts": ["edcache = edcache.cli:main"]},
     classifiers=[
         "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Framework :: Jupyter",
+        "Intended Audience :: Developers",
         "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
         "Programming Language :: Python :: 3",
+        "Programming Language :: Python :: 3 :: Only",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (10, 11, 12, 13)),
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Topic :: Scientific/Engineering :: Image Processing",
+        "Topic :: System :: Archiving",
         "Typing :: Typed",
     ],
 )

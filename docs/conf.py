@@ -32,6 +32,8 @@ autodoc_typehints = "signature"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
+pygments_dark_style = "github-dark"
+
 html_theme = "furo"
 html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": "docs/"}
 html_show_copyright = False
@@ -40,9 +42,11 @@ highlight_language = "text"
 
 
 def with_links_to_the_repository(_: Sphinx, page: str, source: list[str]) -> None:
-    """A link to a file outside of docs/ leads to the repository, where GitHub shows it."""
+    """A link to a file outside of docs/ leads to the repository. Pictures are copied."""
     up = "../" * (page.count("/") + 1)
-    source[0] = re.sub(rf"\]\({re.escape(up)}(?!\.)", f"]({REPOSITORY}/blob/main/", source[0])
+    source[0] = re.sub(
+        rf"(?<!!)(\[[^\]]*\])\({re.escape(up)}(?!\.)", rf"\1({REPOSITORY}/blob/main/", source[0]
+    )
 
 
 def setup(app: Sphinx) -> None:

@@ -26,6 +26,7 @@ The rooms, lowest floor first. Imports go down only, and from another room only 
     1  codec     a sample to the bytes of a record, and back
     2  labels    columns of labels: collected, compared, filtered, exchanged
     3  reader    an open archive: records by index, many at once; collated batches
+    4  display   what a person sees: pictures, trees, summaries, HTML
     4  writer    append, seal and fill; fingerprints of sources; what a backend answers
     5  dataset   what a user holds: CachedDataset, views, samplers, loaders, @cachable
     6  tools     verify, repair, compact, merge, split, digest, housekeeping

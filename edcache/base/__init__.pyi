@@ -39,6 +39,13 @@ from .errors import UnregisteredTypeError as UnregisteredTypeError
 from .errors import UnsupportedTypeError as UnsupportedTypeError
 from .errors import WhereError as WhereError
 from .errors import WorkerError as WorkerError
+from .markup import Markup as Markup
+from .markup import Tabular as Tabular
+from .markup import element as element
+from .markup import fragment as fragment
+from .markup import joined as joined
+from .markup import pairs as pairs
+from .markup import table as table
 from .options import FIXED as FIXED
 from .options import CacheKeywords as CacheKeywords
 from .options import CacheOptions as CacheOptions
@@ -90,6 +97,8 @@ from .wording import described as described
 from .wording import human_bytes as human_bytes
 from .wording import parsed_bytes as parsed_bytes
 from .wording import path_suggestion as path_suggestion
+from .wording import plain as plain
+from .wording import shortened as shortened
 from .wording import shown as shown
 from .wording import suggestion as suggestion
 from .wording import unknown_label as unknown_label

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 from edcache.base.errors import UnknownLabelError
 
+_WIDEST: Final = 60
 _PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumerate(_PREFIXES[:-1])} | {
     f"{prefix}iB".lower(): 1024**power for power, prefix in enumerate(_PREFIXES[:-1]) if prefix
@@ -113,3 +115,29 @@ def human_bytes(nbytes: float) -> str:
     while nbytes >= 999.95 * 1000**power and power < len(_PREFIXES) - 1:
         power += 1
     return f"{nbytes / 1000**power:.1f} {_PREFIXES[power]}B"
+
+
+def shortened(text: str) -> str:
+    """The first sixty characters, or fewer and dots."""
+    return text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."
+
+
+def plain(value: object) -> Any:
+    """A value as JSON has it: times in ISO 8601, bytes in hex, "nan" and "inf"; else its str()."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value).hex()
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else str(float(value))
+    if isinstance(value, np.generic):
+        return str(value) if value.dtype.kind in "mMV" else plain(value.item())
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if isinstance(value, np.ndarray):
+        return [plain(item) for item in value] if value.ndim else plain(value[()])
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

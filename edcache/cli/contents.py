@@ -8,10 +8,9 @@ from typing import Any, Final
 
 import click
 import numpy as np
-import numpy.typing as npt
 
-from edcache import codec, dataset, format, interop, reader, tools, writer
-from edcache.base import ReadOptions, SampleIndexError, human_bytes
+from edcache import dataset, display, tools, writer
+from edcache.base import ReadOptions, SampleIndexError, human_bytes, plain
 from edcache.cli.flags import PATH, flags
 from edcache.cli.output import (
     BLOCK,
@@ -19,19 +18,14 @@ from edcache.cli.output import (
     csv_lines,
     json_lines,
     paired_lines,
-    plain,
     plural,
     print_lines,
     print_report,
     printable,
-    shortened,
     table,
 )
 
 _SHOWN_SCHEMAS: Final = 8
-_SHOWN_ITEMS: Final = 8
-_DEEPEST: Final = 64
-_ATOMS: Final = (type(None), bool, int, float, str, bytes)
 
 
 def _opened(path: str, **options: Any) -> dataset.CachedDataset:
@@ -52,57 +46,10 @@ def info(path: str, digest: bool, as_json: bool) -> None:
     Example:
       edcache info train.zip --json
     """
-    document = _info(writer.store_at(path).reader(ReadOptions(allow_partial=True)))
+    document = display.summary(writer.store_at(path).reader(ReadOptions(allow_partial=True)))
     if digest:
         document["digest"] = tools.digest(path)
     print_report(as_json, document, _info_lines(document))
-
-
-def _info(archive: reader.AnyReader) -> dict[str, Any]:
-    """Everything that `info` tells, as JSON has it."""
-    head, records = archive.head, archive.records
-    nbytes = records.nbytes
-    return {
-        "path": archive.path,
-        "format_version": format.VERSION,
-        "uuid": head.uuid.hex(),
-        "sealed": archive.sealed,
-        "samples": len(archive),
-        "missing": len(archive) - len(nbytes),
-        "chunks": archive.chunks,
-        "nbytes": archive.nbytes,
-        "memory": archive.memory(),
-        "record_nbytes": {
-            "total": int(nbytes.sum()),
-            "median": float(np.median(nbytes)) if len(nbytes) else None,
-            "max": int(nbytes.max()) if len(nbytes) else None,
-            "uncompressed": None if records.raw_nbytes is None else int(records.raw_nbytes.sum()),
-        },
-        "codec": head.codec,
-        "compression": head.compression,
-        "labels": {field.name: str(field.type) for field in archive.labels().schema},
-        "schemas": _schemas(archive),
-        "fingerprint": head.fingerprint,
-    }
-
-
-def _schemas(archive: reader.AnyReader) -> list[dict[str, Any]]:
-    """The schemas, most used first: how many samples have each, and its fields."""
-    used = np.bincount(archive.records.schema, minlength=len(archive.schemas)).tolist()
-    return [
-        {"samples": samples, "fields": [_field(field) for field in codec.Decoder(schema).fields.values()]}
-        for samples, schema in sorted(zip(used, archive.schemas, strict=True), key=lambda pair: -pair[0])
-    ]
-
-
-def _field(field: Any) -> dict[str, Any]:
-    """A leaf that a schema promises, as JSON has it; a shape that varies is null."""
-    return {
-        "path": ".".join(map(str, field.path)),
-        "kind": field.kind,
-        "dtype": None if field.dtype is None else str(field.dtype).removeprefix("torch."),
-        "shape": None if field.shape is None else list(field.shape),
-    }
 
 
 def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
@@ -169,7 +116,7 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
         raise SampleIndexError(
             f"{cache.path}: no sample {index}; there are {len(cache):,}, from 0 on or from -1 back"
         )
-    leaves = [{"path": ".".join(map(str, at)), **_leaf(value)} for at, value in _leaves(cache[index], ())]
+    leaves = display.sample_tree(cache[index])
     document = {"path": cache.path, "index": index % len(cache), "leaves": leaves}
     header = ("field", "type", "dtype", "shape", "value")
     print_report(as_json, document, table(header, map(_leaf_row, leaves)))
@@ -205,61 +152,6 @@ def _short(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_short, value))}]"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _leaves(value: Any, path: tuple[object, ...]) -> Iterator[tuple[tuple[object, ...], Any]]:
-    children = interop.children_of(value) if len(path) < _DEEPEST else None
-    is_long = isinstance(value, (list, tuple)) and len(value) > _SHOWN_ITEMS
-    if not children or (is_long and all(isinstance(item, _ATOMS) for item in value)):
-        yield path, value
-        return
-    for key, child in children:
-        yield from _leaves(child, (*path, key))
-
-
-def _leaf(value: Any) -> dict[str, Any]:
-    """A leaf of a sample, as JSON has it."""
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        return _array_leaf(value)
-    if hasattr(value, "mode") and hasattr(value, "getpixel"):
-        return {"type": "PIL.Image", "dtype": value.mode, "shape": [value.height, value.width]}
-    described: dict[str, Any] = {"type": type(value).__qualname__}
-    if isinstance(value, (bytes, bytearray, list, tuple, Mapping)):
-        return described | {"items": len(value)}
-    if value is None or isinstance(value, (bool, int, float)):
-        return described | {"value": plain(value)}
-    return described | {"value": shortened(value if isinstance(value, str) else str(plain(value)))}
-
-
-def _array_leaf(value: Any) -> dict[str, Any]:
-    described: dict[str, Any] = {
-        "type": f"{type(value).__module__}.{type(value).__qualname__}",
-        "dtype": str(value.dtype).removeprefix("torch."),
-        "shape": [int(size) for size in value.shape],
-    }
-    array = _as_array(value)
-    if array is None:
-        return described
-    if 0 < array.size <= _SHOWN_ITEMS and array.dtype.kind != "O":
-        return described | {"value": plain(array)}
-    finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
-    if finite.size and array.dtype.kind in "biuf":
-        with np.errstate(over="ignore"):
-            mean = plain(finite.mean(dtype=np.float64))
-        described |= {"min": plain(finite.min()), "mean": mean, "max": plain(finite.max())}
-    return described | ({"nonfinite": array.size - finite.size} if finite.size < array.size else {})
-
-
-def _as_array(value: Any) -> npt.NDArray[Any] | None:
-    """The numbers as numpy, where a float type that numpy lacks becomes float64; None where that has none."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return np.asarray(value)
-    try:
-        tensor = value.detach().cpu()
-        array: npt.NDArray[Any] = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
-    except (AttributeError, TypeError, RuntimeError, ValueError, NotImplementedError):
-        return None  # sparse, quantized, or no tensor at all
-    return array
 
 
 @click.command()

@@ -11,14 +11,13 @@ import click
 
 from edcache import tools
 from edcache.backends import mirror
-from edcache.base import human_bytes, index_ranges
+from edcache.base import human_bytes, index_ranges, plain
 from edcache.cli.flags import FOLDER, PATH, POSITIVE, flags, size
 from edcache.cli.output import (
     FAILED,
     bar,
     errors_in_one_line,
     paired_lines,
-    plain,
     plural,
     print_lines,
     print_report,

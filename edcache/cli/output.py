@@ -5,25 +5,22 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, islice
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 import click
-import numpy as np
 
-from edcache.base import EdcacheError, byte_progress, path_suggestion
+from edcache.base import EdcacheError, byte_progress, path_suggestion, plain, shortened
 from edcache.storage import shown
 
 BLOCK: Final = 10_000
 FAILED: Final = 1
 _WRONG_USAGE: Final = 2
 _INTERRUPTED: Final = 130
-_WIDEST: Final = 60
 _LAYOUT_ROWS: Final = 1000
 _NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
 
@@ -50,32 +47,6 @@ def one_line(message: str) -> str:
 def cell(value: object) -> str:
     """A value as one cell of a table, short and on one line."""
     return shortened(printable(f"{value:.6g}" if isinstance(value, float) else str(plain(value))))
-
-
-def shortened(text: str) -> str:
-    """The first sixty characters, or fewer and dots."""
-    return text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."
-
-
-def plain(value: object) -> Any:
-    """A value as JSON has it: times in ISO 8601, bytes in hex, "nan" and "inf"; else its str()."""
-    if value is None or isinstance(value, (bool, str)):
-        return value
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return bytes(value).hex()
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(float(value))
-    if isinstance(value, np.generic):
-        return str(value) if value.dtype.kind in "mMV" else plain(value.item())
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, np.ndarray):
-        return [plain(item) for item in value] if value.ndim else plain(value[()])
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    return value.isoformat() if hasattr(value, "isoformat") else str(value)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, whole: int = 0) -> Iterator[str]:

@@ -16,7 +16,7 @@ import io
 import operator
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -228,6 +228,17 @@ def read_through(sample: Any, decoding: Decoding | None) -> Any:
     for name, value in zip(names, read, strict=True):
         object.__setattr__(made, name, value)
     return made
+
+
+def children_of(value: Any) -> list[tuple[Any, Any]] | None:
+    """Key and value of each child of a dict, dataclass, list or tuple; None for anything else."""
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    return list(enumerate(value)) if isinstance(value, list | tuple) else None
 
 
 def format_of(data: _Buffer) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import enum
 import io
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 
 from edcache.base import ExportError
-from edcache.codec import ImageFile
+from edcache.codec import ImageFile, children_of
 from edcache.labels import ArrowColumn
 
 _EXTENSIONS: Final = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif"}
@@ -61,17 +60,6 @@ def _walked(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...]
         return
     for key, child in children:
         yield from _walked(child, (*path, key))
-
-
-def children_of(value: Any) -> list[tuple[Any, Any]] | None:
-    """Key and value of each child of a dict, dataclass, list or tuple; None for anything else."""
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type | ImageFile):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return list(zip(value._fields, value, strict=True))
-    return list(enumerate(value)) if isinstance(value, list | tuple) else None
 
 
 def _plain(value: Any, name: str, place: str) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from edcache.base import Markup, element, fragment
 from edcache.format import is_number, one_chunk, pa, to_numpy
 from edcache.labels.column import as_python
 from edcache.labels.where import quoted, quoted_name
@@ -23,7 +24,7 @@ _DAYS = (1, 2, 7, 14, 30, 90, 180, 365, 730, 1825, 3650, 9125, 18_250, 36_500, 3
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class HistogramBar:
     """Some values of a column.
 
     Attributes:
@@ -49,9 +50,28 @@ class Histogram:
 
     name: str
     type: str
-    bars: tuple[Bar, ...]
+    bars: tuple[HistogramBar, ...]
     rest: int = 0
     rest_values: int = 0
+
+    def _repr_html_(self) -> str:
+        return fragment(self.drawn())
+
+    def drawn(self) -> Markup:
+        """The bars as a part of a page."""
+        greatest = max((bar.count for bar in self.bars), default=0) or 1
+        rows = (
+            element(
+                *("div", element("span", bar.text, title=bar.text)),
+                element("span", element("i", style=f"width:{100 * bar.count / greatest:.0f}%")),
+                element("b", f"{bar.count:,}"),
+                class_="bar",
+            )
+            for bar in self.bars
+        )
+        rest = f"{self.rest_values:,} more values of {self.rest:,} samples" if self.rest else None
+        title = element("div", self.name, element("span", f" {self.type}", class_="dim"))
+        return element("div", title, rows, "" if rest is None else element("div", rest, class_="dim"))
 
 
 def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) -> Histogram:
@@ -60,7 +80,7 @@ def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) 
         return Histogram(name, str(type), ())
     kind, words = column.type, quoted_name(name)
     is_scale = is_number(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
-    missing = (Bar("None", column.null_count, f"{words} is None"),) if column.null_count else ()
+    missing = (HistogramBar("None", column.null_count, f"{words} is None"),) if column.null_count else ()
     values = column.drop_null() if missing else column
     head = values.slice(0, _HEAD)
     counted = (values if len(head.unique()) <= most or not is_scale else head).value_counts()
@@ -78,21 +98,21 @@ def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) 
     return Histogram(name, str(type), (*bars, *missing), rest, max(0, len(order) - most))
 
 
-def _bar(value: pa.Scalar, count: int, name: str) -> Bar:
+def _bar(value: pa.Scalar, count: int, name: str) -> HistogramBar:
     """One value of a column."""
     kind = value.type
     if pa.types.is_floating(kind):
         number = to_numpy(pa.array([value], kind), nullable=False)[0]
-        return Bar(_number(number), count, _float_is(number, name))
+        return HistogramBar(_number(number), count, _float_is(number, name))
     if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
         text = _time(_ticks(value), kind)
-        return Bar(_short(text), count, _where(f'{name} == "{text}"') if _is_iso(text) else None)
+        return HistogramBar(_short(text), count, _where(f'{name} == "{text}"') if _is_iso(text) else None)
     plain = as_python(value)
     if isinstance(plain, bool | int):
-        return Bar(str(plain), count, f"{name} == {plain}")
+        return HistogramBar(str(plain), count, f"{name} == {plain}")
     if isinstance(plain, str):
-        return Bar(plain, count, _where(f"{name} == {quoted(plain)}"))
-    return Bar(plain.hex() if isinstance(plain, bytes) else str(plain), count, None)
+        return HistogramBar(plain, count, _where(f"{name} == {quoted(plain)}"))
+    return HistogramBar(plain.hex() if isinstance(plain, bytes) else str(plain), count, None)
 
 
 def _float_is(number: np.floating[Any], name: str) -> str:
@@ -104,7 +124,7 @@ def _float_is(number: np.floating[Any], name: str) -> str:
     return f"{name} == {_number(number)}"
 
 
-def _ranges(values: pa.ChunkedArray, name: str, most: int) -> Iterator[Bar]:
+def _ranges(values: pa.ChunkedArray, name: str, most: int) -> Iterator[HistogramBar]:
     """Bars of equal width that begin at round numbers, and one for each value that is not finite."""
     kind = values.type
     array = to_numpy(one_chunk(values), nullable=False)
@@ -116,7 +136,7 @@ def _ranges(values: pa.ChunkedArray, name: str, most: int) -> Iterator[Bar]:
             number = array.dtype.type(value)
             is_one = np.isnan(others) if value != value else others == number
             if is_one.any():
-                yield Bar(_number(number), int(is_one.sum()), _float_is(number, name))
+                yield HistogramBar(_number(number), int(is_one.sum()), _float_is(number, name))
         return
     if pa.types.is_integer(kind):
         low, high = int(array.min()), int(array.max())
@@ -125,14 +145,14 @@ def _ranges(values: pa.ChunkedArray, name: str, most: int) -> Iterator[Bar]:
         for start, count in _counted(array, edges):
             first, last = max(start, -(2**63)), min(start + step - 1, 2**64 - 1)
             if step == 1:
-                yield Bar(str(first), count, f"{name} == {first}")
+                yield HistogramBar(str(first), count, f"{name} == {first}")
             else:
-                yield Bar(f"{first} to {last}", count, f"{first} <= {name} <= {last}")
+                yield HistogramBar(f"{first} to {last}", count, f"{first} <= {name} <= {last}")
         return
     yield from _time_ranges(array.view(np.int64) if array.dtype.kind in "mM" else array, kind, name, most)
 
 
-def _time_ranges(ticks: Any, kind: pa.DataType, name: str, most: int) -> Iterator[Bar]:
+def _time_ranges(ticks: Any, kind: pa.DataType, name: str, most: int) -> Iterator[HistogramBar]:
     low, high = int(ticks.min()), int(ticks.max())
     second = 0 if pa.types.is_date32(kind) else {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[kind.unit]
     steps = [s * second for s in _SECONDS if second] + [d * (second * _DAY or 1) for d in _DAYS]
@@ -144,15 +164,15 @@ def _time_ranges(ticks: Any, kind: pa.DataType, name: str, most: int) -> Iterato
         first, end = _time(max(start, low), kind), _time(min(start + step, high), kind)
         sign = "<=" if start + step > high else "<"
         where = f'"{first}" <= {name} {sign} "{end}"' if _is_iso(first) and _is_iso(end) else None
-        yield Bar(f"{_short(first)} to {_short(end)}", count, where)
+        yield HistogramBar(f"{_short(first)} to {_short(end)}", count, where)
 
 
-def _float_ranges(array: Any, name: str, most: int) -> Iterator[Bar]:
+def _float_ranges(array: Any, name: str, most: int) -> Iterator[HistogramBar]:
     if not len(array):
         return
     low, high = float(array.min()), float(array.max())
     if low == high:
-        yield Bar(_number(array[0]), len(array), _float_is(array[0], name))
+        yield HistogramBar(_number(array[0]), len(array), _float_is(array[0], name))
         return
     exponent = math.floor(math.log10(max(high / most - low / most, np.finfo(array.dtype).tiny * 10)))
     # Decimal edges: 0.2 is written so, and not as a sum of steps.
@@ -168,7 +188,7 @@ def _float_ranges(array: Any, name: str, most: int) -> Iterator[Bar]:
     for i, (start, count) in enumerate(_counted(array, edges)):
         begin, end = _number(start), _number(edges[i + 1])
         sign = "<" if ends_round or i < len(edges) - 2 else "<="
-        yield Bar(f"{begin} to {end}", count, f"{begin} <= {name} {sign} {end}")
+        yield HistogramBar(f"{begin} to {end}", count, f"{begin} <= {name} {sign} {end}")
 
 
 def _counted(array: Any, edges: Sequence[Any]) -> Iterator[tuple[Any, int]]:

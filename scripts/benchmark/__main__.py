@@ -20,7 +20,7 @@ from benchmark.rounds import ALL_METRICS, Plan, Rounds
 from benchmark.workloads import SHAPES, generate
 
 HERE = Path(__file__).parent
-README = HERE.parents[1] / "README.md"
+PAGE = HERE.parents[1] / "docs" / "reference" / "benchmarks.md"
 
 
 def arguments() -> argparse.Namespace:
@@ -46,7 +46,7 @@ def arguments() -> argparse.Namespace:
     add("--keep", action="store_true", help="do not delete what was made in it")
     add("--out", type=Path, default=HERE, help="folder for results.md, .json and .png")
     add("--report", action="store_true", help="measure nothing: tables and plot of the results.json there")
-    add("--readme", action="store_true", help="put the short table into README.md, between its markers")
+    add("--docs", action="store_true", help="put the short table into docs/reference/benchmarks.md")
     return parser.parse_args()
 
 
@@ -66,8 +66,8 @@ def _some(allowed: Iterable[str]) -> Callable[[str], list[str]]:
 def main() -> None:
     """Measure, or only report."""
     options = arguments()
-    if options.readme:
-        report.check_markers(README)
+    if options.docs:
+        report.check_markers(PAGE)
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "results.json"
     if options.report:
@@ -76,8 +76,8 @@ def main() -> None:
         results = measured(options, file)
     (options.out / "results.md").write_text(report.markdown(results))
     plot.draw(results, options.out / "results.png")
-    if options.readme:
-        report.into_readme(results, README)
+    if options.docs:
+        report.into_page(results, PAGE)
 
 
 def measured(options: argparse.Namespace, file: Path) -> Results:

@@ -11,7 +11,7 @@ from benchmark.peers import BY_NAME
 from benchmark.results import Results, SystemResult, WorkloadResult
 
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-PICTURE = "scripts/benchmark/results.png"
+HERE = "../../scripts/benchmark"  # from the page that has the table
 
 HOW = """\
 - Every system is in a process of its own. All of a workload are alive together and asked for one more
@@ -153,20 +153,20 @@ def _ratio(value: float | None, whole: float) -> str:
     return "-" if value is None else f"{value / whole:.2f}"
 
 
-def check_markers(readme: Path) -> None:
-    """Raise SystemExit where the README has no place for the table."""
-    text = readme.read_text(encoding="utf-8")
+def check_markers(page: Path) -> None:
+    """Raise SystemExit where the page has no place for the table."""
+    text = page.read_text(encoding="utf-8")
     if not 0 <= text.find(BEGIN) < text.find(END):
-        raise SystemExit(f"{readme.name}: no {BEGIN} followed by {END}; add both where the table shall be")
+        raise SystemExit(f"{page.name}: no {BEGIN} followed by {END}; add both where the table shall be")
 
 
-def into_readme(results: Results, readme: Path) -> None:
+def into_page(results: Results, page: Path) -> None:
     """Replace what is between the markers by the short table, the picture, the date and the machine."""
-    check_markers(readme)
-    before, _, rest = readme.read_text(encoding="utf-8").partition(BEGIN)
+    check_markers(page)
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
     text = f"{before}{BEGIN}\n{short(results)}\n{END}{after}"
-    readme.write_text(text, encoding="utf-8")
+    page.write_text(text, encoding="utf-8")
 
 
 def short(results: Results) -> str:
@@ -180,12 +180,12 @@ def short(results: Results) -> str:
     lines = [f"| samples/s, shuffled | {' | '.join(names)} |", "|---|" + "---:|" * len(names)]
     lines += [f"| {_title(name)} | {' | '.join(cells)} |" for name, cells in rows.items()]
     return (
-        f"![samples per second of a shuffled epoch]({PICTURE})\n\n" + "\n".join(lines) + "\n\n"
+        f"![samples per second of a shuffled epoch]({HERE}/results.png)\n\n" + "\n".join(lines) + "\n\n"
         "Shuffled epochs through a DataLoader without workers / with 2, medians; "
         "own loaders with 1 / 2 threads. "
         f"Measured side by side, each workload in one run of `scripts/bench` on {_day(results)}, on "
         f"{machine.in_words(results.machine)}. More figures and how they were taken: "
-        "[results.md](scripts/benchmark/results.md)."
+        f"[results.md]({HERE}/results.md)."
     )
 
 

@@ -6,6 +6,7 @@ A page runs from top to bottom, in a folder of its own:
 - ```sh blocks are commands of bash, run where they stand between the Python.
 - A comment of HTML that begins with `<!-- preamble` or `<!-- check` has Python that runs there and is not
   shown: what the page needs, or what holds at that place.
+- A ```text block under `<!-- printed -->` is output: the page prints each of its lines, but for numbers.
 - Any other language is shown and not run: ```text for output, ```py for old code, or what cannot run here.
 """
 
@@ -25,6 +26,7 @@ PIECE = re.compile(
     r"|^<!-- (?:preamble|check)\n(?P<hidden>.*?)^-->$",
     re.MULTILINE | re.DOTALL,
 )
+PRINTED = re.compile(r"^<!-- printed -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELL = """
 import subprocess as _subprocess, sys as _sys
 _sys.stdout.flush()
@@ -49,3 +51,15 @@ def program(text: str) -> str:
             name = re.match(r"# ([\w-]+\.py)\n", code)
             parts.append(FILE.format(name[1], code) if name else code)
     return "".join(parts)
+
+
+def printed(text: str) -> list[str]:
+    """The lines that a page says it prints, as `comparable` has them."""
+    lines = "".join(PRINTED.findall(text)).splitlines()
+    return [comparable(line) for line in lines if not line.startswith("$ ")]
+
+
+def comparable(line: str) -> str:
+    """A line without what differs from run to run: numbers, the folder, and how wide a column is."""
+    line = re.sub(r"(?<=')/[^' ]*/(?=cache/)", "", line)
+    return " ".join(re.sub(r"0x[0-9A-F]+|\d[\d,.:]*", "#", line).split())

@@ -40,6 +40,7 @@ TRIALS = {
         2,
     ),
     "fuzz": ("where --runs 50", r"where +50 ", 0),
+    "release": ("build", r"\.whl: .*PASSED(.|\n)*\.tar\.gz: .*PASSED", 0),
     "planted": ("--list", r"(\S.*\n){100}", 0),
     "surface": ("", r"CachedDataset\.from_cache(.|\n)*", 0),
     "docs": ("", r"/docs/_build/html/index\.html", 0),
@@ -77,7 +78,8 @@ def tree(tmp_path):
     shutil.copytree(ROOT / "scripts", tree / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "docs", tree / "docs", ignore=shutil.ignore_patterns("_build"))
     shutil.copy2(ROOT / "setup.py", tree)
-    for name in ("edcache", "tests", "pyproject.toml"):
+    packaged = ("pyproject.toml", "MANIFEST.in", "LICENSE", *(file.name for file in ROOT.glob("*.md")))
+    for name in ("edcache", "tests", *packaged):
         (tree / name).symlink_to(ROOT / name)
     for venv in (".venv", ".venv-bench"):
         (tree / venv / "bin").mkdir(parents=True)
@@ -157,7 +159,7 @@ def test_every_extra_that_a_script_installs_is_there():
         if file.is_file()
         for extra in re.findall(r'/venv\.sh" (\w+)', file.read_text(encoding="utf-8"))
     }
-    assert installed == {*RUN_BY, "test"}
+    assert installed == {*RUN_BY, "test", "release"}
     assert installed <= set(EXTRAS)
 
 

@@ -1,0 +1,183 @@
+"""What of a value can be seen or heard, and pictures as PNG files.
+
+A picture is always decoded and encoded again: nothing that a stranger wrote reaches a browser as it is, but
+for sound and film, which go by a type from a fixed list.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.base import EdcacheError
+from edcache.codec import ImageFile, format_of
+from edcache.display.tree import as_array, leaves_of
+
+MOST_PIXELS: Final = 50_000_000  # of an image file that is decoded to be seen
+MOST_SIDE: Final = 2_048  # of a picture that is shown
+_LEAST_SIDE: Final = 8  # smaller arrays are numbers
+_MOST_LINES: Final = 16
+_LONGEST_TEXT: Final = 100_000
+_SIGNATURES: Final = (
+    (0, b"ID3", "audio", "audio/mpeg"),
+    (0, b"\xff\xfb", "audio", "audio/mpeg"),
+    (0, b"fLaC", "audio", "audio/flac"),
+    (0, b"OggS", "audio", "audio/ogg"),
+    (8, b"WAVE", "audio", "audio/wav"),
+    (4, b"ftyp", "video", "video/mp4"),
+    (0, b"\x1aE\xdf\xa3", "video", "video/webm"),
+)
+_COLOR_TYPES: Final = {1: 0, 3: 2, 4: 6}
+Array = npt.NDArray[Any]
+
+
+class Media(NamedTuple):
+    """What can be seen or heard of a leaf.
+
+    Attributes:
+        kind, data: "image": uint8 [h, w] or [h, w, 3 or 4]. "volume": numbers [d, h, w]. "signal": numbers
+            [lines, n]. "text": a str. "audio", "video": the bytes of a file. "note": a sentence that says why
+            there is nothing to see.
+        mime: the type of audio and video.
+    """
+
+    kind: str
+    data: Any
+    mime: str | None = None
+
+
+def media_of(value: Any) -> Media | None:
+    """What can be seen of a leaf; None of numbers, small arrays and anything else that is no picture.
+
+    Arrays and tensors are images as [H, W], [H, W, C] and [C, H, W] with 1, 3 or 4 channels, of 4 dimensions
+    the middle one of a film; volumes as [D, H, W] and [1, D, H, W]; signals as [n], [lines, n], [n, lines].
+    Floats from 0 to 1 are shades; other numbers go from their least to their greatest.
+    """
+    if isinstance(value, str):
+        return Media("text", value[:_LONGEST_TEXT])
+    if isinstance(value, (bytes, bytearray)):
+        return _of_file(bytes(value))
+    if isinstance(value, ImageFile):
+        return _of_image_file(value)
+    if hasattr(value, "getpixel") and hasattr(value, "convert"):
+        return Media(
+            "image",
+            _strided(np.asarray(value if value.mode in ("L", "RGB", "RGBA") else value.convert("RGB"))),
+        )
+    array = as_array(value) if hasattr(value, "shape") and hasattr(value, "dtype") else None
+    return None if array is None or array.dtype.kind not in "biuf" else _of_array(array)
+
+
+def _of_array(array: Array) -> Media | None:
+    shape = array.shape
+    if array.ndim == 1 and shape[0] >= _LEAST_SIDE:
+        return Media("signal", array[None])
+    if array.ndim == 2:
+        lines, length = sorted(shape)
+        if 0 < lines <= _MOST_LINES and length >= 4 * max(lines, _LEAST_SIDE):
+            return Media("signal", array if shape[0] == lines else array.T)
+        return Media("image", gray(_strided(array))) if lines >= _LEAST_SIDE else None
+    if array.ndim == 3:
+        if shape[2] in (1, 3, 4) and min(shape[:2]) >= _LEAST_SIDE:
+            return _of_colors(array)
+        if shape[0] in (1, 3, 4) and min(shape[1:]) >= _LEAST_SIDE:
+            return _of_colors(array.transpose(1, 2, 0))
+        return Media("volume", array) if sorted(shape)[1] >= _LEAST_SIDE and min(shape) > 1 else None
+    if array.ndim == 4 and shape[0]:
+        return _of_array(array[0] if shape[0] == 1 else array[shape[0] // 2])
+    return None
+
+
+def _of_colors(array: Array) -> Media:
+    pixels = gray(_strided(array))
+    return Media("image", pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+
+
+def _of_file(data: bytes) -> Media | None:
+    for at, start, kind, mime in _SIGNATURES:
+        if data[at : at + len(start)] == start:
+            return Media(kind, data, mime)
+    return _of_image_file(ImageFile(data)) if format_of(data) else None
+
+
+def _of_image_file(image: ImageFile) -> Media:
+    try:
+        width, height = image.size
+        if width * height > MOST_PIXELS:
+            return Media("note", f"An image of {width:,} x {height:,} pixels is too large to be shown.")
+        return Media("image", _strided(image.decode("numpy")))
+    except (EdcacheError, OSError) as error:
+        return Media("note", str(error))
+
+
+def gray(array: Array) -> npt.NDArray[np.uint8]:
+    """Numbers as shades: uint8 as it is, 0 to 1 as black to white, others from least to greatest."""
+    if array.dtype == np.uint8:
+        return array
+    numbers = array.astype(np.float64)
+    is_finite = np.isfinite(numbers)
+    finite = numbers[is_finite]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+    if array.dtype.kind in "bf" and low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    with np.errstate(over="ignore", invalid="ignore"):
+        # Halved, so that the span of the largest floats is no infinity.
+        shades = (numbers / 2 - low / 2) / ((high / 2 - low / 2) or 1.0) * 255
+    return np.where(is_finite, np.clip(shades, 0, 255), 0).astype(np.uint8)
+
+
+def _strided(array: Array, most: int = MOST_SIDE) -> Array:
+    """Every k-th pixel of a picture that is larger than what is shown."""
+    step = -(-max(array.shape[:2]) // most)
+    return array[::step, ::step] if step > 1 else array
+
+
+def png(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """A PNG file of uint8 [h, w], [h, w, 3] or [h, w, 4]."""
+    height, width = pixels.shape[:2]
+    channels = 1 if pixels.ndim == 2 else pixels.shape[2]
+    rows = np.zeros((height, 1 + width * channels), np.uint8)  # each begins with its filter, none
+    rows[:, 1:] = pixels.reshape(height, -1)
+    header = struct.pack(">IIBBBBB", width, height, 8, _COLOR_TYPES[channels], 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in chunks
+    )
+
+
+def thumbnail(media: Media, size: int = 96) -> bytes | None:
+    """A small PNG file of an image, or of the middle slice of a volume; None of what is neither."""
+    if media.kind == "image":
+        return png(_reduced(media.data, size))
+    if media.kind == "volume":
+        return png(_reduced(gray(_strided(media.data[len(media.data) // 2])), size))
+    return None
+
+
+def first_seen(sample: Any) -> Media | None:
+    """What stands for a sample: its first leaf that is more than text, else its first text."""
+    text = None
+    for _, value in leaves_of(sample):
+        media = media_of(value)
+        if media is not None and media.kind not in ("text", "note"):
+            return media
+        text = text or media
+    return text
+
+
+def _reduced(pixels: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
+    """The mean of squares of pixels, so that no side is longer than `size`."""
+    step = -(-max(pixels.shape[:2]) // size)
+    if step <= 1:
+        return pixels
+    height, width = (max(side // step, 1) * step for side in pixels.shape[:2])
+    if min(pixels.shape[:2]) < step:
+        return pixels[::step, ::step]
+    squares = pixels[:height, :width].reshape(height // step, step, width // step, step, -1)
+    means: npt.NDArray[np.uint8] = squares.mean(axis=(1, 3)).astype(np.uint8)
+    return means[..., 0] if pixels.ndim == 2 else means

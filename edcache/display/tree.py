@@ -1,0 +1,81 @@
+"""A sample as its leaves, each with its type, its dtype and what its numbers are like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.base import plain, shortened
+from edcache.codec import children_of
+
+SHOWN_ITEMS: Final = 8
+_DEEPEST: Final = 64
+_ATOMS: Final = (type(None), bool, int, float, str, bytes)
+
+
+def leaves_of(value: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[tuple[object, ...], Any]]:
+    """The leaves of a sample with their paths; a long list of plain values is one leaf."""
+    children = children_of(value) if len(path) < _DEEPEST else None
+    is_long = isinstance(value, (list, tuple)) and len(value) > SHOWN_ITEMS
+    if not children or (is_long and all(isinstance(item, _ATOMS) for item in value)):
+        yield path, value
+        return
+    for key, child in children:
+        yield from leaves_of(child, (*path, key))
+
+
+def sample_tree(sample: Any) -> list[dict[str, Any]]:
+    """The leaves of a sample as JSON has them.
+
+    Each has "path" and "type"; arrays, tensors and images "dtype" and "shape"; a short leaf "value", a long
+    array "min", "mean" and "max" of what is finite, and "nonfinite"; a list, text or bytes "items".
+    """
+    return [{"path": ".".join(map(str, at)), **leaf(value)} for at, value in leaves_of(sample)]
+
+
+def leaf(value: Any) -> dict[str, Any]:
+    """A leaf of a sample, as JSON has it; see `sample_tree`."""
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        return _array_leaf(value)
+    if hasattr(value, "mode") and hasattr(value, "getpixel"):
+        return {"type": "PIL.Image", "dtype": value.mode, "shape": [value.height, value.width]}
+    described: dict[str, Any] = {"type": type(value).__qualname__}
+    if isinstance(value, (bytes, bytearray, list, tuple, Mapping)):
+        return described | {"items": len(value)}
+    if value is None or isinstance(value, (bool, int, float)):
+        return described | {"value": plain(value)}
+    return described | {"value": shortened(value if isinstance(value, str) else str(plain(value)))}
+
+
+def _array_leaf(value: Any) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "type": f"{type(value).__module__}.{type(value).__qualname__}",
+        "dtype": str(value.dtype).removeprefix("torch."),
+        "shape": [int(size) for size in value.shape],
+    }
+    array = as_array(value)
+    if array is None:
+        return described
+    if 0 < array.size <= SHOWN_ITEMS and array.dtype.kind != "O":
+        return described | {"value": plain(array)}
+    finite = array[np.isfinite(array)] if array.dtype.kind == "f" else array
+    if finite.size and array.dtype.kind in "biuf":
+        with np.errstate(over="ignore"):
+            mean = plain(finite.mean(dtype=np.float64))
+        described |= {"min": plain(finite.min()), "mean": mean, "max": plain(finite.max())}
+    return described | ({"nonfinite": array.size - finite.size} if finite.size < array.size else {})
+
+
+def as_array(value: Any) -> npt.NDArray[Any] | None:
+    """The numbers as numpy, where a float type that numpy lacks becomes float64; None where that has none."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return np.asarray(value)
+    try:
+        tensor = value.detach().cpu()
+        array: npt.NDArray[Any] = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
+    except (AttributeError, TypeError, RuntimeError, ValueError, NotImplementedError):
+        return None  # sparse, quantized, or no tensor at all
+    return array

@@ -1,0 +1,102 @@
+"""What can be seen of a value, and pictures as PNG files."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from PIL import Image
+
+from edcache import ImageFile
+from edcache.display.media import first_seen, gray, media_of, png, thumbnail
+
+
+def pillow_bytes(mode, size, kind="PNG"):
+    file = io.BytesIO()
+    Image.new(mode, size, 7).save(file, kind)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("channels", [None, 1, 3, 4])
+@given(data=st.data())
+def test_pillow_reads_the_pixels_of_a_png(channels, data):
+    height, width = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))
+    shape = (height, width) if channels in (None, 1) else (height, width, channels)
+    pixels = data.draw(arrays(np.uint8, shape))
+    assert np.array_equal(np.asarray(Image.open(io.BytesIO(png(pixels)))), pixels)
+
+
+SEEN = [
+    (torch.zeros(3, 16, 16), "image", (16, 16, 3)),
+    (torch.zeros(1, 16, 16, dtype=torch.uint8), "image", (16, 16)),
+    (np.zeros((16, 20, 3), np.uint8), "image", (16, 20, 3)),
+    (np.zeros((16, 20), np.float32), "image", (16, 20)),
+    (torch.zeros(4, 3, 16, 20, dtype=torch.bfloat16), "image", (16, 20, 3)),
+    (np.zeros((9, 16, 20), np.int16), "volume", (9, 16, 20)),
+    (np.zeros((1, 9, 16, 20), np.int16), "volume", (9, 16, 20)),
+    (np.arange(50), "signal", (1, 50)),
+    (np.zeros((12, 500)), "signal", (12, 500)),
+    (np.zeros((500, 2)), "signal", (2, 500)),
+    (Image.new("P", (20, 16)), "image", (16, 20, 3)),
+    (ImageFile(pillow_bytes("RGB", (20, 16))), "image", (16, 20, 3)),
+    (pillow_bytes("L", (20, 16), "JPEG"), "image", (16, 20)),
+]
+
+
+@pytest.mark.parametrize(("value", "kind", "shape"), SEEN)
+def test_what_looks_like_a_picture_is_one(value, kind, shape):
+    media = media_of(value)
+    assert (media.kind, media.data.shape) == (kind, shape)
+    assert kind != "image" or media.data.dtype == np.uint8
+
+
+ARRAYS = [(3,), (3, 4), (2, 2, 2), (0,), (0, 16, 16)]
+NOT_SEEN = [3, 2.5, None, *map(np.zeros, ARRAYS), np.array(["a"] * 20), np.zeros(20, "M8[s]"), b"plain"]
+
+
+@pytest.mark.parametrize("value", [*NOT_SEEN, torch.zeros(16, 16).to_sparse()])
+def test_what_is_no_picture_is_none(value):
+    assert media_of(value) is None
+
+
+def test_files_of_sound_and_film_go_by_a_type_of_a_fixed_list():
+    assert media_of(b"RIFF\x00\x00\x00\x00WAVEfmt ")[::2] == ("audio", "audio/wav")
+    assert media_of(b"\x00\x00\x00\x18ftypisom....")[::2] == ("video", "video/mp4")
+    assert media_of(b"<svg onload=alert(1)>") is None
+
+
+def test_an_image_that_is_damaged_or_too_large_is_a_note():
+    whole = pillow_bytes("RGB", (64, 64), "JPEG")
+    assert media_of(ImageFile(whole[: len(whole) // 2])).kind == "note"
+    assert media_of(pillow_bytes("1", (9000, 9000))).data.startswith(
+        "An image of 9,000 x 9,000 pixels is too large"
+    )
+
+
+def test_shades_go_from_the_least_to_the_greatest_number_that_is_finite():
+    assert gray(np.array([[0.0, 0.5, 1.0]])).tolist() == [[0, 127, 255]]
+    assert gray(np.array([[-1e308, 0, 1e308, np.nan, np.inf]])).tolist() == [[0, 127, 255, 0, 0]]
+    assert gray(np.array([[-5, 0, 5]], np.int16)).tolist() == [[0, 127, 255]]
+    assert gray(np.array([[True, False]])).tolist() == [[255, 0]]
+    assert gray(np.full((2, 2), np.nan)).tolist() == [[0, 0], [0, 0]]
+
+
+def test_a_thumbnail_is_of_the_first_leaf_that_is_more_than_text():
+    sample = {
+        "name": "cat",
+        "score": 3.5,
+        "image": torch.full((3, 500, 300), 0.5),
+        "other": np.zeros((16, 16)),
+    }
+    picture = Image.open(io.BytesIO(thumbnail(first_seen(sample))))
+    assert picture.size == (50, 83)
+    assert picture.getpixel((0, 0)) == (127, 127, 127)
+    assert first_seen({"name": "cat", "label": 3}).data == "cat"
+    assert first_seen({"label": 3}) is None
+    assert thumbnail(first_seen("cat")) is None
+    assert Image.open(
+        io.BytesIO(thumbnail(media_of(np.zeros((2000, 8), np.uint8))) or png(np.zeros((1, 1), np.uint8)))
+    )
