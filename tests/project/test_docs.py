@@ -11,7 +11,14 @@ import pytest
 from pages import PAGES, ROOT, comparable, printed, program
 
 PROGRAMS = {name: program(text) for name, text in PAGES.items()}
-PROGRAM_OF = {"python": "", "edcache": "-m edcache", "torchrun": "-m torch.distributed.run"}
+PROGRAMS_THERE = {
+    "python": f'exec "{sys.executable}" "$@"',
+    "edcache": f'exec "{sys.executable}" -m edcache "$@"',
+    "torchrun": f'exec "{sys.executable}" -m torch.distributed.run "$@"',
+    # Slurm's, of a job of one node: what it starts runs here.
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
+}
+OF_SLURM = {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}
 QUICK = ("README.md", "docs/quickstart.md")
 REPOSITORY = "https://github.com/edcache/edcache"
 SERVER = "redis://localhost:6379/0"
@@ -21,7 +28,7 @@ SERVER = "redis://localhost:6379/0"
 def with_its_servers(code, folder):
     """The program, and the environment in which it finds the servers that it names on this machine.
 
-    The address of a Redis server is the one thing that is replaced.
+    The address of a Redis server is the one text that is replaced.
     """
     with ExitStack() as stack:
         environment = {}
@@ -45,9 +52,9 @@ def folder(tmp_path):
     """Where a page runs, and the programs that it finds: those of this process."""
     programs = tmp_path / "programs"
     programs.mkdir()
-    for name, arguments in PROGRAM_OF.items():
+    for name, command in PROGRAMS_THERE.items():
         file = programs / name
-        file.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        file.write_text(f"#!/bin/sh\n{command}\n")
         file.chmod(0o755)
     (tmp_path / "page").mkdir()
     return tmp_path
@@ -58,7 +65,7 @@ def run(folder, code):
     page = folder / "page"
     with with_its_servers(code, folder) as (text, extra):
         (page / "page.py").write_text(text)
-        environment = os.environ | extra
+        environment = os.environ | OF_SLURM | extra
         environment["PATH"] = f"{folder / 'programs'}:{environment['PATH']}"
         environment["PYTHONPATH"] = str(ROOT)
         environment["EDCACHE_DIR"] = environment["EDCACHE_SPOOL"] = str(folder / "home")
