@@ -78,6 +78,45 @@ def run(folder, code):
     return text
 
 
+EVERY_KIND = """
+<!-- preamble
+import there
+-->
+```python
+# there.py
+print("imported")
+```
+```sh
+echo from 3 shells; edcache --version
+```
+```py
+this never runs
+```
+<!-- check
+print("done" if there else "")
+-->
+"""
+
+
+def test_a_page_is_one_program_from_top_to_bottom(folder):
+    """The preamble needs a file that is written after it: so it fails, and only then it does not."""
+    with pytest.raises(AssertionError, match="No module named 'there'"):
+        run(folder, program(EVERY_KIND))
+    preamble, mark, rest = EVERY_KIND.partition("```python")
+    lines = run(folder, program(mark + rest.replace("```sh", f"{preamble}```sh"))).splitlines()
+    assert [lines[0], lines[1], lines[-1]] == ["imported", "from 3 shells", "done"]
+    said = "<!-- printed -->\n```text\nfrom  17 shells\n```\n```text\nno output\n```\n"
+    assert printed(said) == [comparable("from 3 shells")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_block_says_what_it_is(page):
+    """Else a program that should run is only shown."""
+    fences = re.findall(r"^```+(\S*)", PAGES[page], re.MULTILINE)
+    assert all(fences[::2])
+    assert not any(fences[1::2])
+
+
 @pytest.mark.spread
 @pytest.mark.parametrize(
     "page",
