@@ -39,6 +39,8 @@ from .errors import UnregisteredTypeError as UnregisteredTypeError
 from .errors import UnsupportedTypeError as UnsupportedTypeError
 from .errors import WhereError as WhereError
 from .errors import WorkerError as WorkerError
+from .markup import Markup as Markup
+from .markup import element as element
 from .options import FIXED as FIXED
 from .options import CacheKeywords as CacheKeywords
 from .options import CacheOptions as CacheOptions
