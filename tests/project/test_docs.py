@@ -4,7 +4,8 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
+import urllib.request
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 from pages import PAGES, ROOT, comparable, printed, program
@@ -12,25 +13,30 @@ from pages import PAGES, ROOT, comparable, printed, program
 PROGRAMS = {name: program(text) for name, text in PAGES.items()}
 PROGRAM_OF = {"python": "", "edcache": "-m edcache", "torchrun": "-m torch.distributed.run"}
 QUICK = ("README.md", "docs/quickstart.md")
+REPOSITORY = "https://github.com/edcache/edcache"
 SERVER = "redis://localhost:6379/0"
 
 
 @contextmanager
-def with_its_servers(code):
-    """The program, and the environment that it needs, with the servers that it names on this machine.
+def with_its_servers(code, folder):
+    """The program, and the environment in which it finds the servers that it names on this machine.
 
     The address of a Redis server is the one thing that is replaced.
     """
-    environment = {}
-    if SERVER in code:
-        from redis_server import Server
+    with ExitStack() as stack:
+        environment = {}
+        if SERVER in code:
+            from redis_server import Server
 
-        server = Server()
-        try:
-            yield code.replace(SERVER, server.url()), environment
-        finally:
-            server.close()
-    else:
+            server = stack.enter_context(closing(Server()))
+            code = code.replace(SERVER, server.url())
+        if "s3://bucket/" in code:
+            from object_servers import s3
+
+            for name, value in stack.enter_context(s3(folder)).items():
+                environment[f"FSSPEC_S3_{name.upper()}"] = value
+            bucket = f"{environment['FSSPEC_S3_ENDPOINT_URL']}/bucket"
+            urllib.request.urlopen(urllib.request.Request(bucket, method="PUT")).close()
         yield code, environment
 
 
@@ -50,7 +56,7 @@ def folder(tmp_path):
 def run(folder, code):
     """Run a page's program; what it printed."""
     page = folder / "page"
-    with with_its_servers(code) as (text, extra):
+    with with_its_servers(code, folder) as (text, extra):
         (page / "page.py").write_text(text)
         environment = os.environ | extra
         environment["PATH"] = f"{folder / 'programs'}:{environment['PATH']}"
@@ -84,8 +90,19 @@ def test_a_page_runs_as_written(folder, page):
 def test_a_link_to_a_file_leads_to_one(page):
     prose = re.sub(r"^(```+).*?^\1$", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
-        if "://" not in target:
+        of_the_repository = re.fullmatch(rf"{REPOSITORY}/(?:blob|raw)/main/(.*)", target)
+        if of_the_repository:
+            assert (ROOT / of_the_repository[1]).exists(), target
+        elif "://" not in target:
+            assert page != "README.md", f"{target}: PyPI shows the README too; give the whole URL"
             assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks():
+    results = (ROOT / "scripts" / "benchmark" / "results.md").read_text(encoding="utf-8")
+    figures = re.findall(r"\b[\d.]+ [kM]\b", PAGES["README.md"])
+    assert len(figures) > 10
+    assert [figure for figure in figures if figure not in results] == []
 
 
 @pytest.mark.full
