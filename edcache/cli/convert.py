@@ -226,7 +226,7 @@ def export(paths: Sequence[str], out: str, to: str, as_json: bool, **options: An
     view = ds.available() if options["available"] else ds[:]
     view = view if options["where"] is None else view.filter(options["where"])
     view = view.select(*options["fields"]) if options["fields"] else view
-    with bar("exporting to", out, options["progress"], unit=" samples") as on_progress:
+    with bar("exporting to", out, options["progress"], unit="") as on_progress:
         report = interop.export(
             view,
             out,

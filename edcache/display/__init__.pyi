@@ -1,3 +1,7 @@
+from .card import card_of as card_of
+from .card import html as html
+from .card import markdown as markdown
+from .croissant import croissant as croissant
 from .notebook import SampleGrid as SampleGrid
 from .notebook import Schema as Schema
 from .notebook import dataset_html as dataset_html
