@@ -115,7 +115,7 @@ def test_what_an_archive_says_of_itself_takes_no_torch(path):
         "assert labels.matching_rows(columns, {}, 'label >= 4').tolist() == [4, 5]\n"
         "assert columns.histogram('label').bars[0].where == 'label == 0'\n"
         "fields = display.summary(reader)['schemas'][0]['fields']\n"
-        "assert [field['path'] for field in fields] == ['x.0', 'x.1', 'x.2', 'x.3', 'label', 'name', 'score']\n"
+        "assert {'x.0', 'label', 'name'} < {field['path'] for field in fields}\n"
         "assert (len(reader.missing()), reader.failures, reader.complete) == (0, [], reader.sealed)\n"
         "print('torch' in sys.modules)"
     )
