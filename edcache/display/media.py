@@ -161,7 +161,7 @@ def thumbnail(media: Media, size: int = 96) -> bytes | None:
 
 
 def first_seen(sample: Any) -> Media | None:
-    """What stands for a sample: its first picture, else sound or film, a long text or a signal, a short text."""
+    """What stands for a sample: a picture, else sound or film, a long text or a signal, a short text."""
     seen = [media for _, value in leaves_of(sample) if (media := media_of(value)) is not None]
     return min(seen, key=_rank, default=None)
 
