@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from edcache import base
 from edcache.reader import OnProgress
 from edcache.storage import File, local_path
 from edcache.tools.rewrite import RecordSelection, RewriteProgress, check_free, rewriting
@@ -20,7 +21,7 @@ _SHOWN: Final = 20
 
 
 @dataclass
-class RepairReport:
+class RepairReport(base.Tabular):
     """What `repair` found and kept.
 
     kept: samples in the new archive. lost: int64 [k], sorted: indices of samples that had a record and have
@@ -81,7 +82,9 @@ def repair(
         with rewriting(destination, head, file, progress) as new:
             selection = RecordSelection(file, salvage.contents)
             new.copy(selection, lambda rows, why: damage.extend((row, why) for row in rows.tolist()))
-            is_told = salvage.length == max(new.out.chain.length or 0, new.out.chain.end_index)
+            # What was begun for fewer samples and grew is as long as it became, for who fills it too.
+            chain = new.out.chain
+            is_told = salvage.length == (chain.end_index if chain.length is None else chain.length)
             new.publish(None if is_told else salvage.length, salvage.failures, salvage.revision)
     return _report(salvage, damage, new.nbytes)
 
