@@ -35,6 +35,7 @@ from .errors import StaleArchiveError as StaleArchiveError
 from .errors import StaleCacheError as StaleCacheError
 from .errors import StandInWarning as StandInWarning
 from .errors import StorageError as StorageError
+from .errors import UnknownLabelError as UnknownLabelError
 from .errors import UnregisteredTypeError as UnregisteredTypeError
 from .errors import UnsupportedTypeError as UnsupportedTypeError
 from .errors import WhereError as WhereError
