@@ -16,6 +16,7 @@ _THUMBNAIL: Final = 128
 # Smaller pictures are shown with their pixels as squares.
 _SMALL: Final = 128
 _EXCERPT: Final = 300
+_SENTENCE: Final = 20
 _MOST_LEAVES: Final = 1_000
 _MOST_LINES: Final = 8
 _MOST_POINTS: Final = 1_000
@@ -29,9 +30,13 @@ def cell(sample: Any) -> dict[str, Any]:
     if isinstance(sample, Exception):
         return {"why": "No record." if isinstance(sample, MissingSampleError) else reason(sample)[:_EXCERPT]}
     media = first_seen(sample)
+    if media is not None and media.kind == "signal" and media.data.dtype.kind in "biu":
+        # Tokens beside the text that they are of.
+        texts = (value for _, value in leaves_of(sample) if isinstance(value, str) and len(value) > _SENTENCE)
+        media = next((Media("text", text) for text in texts), media)
     if media is None or media.kind == "note":
-        texts = (f"{'.'.join(map(str, path))}: {plain(value)}" for path, value in leaves_of(sample))
-        return {"text": "\n".join(text[:80] for _, text in zip(range(8), texts, strict=False))}
+        lines = (f"{'.'.join(map(str, path))}: {plain(value)}" for path, value in leaves_of(sample))
+        return {"text": "\n".join(text[:80] for _, text in zip(range(8), lines, strict=False))}
     if media.kind == "text":
         return {"text": media.data[:_EXCERPT]}
     if media.kind == "signal":

@@ -435,8 +435,8 @@ function close() {
 function parts(sample) {
   const blocks = [];
   if (sample.error) blocks.push(el("p", { class: "wrong", text: sample.error }));
-  if (sample.labels.length) blocks.push(table(["Label", "Value"], sample.labels.map(([name, value]) => [name, value])));
   for (const leaf of sample.leaves) if (leaf.media && !isShort(leaf.media)) blocks.push(figure(sample.row, leaf));
+  if (sample.labels.length) blocks.push(table(["Label", "Value"], sample.labels, "facts"));
   if (sample.leaves.length) {
     blocks.push(table(["Field", "Shape", "Values"],
       sample.leaves.map((leaf) => [[leaf.path || "sample", [leaf.type, leaf.dtype].filter(Boolean).join(" ")], leaf.shape?.join(" \u00d7 "), values(leaf)]), "fields"));
