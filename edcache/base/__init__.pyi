@@ -35,6 +35,7 @@ from .errors import StaleArchiveError as StaleArchiveError
 from .errors import StaleCacheError as StaleCacheError
 from .errors import StandInWarning as StandInWarning
 from .errors import StorageError as StorageError
+from .errors import UnknownLabelError as UnknownLabelError
 from .errors import UnregisteredTypeError as UnregisteredTypeError
 from .errors import UnsupportedTypeError as UnsupportedTypeError
 from .errors import WhereError as WhereError
@@ -46,6 +47,7 @@ from .markup import fragment as fragment
 from .markup import joined as joined
 from .markup import pairs as pairs
 from .markup import table as table
+from .notebooks import short_traceback as short_traceback
 from .options import FIXED as FIXED
 from .options import CacheKeywords as CacheKeywords
 from .options import CacheOptions as CacheOptions

@@ -1,27 +1,27 @@
-"""info, show, ls, labels: an archive as a whole, one sample, records and labels as tables; labels changed."""
+"""info, show, ls, labels, sql: an archive as a whole, one sample, records and labels as tables."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, Final
 
 import click
 import numpy as np
 
 from edcache import dataset, display, tools, writer
-from edcache.base import ReadOptions, SampleIndexError, human_bytes, plain
-from edcache.cli.flags import PATH, flags
+from edcache import labels as label_tables
+from edcache.base import ReadOptions, SampleIndexError, human_bytes
+from edcache.cli.flags import LABEL, PATH, flags, row_flags
 from edcache.cli.output import (
     BLOCK,
     cell,
-    csv_lines,
-    json_lines,
     paired_lines,
     plural,
     print_lines,
     print_report,
+    print_rows,
     printable,
+    styled,
     table,
 )
 
@@ -32,21 +32,27 @@ def _opened(path: str, **options: Any) -> dataset.CachedDataset:
     return dataset.CachedDataset(None, path, allow_partial=True, **options)
 
 
+def archive_at(path: str) -> tuple[Any, label_tables.Labels]:
+    """An archive, complete or not, and its labels; neither takes torch."""
+    archive = writer.store_at(path).reader(ReadOptions(allow_partial=True))
+    return archive, label_tables.Labels(archive.labels, num_rows=len(archive))
+
+
 @click.command()
 @click.argument("path", type=PATH)
 @click.option("--digest", is_flag=True, help="Also the file's SHA-256, which takes reading all of it.")
 @flags("as_json")
 def info(path: str, digest: bool, as_json: bool) -> None:
-    """Say what an archive holds and where it comes from, without reading a sample.
+    """Say what an archive holds and where it comes from.
 
-    The digest is what sha256sum prints for the file. Publish it with the archive, and whoever gets it
-    checks it with verify --expect, or with from_cache(path, expected_digest=...).
+    No sample is read. The digest is what sha256sum prints for the file. Publish it with the archive, and
+    whoever gets it checks it with verify --digest, or in Python by expected_digest=.
 
     \b
     Example:
       edcache info train.zip --json
     """
-    document = display.summary(writer.store_at(path).reader(ReadOptions(allow_partial=True)))
+    document = display.summary(archive_at(path)[0])
     if digest:
         document["digest"] = tools.digest(path)
     print_report(as_json, document, _info_lines(document))
@@ -85,7 +91,7 @@ def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
         ]
     )
     for schema in info["schemas"][:_SHOWN_SCHEMAS]:
-        yield f"\nschema of {plural(schema['samples'], 'sample')}"
+        yield "\n" + styled(f"schema of {plural(schema['samples'], 'sample')}", bold=True)
         if schema["fields"]:
             yield from table(("field", "kind", "dtype", "shape"), map(_field_row, schema["fields"]))
         else:
@@ -105,7 +111,9 @@ def named(fingerprint: Mapping[str, Any], key: str) -> dict[str, Any]:
 @click.argument("index", type=int)
 @flags("as_json", "allow_pickle")
 def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
-    """Decode one sample and show its tree; a negative INDEX counts from the end.
+    """Decode one sample and show its tree.
+
+    A negative INDEX counts from the end.
 
     \b
     Example:
@@ -156,85 +164,65 @@ def _short(value: object) -> str:
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.option(
-    "--limit", type=click.IntRange(min=0), default=20, show_default=True, help="Most records shown."
-)
 @click.option("--offset", type=click.IntRange(min=0), default=0, help="Records to skip first.")
-@flags("as_json")
-def ls(path: str, limit: int, offset: int, as_json: bool) -> None:
-    """List records: sample index, place in the file, checksum and labels.
+@row_flags
+def ls(path: str, offset: int, form: str | None, **listing: Any) -> None:
+    """List records: index, place in the file, checksum and labels.
 
     \b
     Example:
       edcache ls train.zip --offset 1000 --limit 5
     """
-    cache = _opened(path)
-    records, names = cache.reader.records, list(cache.labels)
-    total = len(records.offset)
-    rows = range(min(offset, total), min(offset + limit, total))
-    part = slice(rows.start, rows.stop)
+    archive, labels = archive_at(path)
+    records, start = archive.records, min(offset, len(archive.records.offset))
     columns = {
-        "index": _indices(cache)[part],
-        "offset": records.offset[part],
-        "nbytes": records.nbytes[part],
-        "crc32": records.crc32[part],
+        "index": _indices(archive)[start:],
+        "offset": records.offset[start:],
+        "nbytes": records.nbytes[start:],
+        "crc32": records.crc32[start:],
     }
-    if as_json:
-        print_lines(json_lines(_objects(cache, columns, names)))
-        return
-    cells = (
-        (index, f"{at:,}", f"{nbytes:,}", f"{crc:#010x}", *values)
-        for index, at, nbytes, crc, *values in _rows(cache, columns, names)
-    )
-    print_lines(table((*columns, *names), cells))
-    if len(rows) < total:
-        click.echo(f"{len(rows):,} of {total:,} records; --limit and --offset choose others", err=True)
+    rows: Iterable[Sequence[Any]] = _rows(labels, columns, list(labels))
+    if form is None:
+        rows = ((i, f"{at:,}", f"{size:,}", f"{crc:#010x}", *values) for i, at, size, crc, *values in rows)
+    print_rows((*columns, *labels), rows, len(columns["index"]), form=form, fixed=4, **listing)
 
 
-def _indices(cache: dataset.CachedDataset) -> Any:
+def _indices(archive: Any) -> Any:
     """The indices that have a record: int64, sorted."""
-    index = cache.reader.records.index
-    return np.arange(len(cache)) if index is None else np.asarray(index)
+    index = archive.records.index
+    return np.arange(len(archive)) if index is None else np.asarray(index)
 
 
 def _rows(
-    cache: dataset.CachedDataset, columns: Mapping[str, Any], names: Sequence[str]
+    labels: label_tables.Labels, columns: Mapping[str, Any], names: Sequence[str]
 ) -> Iterator[Sequence[Any]]:
     """The values of columns, the first being the index, and of labels; some rows in memory at a time."""
     for start in range(0, max(len(columns["index"]), 1), BLOCK):
         parts = [column[start : start + BLOCK] for column in columns.values()]
-        labels = cache.labels.take(parts[0])
-        values = (*(part.tolist() for part in parts), *(labels.to_list(name) for name in names))
+        taken = labels.take(parts[0])
+        values = (*(part.tolist() for part in parts), *(taken.to_list(name) for name in names))
         yield from zip(*values, strict=True)
-
-
-def _objects(
-    cache: dataset.CachedDataset, columns: Mapping[str, Any], names: Sequence[str]
-) -> Iterator[dict[str, Any]]:
-    """The same as JSON has it."""
-    for row in _rows(cache, columns, names):
-        labels = dict(zip(names, row[len(columns) :], strict=True))
-        yield dict(zip(columns, row, strict=False)) | {"labels": plain(labels)}
 
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.option("--where", metavar="EXPR", help="Only samples whose labels fulfil this.")
-@click.option("--count", metavar="NAME", help="How often each value of a column occurs.")
-@click.option("--columns", metavar="A,B", help="Only these columns.")
-@click.option("--limit", type=click.IntRange(min=0), help="Most rows shown; all by default.")
-@click.option(
-    "--format", "form", type=click.Choice(["table", "csv", "json"]), default="table", show_default=True
-)
+@flags("where")
+@click.option("--count", metavar="NAME", type=LABEL, help="How often each value of a column occurs.")
+@click.option("--columns", metavar="A,B", type=LABEL, help="Only these columns.")
+@row_flags
 @click.option(
     "--add", "added", multiple=True, metavar="[NAME=]FILE", type=PATH, help="Add a column; repeatable."
 )
-@click.option("--on", metavar="NAME", help="The column that tells which row of FILE is of which sample.")
-@click.option("--drop", "dropped", multiple=True, metavar="NAME", help="Drop a column; repeatable.")
-def labels(
-    path: str, form: str, added: Sequence[str], on: str | None, dropped: Sequence[str], **listing: Any
-) -> None:
-    """List or count the labels of the samples that have a record, or change them; no sample is read.
+@click.option(
+    "--on", metavar="NAME", type=LABEL, help="The column that tells which row of FILE is of which sample."
+)
+@click.option(
+    "--drop", "dropped", multiple=True, metavar="NAME", type=LABEL, help="Drop a column; repeatable."
+)
+def labels(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str], **listing: Any) -> None:
+    """List, count or change the labels; no sample is read.
+
+    Listed are the samples that have a record.
 
     EXPR compares columns with values: == != < <= > >= in, not in, is None, joined by and, or, not,
     with parentheses; startswith(name, "x") and contains(name, "x") look into text.
@@ -249,7 +237,7 @@ def labels(
       edcache labels train.zip --add cluster=clusters.npy --add age=patients.csv --on patient
     """
     if added or dropped:
-        if any(value is not None for value in listing.values()):
+        if any(listing.values()):
             raise click.UsageError("--add and --drop change labels; list them by another call")
         _change(path, added, on, dropped)
         return
@@ -257,45 +245,55 @@ def labels(
         raise click.UsageError("--on goes with --add")
     if listing["count"] is not None and listing["columns"] is not None:
         raise click.UsageError("--count shows one column; leave --columns out")
-    _list(path, form, **listing)
+    _list(path, **listing)
 
 
-def _list(
-    path: str, form: str, where: str | None, count: str | None, columns: str | None, limit: int | None
-) -> None:
+def _list(path: str, where: str | None, count: str | None, columns: str | None, **listing: Any) -> None:
     """Print the labels, or how often each value of one column occurs."""
-    cache = _opened(path)
-    indices = _indices(cache)
+    archive, labels = archive_at(path)
+    indices = _indices(archive)
     if where is not None:
-        indices = np.intersect1d(cache.filter(where).indices, indices)
+        indices = np.intersect1d(label_tables.matching_rows(labels, {}, where), indices)
     if count is not None:
-        counts = islice(cache.labels.take(indices).counts(count).items(), limit)
-        header: Sequence[str] = ("value", "count")
-        rows: Iterable[Sequence[Any]] = counts
-        objects: Iterable[object] = (plain({"value": value, "count": number}) for value, number in counts)
-    else:
-        names = list(cache.labels) if columns is None else [name.strip() for name in columns.split(",")]
-        index = {"index": indices[:limit]}
-        header, rows = ("index", *names), _rows(cache, index, names)
-        objects = _objects(cache, index, names)
-    if form == "json":
-        print_lines(json_lines(objects))
-    else:
-        print_lines((csv_lines if form == "csv" else table)(header, rows))
+        counts = labels.take(indices).counts(count)
+        print_rows(("value", "count"), counts.items(), len(counts), **listing)
+        return
+    names = list(labels) if columns is None else [name.strip() for name in columns.split(",")]
+    print_rows(("index", *names), _rows(labels, {"index": indices}, names), len(indices), fixed=1, **listing)
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.argument("query", type=LABEL)
+@row_flags
+def sql(path: str, query: str, **listing: Any) -> None:
+    """Ask the labels in SQL, by duckdb; no sample is read.
+
+    Of the table `labels` each row is a sample. It needs duckdb: pip install edcache[duckdb].
+
+    \b
+    Example:
+      edcache sql train.zip "select split, avg(score) from labels group by split"
+    """
+    answer = archive_at(path)[1].sql(query)
+    # Two columns may have one name, so that they are asked for by number.
+    columns = label_tables.Labels(answer.rename_columns(list(map(str, range(answer.num_columns)))))
+    rows = zip(*map(columns.to_list, columns), strict=True)
+    print_rows(answer.column_names, rows, answer.num_rows, **listing)
 
 
 def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str]) -> None:
     """Drop columns, then add those of files, and say which there are."""
-    from edcache.labels import chosen_column, read_columns
-
     cache = _opened(path)
     if dropped:
         cache.drop_labels(*dropped)
     for text in added:
         name, _, file = text.partition("=") if "=" in text else (None, "", text)
-        values = read_columns(file)
+        values = label_tables.read_columns(file)
         if hasattr(values, "column_names"):
-            cache.add_labels(values if name is None else chosen_column(name, values, on, file), on=on)
+            cache.add_labels(
+                values if name is None else label_tables.chosen_column(name, values, on, file), on=on
+            )
         elif name is None or on is not None:
             raise click.UsageError(f"{file} has one column without a name: --add NAME={file}, without --on")
         else:

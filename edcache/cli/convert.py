@@ -16,30 +16,26 @@ from edcache.base import (
     ArchiveNotFoundError,
     ForeignCacheError,
     ReadOptions,
-    StaleCacheError,
     human_bytes,
     index_ranges,
 )
 from edcache.cli.call import Call
-from edcache.cli.flags import FOLDER, PATH, flags, given, size
+from edcache.cli.flags import FIELD, FOLDER, LABEL, PATH, flags, given, output, size
 from edcache.cli.output import FAILED, as_typed, bar, one_line, plural, print_report, printable
 from edcache.storage import check_outlives, shown
 
 # As in edcache.interop, which imports torch.
-KINDS: Final = (
-    *("edflow", "torch_xla", "monai", "webdataset", "tensordict", "mds", "litdata", "huggingface", "images"),
-)
 FORMATS: Final = ("webdataset", "files", "parquet", "hf", "npz")
 
 
 @click.command()
 @click.argument("factory", metavar="MODULE:FACTORY")
-@flags("out", "in_memory_keys", "arguments", "compression", "codec", "allow_pickle", "chunk_size")
+@output()
+@flags("in_memory_keys", "arguments", "compression", "codec", "allow_pickle", "chunk_size")
 @flags("num_workers", "on_error", "retries", "timeout", "if_filling", "grow", "check_space")
-@click.option("--version", metavar="VALUE", help="Change it when the factory makes other samples.")
-@flags("progress", "rebuild")
+@flags("version", "progress", "keep_existing", "as_json")
 def build(
-    factory: str, out: str, arguments: Sequence[str], version: str | None, rebuild: bool, **options: Any
+    factory: str, output: str, arguments: Sequence[str], version: str | None, as_json: bool, **options: Any
 ) -> None:
     """Fill an archive with the dataset that a function makes.
 
@@ -57,37 +53,34 @@ def build(
     _check_codec(options)
     call = Call(factory, arguments, version)
     chosen = given(options) | {"options": call.options, "fingerprint": call.fingerprint()}
-    _fill(out, rebuild, call.make, chosen)
+    _fill(output, as_json, call.make, chosen)
 
 
 @click.command()
 @click.argument("folder", type=FOLDER)
-@flags("out")
+@output()
 @click.option(
     *("--decode",),
     type=click.Choice(["pil", "numpy", "tensor"]),
     default="pil",
     help="What readers get unless they choose: pil.",
 )
-@click.option(
-    "--extension", "extensions", multiple=True, metavar=".EXT", help="Files that count; repeatable."
-)
-@flags("num_workers", "on_error", "progress", "rebuild")
+@flags("extensions", "num_workers", "on_error", "progress", "keep_existing", "as_json")
 def images(
-    folder: str, out: str, decode: Any, extensions: Sequence[str], rebuild: bool, **options: Any
+    folder: str, output: str, decode: Any, extensions: Sequence[str], as_json: bool, **options: Any
 ) -> None:
-    """Fill an archive with a tree of image files, as they are: FOLDER/dog/1.jpg, a folder for each class.
+    """Fill an archive with a tree of image files, as they are.
 
-    Samples are {"image", "label", "path"}; label and path are label columns. Nothing is decoded before a
-    sample is read. The same command resumes after a kill; files that changed since then make the archive
-    another folder's, and --rebuild builds it anew.
+    FOLDER has a folder for each class: FOLDER/dog/1.jpg. Samples are {"image", "label", "path"}; label and
+    path are label columns. Nothing is decoded before a sample is read. The same command resumes after a
+    kill; files that changed since then make the archive another folder's, and --rebuild builds it anew.
 
     \b
     Example:
       edcache images imagenet/train -o train.zip --decode tensor -j 8
     """
     chosen = extensions or interop.EXTENSIONS
-    _fill(out, rebuild, lambda: interop.image_folder(folder, decode, chosen), given(options))
+    _fill(output, as_json, lambda: interop.image_folder(folder, decode, chosen), given(options))
 
 
 def _check_codec(options: dict[str, Any]) -> None:
@@ -97,29 +90,33 @@ def _check_codec(options: dict[str, Any]) -> None:
 
 
 def _fill(
-    out: str,
-    rebuild: bool,
+    path: str,
+    as_json: bool,
     make: Callable[[], Any],
     options: dict[str, Any],
     cached: Callable[..., dataset.CachedDataset] | None = None,
 ) -> dataset.CachedDataset:
-    """Make a source, cache it at `out` by CachedDataset or what else is given, and say what was done."""
-    check_outlives(out)
+    """Make a source, cache it at a path by CachedDataset or what else is given, and say what was done."""
+    check_outlives(path)
     began = time.monotonic()
-    kept = 0 if rebuild else _records_at(out)
+    is_anew = options.get("keep_existing") is False
+    kept = 0 if is_anew else _records_at(path)
     try:
-        cache = (cached or dataset.CachedDataset)(make(), out, keep_existing=not rebuild, **options)
-    except StaleCacheError as error:
-        raise StaleCacheError(f"{error}\non the command line that is --rebuild") from error
+        cache = (cached or dataset.CachedDataset)(make(), path, **options)
     except KeyboardInterrupt:
         state = "keeps what was computed, run the same command again to go on"
-        if rebuild:
+        if is_anew:
             state = "is as it was before, a rebuild starts from nothing"
-        raise KeyboardInterrupt(f"interrupted; {shown(out)} {state}") from None
-    failed = f", {plural(len(cache.errors), 'sample')} failed" if cache.errors else ""
-    counts = f"{len(cache.reader.records.offset) - kept:,} computed now, {kept:,} kept{failed}"
-    size = f"{human_bytes(cache.reader.nbytes)}, {time.monotonic() - began:.1f} s"
-    click.echo(as_typed(f"{cache.path}: {plural(len(cache), 'sample')} ({counts}), {size}"))
+        raise KeyboardInterrupt(f"interrupted; {shown(path)} {state}") from None
+    failed, computed = len(cache.errors), len(cache.reader.records.offset) - kept
+    nbytes, seconds = cache.reader.nbytes, time.monotonic() - began
+    counts = f"{computed:,} computed now, {kept:,} kept"
+    counts += f", {plural(failed, 'sample')} failed" if failed else ""
+    size = f"{human_bytes(nbytes)}, {seconds:.1f} s"
+    document = {"path": cache.path, "samples": len(cache), "computed": computed, "kept": kept}
+    document |= {"failed": failed, "missing": cache.missing.tolist(), "nbytes": nbytes, "seconds": seconds}
+    line = as_typed(f"{cache.path}: {plural(len(cache), 'sample')} ({counts}), {size}")
+    print_report(as_json, document, [printable(line)])
     return cache
 
 
@@ -134,25 +131,20 @@ def _records_at(path: str) -> int:
 
 @click.command("import")
 @click.argument("old", type=PATH)
-@flags("out")
-@click.option("--from", "kind", type=click.Choice(KINDS), help="What OLD is; by default it is recognised.")
-@click.option(
-    "--trust-pickle", is_flag=True, help="Unpickle whatever OLD holds, which runs code that its author chose."
-)
-@click.option(
-    "--order", metavar="FILE", type=PATH, help="For monai: the names of the files in order, one a line."
-)
-@flags("in_memory_keys")
+@output()
+@flags("kind", "trust_pickle", "order", "in_memory_keys")
 @click.option("--for", "factory", metavar="MODULE:FACTORY", help="The @cachable call that takes the archive.")
-@flags("arguments", "compression", "codec", "allow_pickle", "num_workers", "on_error", "progress", "rebuild")
+@flags("arguments", "compression", "codec", "allow_pickle", "num_workers", "on_error", "progress")
+@flags("keep_existing", "as_json")
 def import_(
-    old: str, out: str, factory: str | None, arguments: Sequence[str], rebuild: bool, **options: Any
+    old: str, output: str, factory: str | None, arguments: Sequence[str], as_json: bool, **options: Any
 ) -> None:
-    """Fill an archive with the samples of another system's cache, which is only read.
+    """Fill an archive with the samples of another system's cache.
 
-    Samples keep their indices, types and dtypes; the labels of an edflow cache become label columns. A zip
-    that edflow left when it was killed is read too. Pickles may hold plain data, numpy arrays and torch
-    tensors: one that needs more is refused, naming what it needs. The same command resumes after a kill.
+    OLD is only read. Samples keep their indices, types and dtypes; the labels of an edflow cache become
+    label columns. A zip that edflow left when it was killed is read too. Pickles may hold plain data, numpy
+    arrays and torch tensors: one that needs more is refused, naming what it needs. The same command resumes
+    after a kill.
 
     \b
     Exit codes:
@@ -172,9 +164,10 @@ def import_(
     source = interop.old_cache(old, kind, trust_pickle=trust_pickle, order=names)
     for note in source.notes:
         click.echo(one_line(f"{old}: {note}"), err=True)
-    cache = _fill(out, rebuild, lambda: source, given(options), interop.import_cache)
+    cache = _fill(output, as_json, lambda: source, given(options), interop.import_cache)
     if not cache.complete:
-        click.echo(f"missing: {index_ranges(cache.missing)}")
+        if not as_json:
+            click.echo(f"missing: {index_ranges(cache.missing)}")
         sys.exit(FAILED)
 
 
@@ -188,18 +181,20 @@ def _lines(path: str) -> list[str]:
 
 @click.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
-@click.option(
-    "-o", "out", metavar="OUT", required=True, type=PATH, help="The folder that is made; of an npz the file."
-)
+@output("The folder that is made; of an npz the file.")
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="The format.")
-@click.option("--where", metavar="EXPR", help="Only samples whose labels fulfil this.")
-@click.option("--field", "fields", multiple=True, metavar="FIELD", help="Only this field; repeatable.")
-@click.option("--label", "labels", multiple=True, metavar="NAME", help="Only this label column; repeatable.")
+@flags("where")
+@click.option(
+    "--field", "fields", multiple=True, metavar="FIELD", type=FIELD, help="Only this field; repeatable."
+)
+@click.option(
+    *("--label", "labels"), multiple=True, metavar="NAME", type=LABEL, help="Only this label; repeatable."
+)
 @click.option("--no-labels", is_flag=True, help="No label columns but those that are fields.")
 @click.option("--available", is_flag=True, help="Leave out samples that have no record.")
 @click.option("--shard-size", metavar="SIZE", callback=size, help="About so large is a shard: 500MB.")
 @flags("num_workers", "allow_partial", "allow_pickle", "as_json", "progress")
-def export(paths: Sequence[str], out: str, to: str, as_json: bool, **options: Any) -> None:
+def export(paths: Sequence[str], output: str, to: str, as_json: bool, **options: Any) -> None:
     """Write samples as files that other tools read.
 
     A PATH is an archive, a folder with archives, or a glob in quotes. Images that are stored as files go out
@@ -226,13 +221,13 @@ def export(paths: Sequence[str], out: str, to: str, as_json: bool, **options: An
     view = ds.available() if options["available"] else ds[:]
     view = view if options["where"] is None else view.filter(options["where"])
     view = view.select(*options["fields"]) if options["fields"] else view
-    with bar("exporting to", out, options["progress"], unit=" samples") as on_progress:
+    with bar("exporting to", output, options["progress"], unit="") as on_progress:
         report = interop.export(
             view,
-            out,
+            output,
             to,
             num_workers=options["num_workers"] or 0,
-            shard_size="500MB" if shard_size is None else max(1, int(shard_size)),
+            shard_size=shard_size or "500MB",
             labels=list(labels) or not options["no_labels"],
             on_progress=on_progress,
             allow_partial=options["allow_partial"],

@@ -1,17 +1,21 @@
-"""The flags that commands share, made from one table; what options hold."""
+"""The flags that commands share, made from one table; what options hold; what completes them."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar, get_args
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias, TypeVar, get_args
 
 import click
 from click.shell_completion import CompletionItem
 
-from edcache.base import NBYTES, Codec, IfFilling, OnError
+from edcache.base import NBYTES, Codec, IfFilling, OnError, ReadOptions
 from edcache.storage import hidden
 
+# As in edcache.interop, which imports torch.
+KINDS: Final = (
+    *("edflow", "torch_xla", "monai", "webdataset", "tensordict", "mds", "litdata", "huggingface", "images"),
+)
 _SECONDS: Final = {"h": 3600, "d": 86_400, "w": 604_800}
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -31,21 +35,58 @@ class _Path(click.types.StringParamType):
         return hidden(str(value))
 
 
+class _Name(click.types.StringParamType):
+    """A name in the archive of the line: of a label column, or where that is wanted of a field.
+
+    Shells complete the last word of what was typed.
+    """
+
+    def __init__(self, kind: str = "labels") -> None:
+        self._kind = kind
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        paths = ctx.params.get("path") or (ctx.params.get("paths") or [None])[0]
+        try:
+            names = list(_names_at(paths, self._kind)) if paths else []
+        except Exception:  # noqa: BLE001 - no archive, a damaged one: a shell at a prompt wants no message
+            return []
+        head = re.sub(r"[\w.-]*$", "", incomplete)
+        # A name is typed for the user, so it must be one that no shell runs.
+        safe = (name for name in names if re.fullmatch(r"[\w.][\w.-]*", name))
+        return [CompletionItem(head + name) for name in safe if (head + name).startswith(incomplete)]
+
+
+def _names_at(path: str, kind: str) -> Iterable[Any]:
+    """The label columns or the fields of an archive on a disk; a server is not asked at each key."""
+    if "://" in path:
+        return []
+    from edcache import display, writer
+
+    summary = display.summary(writer.store_at(path).reader(ReadOptions(allow_partial=True)))
+    if kind == "labels":
+        return list(summary["labels"])
+    return dict.fromkeys(field["path"] for schema in summary["schemas"] for field in schema["fields"])
+
+
 PATH: Final = _Path()
 FOLDER: Final = _Path("dir")
+LABEL: Final = _Name()
+FIELD: Final = _Name("fields")
 POSITIVE: Final = click.IntRange(min=1)
 
 
-def _quantity(units: Mapping[str, int], examples: str) -> Callable[..., float | None]:
+def _quantity(units: Mapping[str, int], examples: str) -> Callable[..., int | None]:
     """Reads an option's number with its unit, which must be there: to some 200 is bytes, to others GB."""
 
-    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    def read(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
         if text is None:
             return None
         match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([a-z]+)", text.lower(), re.ASCII)
         if match is None or match[2] not in units:
             raise click.BadParameter(f'"{text}"; write a number with its unit, as in {examples}')
-        return float(match[1]) * units[match[2]]
+        return int(float(match[1]) * units[match[2]])
 
     return read
 
@@ -72,12 +113,15 @@ def _label_keys(
     return {name: path if equals else name for name, equals, path in split}
 
 
-def _flag(name: str, help: str, *words: str, **details: Any) -> tuple[str, Callable[..., Any]]:
+_Option: TypeAlias = "tuple[tuple[str, ...], dict[str, Any]]"
+
+
+def _flag(name: str, help: str, *words: str, **details: Any) -> tuple[str, _Option]:
     """An option by the name of the argument that it becomes; without other words that is its own too."""
-    return name, click.option(*(words or (f"--{name.replace('_', '-')}",)), name, help=help, **details)
+    return name, (words or (f"--{name.replace('_', '-')}",), {"help": help, **details})
 
 
-_FLAGS: Final = dict(
+_FLAGS: Final[dict[str, _Option]] = dict(
     [
         _flag("allow_partial", "Take an archive as it is that is not sealed.", is_flag=True),
         _flag("allow_pickle", "Read pickles, which run whatever code their author chose.", is_flag=True),
@@ -91,6 +135,9 @@ _FLAGS: Final = dict(
         _flag("chunk_size", "Most samples that one publication holds.", type=POSITIVE),
         _flag("codec", "native by default.", type=click.Choice(get_args(Codec))),
         _flag("compression", "zstd, zstd:19 or zstd+dict; none by default.", metavar="TEXT"),
+        _flag("expected_digest", "The SHA-256 that the archive must have.", "--digest", metavar="DIGEST"),
+        _flag("extensions", "Files that count; repeatable.", "--extension", multiple=True, metavar=".EXT"),
+        _flag("form", "The rows as CSV.", "--csv", flag_value="csv"),
         _flag("grow", "Add to an archive whose source has become longer.", is_flag=True),
         _flag("if_filling", "When another process fills it: join.", type=click.Choice(get_args(IfFilling))),
         _flag(
@@ -98,6 +145,18 @@ _FLAGS: Final = dict(
             multiple=True,
             metavar="[NAME=]FIELD",
             callback=_label_keys,
+        ),
+        _flag(
+            *("keep_existing", "Build anew and put it in the place of what is there.", "--rebuild"),
+            is_flag=True,
+            callback=lambda ctx, param, is_anew: False if is_anew else None,
+        ),
+        _flag("kind", "What OLD is; by default it is recognised.", "--from", type=click.Choice(KINDS)),
+        _flag("limit", "Most rows shown; 20 by default on a terminal.", type=click.IntRange(min=0)),
+        _flag(
+            *("max_bytes", "All copies in DST together: 500MB, 1.5GB, 1TiB.", "--max-size"),
+            metavar="SIZE",
+            callback=size,
         ),
         _flag(
             "num_workers",
@@ -109,17 +168,23 @@ _FLAGS: Final = dict(
             callback=_workers,
         ),
         _flag("on_error", "What becomes of a sample that fails.", type=click.Choice(get_args(OnError))),
-        _flag("out", "The archive to fill.", "-o", "--out", required=True, metavar="PATH", type=PATH),
+        _flag(
+            *("order", "For monai: the names of the files in order, one a line."), metavar="FILE", type=PATH
+        ),
         _flag(
             *("progress", "Show a progress bar; by default on a terminal.", "--progress/--no-progress"),
             default=None,
         ),
-        _flag("rebuild", "Build anew and put it in the place of what is there.", is_flag=True),
         _flag("retries", "Tries again at once when the source raises.", type=POSITIVE),
+        _flag("show_all", "All rows, on a terminal too.", "--all", is_flag=True),
         _flag("timeout", "Seconds for one sample.", type=click.FloatRange(min=0, min_open=True)),
+        _flag("trust_pickle", "Unpickle whatever OLD holds, which runs code its author chose.", is_flag=True),
+        _flag("version", "Change it when the factory makes other samples.", metavar="VALUE"),
+        _flag("where", "Only samples whose labels fulfil this.", metavar="EXPR", type=LABEL),
         _flag("yes", "Do not ask; without a terminal nobody is asked.", is_flag=True),
     ]
 )
+_FORMS: Final = click.option("--jsonl", "form", flag_value="jsonl", help="The rows as JSON, one a line.")
 
 
 def flags(*names: str) -> Callable[[Command], Command]:
@@ -127,7 +192,8 @@ def flags(*names: str) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         for name in reversed(names):
-            command = _FLAGS[name](command)
+            words, details = _FLAGS[name]
+            command = click.option(*words, name, **details)(command)
         return command
 
     return decorate
@@ -135,5 +201,33 @@ def flags(*names: str) -> Callable[[Command], Command]:
 
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those options that were given: not None, nor a flag that was left out."""
-    stated = ("progress", "check_space")
+    stated = ("progress", "check_space", "keep_existing")
     return {k: v for k, v in options.items() if v is not None and (v is not False or k in stated)}
+
+
+def row_flags(command: Command) -> Command:
+    """The flags of a command that prints rows, which `output.print_rows` takes."""
+    return flags("limit", "show_all", "form")(_FORMS(command))
+
+
+def output(help: str = "The archive to fill.", **details: Any) -> Callable[[Command], Command]:
+    """Where a command writes."""
+    defaults: dict[str, Any] = {"required": True, "metavar": "PATH", "type": PATH}
+    return click.option("-o", "--output", "output", help=help, **defaults | details)
+
+
+_LITERAL: Final = r"\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[\w.:]*"
+
+
+def with_flags(text: str) -> str:
+    """A message in which the arguments of the library are the flags of the command line.
+
+    "pass allow_partial=True" is "pass --allow-partial", "num_workers=0" is "--num-workers 0".
+    """
+
+    def flag(match: re.Match[str]) -> str:
+        words, details = _FLAGS[match[1]]
+        value = "" if details.get("is_flag") else re.sub(r"[\[\]\"']", "", match[2])
+        return " ".join(filter(None, (words[-1], value)))
+
+    return re.sub(rf"(?<![\w.\"'-])({'|'.join(_FLAGS)})=({_LITERAL})", flag, text)

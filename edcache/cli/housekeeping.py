@@ -34,7 +34,9 @@ from edcache.cli.output import (
 @click.argument("directory", metavar="[DIR]", required=False, type=FOLDER)
 @flags("as_json")
 def caches(directory: str | None, as_json: bool) -> None:
-    """List the archives in DIR and below it, least recently used first.
+    """List the archives in a folder, least recently used first.
+
+    Folders in DIR are looked through too.
 
     Without DIR, those in $EDCACHE_DIR or ~/.cache/edcache, where @cachable puts what has no path;
     "shm://" lists those of this user in shared memory, and the processes that have them open.
@@ -109,13 +111,13 @@ def _listed_object(directory: str, archive: tools.Listed) -> dict[str, Any]:
 @click.command()
 @click.argument("path", type=PATH)
 @click.argument("factory", metavar="[MODULE:FACTORY]", required=False)
-@flags("arguments")
-@click.option("--version", metavar="VALUE", help="The version that the call is of.")
-def why(path: str, factory: str | None, arguments: Sequence[str], version: str | None) -> None:
-    """Say of which call an archive is; with a call, what differs from it, and exit 1 if anything does.
+@flags("arguments", "version", "as_json")
+def why(path: str, factory: str | None, arguments: Sequence[str], version: str | None, as_json: bool) -> None:
+    """Say of which call an archive is, or how it differs from one.
 
-    The function is loaded and its arguments are read as by build; it is not called. Samples are not
-    compared. A source that changed is named too, although on its own it only makes a call warn.
+    With a call, exit 1 if anything differs. The function is loaded and its arguments are read as by build;
+    it is not called. Samples are not compared. A source that changed is named too, although on its own it
+    only makes a call warn.
 
     \b
     Example:
@@ -139,7 +141,8 @@ def why(path: str, factory: str | None, arguments: Sequence[str], version: str |
         text = printable(_call_text(expected))
         lines += ["", f"differs from {text}:" if different else f"matches {text}"]
         lines += [f"  {printable(line)}" for line in different]
-    print_lines(lines)
+    document = {"path": shown(path), "fingerprint": head.fingerprint, "differences": different}
+    print_report(as_json, document, lines)
     if different:
         sys.exit(FAILED)
 
@@ -175,10 +178,10 @@ def _value_text(value: object) -> str:
 
 @click.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
-@flags("yes")
+@flags("yes", "as_json")
 @click.option("--force", is_flag=True, help="Also what another process is filling.")
-def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
-    """Delete archives, and what a rebuild that was killed left beside them.
+def rm(paths: Sequence[str], yes: bool, as_json: bool, force: bool) -> None:
+    """Delete archives, and what a killed rebuild left beside them.
 
     All are looked at first: where one is no archive, or another process is filling it, none goes.
     Whoever has an archive open keeps reading it. Of a URL of a Redis server the keys go that caches made
@@ -196,14 +199,14 @@ def rm(paths: Sequence[str], yes: bool, force: bool) -> None:
     served = {path: store for path, store in stores.items() if store.naming is None}
     doomed = dict.fromkeys(file for path in files for file in (path, *_leftover(path)))
     _confirm(f"delete {', '.join([*doomed, *served])}?", yes)
-    gone = 0
-    for file, nbytes in _deleted(doomed, force):
-        gone += 1
-        click.echo(printable(f"{file}: deleted, {human_bytes(nbytes)}"))
-    for path, store in served.items():
-        counts = ", ".join(plural(count, noun) for noun, count in store.delete().items())
-        click.echo(printable(f"{path}: deleted, {counts} among them"))
-    if gone < len(doomed):
+    gone = dict(_deleted(doomed, force))
+    lines = [f"{file}: deleted, {human_bytes(nbytes)}" for file, nbytes in gone.items()]
+    counted = {path: dict(store.delete()) for path, store in served.items()}
+    for path, counts in counted.items():
+        parts = ", ".join(plural(count, noun) for noun, count in counts.items())
+        lines.append(f"{path}: deleted, {parts} among them")
+    print_report(as_json, {"deleted": {**gone, **counted}}, map(printable, lines))
+    if len(gone) < len(doomed):
         sys.exit(FAILED)
 
 
@@ -244,15 +247,21 @@ def _confirm(question: str, yes: bool) -> None:
 @click.option("--older-than", metavar="DURATION", callback=duration, help="Unused so long: 12h, 30d, 8w.")
 @click.option("--max-size", metavar="SIZE", callback=size, help="What may stay: 500MB, 1.5GB, 1TiB.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
-@flags("yes")
+@flags("yes", "as_json")
 def prune(
-    directory: str | None, older_than: float | None, max_size: float | None, dry_run: bool, yes: bool
+    directory: str | None,
+    older_than: int | None,
+    max_size: int | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
 ) -> None:
-    """Delete the least recently used archives in DIR and below it until both conditions hold.
+    """Delete the least recently used archives.
 
-    Without DIR, of those that caches lists. What processes left that were killed while they wrote it goes in
-    any case; without a condition, nothing else. Files that are no archives, archives that cannot be read
-    and what another process is writing are left as they are.
+    They go, in DIR and below it, until both conditions hold. Without DIR, of those that caches lists. What
+    processes left that were killed while they wrote it goes in any case; without a condition, nothing else.
+    Files that are no archives, archives that cannot be read and what another process is writing are left as
+    they are.
 
     \b
     Example:
@@ -260,17 +269,19 @@ def prune(
     """
     folder, archives = _archives(directory)
     plan = tools.plan_pruning(archives, older_than=older_than, max_nbytes=max_size)
-    if plan.doomed:
+    if plan.doomed and not as_json:
         rows = (itemgetter(0, 1, 5)(_row(folder, archive)) for archive in plan.doomed)
         print_lines(table(("path", "size", "last used"), rows, whole=1))
     for reason in plan.busy:
         click.echo(printable(f"{reason}; it stays"), err=True)
-    if dry_run:
-        click.echo(f"{_sizes_text(plan.doomed)} to delete; {_sizes_text(plan.kept)} to stay")
-        return
-    if plan.doomed:
+    if plan.doomed and not dry_run:
         _confirm(f"delete {_sizes_text(plan.doomed)}?", yes)
-    gone = dict(_deleted(archive.path for archive in plan.doomed))
+    gone = {} if dry_run else dict(_deleted(archive.path for archive in plan.doomed))
     stay = [archive for archive in (*plan.kept, *plan.doomed) if archive.path not in gone]
-    went = f"{plural(len(gone), 'archive')} deleted, {human_bytes(sum(gone.values()))} freed"
-    click.echo(f"{went}; {_sizes_text(stay)} stay")
+    line = f"{plural(len(gone), 'archive')} deleted, {human_bytes(sum(gone.values()))} freed"
+    line = f"{line}; {_sizes_text(stay)} stay"
+    if dry_run:
+        line = f"{_sizes_text(plan.doomed)} to delete; {_sizes_text(plan.kept)} to stay"
+    to_delete = {archive.path: archive.nbytes for archive in plan.doomed if archive.path not in gone}
+    document = {"directory": folder, "deleted": gone, "to_delete": to_delete if dry_run else {}}
+    print_report(as_json, document | {"kept": [archive.path for archive in stay]}, [line])

@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from edcache import __version__
 from edcache.base import suggestion
-from edcache.cli import contents, convert, housekeeping, maintenance
+from edcache.cli import cards, contents, convert, housekeeping, maintenance, viewer
 from edcache.cli.output import FAILED, errors_in_one_line
+
+_GROUPS: Final = {
+    "Make": ("build", "images", "import"),
+    "Look": ("info", "show", "view", "ls", "labels", "stats", "sql", "diff", "why", "caches"),
+    "Check": ("verify", "repair"),
+    "Share": ("export", "copy", "merge", "split", "card"),
+    "Tidy": ("compact", "rm", "prune"),
+}
 
 
 class _Commands(click.Group):
     """A group whose commands end in one line for an error, with the exit codes of `edcache --help`."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands by what they are for; one that no group names is among the others."""
+        grouped = {name for names in _GROUPS.values() for name in names}
+        others = tuple(name for name in self.commands if name not in grouped)
+        for title, names in {**_GROUPS, "Others": others}.items():
+            listed = [(name, self.commands[name]) for name in names if name in self.commands]
+            if listed:
+                with formatter.section(title):
+                    formatter.write_dl([(name, command.get_short_help_str(66)) for name, command in listed])
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         with errors_in_one_line(FAILED):
@@ -48,8 +66,11 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
     An archive is one zip file with the samples of a dataset. build, images and import fill one, labels --add
     and --drop change its labels, compact rewrites it, copy brings it here, rm and prune delete; every other
     command only reads it, and works on an archive that is still growing. repair, merge, split and export make
-    new files. info, show, ls, labels, why and verify take URLs too; their credentials come from the
-    environment, as each engine has it (AWS_*, FSSPEC_S3, and so on).
+    new files. The commands that look, and verify, take URLs too; their credentials come from the environment,
+    as each engine has it (AWS_*, FSSPEC_S3, and so on).
+
+    A command that reports prints one JSON document with --json. One that lists rows prints CSV with --csv,
+    and an object a line with --jsonl.
 
     \b
     Exit codes:
@@ -63,9 +84,10 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
       EDCACHE_DIR=DIR     where caches without a path live (~/.cache/edcache)
       EDCACHE_DEBUG=1     show the traceback of an error
       EDCACHE_PROGRESS=0  no progress (1: bars always)
+      NO_COLOR=1          no colours on a terminal
 
     \b
-    Completion of commands, options and files, in ~/.bashrc (zsh_source and fish_source work too):
+    Completion of commands, options, files and labels, in ~/.bashrc (zsh_source and fish_source work too):
       eval "$(_EDCACHE_COMPLETE=bash_source edcache)"
 
     \b
@@ -79,7 +101,8 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
 
 
 _COMMANDS = (
-    *(contents.info, contents.show, contents.ls, contents.labels),
+    *(contents.info, contents.show, contents.ls, contents.labels, contents.sql),
+    *(cards.card, viewer.view),
     *(convert.import_, convert.export, convert.build, convert.images),
     *(housekeeping.caches, housekeeping.why, housekeeping.rm, housekeeping.prune),
     *(maintenance.verify, maintenance.repair, maintenance.compact),

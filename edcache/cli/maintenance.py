@@ -12,16 +12,16 @@ import click
 from edcache import tools
 from edcache.backends import mirror
 from edcache.base import human_bytes, index_ranges, plain
-from edcache.cli.flags import FOLDER, PATH, POSITIVE, flags, size
+from edcache.cli.flags import FOLDER, LABEL, PATH, POSITIVE, flags, output, size
 from edcache.cli.output import (
     FAILED,
     bar,
     errors_in_one_line,
     paired_lines,
     plural,
-    print_lines,
     print_report,
     printable,
+    styled,
     table,
 )
 
@@ -31,9 +31,8 @@ from edcache.cli.output import (
 @click.option(
     "--quick", is_flag=True, help="Leave the samples' records unread, check all that leads to them."
 )
-@click.option("--expect", metavar="DIGEST", help="The SHA-256 that the file must have; compared first.")
-@flags("as_json", "progress")
-def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: bool | None) -> None:
+@flags("expected_digest", "as_json", "progress")
+def verify(path: str, quick: bool, expected_digest: str | None, as_json: bool, progress: bool | None) -> None:
     """Check every byte of an archive; exit 1 where something is wrong.
 
     Each problem is one line: path, offset, what is wrong, what helps. An archive that is not sealed is not
@@ -43,7 +42,7 @@ def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: 
     \b
     Exit codes:
       0    sound
-      1    damaged, not whole, not the file that --expect names, or not readable
+      1    damaged, not whole, not the file that --digest names, or not readable
 
     \b
     Example:
@@ -52,7 +51,7 @@ def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: 
     from edcache.storage import shown
 
     with bar("verifying", path, progress) as on_progress:
-        report = tools.verify(path, on_progress, quick=quick, expected_digest=expect)
+        report = tools.verify(path, on_progress, quick=quick, expected_digest=expected_digest)
     place = shown(path)
     same = ("sound", "quick", "sealed", "samples", "missing", "failures", "chunks", "nbytes", "superseded")
     document = {"path": place} | {name: getattr(report, name) for name in same}
@@ -64,13 +63,14 @@ def verify(path: str, quick: bool, expect: str | None, as_json: bool, progress: 
 
 def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
     """The problems, then the result, then what compacting would give back."""
-    yield from map(printable, report.problems)
+    yield from (styled(printable(problem), fg="red") for problem in report.problems)
     state = "sealed" if report.sealed else "being written" if report.has_writer else "not sealed"
     missing = f", {report.missing:,} missing" if report.missing else ""
     broken = plural(len(report.problems), "problem") if report.problems else "not whole"
     unread = "; records were not read" if report.quick else ""
+    verdict = styled("OK", fg="green") if report.sound else styled(broken, fg="red")
     yield (
-        f"{printable(path)}: {'OK' if report.sound else broken}: {plural(report.samples, 'sample')}{missing} "
+        f"{printable(path)}: {verdict}: {plural(report.samples, 'sample')}{missing} "
         f"in {plural(report.chunks, 'chunk')}, {human_bytes(report.nbytes)}, {state}{unread}"
     )
     if report.is_partial:
@@ -91,10 +91,10 @@ def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
 
 @click.command()
 @click.argument("path", metavar="DAMAGED", type=PATH)
-@click.option("-o", "target", metavar="NEW", required=True, type=PATH, help="Where the new archive goes.")
+@output("Where the new archive goes.", metavar="NEW")
 @flags("as_json", "progress")
-def repair(path: str, target: str, as_json: bool, progress: bool | None) -> None:
-    """Write a new archive of every sample of a damaged one that proves good.
+def repair(path: str, output: str, as_json: bool, progress: bool | None) -> None:
+    """Write a new archive of every good sample of a damaged one.
 
     A sample whose newest record is damaged is lost; an older record is never taken for it. The damaged
     archive is only read, and stays as it is. The new one is sealed; building it again from its dataset
@@ -111,10 +111,10 @@ def repair(path: str, target: str, as_json: bool, progress: bool | None) -> None
       edcache repair train.zip -o mended.zip
     """
     with errors_in_one_line(2), bar("repairing", path, progress) as on_progress:
-        report = tools.repair(path, target, on_progress)
-    document = {"path": path, "target": target, "whole": report.is_whole, **dataclasses.asdict(report)}
+        report = tools.repair(path, output, on_progress)
+    document = {"path": path, "output": output, "whole": report.is_whole, **dataclasses.asdict(report)}
     document |= {"lost": report.lost.tolist(), "unlabelled": report.unlabelled.tolist()}
-    print_report(as_json, document, repair_lines(path, target, report))
+    print_report(as_json, document, repair_lines(path, output, report))
     if not report.is_whole:
         sys.exit(FAILED)
 
@@ -154,26 +154,22 @@ def repair_lines(path: str, target: str, report: tools.RepairReport) -> Iterator
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.option(
-    *("-o", "target"),
-    metavar="OUT",
-    type=PATH,
-    help="Where the compact archive goes, by default in PATH's place.",
-)
+@output("Where the compact archive goes, by default in PATH's place.", required=False)
 @flags("allow_partial", "as_json", "progress")
-def compact(path: str, target: str | None, allow_partial: bool, as_json: bool, progress: bool | None) -> None:
-    """Rewrite an archive without its dead bytes, in index order, and seal it.
+def compact(path: str, output: str | None, allow_partial: bool, as_json: bool, progress: bool | None) -> None:
+    """Rewrite an archive without its dead bytes, and seal it.
 
-    Dead are old seals, outdated records and torn tails. Records are copied as they are stored and checked
-    on the way. In place, PATH is the old archive until the new one is complete and on the disk; who reads
-    the old one keeps it. It needs the room of the new archive beside the old one.
+    Samples are then in index order. Dead are old seals, outdated records and torn tails. Records are copied
+    as they are stored and checked on the way. In place, PATH is the old archive until the new one is
+    complete and on the disk; who reads the old one keeps it. It needs the room of the new archive beside the
+    old one.
 
     \b
     Example:
       edcache compact train.zip
     """
     with bar("compacting", path, progress) as on_progress:
-        report = tools.compact(path, target, on_progress, allow_partial=allow_partial)
+        report = tools.compact(path, output, on_progress, allow_partial=allow_partial)
     place, samples = printable(report.path), plural(report.samples, "sample")
     line = f"{place}: compact already: {samples} in {human_bytes(report.nbytes)}, nothing was written"
     if report.rewritten:
@@ -186,44 +182,38 @@ def compact(path: str, target: str | None, allow_partial: bool, as_json: bool, p
 @click.command()
 @click.argument("src", type=PATH)
 @click.argument("dst", type=PATH)
-@click.option("--digest", metavar="DIGEST", help="The SHA-256 that the archive must have.")
-@click.option("--threads", type=POSITIVE, default=8, show_default=True, help="Reads at a time.")
-@click.option("--max-size", metavar="SIZE", help="All copies in DST together: 500MB, 1.5GB, 1TiB.")
-@flags("progress")
-def copy(src: str, dst: str, progress: bool | None, **options: Any) -> None:
-    """Copy a sealed archive, or all those in a folder, to a disk of this machine.
+@flags("expected_digest")
+@click.option("--num-threads", type=POSITIVE, default=8, show_default=True, help="Reads at a time.")
+@flags("max_bytes", "as_json", "progress")
+def copy(src: str, dst: str, as_json: bool, progress: bool | None, **options: Any) -> None:
+    """Copy an archive, or a folder of them, to a disk of this machine.
 
-    DST is a folder, or with the same ending as SRC the path of the copy. The copy has its name when every
-    crc32 of it was compared. One that was killed is continued, one that is there already and whose SRC did
-    not change costs a look; of one whose SRC changed the rest is copied. Others that copy the same wait for
-    it. With --max-size, copies that nobody has open go to make room, the least recently used first.
+    What is not sealed is refused. DST is a folder, or with the same ending as SRC the path of the copy. The
+    copy has its name when every crc32 of it was compared. One that was killed is continued, one that is
+    there already and whose SRC did not change costs a look; of one whose SRC changed the rest is copied.
+    Others that copy the same wait for it. With --max-size, copies that nobody has open go to make room, the
+    least recently used first.
 
     \b
     Example:
       edcache copy /nfs/train.zip /ssd/cache --digest sha256:9f2c...
     """
     with bar("copying", src, progress) as on_progress:
-        copied = mirror.copy_local(
-            src,
-            dst,
-            num_threads=options["threads"],
-            expected_digest=options["digest"],
-            max_bytes=options["max_size"],
-            on_progress=on_progress,
-        )
+        copied = mirror.copy_local(src, dst, on_progress=on_progress, **options)
     archives = f"{copied.archives:,} archives, " if copied.archives > 1 else ""
     fetched = "here already" if not copied.fetched else f"{human_bytes(copied.fetched)} fetched"
-    print_lines([f"{printable(copied.path)}: {archives}{human_bytes(copied.nbytes)}, {fetched}"])
+    line = f"{printable(copied.path)}: {archives}{human_bytes(copied.nbytes)}, {fetched}"
+    print_report(as_json, copied._asdict(), [line])
 
 
 @click.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
-@click.option("-o", "target", metavar="OUT", required=True, type=PATH, help="Where the new archive goes.")
+@output("Where the new archive goes.")
 @flags("allow_partial", "as_json", "progress")
 def merge(
-    paths: Sequence[str], target: str, allow_partial: bool, as_json: bool, progress: bool | None
+    paths: Sequence[str], output: str, allow_partial: bool, as_json: bool, progress: bool | None
 ) -> None:
-    """Copy the samples of several archives into a new one, and seal it.
+    """Copy the samples of several archives into a new one.
 
     A PATH is an archive, a folder with archives, or a glob in quotes; globs and folders are sorted, part-2
     before part-10. Records are copied as they are stored and checked on the way. Samples that are missing
@@ -233,8 +223,8 @@ def merge(
     Example:
       edcache merge part-1.zip part-2.zip -o train.zip
     """
-    with bar("merging into", target, progress) as on_progress:
-        report = tools.merge(paths, target, on_progress, allow_partial=allow_partial)
+    with bar("merging into", output, progress) as on_progress:
+        report = tools.merge(paths, output, on_progress, allow_partial=allow_partial)
     missing = f", {report.length - report.samples:,} missing" if report.samples < report.length else ""
     origin = f"{plural(report.length, 'sample')}{missing} from {plural(report.archives, 'archive')}"
     line = f"{printable(report.path)}: {origin}, {human_bytes(report.nbytes)}, sealed"
@@ -243,15 +233,16 @@ def merge(
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.option("-o", "folder", metavar="DIR", required=True, type=FOLDER, help="Where the new archives go.")
+@output("Where the new archives go.", metavar="DIR", type=FOLDER)
 @click.option("--max-size", metavar="SIZE", callback=size, help="The most that each has: 500MB, 2GB.")
 @click.option("--parts", metavar="N", type=POSITIVE, help="So many, of as many samples each.")
-@click.option("--by", metavar="NAME", help="One for each value of a label column.")
+@click.option("--by", metavar="NAME", type=LABEL, help="One for each value of a label column.")
 @flags("allow_partial", "as_json", "progress")
-def split(path: str, folder: str, as_json: bool, progress: bool | None, **options: Any) -> None:
-    """Copy the samples of an archive into several new ones in DIR, each valid alone.
+def split(path: str, output: str, as_json: bool, progress: bool | None, **options: Any) -> None:
+    """Copy the samples of an archive into several new ones.
 
-    They are called train-00000.zip and so on, or train-00000-VALUE.zip, and together they are the original.
+    Each in DIR is valid alone. They are called train-00000.zip and so on, or train-00000-VALUE.zip, and
+    together they are the original.
 
     \b
     Example:
@@ -259,10 +250,8 @@ def split(path: str, folder: str, as_json: bool, progress: bool | None, **option
     """
     if sum(options[name] is not None for name in ("max_size", "parts", "by")) != 1:
         raise click.UsageError("say how: one of --max-size 2GB, --parts 10 and --by label")
-    if options["max_size"] is not None:
-        options["max_size"] = max(1, int(options["max_size"]))
     with bar("splitting", path, progress) as on_progress:
-        pieces = tools.split(path, folder, on_progress=on_progress, **options)
+        pieces = tools.split(path, output, on_progress=on_progress, **options)
     document = [vars(piece) | {"value": plain(piece.value)} for piece in pieces]
     print_report(as_json, document, _split_lines(pieces))
 

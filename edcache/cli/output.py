@@ -7,20 +7,23 @@ import io
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, islice
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
 import click
 
-from edcache.base import EdcacheError, byte_progress, path_suggestion, plain, shortened
+from edcache.base import EdcacheError, WhereError, byte_progress, path_suggestion, plain, shortened
+from edcache.cli.flags import with_flags
 from edcache.storage import shown
 
 BLOCK: Final = 10_000
 FAILED: Final = 1
 _WRONG_USAGE: Final = 2
 _INTERRUPTED: Final = 130
+_FIRST: Final = 20
 _LAYOUT_ROWS: Final = 1000
 _NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
 
@@ -69,7 +72,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, whole: int
             text.rjust(width) if number else text.ljust(width)
             for text, width, number in zip(row, widths, right, strict=True)
         )
-        yield "  ".join(padded).rstrip()
+        line = "  ".join(padded).rstrip()
+        yield styled(line, bold=True) if row is names else line
 
 
 def paired_lines(items: Iterable[tuple[str, object]]) -> Iterator[str]:
@@ -77,7 +81,7 @@ def paired_lines(items: Iterable[tuple[str, object]]) -> Iterator[str]:
     listed = [(name, value) for name, value in items if value is not None]
     width = max((len(name) for name, _ in listed), default=0)
     for name, value in listed:
-        yield f"{name.ljust(width)}  {printable(str(value))}".rstrip()
+        yield f"{styled(name.ljust(width), bold=True)}  {printable(str(value))}".rstrip()
 
 
 def csv_lines(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
@@ -89,21 +93,48 @@ def csv_lines(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterat
         yield buffer.getvalue()
 
 
-def json_lines(objects: Iterable[object]) -> Iterator[str]:
-    """One JSON array, an element a line."""
-    before = "["
-    for item in objects:
-        yield before + json.dumps(item)
-        before = ","
-    yield "]" if before == "," else "[]"
-
-
 def print_lines(lines: Iterable[str]) -> None:
     """Print lines as they come, many at a time."""
     remaining = iter(lines)
     while block := list(islice(remaining, BLOCK)):
         # color=True: click would take escape sequences out of labels that go into a file.
         click.echo("\n".join(block), color=True)
+
+
+def print_rows(
+    header: Sequence[str],
+    rows: Iterable[Sequence[Any]],
+    total: int,
+    *,
+    form: str | None,
+    limit: int | None,
+    show_all: bool,
+    fixed: int | None = None,
+) -> None:
+    """Print rows as a table, as CSV or as JSON, an object a line; on a terminal the first of them.
+
+    Columns behind the first `fixed` ones are labels, whose names may be any: JSON has them as one object.
+    """
+    is_cut = limit is None and not show_all and sys.stdout.isatty() and total > _FIRST
+    rows = islice(rows, _FIRST if is_cut else None if show_all else limit)
+    if form == "jsonl":
+        print_lines(json.dumps(_object(header, row, fixed)) for row in rows)
+    else:
+        print_lines((csv_lines if form == "csv" else table)(header, rows))
+    if is_cut:
+        click.echo(f"... of {total:,} rows; --all shows all", err=True)
+
+
+def _object(header: Sequence[str], row: Sequence[Any], fixed: int | None) -> dict[str, Any]:
+    names, values = header[:fixed], map(plain, row)
+    named = dict(zip(names, values, strict=False))
+    return named if fixed is None else named | {"labels": dict(zip(header[fixed:], values, strict=True))}
+
+
+def styled(text: str, stream: TextIO | None = None, **style: Any) -> str:
+    """The text in a colour or in bold, on a terminal alone, and not where NO_COLOR is set."""
+    is_plain = os.environ.get("NO_COLOR") or not (stream or sys.stdout).isatty()
+    return text if is_plain else click.style(text, **style)
 
 
 def print_report(as_json: bool, document: object, lines: Iterable[str]) -> None:
@@ -115,12 +146,12 @@ def bar(
     doing: str, path: str, progress: bool | None, unit: str = "B"
 ) -> AbstractContextManager[Callable[[int, int], object]]:
     """A bar on stderr, fed with (done, in all); by default on a terminal."""
-    return byte_progress(f"{doing} {os.path.basename(shown(path))}", progress, unit)
+    return byte_progress(doing, os.path.basename(shown(path)), progress, unit)
 
 
 def end(message: str, code: int) -> NoReturn:
     """End the command with one line on stderr and an exit code."""
-    click.echo(f"edcache: {message}", err=True)
+    click.echo(f"{styled('edcache:', sys.stderr, fg='red', bold=True)} {message}", err=True, color=True)
     raise click.exceptions.Exit(code)
 
 
@@ -159,6 +190,8 @@ def error_line(error: Exception) -> str:
     if isinstance(error, OSError) and not isinstance(error, EdcacheError) and error.filename:
         text = f"{error.filename}: {error.strerror}"
     text = as_typed(text)
+    if not isinstance(error, WhereError):  # which quotes what was typed
+        text = re.sub(r"^(labels\.)?\w+\(\): ", "", with_flags(text))
     path, _, reason = text.partition(": ")
     if "no such" in reason.lower():
         text += path_suggestion(path)

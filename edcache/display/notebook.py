@@ -18,7 +18,7 @@ _FIELDS: Final = 24
 _CAPTION: Final = 3
 
 
-class Shown(Protocol):
+class Labelled(Protocol):
     """What a dataset is asked for to be shown."""
 
     @property
@@ -37,14 +37,14 @@ class Schema(list[dict[str, Any]]):
     def __repr__(self) -> str:
         blocks = []
         for schema in self:
-            rows = [("field", "kind", "dtype", "shape"), *_field_rows(schema)]
+            rows = [("field", "kind", "dtype", "shape"), *field_rows(schema)]
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
             blocks.append("\n".join([f"{schema['samples']:,} samples", *lines]))
         return "\n\n".join(blocks) or "no samples"
 
     def _repr_html_(self) -> str:
-        return fragment(*_schema_tables(self))
+        return fragment(*schema_tables(self))
 
 
 def schema_of(archives: Sequence[reader.AnyReader]) -> Schema:
@@ -133,13 +133,13 @@ def _line(sample: Any) -> str:
 
 
 def dataset_html(
-    dataset: Shown, title: str, archives: Sequence[reader.AnyReader], samples: SampleGrid | None
+    dataset: Labelled, title: str, archives: Sequence[reader.AnyReader], samples: SampleGrid | None
 ) -> str:
     """What a notebook shows of a dataset.
 
     Cost: opens what is not open yet; reads the labels, and the samples that are given.
     """
-    tables = list(_schema_tables(schema_of(archives)))
+    tables = list(schema_tables(schema_of(archives)))
     # The labels of what is far away are fetched when somebody asks for them.
     bars = "" if any(archive.by_request for archive in archives) else dataset.labels.bars()
     columns = element("div", tables, bars, class_="columns")
@@ -147,7 +147,7 @@ def dataset_html(
     return fragment(element("h4", title), facts, columns, "" if samples is None else samples.grid())
 
 
-def _facts(dataset: Shown, archives: Sequence[reader.AnyReader]) -> Iterator[tuple[str, str | None]]:
+def _facts(dataset: Labelled, archives: Sequence[reader.AnyReader]) -> Iterator[tuple[str, str | None]]:
     yield "samples", f"{len(dataset):,}"
     absent = sum(len(archive) - archive.present for archive in archives)
     yield "missing", f"{absent:,}" if absent else None
@@ -159,9 +159,10 @@ def _facts(dataset: Shown, archives: Sequence[reader.AnyReader]) -> Iterator[tup
     yield "made by", str(made.get("factory") or made.get("type") or "") or None
 
 
-def _schema_tables(schema: Schema) -> Iterator[Markup]:
+def schema_tables(schema: Schema) -> Iterator[Markup]:
+    """The most used schemas, each as a table of its fields."""
     for one in schema[:_SCHEMAS]:
-        rows = _field_rows(one)
+        rows = field_rows(one)
         more = len(rows) - _FIELDS
         yield element(
             *("div", table(("field", "kind", "dtype", "shape"), rows[:_FIELDS])),
@@ -172,7 +173,8 @@ def _schema_tables(schema: Schema) -> Iterator[Markup]:
         yield element("div", f"{len(schema) - _SCHEMAS:,} more schemas: ds.schema", class_="dim")
 
 
-def _field_rows(schema: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+def field_rows(schema: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The fields of a schema as path, kind, dtype and shape."""
     rows = []
     for field in schema["fields"]:
         sized = field["kind"] in ("tensor", "array", "scalar")

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import and_, or_
 from typing import NamedTuple, TypeAlias
 
-from edcache.base import WhereError
+from edcache.base import UnknownLabelError, WhereError
 from edcache.format import pa, pc
 from edcache.labels.compare import Column
 
@@ -220,7 +220,13 @@ class _WhereParser:
         terms = []
         while self._next_is(*_FLIPPED):
             operator = self._take()
-            right = self._operand()
+            word = self.next
+            try:
+                right = self._operand()
+            except UnknownLabelError as error:
+                if word.kind != "name":
+                    raise
+                raise UnknownLabelError(f"{error}; text stands in quotes: {quoted(word.text)}") from None
             terms.append(self._compared(left, operator, right))
             left = right
         return _folded(terms, and_)

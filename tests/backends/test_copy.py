@@ -727,7 +727,7 @@ def test_a_copy_from_the_command_line(far, ssd, tmp_path):
     assert run("copy", far, ssd, "--digest", digest) == f"{ssd / far.name}: 329.7 kB, 329.7 kB fetched\n"
     assert run("copy", far, ssd) == f"{ssd / far.name}: 329.7 kB, here already\n"
     more = len(make(far.with_name("b.zip"), 60))
-    said = run("copy", far.parent, ssd, "--threads", 2)
+    said = run("copy", far.parent, ssd, "--num-threads", 2)
     assert said == f"{ssd}: 2 archives, {kb(far.stat().st_size + more)}, {kb(more)} fetched\n"
     assert "edcache: far/none.zip: no such file" in run("copy", "far/none.zip", ssd, code=1).replace(
         f"{os.getcwd()}/", ""

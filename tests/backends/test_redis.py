@@ -704,7 +704,7 @@ def test_the_command_line_looks_into_it_and_deletes_it(server):
     assert shown in run("info", url, "--json")
     assert "n7" in run("show", url, "7")
     assert shown in run("show", url, "7", "--json")
-    assert "60 records" in run("ls", url)
+    assert run("ls", url).count("\n") == 61
     assert "15" in run("labels", url, "--count", "y")
     for command in (["verify", url], ["compact", url], ["why", url], ["info", "--digest", url]):
         assert "this takes an archive that is a file" in run(*command, code=1)

@@ -484,13 +484,13 @@ def test_archives_and_command_line_have_the_same_classes(archive, tmp_path, name
     groups = numbered(columns[name])
     pieces = edcache.split(ds.path, tmp_path / "parts", by=name)
     assert [CachedDataset.from_cache(piece.path).labels["id"].tolist() for piece in pieces] == groups
-    printed = CliRunner().invoke(main, ["labels", str(ds.path), "--count", name, "--format", "json"])
-    assert sorted(row["count"] for row in json.loads(printed.output)) == sorted(map(len, groups))
-    zeros = CliRunner().invoke(
-        main, ["labels", str(ds.path), "--where", f"{name} in (0)", "--format", "json"]
+    printed = CliRunner().invoke(main, ["labels", str(ds.path), "--count", name, "--jsonl"])
+    assert sorted(row["count"] for row in map(json.loads, printed.output.splitlines())) == sorted(
+        map(len, groups)
     )
+    zeros = CliRunner().invoke(main, ["labels", str(ds.path), "--where", f"{name} in (0)", "--jsonl"])
     expected = [k for k, value in enumerate(columns[name]) if value == 0]
-    assert [row["index"] for row in json.loads(zeros.output)] == expected
+    assert [row["index"] for row in map(json.loads, zeros.output.splitlines())] == expected
 
 
 def test_labels_join_by_values_not_by_bits(archive):

@@ -11,7 +11,14 @@ import pytest
 from pages import PAGES, ROOT, comparable, printed, program
 
 PROGRAMS = {name: program(text) for name, text in PAGES.items()}
-PROGRAM_OF = {"python": "", "edcache": "-m edcache", "torchrun": "-m torch.distributed.run"}
+PROGRAMS_THERE = {
+    "python": f'exec "{sys.executable}" "$@"',
+    "edcache": f'exec "{sys.executable}" -m edcache "$@"',
+    "torchrun": f'exec "{sys.executable}" -m torch.distributed.run "$@"',
+    # Slurm's, of a job of one node: what it starts runs here.
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
+}
+OF_SLURM = {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}
 QUICK = ("README.md", "docs/quickstart.md")
 REPOSITORY = "https://github.com/edcache/edcache"
 SERVER = "redis://localhost:6379/0"
@@ -21,7 +28,7 @@ SERVER = "redis://localhost:6379/0"
 def with_its_servers(code, folder):
     """The program, and the environment in which it finds the servers that it names on this machine.
 
-    The address of a Redis server is the one thing that is replaced.
+    The address of a Redis server is the one text that is replaced.
     """
     with ExitStack() as stack:
         environment = {}
@@ -45,9 +52,9 @@ def folder(tmp_path):
     """Where a page runs, and the programs that it finds: those of this process."""
     programs = tmp_path / "programs"
     programs.mkdir()
-    for name, arguments in PROGRAM_OF.items():
+    for name, command in PROGRAMS_THERE.items():
         file = programs / name
-        file.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        file.write_text(f"#!/bin/sh\n{command}\n")
         file.chmod(0o755)
     (tmp_path / "page").mkdir()
     return tmp_path
@@ -58,7 +65,7 @@ def run(folder, code):
     page = folder / "page"
     with with_its_servers(code, folder) as (text, extra):
         (page / "page.py").write_text(text)
-        environment = os.environ | extra
+        environment = os.environ | OF_SLURM | extra
         environment["PATH"] = f"{folder / 'programs'}:{environment['PATH']}"
         environment["PYTHONPATH"] = str(ROOT)
         environment["EDCACHE_DIR"] = environment["EDCACHE_SPOOL"] = str(folder / "home")
@@ -69,6 +76,45 @@ def run(folder, code):
     text = (folder / "output").read_text()
     assert done.returncode == 0, text[-3000:]
     return text
+
+
+EVERY_KIND = """
+<!-- preamble
+import there
+-->
+```python
+# there.py
+print("imported")
+```
+```sh
+echo from 3 shells; edcache --version
+```
+```py
+this never runs
+```
+<!-- check
+print("done" if there else "")
+-->
+"""
+
+
+def test_a_page_is_one_program_from_top_to_bottom(folder):
+    """The preamble needs a file that is written after it: so it fails, and only then it does not."""
+    with pytest.raises(AssertionError, match="No module named 'there'"):
+        run(folder, program(EVERY_KIND))
+    preamble, mark, rest = EVERY_KIND.partition("```python")
+    lines = run(folder, program(mark + rest.replace("```sh", f"{preamble}```sh"))).splitlines()
+    assert [lines[0], lines[1], lines[-1]] == ["imported", "from 3 shells", "done"]
+    said = "<!-- printed -->\n```text\nfrom  17 shells\n```\n```text\nno output\n```\n"
+    assert printed(said) == [comparable("from 3 shells")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_block_says_what_it_is(page):
+    """Else a program that should run is only shown."""
+    fences = re.findall(r"^```+(\S*)", PAGES[page], re.MULTILINE)
+    assert all(fences[::2])
+    assert not any(fences[1::2])
 
 
 @pytest.mark.spread

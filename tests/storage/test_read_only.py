@@ -38,7 +38,7 @@ if command == "from_cache":
     print(json.dumps([cache[i]["x"].tolist()[0] for i in range(10)] + cache.labels["y"].tolist()))
 else:
     from edcache.cli import main
-    form = ["--format", "json"] if command == "labels" else ["--json"]
+    form = ["--jsonl"] if command == "labels" else ["--json"]
     rest = ["-o", target] if command == "repair" else []
     main([command, path, *form, *rest])
 """
