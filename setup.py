@@ -26,6 +26,8 @@ SUITE = [
     "pandas>=1.5",
 ]
 
+DOCS = ["sphinx>=7.2", "furo>=2024.1", "myst-parser>=3", "sphinx-click>=6"]
+
 # What makes and checks the files for an index; setuptools as in pyproject.toml.
 RELEASE = ["build>=1.2", "twine>=6.1", "setuptools>=77"]
 
@@ -83,12 +85,14 @@ setup(
         "train": ["pytorch-lightning>=2.2", "scikit-learn>=1.3"],
         "bench": ["matplotlib>=3.7", "scikit-learn>=1.3"],
         "quickstart": ["scikit-learn>=1.3", "Pillow>=9"],
-        "docs": ["sphinx>=7.2", "furo>=2024.1", "myst-parser>=3", "sphinx-click>=6"],
+        "docs": DOCS,
         "release": RELEASE,
         "suite": SUITE,
         "test": [
             *SUITE,
+            *DOCS,
             *RELEASE,
+            "mlcroissant>=1",
             "coverage[toml]>=7.10",
             "ruff>=0.6",
             "basedpyright",

@@ -32,6 +32,8 @@ autodoc_typehints = "signature"
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
+pygments_dark_style = "github-dark"
+
 html_theme = "furo"
 html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": "docs/"}
 html_show_copyright = False

@@ -40,6 +40,13 @@ from .errors import UnregisteredTypeError as UnregisteredTypeError
 from .errors import UnsupportedTypeError as UnsupportedTypeError
 from .errors import WhereError as WhereError
 from .errors import WorkerError as WorkerError
+from .markup import Markup as Markup
+from .markup import Tabular as Tabular
+from .markup import element as element
+from .markup import fragment as fragment
+from .markup import joined as joined
+from .markup import pairs as pairs
+from .markup import table as table
 from .options import FIXED as FIXED
 from .options import CacheKeywords as CacheKeywords
 from .options import CacheOptions as CacheOptions

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from typing import TypeAlias
 
 _NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?")
@@ -38,9 +39,15 @@ def element(tag: str, *children: Part, **attributes: object) -> Markup:
 
 
 def table(header: Sequence[Part], rows: Iterable[Sequence[Part]]) -> Markup:
-    """A table; a cell that looks like a number stands to the right."""
-    head = element("tr", *(element("th", name) for name in header)) if header else ""
-    body = (element("tr", *(element("td", cell, class_=_aligned(cell)) for cell in row)) for row in rows)
+    """A table; columns of numbers alone stand to the right."""
+    listed = [list(row) for row in rows]
+    columns = list(zip(*listed, strict=True)) or [()] * len(header)
+    sides = ["n" if column and all(map(_is_number, column)) else None for column in columns]
+    head = element("tr", (element("th", name, class_=side) for name, side in zip(header, sides, strict=True)))
+    body = (
+        element("tr", (element("td", cell, class_=side) for cell, side in zip(row, sides, strict=True)))
+        for row in listed
+    )
     return element("table", head, body)
 
 
@@ -55,11 +62,19 @@ def fragment(*parts: Part) -> Markup:
     return element("div", element("style", Markup(STYLE)), *parts, class_="edcache")
 
 
-def _aligned(cell: Part) -> str | None:
-    is_number = (
-        isinstance(cell, str) and cell[:1].isdigit() and cell.replace(",", "").replace(".", "").isdigit()
-    )
-    return "n" if is_number else None
+class Tabular:
+    """A dataclass that a notebook shows as a table of its fields."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        values = ((field.name.replace("_", " "), getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
+        shown = ((name, f"{v:,}" if type(v) is int else str(v)) for name, v in values)
+        return fragment(element("h4", type(self).__name__), pairs(shown))
+
+
+def _is_number(cell: Part) -> bool:
+    return isinstance(cell, str) and _NUMBER.fullmatch(cell) is not None
 
 
 def _escaped(part: Part) -> str:
@@ -80,7 +95,7 @@ STYLE = """
 .edcache th,.edcache td{text-align:left;padding:2px 12px 2px 0;vertical-align:top;border:0;background:none;
 max-width:28em;overflow-wrap:anywhere;font-weight:400}
 .edcache th{opacity:.65}
-.edcache td.n{text-align:right;font-variant-numeric:tabular-nums}
+.edcache .n{text-align:right;font-variant-numeric:tabular-nums}
 .edcache .columns{display:flex;flex-wrap:wrap;gap:8px 28px}
 .edcache .bar{display:grid;grid-template-columns:minmax(4em,9em) 90px auto;gap:8px;align-items:center;
 font-size:12px;height:18px}

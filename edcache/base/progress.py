@@ -7,23 +7,31 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Final
 
 from edcache.base.options import Show
+from edcache.base.wording import human_bytes
 
 logger = logging.getLogger("edcache")
 
-_LINE_SECONDS: Final = 30.0
+# A line comes after so many seconds, or after a tenth of the work; the second is the least between lines.
+_MOST_SECONDS: Final = 30.0
+_LEAST_SECONDS: Final = 3.0
+# How wide lines are, and bars where there is no terminal; on the second width, bars show MB/s too.
+_COLUMNS: Final = 80
+_WIDE_COLUMNS: Final = 100
+_LEAST_TEXT: Final = 20
 
 
 class Progress:
-    """How far a fill is, with what was kept from before.
+    """How far a fill is. What was kept from before is said first, and a bar begins there.
 
     Args:
-        what: is filled, such as the archive's name.
+        what: is filled, such as the archive's name; it is shortened in the middle where it is long.
         kept, total: samples present at the start, samples of the dataset, None where nobody knows.
         show: True shows a bar, False nothing. None shows a bar on a terminal and in a notebook, but not on
             ranks other than 0, and prints lines elsewhere; EDCACHE_PROGRESS=0 or 1 decides where it is None.
@@ -32,77 +40,193 @@ class Progress:
             alone prints lines: what it kept is what was there before any of them.
 
     Lines go to stderr. "train.zip: 412 of 1,797 already cached" comes first, beside a bar too. Without a bar
-    one follows every 30 seconds, or every tenth of the time so far where that is longer, and one at the end.
+    one follows every 30 seconds or every tenth of the samples, whichever is first, and one at the end.
     """
 
     def __init__(self, what: str, kept: int, total: int | None, show: Show, is_first: bool = True) -> None:
-        self._what, self._present, self._total = what, kept, total
-        self._kept, self._nbytes = kept, 0
-        self._began = self._last_line = time.monotonic()
-        absent = None if total is None else total - kept
+        self._present, self._total = kept, total
         is_silent = callable(show) or show is False or os.environ.get("EDCACHE_PROGRESS") == "0"
         if kept and is_first:
-            self._say("already cached", is_silent)
+            line = _line(what, f": {_samples(kept, total)} already cached")
+            if is_silent:
+                logger.info("%s", line)
+            else:
+                print(line, file=sys.stderr, flush=True)
         self._tell = show if callable(show) else None
-        bar = {"total": absent, "desc": f"caching {what}", "unit": " samples", "smoothing": 0.1}
-        self._bar = _bar_class()(dynamic_ncols=True, **bar) if _shows_bar(show) else None
-        self._has_lines = is_first and not is_silent and self._bar is None and not _is_watched()
+        self._display = _Display("caching", what, show, total, kept, has_lines=is_first)
 
     def advance(self, samples: int, nbytes: int = 0) -> None:
         """Some more samples are there, of so many bytes."""
         self._present += samples
-        self._nbytes += nbytes
         if self._tell is not None and samples:
             self._tell(self._present, self._total)
-        if self._bar is not None:
-            self._bar.update(samples)
-            rate = self._nbytes / max(self._bar.format_dict["elapsed"], 1e-6) / 1e6
-            self._bar.set_postfix_str(f"{rate:,.1f} MB/s", refresh=False)
-        if self._has_lines and samples:
-            now = time.monotonic()
-            if now - self._last_line >= max(_LINE_SECONDS, (now - self._began) / 10):
-                self._last_line = now
-                self._say(f"cached{self._rate(now - self._began)}")
+        self._display.advance(samples, nbytes)
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        if self._bar is not None:
-            self._bar.close()
-        if self._has_lines and kind is None:
-            self._say(f"cached in {_duration(time.monotonic() - self._began)}")
-
-    def _rate(self, seconds: float) -> str:
-        rate = (self._present - self._kept) / seconds
-        left = "" if self._total is None else f", {_duration((self._total - self._present) / rate)} left"
-        return f", {rate:,.1f} samples/s, {self._nbytes / seconds / 1e6:,.1f} MB/s{left}"
-
-    def _say(self, text: str, is_silent: bool = False) -> None:
-        count = f"{self._present:,} " + ("samples" if self._total is None else f"of {self._total:,}")
-        if is_silent:
-            logger.info("%s: %s %s", self._what, count, text)
-        else:
-            print(f"{self._what}: {count} {text}", file=sys.stderr, flush=True)
+        self._display.close(is_done=kind is None)
 
 
 @contextmanager
-def byte_progress(what: str, show: Show, unit: str = "B") -> Iterator[Callable[[int, int], object]]:
-    """A function to be fed with (done, in all), which shows a bar as `Progress` shows its own.
+def byte_progress(
+    doing: str, name: str, show: Show, unit: str = "B"
+) -> Iterator[Callable[[int, int], object]]:
+    """A function to be fed with (done, in all), which shows a bar or lines as `Progress` does.
 
     Args:
-        what: is done, such as "copying train.zip". show: as in `Progress`. unit: what is counted.
+        doing, name: such as "copying", "train.zip". show: as in `Progress`. unit: "B", or "" for samples.
     """
-    if callable(show) or not _shows_bar(show):
-        yield show if callable(show) else lambda done, total: None
+    if callable(show):
+        yield show
         return
-    with _bar_class()(dynamic_ncols=True, desc=what, unit=unit, unit_scale=unit == "B") as bar:
+    display: _Display | None = None
 
-        def tell(done: int, total: int) -> None:
-            bar.total = total
-            bar.update(done - bar.n)
+    def tell(done: int, total: int) -> None:
+        nonlocal display
+        if (
+            display is None
+        ):  # now, because what is resumed begins where it was, and a notebook asks for the length
+            display = _Display(doing, name, show, total, done, unit)
+        display.advance(done - display.done)
 
+    is_done = False
+    try:
         yield tell
+        is_done = True
+    finally:
+        if display is not None:
+            display.close(is_done)
+
+
+@contextmanager
+def uploading(name: str, nbytes: int, show: Show) -> Iterator[Callable[[int], object]]:
+    """The same for the bytes of an upload: `tell(nbytes)` says that so many more are there.
+
+    Args:
+        show: as in `Progress`; a function counts samples, and hears nothing of bytes.
+    """
+    done = 0
+    with byte_progress("uploading", name, False if callable(show) else show) as tell:
+
+        def advance(more: int) -> None:
+            nonlocal done
+            done += more
+            tell(done, nbytes)
+
+        yield advance
+
+
+class _Display:
+    """What a person sees of one operation: a bar, or lines, or nothing.
+
+    Args:
+        unit: "" counts samples, "B" bytes. done: where it begins; rates count what comes after.
+    """
+
+    def __init__(
+        self,
+        doing: str,
+        name: str,
+        show: Show,
+        total: int | None,
+        done: int,
+        unit: str = "",
+        has_lines: bool = True,
+    ) -> None:
+        self.done = self._line_done = self._first = done
+        self._total, self._unit, self._nbytes = total, unit, 0
+        # Of a fill a line says "train.zip: 412 of 1,797 cached", else "copying train.zip: 1.2 GB of 3.4 GB".
+        self._is_fill = doing == "caching"
+        self._name, self._past = (name, " cached") if self._is_fill else (f"{doing} {name}", "")
+        self._began = self._last_line = time.monotonic()
+        self._bar = _new_bar(f"{doing} {name}", total, done, unit) if _shows_bar(show) else None
+        self._has_lines = has_lines and self._bar is None and _prints_lines(show, self._is_fill)
+
+    def advance(self, more: int, nbytes: int = 0) -> None:
+        self.done += more
+        self._nbytes += nbytes
+        if self._bar is not None:
+            self._bar.update(more)
+            if nbytes and self._bar.is_wide:
+                rate = self._nbytes / max(self._bar.format_dict["elapsed"], 1e-6) / 1e6
+                self._bar.set_postfix_str(f"{rate:,.0f} MB/s", refresh=False)
+        if self._has_lines and more and self.done != self._total:
+            now = time.monotonic()
+            since = now - self._last_line
+            tenths = self._total is not None and (self.done - self._line_done) * 10 >= self._total
+            if since >= _MOST_SECONDS or (tenths and since >= _LEAST_SECONDS):
+                self._last_line, self._line_done = now, self.done
+                self._print(f"{self._past}{self._rates(now - self._began)}")
+
+    def close(self, is_done: bool) -> None:
+        """Take the bar down; where all went well, the last line says how long it took."""
+        if self._bar is not None:
+            self._bar.close()
+        seconds = time.monotonic() - self._began
+        if self._has_lines and is_done and (self._is_fill or seconds >= _LEAST_SECONDS):
+            self._print(f"{self._past} in {_duration(seconds)}")
+
+    def _rates(self, seconds: float) -> str:
+        rate = (self.done - self._first) / seconds
+        text = f", {human_bytes(rate)}/s" if self._unit else f", {rate:,.1f}/s"
+        if self._nbytes:
+            text += f", {self._nbytes / seconds / 1e6:,.0f} MB/s"
+        return text if self._total is None else f"{text}, {_duration((self._total - self.done) / rate)} left"
+
+    def _print(self, text: str) -> None:
+        count = _samples(self.done, self._total)
+        if self._unit:
+            count = f"{human_bytes(self.done)} of {human_bytes(self._total or 0)}"
+        print(_line(self._name, f": {count}{text}"), file=sys.stderr, flush=True)
+
+
+def _samples(done: int, total: int | None) -> str:
+    return f"{done:,} samples" if total is None else f"{done:,} of {total:,}"
+
+
+def _line(name: str, text: str) -> str:
+    """A line of at most 80 columns, unless the text alone is longer."""
+    return _shortened(name, _COLUMNS - len(text)) + text
+
+
+def _shortened(text: str, most: int) -> str:
+    """A text without its middle where it is longer than so many characters, without control characters."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in text)
+    if len(text) <= (most := max(most, 8)):
+        return text
+    head = (most - 2) // 2
+    return f"{text[:head]}...{text[len(text) - (most - 3 - head) :]}"
+
+
+def _new_bar(text: str, total: int | None, done: int, unit: str) -> Any:
+    """A bar that begins where a fill resumes, as wide as the terminal, or as a notebook's cell."""
+    bar_class = _bar_class()
+    is_terminal = sys.stderr.isatty()
+    columns = _COLUMNS
+    if is_terminal:
+        with suppress(OSError, ValueError, AttributeError):  # of a stream without a descriptor
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
+    options: dict[str, Any] = {"total": total, "initial": done, "smoothing": 0.1, "unit": " samples"}
+    options |= {"dynamic_ncols": True} if is_terminal or bar_class.is_widget else {"ncols": columns}
+    if unit:
+        options |= {"unit": unit, "unit_scale": True}
+    elif total:
+        options["bar_format"] = (
+            "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} "
+            "[{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
+        )
+        options["unit"] = ""
+    text = _shortened(text, max(_LEAST_TEXT, columns - 60 - 2 * len(str(total or 0))))
+    if bar_class.is_widget:
+        # Its first text would be taken for HTML.
+        bar = bar_class(**options)
+        bar.set_description_str(text)
+    else:
+        bar = bar_class(desc=text, **options)
+    bar.is_wide = bar_class.is_widget or columns >= _WIDE_COLUMNS
+    return bar
 
 
 @cache
@@ -112,32 +236,21 @@ def _bar_class() -> Any:
     tqdm's is shared with forked children: one that is killed while it holds it stops every bar of its
     parent for ever (test_progress.py::test_a_child_killed_amid_drawing_a_bar_stops_no_fill).
     """
-    from tqdm.auto import tqdm  # here, because to open a finished archive shows no bar
+    with warnings.catch_warnings():
+        # That a notebook has no ipywidgets: its bar is text then.
+        warnings.simplefilter("ignore")
+        from tqdm.auto import tqdm  # here, because to open a finished archive shows no bar
 
-    class Bar(tqdm):  # type: ignore[misc]
-        pass
+    class LockedBar(tqdm):  # type: ignore[misc]
+        is_widget = any(kind.__module__ == "tqdm.notebook" for kind in tqdm.__mro__)
 
     def renew() -> None:
-        Bar.set_lock(threading.RLock())
+        LockedBar.set_lock(threading.RLock())
 
     renew()
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=renew)
-    return Bar
-
-
-@contextmanager
-def uploading(what: str, nbytes: int, show: Show) -> Iterator[Callable[[int], object]]:
-    """A bar over the bytes of an upload: `tell(nbytes)` says that so many more are there.
-
-    Args:
-        show: as in `Progress`; a function counts samples, and hears nothing of bytes.
-    """
-    if not _shows_bar(show):
-        yield lambda more: None
-        return
-    with _bar_class()(total=nbytes, desc=f"uploading {what}", unit="B", unit_scale=True) as bar:
-        yield bar.update
+    return LockedBar
 
 
 def _duration(seconds: float) -> str:
@@ -154,9 +267,18 @@ def _shows_bar(show: Show) -> bool:
     setting = os.environ.get("EDCACHE_PROGRESS")
     if setting is not None:
         return setting != "0"
+    return _is_rank_0() and _is_watched()
+
+
+def _prints_lines(show: Show, is_fill: bool) -> bool:
+    """Whether lines stand for a bar; of a fill its first process prints them, whatever its rank."""
+    is_silent = callable(show) or show is False or os.environ.get("EDCACHE_PROGRESS") == "0"
+    return not is_silent and not _is_watched() and (is_fill or _is_rank_0())
+
+
+def _is_rank_0() -> bool:
     # The second is what torch_xla.launch() sets.
-    rank = os.environ.get("RANK") or os.environ.get("PJRT_LOCAL_PROCESS_RANK") or "0"
-    return rank == "0" and _is_watched()
+    return (os.environ.get("RANK") or os.environ.get("PJRT_LOCAL_PROCESS_RANK") or "0") == "0"
 
 
 def _is_watched() -> bool:

@@ -221,7 +221,7 @@ def export(paths: Sequence[str], output: str, to: str, as_json: bool, **options:
     view = ds.available() if options["available"] else ds[:]
     view = view if options["where"] is None else view.filter(options["where"])
     view = view.select(*options["fields"]) if options["fields"] else view
-    with bar("exporting to", output, options["progress"], unit=" samples") as on_progress:
+    with bar("exporting to", output, options["progress"], unit="") as on_progress:
         report = interop.export(
             view,
             output,

@@ -146,7 +146,7 @@ def bar(
     doing: str, path: str, progress: bool | None, unit: str = "B"
 ) -> AbstractContextManager[Callable[[int, int], object]]:
     """A bar on stderr, fed with (done, in all); by default on a terminal."""
-    return byte_progress(f"{doing} {os.path.basename(shown(path))}", progress, unit)
+    return byte_progress(doing, os.path.basename(shown(path)), progress, unit)
 
 
 def end(message: str, code: int) -> NoReturn:

@@ -11,9 +11,7 @@ from .decode import assembler as assembler
 from .decode import decoder_of as decoder_of
 from .dtypes import array_nbytes as array_nbytes
 from .dtypes import check_shape as check_shape
-from .dtypes import memory_dtype as memory_dtype
 from .dtypes import parse as parse
-from .dtypes import tensor_dtype as tensor_dtype
 from .encode import Encoder as Encoder
 from .foreign import MOST_NBYTES as MOST_NBYTES
 from .foreign import restored as restored
@@ -28,3 +26,7 @@ from .images import format_of as format_of
 from .images import read_through as read_through
 from .pickled import PICKLE_SCHEMA as PICKLE_SCHEMA
 from .schema import Node as Node
+from .schema import stored_fields as stored_fields
+from .tensors import memory_dtype as memory_dtype
+from .tensors import tensor_dtype as tensor_dtype
+from .tensors import torch_dtype as torch_dtype

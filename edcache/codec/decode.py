@@ -17,11 +17,12 @@ import torch
 from edcache.base import CorruptRecordError, EdcacheError, PickleRefusedError, once
 from edcache.codec import classes
 from edcache.codec.containers import CONTAINERS, OPAQUE, Assemble
-from edcache.codec.dtypes import TORCH_BY_DTYPE, Array
+from edcache.codec.dtypes import Array
 from edcache.codec.images import Decoding
 from edcache.codec.leaves import reviver
 from edcache.codec.pickled import PICKLE_SCHEMA, load
 from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, LeafSpan, Node, Path, align, parse
+from edcache.codec.tensors import torch_dtype
 
 # Of all schemas whose decoders are kept together.
 _KEPT_TEXT = 1 << 18
@@ -261,8 +262,7 @@ def _array_column(leaf: Node, part: slice) -> _ReadAll | None:
 
     if not is_tensor:
         return lambda records: list(arrays(records))
-    assert isinstance(leaf.dtype, torch.dtype)
-    known = TORCH_BY_DTYPE[leaf.dtype]
+    known = torch_dtype(leaf.dtype)
     if shape and known.bits is None:
         return lambda records: list(map(torch.from_numpy, arrays(records)))
     return lambda records: [
@@ -300,7 +300,7 @@ def _array_reader(leaf: Node) -> _Read:
 
 def _array_maker(leaf: Node) -> Callable[[memoryview, int, Any, Array | None], Any]:
     dtype: Any = leaf.memory
-    known = TORCH_BY_DTYPE[leaf.dtype] if isinstance(leaf.dtype, torch.dtype) else None
+    known = torch_dtype(leaf.dtype) if leaf.kind == "tensor" else None
     view = None if known is None or known.bits is None else known.dtype
     ndarray, copied, from_numpy = np.ndarray, np.array, None if known is None else torch.from_numpy
     itemsize = dtype.itemsize

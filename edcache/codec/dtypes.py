@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from edcache.base import CorruptRecordError
 
@@ -59,33 +58,18 @@ _BITS = {
 }
 
 
-class TorchDtype(NamedTuple):
-    """A torch dtype; `bits`: another of its size, where numpy does not know it; `array`: of its memory."""
+class TensorDtype(NamedTuple):
+    """A dtype of torch by name; `bits`: one of its size, where numpy lacks it; `array`: of its memory."""
 
     name: str
-    dtype: torch.dtype
-    bits: torch.dtype | None
+    bits: str | None
     array: Dtype
 
 
-# An older torch lacks the newer names; a record that uses one is refused when its schema is parsed.
-TORCH_BY_NAME = {
-    name: TorchDtype(name, getattr(torch, name), getattr(torch, bits or "", None), np.dtype(bits or name))
+TENSOR_DTYPES = {
+    name: TensorDtype(name, bits, np.dtype(bits or name))
     for name, bits in (dict.fromkeys(_NUMPY_TWIN) | _BITS).items()
-    if hasattr(torch, name)
 }
-TORCH_BY_DTYPE = {known.dtype: known for known in TORCH_BY_NAME.values()}
-
-
-def tensor_dtype(name: str) -> torch.dtype | None:
-    """Return the torch dtype of a name such as "bfloat16", or None if the codec does not store it."""
-    known = TORCH_BY_NAME.get(name)
-    return None if known is None else known.dtype
-
-
-def memory_dtype(dtype: torch.dtype) -> Dtype:
-    """Return the numpy dtype of a torch dtype's memory: int16 for bfloat16, which numpy does not know."""
-    return TORCH_BY_DTYPE[dtype].array
 
 
 def _describe(dtype: Dtype) -> Any:

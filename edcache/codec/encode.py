@@ -17,12 +17,14 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from edcache.base import CorruptRecordError, OptionError, UnsupportedTypeError
 from edcache.codec import dtypes, pickled
 from edcache.codec.containers import CONTAINERS, dump_key, take
 from edcache.codec.leaves import MAKE, PACKED_LENGTH, Refusal, enum_node, packed_node
 from edcache.codec.schema import MAX_DEPTH, MAX_NODES, SELF_SCHEMA, Layout, align, dump, parse
+from edcache.codec.tensors import make_tensor
 
 MAX_SCHEMAS = 64
 _MAX_SKELETONS = 256
@@ -166,6 +168,7 @@ def _other(value: Any, values: _Values) -> Any:
 
 _TEXTS = {str}
 _MAKE: dict[type, Any] = MAKE | {
+    torch.Tensor: make_tensor,
     list: _sequence,
     tuple: _sequence,
     dict: _dict,

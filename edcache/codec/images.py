@@ -17,14 +17,16 @@ import operator
 import os
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from edcache.base import EdcacheError, ImageError, MissingDependencyError, OptionError
 from edcache.codec.classes import dataclass_fields, is_namedtuple
+
+if TYPE_CHECKING:
+    import torch
 
 Form = Literal["pil", "numpy", "tensor"] | None
 Decode = Any  # "pil", "numpy", "tensor", None or a Decoding
@@ -257,6 +259,8 @@ def _decoded(data: _Buffer, decoding: Decoding) -> Any:
         array = _pixels(data, decoding)
         if decoding.form == "numpy":
             return array if array.flags.writeable else array.copy()
+        import torch  # what says of an archive what it holds loads no torch
+
         return torch.from_numpy(_planes(array).copy("C"))
 
 
@@ -271,6 +275,8 @@ def decoded_together(
         decoding: to arrays or tensors. allocate: `allocate(shape, dtype)` gives the memory.
     Raises: as `ImageFile.decode`; and ImageError where there is no memory for all of them.
     """
+    import torch
+
     view = _planes if decoding.form == "tensor" else np.asarray
     together, rows = None, np.empty(0, np.uint8)
     for row, data in enumerate(files):

@@ -20,7 +20,6 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
 from edcache.base import (
     CodecError,
@@ -67,59 +66,6 @@ def text_bytes(text: str) -> bytes:
 
 def _int_bytes(value: int) -> bytes:
     return value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-
-
-_NUMPY_KNOWS = {known.dtype: known.name for known in dtypes.TORCH_BY_NAME.values() if known.bits is None}
-
-
-def _tensor(value: torch.Tensor, values: list[Any]) -> Any:
-    name = _NUMPY_KNOWS.get(value.dtype)
-    if name is not None and not value.requires_grad:
-        try:
-            # numpy() refuses devices, layouts and lazy conjugation, all at once.
-            array = value.numpy()
-            values.append(array if array.flags.c_contiguous else array.copy("C"))
-            return "tensor", name, array.ndim or ()
-        except (RuntimeError, TypeError, ValueError):
-            pass
-    known = dtypes.TORCH_BY_DTYPE.get(value.dtype)
-    remedy = _tensor_remedy(value)
-    if remedy:
-        raise Refusal(remedy)
-    if known is None:
-        raise Refusal(f"a tensor of {value.dtype}; convert it to another dtype")
-    if value.dim() > dtypes.MAX_NDIM:
-        raise Refusal(f"a tensor of {value.dim()} dimensions, more than {dtypes.MAX_NDIM}; reshape it")
-    try:
-        values.append(_tensor_array(value, known))
-    except (RuntimeError, TypeError) as error:
-        raise Refusal(f"this tensor; call .detach().clone() on it ({error})") from error
-    return "tensor", known.name, value.dim() or ()
-
-
-def _tensor_array(value: torch.Tensor, known: dtypes.TorchDtype) -> dtypes.Array:
-    """The memory of a strided CPU tensor as a C-ordered array: a view where it is so already."""
-    if known.bits is None:
-        return value.resolve_conj().resolve_neg().contiguous().numpy()
-    if value.is_conj():
-        # torch has no conj_physical for complex32; its real view is half precision, which has negation.
-        pairs = torch.view_as_real(value.conj()).clone()
-        pairs[..., 1].neg_()
-        value = torch.view_as_complex(pairs)
-    # Viewed first: torch copies integers, but not every one of its dtypes.
-    return value.view(known.bits).contiguous().numpy()
-
-
-def _tensor_remedy(value: torch.Tensor) -> str:
-    if value.is_quantized:
-        return "a quantized tensor; call .dequantize() on it"
-    if value.is_nested:
-        return "a nested tensor; store .unbind() of it, a tuple of tensors"
-    if value.layout is not torch.strided:
-        return f"a tensor of layout {value.layout}; call .to_dense() on it"
-    if value.device.type != "cpu":
-        return f"a tensor on device {value.device}; call .cpu() on it"
-    return "a tensor that requires grad; call .detach() on it" if value.requires_grad else ""
 
 
 def _array(value: dtypes.Array, values: list[Any]) -> Any:
@@ -440,7 +386,6 @@ MAKE: dict[type, Make] = {
     int: _int,
     np.ndarray: _array,
     np.memmap: lambda value, values: _array(value.view(np.ndarray), values),
-    torch.Tensor: _tensor,
     dt.datetime: _datetime,
     dt.time: _time,
     ImageFile: _image_file,

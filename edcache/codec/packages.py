@@ -14,8 +14,6 @@ from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
-import torch
-
 from edcache.base import MissingDependencyError
 
 ClassName = tuple[str, str]
@@ -79,6 +77,7 @@ _Ways = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 def _tensor(cls: Any) -> _Ways:
     """A subclass of torch.Tensor: its values, and its attributes as they are."""
+    import torch
 
     def encode(value: Any) -> Any:
         # A subclass may override what any function of torch does.

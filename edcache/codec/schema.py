@@ -72,7 +72,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from edcache import base
 from edcache.base import CorruptRecordError
@@ -80,6 +79,7 @@ from edcache.codec import dtypes
 from edcache.codec.containers import CONTAINERS, OPAQUE
 from edcache.codec.images import Decoding
 from edcache.codec.leaves import LEAVES
+from edcache.codec.pickled import PICKLE_SCHEMA
 
 SELF_SCHEMA = '{"self":1}'
 
@@ -105,7 +105,7 @@ class Node:
         const: what the kind carries: a TZ, a class name pair, an image's modes, "list" or "tuple", the dtype
             of a scalar, the Decoding of an image file.
         keys, children: of a container; a key is of a dict, an index or a field name.
-        dtype: torch.dtype of a tensor; numpy dtype of an array, scalar, bool, int, float or complex.
+        dtype: torch's name of a tensor's; numpy dtype of an array, scalar, bool, int, float or complex.
         memory: numpy dtype of the bytes of an array, a tensor or a scalar.
         shape: of an array or tensor, None if it varies; () of another leaf of fixed size.
         nbytes: of a leaf of fixed size, else None. code: for struct, if it is not an array.
@@ -119,7 +119,7 @@ class Node:
     const: Any = None
     keys: tuple[Any, ...] = ()
     children: tuple[Node, ...] = ()
-    dtype: torch.dtype | np.dtype[Any] | None = None
+    dtype: str | np.dtype[Any] | None = None
     memory: np.dtype[Any] | None = None
     shape: tuple[int, ...] | None = None
     nbytes: int | None = None
@@ -186,6 +186,14 @@ def parse(text: str, decoding: Decoding | None = None) -> Node:
         raise CorruptRecordError(f"schema: {error}: {text[:80]}") from None
 
 
+def stored_fields(text: str) -> list[Node]:
+    """The leaves that a schema promises, without None; empty where records have no one schema.
+
+    Raises CorruptRecordError. It takes no torch, and no decoder.
+    """
+    return [] if text in (SELF_SCHEMA, PICKLE_SCHEMA) else list(parse(text).leaves(OPAQUE))
+
+
 class _Parser:
     """One walk over the JSON of a schema, with a budget of nodes."""
 
@@ -230,10 +238,10 @@ def _leaf(kind: str, path: Path, parameters: list[Any]) -> Node:
         return _array(kind, path, memory, memory, *parameters[1:])
     if kind == "tensor":
         name = parameters[0]
-        known = dtypes.TORCH_BY_NAME.get(name) if type(name) is str else None
+        known = dtypes.TENSOR_DTYPES.get(name) if type(name) is str else None
         if known is None:
-            raise ValueError(f"this torch has no dtype {name!r}")
-        return _array(kind, path, known.dtype, known.array, *parameters[1:])
+            raise ValueError(f"no dtype {name!r} of torch")
+        return _array(kind, path, name, known.array, *parameters[1:])
     leaf = LEAVES.get(kind)
     if leaf is None or bool(parameters) is (leaf.parse is None):
         raise ValueError(f"unknown kind {kind[:40]!r}")

@@ -174,6 +174,10 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         return self._reader
 
     @property
+    def _readers(self) -> list[AnyReader]:
+        return [self._reader]
+
+    @property
     def complete(self) -> bool:
         """Whether the archive is sealed, and every sample has a record or is recorded as absent for good."""
         return self._reader.complete

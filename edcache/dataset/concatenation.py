@@ -15,7 +15,7 @@ from edcache.dataset.indexing import Root
 from edcache.dataset.view import Samples, View
 from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
-from edcache.reader import FieldPath, Memory, Projection, Special, fresh, merged
+from edcache.reader import AnyReader, FieldPath, Memory, Projection, Special, fresh, merged
 
 # A dataset, the places of samples among those asked for, and their positions in it.
 _Share = tuple[Samples, Ints, Ints]
@@ -67,6 +67,10 @@ class Combined(Root, Samples):
                 "same one, or without"
             )
         return first
+
+    @property
+    def _readers(self) -> list[AnyReader]:
+        return [reader for part in self._parts for reader in part._readers]
 
     def _with_image_files(self) -> Root:
         return type(self)([part._with_files() for part in self._parts])

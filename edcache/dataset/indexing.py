@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
-from edcache import base
-from edcache.base import FREE_NBYTES, Ints, OptionError, Selection, Transform, checked_function
+from edcache import base, display
+from edcache.base import FREE_NBYTES, EdcacheError, Ints, OptionError, Selection, Transform, checked_function
 from edcache.codec import Node
 from edcache.dataset.loader import Loader, LoaderOptions
 from edcache.labels import Labels, checked_indices
-from edcache.reader import Batch, FieldPath, Memory, Projection, Special
+from edcache.reader import AnyReader, Batch, FieldPath, Memory, Projection, Special
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -134,6 +134,49 @@ class Readable(Dataset[T_co]):
         if self._labels is None or not self._labels.is_of(whole):  # labels may have been added
             self._labels = whole.take(self.indices)
         return self._labels
+
+    @property
+    def schema(self) -> display.Schema:
+        """The fields of the stored samples with kind, dtype and shape, a table for each schema; none is read.
+
+        Of a view: of the whole that it was made of.
+        """
+        return display.schema_of(self._readers)
+
+    def show(self, n: int = 8) -> display.SampleGrid:
+        """Some samples from all over the dataset: pictures in a notebook, a line each in print.
+
+        Args:
+            n: how many. Each is read as `self[i]` reads it, transforms included.
+        """
+        count = min(n, len(self))
+        return self._grid([k * len(self) // count for k in range(count)])
+
+    def _grid(self, positions: Sequence[int]) -> display.SampleGrid:
+        samples: list[Any] = []
+        for position in positions:
+            # What reading one raises, be it damaged or a user's transform, is shown in its place.
+            try:
+                samples.append(self[position])
+            except Exception as error:  # noqa: BLE001 - it is shown
+                samples.append(error)
+        return display.SampleGrid(positions, samples, self.labels)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: no user's code is run for it, and nothing that is far away is fetched."""
+        try:
+            readers = self._readers
+            is_near = all(reader.has_all and reader.memory()["mapped"] for reader in readers)
+            is_plain = self._transform is None and not any(reader.allow_pickle for reader in readers)
+            grid = self._grid(range(min(8, len(self)))) if is_near and is_plain else None
+            return display.dataset_html(self, self._chain(), readers, grid)
+        except (EdcacheError, OSError) as error:  # closed, or damaged
+            return base.fragment(str(error))
+
+    @property
+    def _readers(self) -> list[AnyReader]:
+        """The archives underneath."""
+        return self._root._readers
 
     @property
     def indices(self) -> Ints:
@@ -262,6 +305,10 @@ class Root(Readable[T_co]):
     @property
     def _root(self) -> Root:
         return self
+
+    @property
+    def _readers(self) -> list[AnyReader]:
+        raise NotImplementedError
 
     def _one(self, index: int, fields: Projection | None) -> Any:
         """A sample, or its fields."""

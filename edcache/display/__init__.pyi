@@ -1,2 +1,10 @@
+from .card import card_of as card_of
+from .card import html as html
+from .card import markdown as markdown
+from .croissant import croissant as croissant
+from .notebook import SampleGrid as SampleGrid
+from .notebook import Schema as Schema
+from .notebook import dataset_html as dataset_html
+from .notebook import schema_of as schema_of
 from .summary import summary as summary
 from .tree import sample_tree as sample_tree

@@ -48,7 +48,7 @@ def fields_of(archive: reader.AnyReader) -> list[dict[str, Any]]:
     """
     used = np.bincount(archive.records.schema, minlength=len(archive.schemas)).tolist()
     return [
-        {"samples": samples, "fields": [_field(field) for field in codec.Decoder(schema).fields.values()]}
+        {"samples": samples, "fields": [_field(field) for field in codec.stored_fields(schema)]}
         for samples, schema in sorted(zip(used, archive.schemas, strict=True), key=lambda pair: -pair[0])
     ]
 
@@ -57,6 +57,6 @@ def _field(field: Any) -> dict[str, Any]:
     return {
         "path": ".".join(map(str, field.path)),
         "kind": field.kind,
-        "dtype": None if field.dtype is None else str(field.dtype).removeprefix("torch."),
+        "dtype": None if field.dtype is None else str(field.dtype),
         "shape": None if field.shape is None else list(field.shape),
     }

@@ -14,6 +14,7 @@ from .given import given_rows as given_rows
 from .given import given_table as given_table
 from .given import joined as joined
 from .given import read_columns as read_columns
+from .histogram import Histogram as Histogram
 from .label_spec import LabelSpec as LabelSpec
 from .label_spec import checked_name as checked_name
 from .labels import Labels as Labels

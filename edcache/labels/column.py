@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import shown
+from edcache.base import fragment, shown, table
 from edcache.format import is_text, number_values, numpy_dtype, one_chunk, pa, pc, to_numpy, widened_float16
 
 # Of so many values what is computed stays in the processor's cache.
@@ -141,6 +141,9 @@ class Description(tuple[ColumnSummary, ...]):
         widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
         lines = (map(str.ljust, row, widths) for row in rows)
         return "\n".join("  ".join(line).rstrip() for line in lines)
+
+    def _repr_html_(self) -> str:
+        return fragment(table(_HEADER, map(_cells, self)))
 
 
 def _cells(column: ColumnSummary) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from edcache.base import Markup, element, fragment
 from edcache.format import is_number, one_chunk, pa, to_numpy
 from edcache.labels.column import as_python
 from edcache.labels.where import quoted, quoted_name
@@ -52,6 +53,25 @@ class Histogram:
     bars: tuple[HistogramBar, ...]
     rest: int = 0
     rest_values: int = 0
+
+    def _repr_html_(self) -> str:
+        return fragment(self.drawn())
+
+    def drawn(self) -> Markup:
+        """The bars as a part of a page."""
+        greatest = max((bar.count for bar in self.bars), default=0) or 1
+        rows = (
+            element(
+                *("div", element("span", bar.text, title=bar.text)),
+                element("span", element("i", style=f"width:{100 * bar.count / greatest:.0f}%")),
+                element("b", f"{bar.count:,}"),
+                class_="bar",
+            )
+            for bar in self.bars
+        )
+        rest = f"{self.rest_values:,} more values of {self.rest:,} samples" if self.rest else None
+        title = element("div", self.name, element("span", f" {self.type}", class_="dim"))
+        return element("div", title, rows, "" if rest is None else element("div", rest, class_="dim"))
 
 
 def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) -> Histogram:

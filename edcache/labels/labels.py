@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
@@ -10,7 +11,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import LabelTypeError, MissingDependencyError, OptionError, SampleIndexError, unknown_label
+from edcache.base import (
+    LabelTypeError,
+    Markup,
+    MissingDependencyError,
+    OptionError,
+    SampleIndexError,
+    element,
+    fragment,
+    joined,
+    unknown_label,
+)
 from edcache.format import from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import Classes, Description, classes_of, comparable, describe, sorted_rows
 from edcache.labels.histogram import Histogram, histogram, plot
@@ -89,6 +100,21 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
     def __repr__(self) -> str:
         columns = ", ".join(f"{field.name}: {field.type}" for field in self.whole.table.schema)
         return f"Labels({columns or 'no columns'}; {self.num_rows} rows)"
+
+    def _repr_html_(self) -> str:
+        return fragment(
+            element("h4", f"{self.num_rows:,} samples"), element("div", self.bars(), class_="columns")
+        )
+
+    def bars(self, most: int = 12, seconds: float = 0.25) -> Markup:
+        """The histogram of each column as a part of a page, of as many columns as there is time for."""
+        drawn, began = [], time.monotonic()
+        for name in self:
+            drawn.append(self.histogram(name, most).drawn())
+            if time.monotonic() - began > seconds and len(drawn) < len(self):
+                drawn.append(element("div", f"{len(self) - len(drawn):,} more columns", class_="dim"))
+                break
+        return joined(*drawn)
 
     @property
     def num_rows(self) -> int:

@@ -12,7 +12,15 @@ import torch
 from torch.utils.data import default_collate
 
 from edcache.base import CorruptRecordError, EdcacheError, Ints, LengthError, once
-from edcache.codec import Decoder, Node, assembler, decoded_together, decompress_into
+from edcache.codec import (
+    Decoder,
+    Node,
+    aliased,
+    assembler,
+    decoded_together,
+    decompress_into,
+    torch_dtype,
+)
 from edcache.format import LATTICE
 from edcache.reader.checks import LARGE, Check, Piece
 
@@ -48,16 +56,18 @@ class GroupRecords:
     """Memory that holds records of one schema.
 
     Args:
-        decoder: of the schema. view: the memory. base: the same as a uint8 tensor.
+        decoder: of the schema. view: the memory, which may be read-only.
         nbytes: of the record of each row: int64 or uint64 [rows].
     """
 
-    def __init__(
-        self, decoder: Decoder, view: memoryview, base: torch.Tensor, nbytes: npt.NDArray[Any]
-    ) -> None:
+    def __init__(self, decoder: Decoder, view: memoryview, nbytes: npt.NDArray[Any]) -> None:
         self.decoder, self.view, self.nbytes = decoder, view, nbytes
-        self._base = base
+        self._base = torch.from_numpy(aliased(view))
         self._windows: dict[tuple[int, int], torch.Tensor] = {}
+
+    def at(self, start: Ints, rows: Ints, check: Check | None = None) -> Group:
+        """Some of the records; see `Group`."""
+        return Group(self, start, rows, check)
 
     def window(self, offset: int, nbytes: int) -> torch.Tensor:
         """Bytes `offset` to `offset + nbytes` of whatever record begins at each multiple of 8.
@@ -247,9 +257,7 @@ def joined(
             decompress_into(view, starts, lengths.tolist(), frames, dictionaries, threads)
     except (MemoryError, CorruptRecordError, LengthError):
         return None
-    return Group(
-        GroupRecords(decoder, view, torch.from_numpy(memory), lengths), places, np.arange(len(lengths))
-    )
+    return GroupRecords(decoder, view, lengths).at(places, np.arange(len(lengths)))
 
 
 # --- collated ---------------------------------------------------------------------------------------
@@ -375,8 +383,8 @@ def _pictures(node: Node, column: type) -> Collate:
 def bulk_dtype(field: Node) -> torch.dtype | None:
     """The dtype of what default_collate stacks of a field; None where it does something else."""
     if field.kind == "tensor":
-        assert isinstance(field.dtype, torch.dtype)
-        return field.dtype if field.dtype in _BULK_DTYPES else None
+        dtype = torch_dtype(field.dtype).dtype
+        return dtype if dtype in _BULK_DTYPES else None
     if field.kind in ("array", "scalar"):
         return _NUMPY_TO_TORCH.get(field.dtype)  # type: ignore[arg-type]
     return _SCALARS.get(field.kind)

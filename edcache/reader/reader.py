@@ -13,15 +13,17 @@ import numpy as np
 
 from edcache import base, storage
 from edcache.base import EdcacheError, Ints, ReadOptions
-from edcache.codec import STORED, Decode, Decoder, Decoding
+from edcache.codec import STORED, Decode, Decoding
 from edcache.format import Blocks, Failure, Head, Records
 from edcache.reader.digests import check_digest, no_digest, parse_digest
-from edcache.reader.group import Group
 from edcache.reader.session import FileSession, Session
 from edcache.storage import ByteSource, Location, absolute, located
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from edcache.codec import Decoder
+    from edcache.reader.group import Group
 
 
 _CHUNK_START = Blocks._fields.index("records_offset")

@@ -7,19 +7,21 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-import torch
 
 from edcache import base, codec, format
 from edcache.base import Ints, once
-from edcache.codec import Decoder, Decoding
 from edcache.format import Contents, Head, Header, Records, parse_index, parse_labels, read_table
 from edcache.labels import checked_indices
 from edcache.reader.checks import LARGE, Checks, Piece, Requested
-from edcache.reader.group import Group, GroupRecords, joined
 from edcache.storage import ByteSource
+
+# What reads samples takes torch; it is imported when the first is read, so that labels are there before.
+if TYPE_CHECKING:
+    from edcache.codec import Decoder, Decoders, Decoding
+    from edcache.reader.group import Group, GroupRecords
 
 T = TypeVar("T")
 Data = TypeVar("Data", bytes, memoryview)
@@ -73,7 +75,10 @@ class Session(ABC):
         self._rows = len(records.offset)
         # Reading one element of a memoryview costs half of what numpy takes.
         self._schema = records.schema.data
-        self._decoders = codec.Decoders()
+
+    @once
+    def _decoders(self) -> Decoders:
+        return codec.Decoders()
 
     # --- what differs ---
 
@@ -570,15 +575,17 @@ class FileSession(FileTables):
         if self._is_probe_due():
             self._announce(rows, start, wanted)
         if records is not None:
-            return Group(records, start, rows)
+            return records.at(start, rows)
         if self._raw_nbytes is not None or self._view is None:
             return self._loaded(rows, decoder, wanted)
         records = self._records
         if records is None or records.decoder is not decoder:
-            memory, nbytes = torch.from_numpy(codec.aliased(self._view)), self.contents.index.records.nbytes
-            records = self._records = GroupRecords(decoder, self._view, memory, nbytes)
+            from edcache.reader.group import GroupRecords
+
+            nbytes = self.contents.index.records.nbytes
+            records = self._records = GroupRecords(decoder, self._view, nbytes)
         self._is_bulk = bool(self._is_uniform) and self._index is None
-        return Group(records, start, rows, self.checks.group(rows, start, wanted))
+        return records.at(start, rows, self.checks.group(rows, start, wanted))
 
     def _is_probe_due(self) -> bool:
         """Whether to look if what will be read is in memory; seldom after many batches that were."""
@@ -649,6 +656,8 @@ class FileSession(FileTables):
 
     def _loaded(self, rows: Ints, decoder: Decoder, wanted: tuple[int, int] | None) -> Group | None:
         """A group over memory of its own: records that are compressed, or not mapped."""
+        from edcache.reader.group import joined
+
         index = self.contents.index.records
         rows = rows % self._rows  # as `group` takes them: some from the end
         is_raw = index.raw_nbytes is None

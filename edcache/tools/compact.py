@@ -7,7 +7,7 @@ from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
-from edcache import format, storage
+from edcache import base, format, storage
 from edcache.base import ArchiveLockedError, StaleArchiveError
 from edcache.format import Contents, Revised
 from edcache.reader import OnProgress
@@ -17,7 +17,7 @@ from edcache.tools.verify import Survey, sound_survey
 
 
 @dataclass(frozen=True)
-class CompactReport:
+class CompactReport(base.Tabular):
     """What `compact` did.
 
     path: where the compact archive is. samples: those with a record. rewritten: False where there was

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edcache import format
+from edcache import base, format
 from edcache.base import Ints, LengthError, OptionError
 from edcache.dataset import Path, expand_paths
 from edcache.format import Contents, Head, Revision
@@ -22,7 +22,7 @@ from edcache.tools.verify import sound_survey
 
 
 @dataclass(frozen=True)
-class MergeReport:
+class MergeReport(base.Tabular):
     """What `merge` did.
 
     path: the new archive. archives: how many went into it. samples: those with a record. length: of the

@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from edcache import base
 from edcache.reader import OnProgress
 from edcache.storage import File, local_path
 from edcache.tools.rewrite import RecordSelection, RewriteProgress, check_free, rewriting
@@ -20,7 +21,7 @@ _SHOWN: Final = 20
 
 
 @dataclass
-class RepairReport:
+class RepairReport(base.Tabular):
     """What `repair` found and kept.
 
     kept: samples in the new archive. lost: int64 [k], sorted: indices of samples that had a record and have

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from edcache import format
-from edcache.base import CorruptArchiveError, Ints, LabelError, PartialArchiveError
+from edcache.base import CorruptArchiveError, Ints, LabelError, PartialArchiveError, Tabular
 from edcache.format import Chain, ChunkTable, Contents, Header, IndexTable, PRead, parse_index, parse_labels
 from edcache.reader import OnProgress, check_digest, file_digest, no_digest, parse_digest
 from edcache.storage import ByteSource, File, located, written_since_boot
@@ -42,7 +42,7 @@ class Dead:
 
 
 @dataclass
-class Report:
+class Report(Tabular):
     """What `verify` found.
 
     problems: one line each, with path and offset, what is wrong and what helps; empty when every byte

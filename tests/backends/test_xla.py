@@ -291,16 +291,14 @@ def test_the_loss_falls_alike_by_their_loader_and_ours(ranks):
         assert sum(one["losses"][-3:]) < sum(one["losses"][:3]) / 5
 
 
-# --- the README -------------------------------------------------------------------------------------
+# --- the guide --------------------------------------------------------------------------------------
 
 
-def test_the_readmes_snippet_runs_as_written(tmp_path):
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^```(?:py|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-    [snippet] = [block for block in blocks if "torch_xla.launch" in block]
-    defined = blocks[0].split("ds = slow(")[0]
-    script = tmp_path / "readme.py"
-    script.write_text(f"{defined}\n{snippet}")
+def test_the_guides_program_runs_as_written(tmp_path):
+    text = (ROOT / "docs" / "guides" / "xla.md").read_text(encoding="utf-8")
+    [program] = re.findall(r"^```py\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    script = tmp_path / "guide.py"
+    script.write_text(program)
     environment = os.environ | {
         "PJRT_DEVICE": "CPU",
         "CPU_NUM_DEVICES": "2",

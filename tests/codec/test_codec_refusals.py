@@ -13,7 +13,7 @@ import pytest
 import torch
 from codec_samples import Frozen, Point, encode, same
 
-from edcache.codec import dtypes
+from edcache.codec import tensors
 from edcache.codec.classes import register
 from edcache.codec.decode import Decoder
 from edcache.codec.encode import Encoder
@@ -178,7 +178,7 @@ def test_a_tensor_without_memory_of_its_own_is_refused():
 
 
 def test_a_dtype_that_is_newer_than_the_table_is_refused(monkeypatch):
-    monkeypatch.delitem(dtypes.TORCH_BY_DTYPE, torch.bfloat16)
+    monkeypatch.delitem(tensors.TORCH_BY_DTYPE, torch.bfloat16)
     message = r"a tensor of torch.bfloat16; convert it to another dtype"
     with pytest.raises(UnsupportedTypeError, match=message):
         Encoder().encode(torch.ones(1, dtype=torch.bfloat16))

@@ -62,4 +62,4 @@ def printed(text: str) -> list[str]:
 def comparable(line: str) -> str:
     """A line without what differs from run to run: numbers, the folder, and how wide a column is."""
     line = re.sub(r"(?<=')/[^' ]*/(?=cache/)", "", line)
-    return " ".join(re.sub(r"\d[\d,.:]*", "#", line).split())
+    return " ".join(re.sub(r"0x[0-9A-F]+|\d[\d,.:]*", "#", line).split())

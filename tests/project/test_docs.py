@@ -4,33 +4,46 @@ import os
 import re
 import subprocess
 import sys
-from contextlib import contextmanager
+import urllib.request
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 from pages import PAGES, ROOT, comparable, printed, program
 
 PROGRAMS = {name: program(text) for name, text in PAGES.items()}
-PROGRAM_OF = {"python": "", "edcache": "-m edcache", "torchrun": "-m torch.distributed.run"}
+PROGRAMS_THERE = {
+    "python": f'exec "{sys.executable}" "$@"',
+    "edcache": f'exec "{sys.executable}" -m edcache "$@"',
+    "torchrun": f'exec "{sys.executable}" -m torch.distributed.run "$@"',
+    # Slurm's, of a job of one node: what it starts runs here.
+    "srun": 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"',
+}
+OF_SLURM = {"SLURM_NNODES": "1", "SLURM_GPUS_ON_NODE": "2"}
 QUICK = ("README.md", "docs/quickstart.md")
+REPOSITORY = "https://github.com/edcache/edcache"
 SERVER = "redis://localhost:6379/0"
 
 
 @contextmanager
-def with_its_servers(code):
-    """The program, and the environment that it needs, with the servers that it names on this machine.
+def with_its_servers(code, folder):
+    """The program, and the environment in which it finds the servers that it names on this machine.
 
-    The address of a Redis server is the one thing that is replaced.
+    The address of a Redis server is the one text that is replaced.
     """
-    environment = {}
-    if SERVER in code:
-        from redis_server import Server
+    with ExitStack() as stack:
+        environment = {}
+        if SERVER in code:
+            from redis_server import Server
 
-        server = Server()
-        try:
-            yield code.replace(SERVER, server.url()), environment
-        finally:
-            server.close()
-    else:
+            server = stack.enter_context(closing(Server()))
+            code = code.replace(SERVER, server.url())
+        if "s3://bucket/" in code:
+            from object_servers import s3
+
+            for name, value in stack.enter_context(s3(folder)).items():
+                environment[f"FSSPEC_S3_{name.upper()}"] = value
+            bucket = f"{environment['FSSPEC_S3_ENDPOINT_URL']}/bucket"
+            urllib.request.urlopen(urllib.request.Request(bucket, method="PUT")).close()
         yield code, environment
 
 
@@ -39,9 +52,9 @@ def folder(tmp_path):
     """Where a page runs, and the programs that it finds: those of this process."""
     programs = tmp_path / "programs"
     programs.mkdir()
-    for name, arguments in PROGRAM_OF.items():
+    for name, command in PROGRAMS_THERE.items():
         file = programs / name
-        file.write_text(f'#!/bin/sh\nexec "{sys.executable}" {arguments} "$@"\n')
+        file.write_text(f"#!/bin/sh\n{command}\n")
         file.chmod(0o755)
     (tmp_path / "page").mkdir()
     return tmp_path
@@ -50,9 +63,9 @@ def folder(tmp_path):
 def run(folder, code):
     """Run a page's program; what it printed."""
     page = folder / "page"
-    with with_its_servers(code) as (text, extra):
+    with with_its_servers(code, folder) as (text, extra):
         (page / "page.py").write_text(text)
-        environment = os.environ | extra
+        environment = os.environ | OF_SLURM | extra
         environment["PATH"] = f"{folder / 'programs'}:{environment['PATH']}"
         environment["PYTHONPATH"] = str(ROOT)
         environment["EDCACHE_DIR"] = environment["EDCACHE_SPOOL"] = str(folder / "home")
@@ -63,6 +76,45 @@ def run(folder, code):
     text = (folder / "output").read_text()
     assert done.returncode == 0, text[-3000:]
     return text
+
+
+EVERY_KIND = """
+<!-- preamble
+import there
+-->
+```python
+# there.py
+print("imported")
+```
+```sh
+echo from 3 shells; edcache --version
+```
+```py
+this never runs
+```
+<!-- check
+print("done" if there else "")
+-->
+"""
+
+
+def test_a_page_is_one_program_from_top_to_bottom(folder):
+    """The preamble needs a file that is written after it: so it fails, and only then it does not."""
+    with pytest.raises(AssertionError, match="No module named 'there'"):
+        run(folder, program(EVERY_KIND))
+    preamble, mark, rest = EVERY_KIND.partition("```python")
+    lines = run(folder, program(mark + rest.replace("```sh", f"{preamble}```sh"))).splitlines()
+    assert [lines[0], lines[1], lines[-1]] == ["imported", "from 3 shells", "done"]
+    said = "<!-- printed -->\n```text\nfrom  17 shells\n```\n```text\nno output\n```\n"
+    assert printed(said) == [comparable("from 3 shells")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_block_says_what_it_is(page):
+    """Else a program that should run is only shown."""
+    fences = re.findall(r"^```+(\S*)", PAGES[page], re.MULTILINE)
+    assert all(fences[::2])
+    assert not any(fences[1::2])
 
 
 @pytest.mark.spread
@@ -84,8 +136,19 @@ def test_a_page_runs_as_written(folder, page):
 def test_a_link_to_a_file_leads_to_one(page):
     prose = re.sub(r"^(```+).*?^\1$", "", PAGES[page], flags=re.MULTILINE | re.DOTALL)
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
-        if "://" not in target:
+        of_the_repository = re.fullmatch(rf"{REPOSITORY}/(?:blob|raw)/main/(.*)", target)
+        if of_the_repository:
+            assert (ROOT / of_the_repository[1]).exists(), target
+        elif "://" not in target:
+            assert page != "README.md", f"{target}: PyPI shows the README too; give the whole URL"
             assert ((ROOT / page).parent / target).exists(), target
+
+
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks():
+    results = (ROOT / "scripts" / "benchmark" / "results.md").read_text(encoding="utf-8")
+    figures = re.findall(r"\b[\d.]+ [kM]\b", PAGES["README.md"])
+    assert len(figures) > 10
+    assert [figure for figure in figures if figure not in results] == []
 
 
 @pytest.mark.full

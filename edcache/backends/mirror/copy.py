@@ -57,8 +57,8 @@ def copy_to_local(
         max_bytes: of all copies in the folder together, as a number or as "200GB": those that nobody has open
             go to make room, the least recently used first. Archives that are no copies never go.
         storage_options: for the engine that reads a URL, see `edcache.Reader`.
-        progress: True or False; by default a bar shows on a terminal. A function is called with (bytes that
-            are here, bytes in all) instead.
+        progress: True or False; by default a bar shows on a terminal and in a notebook, and elsewhere now and
+            then a line. A function is called with (bytes that are here, bytes in all) instead.
     Returns:
         The path of the copy, to be opened as any archive; or the folder.
     Raises:
@@ -76,7 +76,7 @@ def copy_to_local(
     what did not change from the old one, and who reads the old one keeps it.
     Cost: reads the origin once, and writes as much.
     """
-    with byte_progress(f"copying {os.path.basename(shown(src))}", progress) as tell:
+    with byte_progress("copying", os.path.basename(shown(src)), progress) as tell:
         copied = copy_local(src, target, num_threads, expected_digest, max_bytes, storage_options, tell)
     return copied.path
 

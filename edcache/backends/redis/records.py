@@ -23,7 +23,6 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from edcache import format
 from edcache.backends.redis.client import PIECE_KEYS, PIECE_NBYTES, Client
@@ -128,5 +127,4 @@ def gathered_from(
     # Values are multiples of 8 long, so that joined they are what a gather goes over.
     starts = np.array([0, *accumulate(map(len, values[:-1]))], np.int64) + FRAME_NBYTES
     memory = np.frombuffer(bytearray().join(values), np.uint8)
-    records = GroupRecords(decoder, memory.data, torch.from_numpy(memory), lengths)
-    return Group(records, starts, np.arange(len(frames)))
+    return GroupRecords(decoder, memory.data, lengths).at(starts, np.arange(len(frames)))

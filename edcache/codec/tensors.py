@@ -1,0 +1,102 @@
+"""Tensors and the dtypes of torch: what of the codec takes torch, but for decoding."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from edcache.base import CorruptRecordError
+from edcache.codec.dtypes import MAX_NDIM, TENSOR_DTYPES, Array, Dtype
+from edcache.codec.leaves import Refusal
+
+
+class TorchDtype(NamedTuple):
+    """A torch dtype; `bits`: another of its size, where numpy does not know it; `array`: of its memory."""
+
+    name: str
+    dtype: torch.dtype
+    bits: torch.dtype | None
+    array: Dtype
+
+
+# An older torch lacks the newer names.
+_TORCH_BY_NAME = {
+    name: TorchDtype(name, getattr(torch, name), getattr(torch, known.bits or "", None), known.array)
+    for name, known in TENSOR_DTYPES.items()
+    if hasattr(torch, name)
+}
+TORCH_BY_DTYPE = {known.dtype: known for known in _TORCH_BY_NAME.values()}
+
+
+def torch_dtype(name: Any) -> TorchDtype:
+    """The dtype of a name in a schema; CorruptRecordError where this torch lacks it."""
+    known = _TORCH_BY_NAME.get(name)
+    if known is None:
+        raise CorruptRecordError(f"schema: this torch has no dtype {name!r}")
+    return known
+
+
+def tensor_dtype(name: str) -> torch.dtype | None:
+    """Return the torch dtype of a name such as "bfloat16", or None if the codec does not store it."""
+    known = _TORCH_BY_NAME.get(name)
+    return None if known is None else known.dtype
+
+
+def memory_dtype(dtype: torch.dtype) -> Dtype:
+    """Return the numpy dtype of a torch dtype's memory: int16 for bfloat16, which numpy does not know."""
+    return TORCH_BY_DTYPE[dtype].array
+
+
+_NUMPY_KNOWS = {known.dtype: known.name for known in _TORCH_BY_NAME.values() if known.bits is None}
+
+
+def make_tensor(value: torch.Tensor, values: list[Any]) -> Any:
+    """As in `leaves.MAKE`: appends the memory of a tensor, and returns its node. Raises Refusal."""
+    name = _NUMPY_KNOWS.get(value.dtype)
+    if name is not None and not value.requires_grad:
+        try:
+            # numpy() refuses devices, layouts and lazy conjugation, all at once.
+            array = value.numpy()
+            values.append(array if array.flags.c_contiguous else array.copy("C"))
+            return "tensor", name, array.ndim or ()
+        except (RuntimeError, TypeError, ValueError):
+            pass
+    known = TORCH_BY_DTYPE.get(value.dtype)
+    remedy = _tensor_remedy(value)
+    if remedy:
+        raise Refusal(remedy)
+    if known is None:
+        raise Refusal(f"a tensor of {value.dtype}; convert it to another dtype")
+    if value.dim() > MAX_NDIM:
+        raise Refusal(f"a tensor of {value.dim()} dimensions, more than {MAX_NDIM}; reshape it")
+    try:
+        values.append(_tensor_array(value, known))
+    except (RuntimeError, TypeError) as error:
+        raise Refusal(f"this tensor; call .detach().clone() on it ({error})") from error
+    return "tensor", known.name, value.dim() or ()
+
+
+def _tensor_array(value: torch.Tensor, known: TorchDtype) -> Array:
+    """The memory of a strided CPU tensor as a C-ordered array: a view where it is so already."""
+    if known.bits is None:
+        return value.resolve_conj().resolve_neg().contiguous().numpy()
+    if value.is_conj():
+        # torch has no conj_physical for complex32; its real view is half precision, which has negation.
+        pairs = torch.view_as_real(value.conj()).clone()
+        pairs[..., 1].neg_()
+        value = torch.view_as_complex(pairs)
+    # Viewed first: torch copies integers, but not every one of its dtypes.
+    return value.view(known.bits).contiguous().numpy()
+
+
+def _tensor_remedy(value: torch.Tensor) -> str:
+    if value.is_quantized:
+        return "a quantized tensor; call .dequantize() on it"
+    if value.is_nested:
+        return "a nested tensor; store .unbind() of it, a tuple of tensors"
+    if value.layout is not torch.strided:
+        return f"a tensor of layout {value.layout}; call .to_dense() on it"
+    if value.device.type != "cpu":
+        return f"a tensor on device {value.device}; call .cpu() on it"
+    return "a tensor that requires grad; call .detach() on it" if value.requires_grad else ""

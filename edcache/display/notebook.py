@@ -1,0 +1,185 @@
+"""A dataset as a notebook shows it: what it holds, how its labels are spread, its first samples."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, Protocol
+
+from edcache import base, reader
+from edcache.base import Markup, element, fragment, human_bytes, pairs, table
+from edcache.display.media import Media, first_seen, thumbnail
+from edcache.display.summary import fields_of
+from edcache.labels import Labels
+
+_SAMPLES: Final = 8
+_SCHEMAS: Final = 4
+_FIELDS: Final = 24
+_CAPTION: Final = 3
+
+
+class Shown(Protocol):
+    """What a dataset is asked for to be shown."""
+
+    @property
+    def labels(self) -> Labels:
+        """The label columns."""
+
+    def __len__(self) -> int: ...
+
+
+class Schema(list[dict[str, Any]]):
+    """The schemas of a dataset, most used first: dicts with "samples", and "fields", a list of dicts.
+
+    A field has "path", "kind", "dtype" and "shape"; a shape that varies is None. Printed it is a table.
+    """
+
+    def __repr__(self) -> str:
+        blocks = []
+        for schema in self:
+            rows = [("field", "kind", "dtype", "shape"), *field_rows(schema)]
+            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+            blocks.append("\n".join([f"{schema['samples']:,} samples", *lines]))
+        return "\n\n".join(blocks) or "no samples"
+
+    def _repr_html_(self) -> str:
+        return fragment(*schema_tables(self))
+
+
+def schema_of(archives: Sequence[reader.AnyReader]) -> Schema:
+    """The schemas of several archives as one list."""
+    counts: dict[str, int] = {}
+    by_text: dict[str, dict[str, Any]] = {}
+    for archive in archives:
+        for schema in fields_of(archive):
+            key = str(schema["fields"])
+            by_text[key], counts[key] = schema, counts.get(key, 0) + schema["samples"]
+    return Schema(
+        by_text[key] | {"samples": counts[key]} for key in sorted(by_text, key=lambda k: -counts[k])
+    )
+
+
+class SampleGrid:
+    """Some samples side by side: pictures in a notebook, a line each in print.
+
+    Attributes:
+        positions: of the samples, in the dataset that `samples` came from.
+        samples: themselves, or the error that reading one raised.
+    """
+
+    def __init__(self, positions: Sequence[int], samples: Sequence[Any], labels: Labels) -> None:
+        self.positions, self.samples = list(positions), list(samples)
+        taken = labels.take(self.positions)
+        self._captions = list(zip(*(taken.to_list(name) for name in list(labels)[:_CAPTION]), strict=True))
+        self._names = list(labels)[:_CAPTION]
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{self._caption(k)}  {_line(sample)}" for k, sample in enumerate(self.samples))
+
+    def _repr_html_(self) -> str:
+        return fragment(self.grid())
+
+    def grid(self) -> Markup:
+        """The pictures, as a part of a larger whole."""
+        figures = (
+            element("figure", _picture(sample), element("figcaption", self._short(k), title=self._caption(k)))
+            for k, sample in enumerate(self.samples)
+        )
+        return element("div", figures, class_="grid")
+
+    def _short(self, k: int) -> str:
+        return ", ".join([f"{self.positions[k]:,}", *map(str, self._captions[k] if self._captions else ())])
+
+    def _caption(self, k: int) -> str:
+        values = self._captions[k] if self._captions else ()
+        named = (f"{name}={base.shown(value)}" for name, value in zip(self._names, values, strict=True))
+        return "  ".join([f"{self.positions[k]:,}", *named])
+
+
+def _picture(sample: Any) -> Markup:
+    media = Media("note", str(sample)) if isinstance(sample, Exception) else first_seen(sample)
+    file = None if media is None else thumbnail(media)
+    if file is not None:
+        return element("img", src=f"data:image/png;base64,{base64.b64encode(file).decode()}", alt="")
+    if media is not None and media.kind == "signal":
+        return _lines(media.data)
+    return element(
+        "pre", _line(sample) if media is None or media.kind in ("audio", "video") else media.data[:160]
+    )
+
+
+def _lines(data: Any) -> Markup:
+    """A signal as a polyline, at most 96 points each."""
+    step = -(-data.shape[1] // 96)
+    numbers = data[:4, ::step].astype(float)
+    low, high = float(numbers.min()), float(numbers.max())
+    if not high - low < float("inf"):
+        return element("pre", f"{data.shape[0]} x {data.shape[1]:,} numbers")
+    shapes = []
+    for line in numbers:
+        heights = 92 - 88 * (line - low) / ((high - low) or 1)
+        points = " ".join(f"{96 * k / max(len(line) - 1, 1):.1f},{y:.1f}" for k, y in enumerate(heights))
+        shapes.append(element("polyline", points=points, fill="none", stroke="#4c8bd6"))
+    return element("svg", *shapes, viewBox="0 0 96 96", width="96", height="96")
+
+
+def _line(sample: Any) -> str:
+    if isinstance(sample, Exception):
+        return f"{type(sample).__name__}: {base.shortened(str(sample))}"
+    if isinstance(sample, dict):
+        return base.shortened(", ".join(f"{key}: {base.described(value)}" for key, value in sample.items()))
+    return base.described(sample)
+
+
+def dataset_html(
+    dataset: Shown, title: str, archives: Sequence[reader.AnyReader], samples: SampleGrid | None
+) -> str:
+    """What a notebook shows of a dataset.
+
+    Cost: opens what is not open yet; reads the labels, and the samples that are given.
+    """
+    tables = list(schema_tables(schema_of(archives)))
+    # The labels of what is far away are fetched when somebody asks for them.
+    bars = "" if any(archive.by_request for archive in archives) else dataset.labels.bars()
+    columns = element("div", tables, bars, class_="columns")
+    facts = pairs(_facts(dataset, archives))
+    return fragment(element("h4", title), facts, columns, "" if samples is None else samples.grid())
+
+
+def _facts(dataset: Shown, archives: Sequence[reader.AnyReader]) -> Iterator[tuple[str, str | None]]:
+    yield "samples", f"{len(dataset):,}"
+    absent = sum(len(archive) - archive.present for archive in archives)
+    yield "missing", f"{absent:,}" if absent else None
+    failed = sum(len(archive.failures) for archive in archives)
+    yield "failed", f"{failed:,}" if failed else None
+    where = archives[0].path if len(archives) == 1 else f"{len(archives)} archives"
+    yield "archive", f"{where}, {human_bytes(sum(archive.nbytes for archive in archives))}"
+    made = archives[0].head.fingerprint or {}
+    yield "made by", str(made.get("factory") or made.get("type") or "") or None
+
+
+def schema_tables(schema: Schema) -> Iterator[Markup]:
+    """The most used schemas, each as a table of its fields."""
+    for one in schema[:_SCHEMAS]:
+        rows = field_rows(one)
+        more = len(rows) - _FIELDS
+        yield element(
+            *("div", table(("field", "kind", "dtype", "shape"), rows[:_FIELDS])),
+            element("div", f"{more:,} more fields", class_="dim") if more > 0 else "",
+            element("div", f"{one['samples']:,} samples", class_="dim") if len(schema) > 1 else "",
+        )
+    if len(schema) > _SCHEMAS:
+        yield element("div", f"{len(schema) - _SCHEMAS:,} more schemas: ds.schema", class_="dim")
+
+
+def field_rows(schema: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """The fields of a schema as path, kind, dtype and shape."""
+    rows = []
+    for field in schema["fields"]:
+        sized = field["kind"] in ("tensor", "array", "scalar")
+        shape = "varies" if field["shape"] is None else " x ".join(map(str, field["shape"])) or "scalar"
+        rows.append(
+            (field["path"] or ".", field["kind"], field["dtype"] if sized else "", shape if sized else "")
+        )
+    return rows

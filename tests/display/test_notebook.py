@@ -1,0 +1,168 @@
+"""Datasets, labels and reports as a notebook shows them: escaped, and no more than a look."""
+
+import re
+from html.parser import HTMLParser
+
+import nbformat
+import numpy as np
+import pytest
+import torch
+from nbclient import NotebookClient
+
+import edcache
+from edcache import CachedDataset
+from edcache.base import element, joined, table
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "</style><script>alert(1)</script>",
+    "javascript:alert(1)",
+    "\x1b[31mred\x1b[0m",
+    "\u202egpj.exe",
+    "&lt;b&gt;",
+    "a\x00b",
+]
+
+
+class Tags(HTMLParser):
+    """The tags of a page, and every attribute that it has."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.attributes, self.text = set(), set(), []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes |= {(tag, name, value if name in ("src", "href") else None) for name, value in attrs}
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+class Samples:
+    def __len__(self):
+        return len(HOSTILE)
+
+    def __getitem__(self, i):
+        return {"image": torch.full((3, 16, 16), i, dtype=torch.uint8), HOSTILE[i]: HOSTILE[i], "n": i}
+
+
+@pytest.fixture
+def ds(tmp_path):
+    cache = CachedDataset(Samples(), tmp_path / "<b>&.zip", in_memory_keys=["n"], progress=False)
+    return cache.add_labels(dict.fromkeys(HOSTILE[:4], HOSTILE))
+
+
+def shown_by(ds):
+    report = edcache.verify(ds.path)
+    view = ds.filter(n=[1, 2])
+    return [ds, view, edcache.concat([ds, view]), ds.labels, view.labels, ds.labels.describe(), ds.schema,
+            ds.show(), view.show(1), ds.labels.histogram("n"), report]  # fmt: skip
+
+
+def test_what_a_stranger_wrote_is_text_alone(ds):
+    allowed = {
+        "div",
+        "style",
+        "table",
+        "tr",
+        "th",
+        "td",
+        "h4",
+        "span",
+        "i",
+        "b",
+        "img",
+        "figure",
+        "figcaption",
+        "pre",
+        "p",
+    }
+    for value in shown_by(ds):
+        html = value._repr_html_()
+        tags = Tags(html)
+        assert tags.tags <= allowed
+        assert {name for _, name, _ in tags.attributes} <= {"class", "style", "title", "src", "alt"}
+        sources = {source for _, name, source in tags.attributes if name == "src"}
+        assert all(source.startswith("data:image/png;base64,") for source in sources)
+        assert not re.search("[\x00\x1b\u202e]", html)
+    assert any(HOSTILE[0] in text for text in Tags(ds._repr_html_()).text)
+
+
+def test_elements_escape_all_but_markup():
+    assert element("p", "1 < 2", ["&", element("b", '"')], title='"x"', class_="y", hidden=None) == (
+        '<p title="&quot;x&quot;" class="y">1 &lt; 2&amp;<b>&quot;</b></p>'
+    )
+    assert joined("a\x07", "\n") == "a\\x07\n"
+    assert table(("a", "b"), [("1", "x"), ("2.5", "3")]).count('class="n"') == 3
+
+
+def test_a_dataset_says_what_it_holds_and_shows_its_first_samples(ds):
+    html = ds._repr_html_()
+    assert html.count("<img ") == 8
+    assert "9</td>" in html
+    assert "tensor</td>" in html
+    assert "3 x 16 x 16" in html
+    assert ds.filter(n=3)._repr_html_().count("<img ") == 1
+    assert "filter(n=3)" in Tags(ds.filter(n=3)._repr_html_()).text[1]
+
+
+def test_the_schema_of_several_archives_is_one(ds, tmp_path):
+    other = CachedDataset([{"x": np.zeros((2, 3))}] * 4, tmp_path / "o.zip", progress=False)
+    schema = edcache.concat([ds, other, other]).schema
+    assert schema[0] == {
+        "samples": 8,
+        "fields": [{"path": "x", "kind": "array", "dtype": "float64", "shape": [2, 3]}],
+    }
+    assert repr(other.schema) == "4 samples\nfield  kind   dtype    shape\nx      array  float64  2 x 3"
+
+
+def test_samples_in_print_are_a_line_each(ds):
+    ds.transform = lambda sample: 1 / (sample["n"] != 4) and sample
+    lines = repr(ds.show(3)).splitlines()
+    assert len(lines) == 3
+    assert lines[1].startswith("3  n=3")
+    assert "ZeroDivisionError: division by zero" in repr(ds.show(9)).splitlines()[4]
+    assert repr(ds.filter(n=99).show()) == ""
+
+
+def test_to_be_shown_runs_nobodys_code_and_computes_no_sample(tmp_path, ds):
+    calls = []
+
+    class Source(Samples):
+        def __getitem__(self, i):
+            calls.append(i)
+            return super().__getitem__(i)
+
+    lazy = CachedDataset(Source(), tmp_path / "lazy.zip", lazy=True)
+    assert "missing" in lazy._repr_html_()
+    assert calls == []
+    ds.transform = calls.append
+    assert "<img" not in ds._repr_html_()
+    pickles = CachedDataset(Samples(), tmp_path / "p.zip", codec="pickle", allow_pickle=True, progress=False)
+    assert "<img" not in pickles._repr_html_()
+    assert "<img" not in CachedDataset.from_cache(pickles.path)._repr_html_()
+    assert calls == []
+
+
+def test_an_archive_that_was_closed_says_so(ds):
+    ds.close()
+    assert "closed; open it again to read" in ds._repr_html_()
+
+
+@pytest.mark.full
+def test_a_notebook_has_both_texts(tmp_path):
+    code = (
+        "import torch, edcache\n"
+        "data = [{'image': torch.zeros(3, 16, 16, dtype=torch.uint8), 'y': k % 3} for k in range(20)]\n"
+        "ds = edcache.CachedDataset(data, 'a.zip', in_memory_keys=['y'], progress=False)\n"
+        "ds"
+    )
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    [output] = notebook.cells[0].outputs
+    assert output.data["text/plain"].startswith("CachedDataset('")
+    assert output.data["text/html"].count("<img ") == 8
