@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ MOST_PIXELS: Final = 50_000_000  # of an image file that is decoded to be seen
 MOST_SIDE: Final = 2_048  # of a picture that is shown
 _LEAST_SIDE: Final = 8  # smaller arrays are numbers
 _MOST_LINES: Final = 16
+_MOST_LEAVES: Final = 1_000  # that are looked at for one to show; aliases may make a sample without an end
 _LONGEST_TEXT: Final = 100_000
 _SIGNATURES: Final = (
     (0, b"ID3", "audio", "audio/mpeg"),
@@ -162,7 +164,7 @@ def thumbnail(media: Media, size: int = 96) -> bytes | None:
 def first_seen(sample: Any) -> Media | None:
     """What stands for a sample: its first leaf that is more than text, else its first text."""
     text = None
-    for _, value in leaves_of(sample):
+    for _, value in islice(leaves_of(sample), _MOST_LEAVES):
         media = media_of(value)
         if media is not None and media.kind not in ("text", "note"):
             return media
