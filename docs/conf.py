@@ -124,7 +124,9 @@ def as_help_of_options(_: Sphinx, __: Any, lines: list[str]) -> None:
     """The same of the lines below each option."""
     own = (".. ", "   :")
     lines[:] = [line if line.startswith(own) else re.sub(r"(?<!\*)\*(?!\*)", r"\\*", line) for line in lines]
-    lines[:] = [re.sub(r"(?<=<)(\w+=\])", r"[\1", line) for line in lines]  # whose bracket was taken for an end
+    lines[:] = [
+        re.sub(r"(?<=<)(\w+=\])", r"[\1", line) for line in lines
+    ]  # whose bracket was taken for an end
 
 
 def setup(app: Sphinx) -> None:
