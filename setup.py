@@ -120,6 +120,7 @@ setup(
             "nbclient>=0.10",
             "ipykernel>=6.29",
             "ipywidgets>=8",
+            "selenium>=4.20",
             "redis[hiredis]>=5",
             ATHERIS,
         ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 from sphinx.application import Sphinx
 
@@ -39,6 +40,7 @@ html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", 
 html_show_copyright = False
 html_copy_source = False
 highlight_language = "text"
+smartquotes = False  # quotes and dashes are code more often than not
 
 
 def with_links_to_the_repository(_: Sphinx, page: str, source: list[str]) -> None:
@@ -49,6 +51,64 @@ def with_links_to_the_repository(_: Sphinx, page: str, source: list[str]) -> Non
     )
 
 
+_SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Warns")
+_LITERAL = re.compile(r"(`+)(.+?)\1")
+_MARKUP = re.compile(r"[*|`\\]|(?<=\w)_(?!\w)")
+
+
+def as_restructured_text(*arguments: Any) -> None:
+    """Make a docstring, which is plain text, what napoleon reads: the last argument of the event, its lines.
+
+    A section begins with an empty line. "Cost: ..." and its like are paragraphs. What is between backticks is
+    literal, and no other character means anything.
+    """
+    lines, made = arguments[-1], []
+    in_paragraph = False
+    for line in lines:
+        text, indent = line.lstrip(), len(line) - len(line.lstrip())
+        head = re.match(r"([A-Z][a-z]+)(?:, [a-z ]+)?:(?: |$)(.*)", text)
+        if head and not indent and text.endswith(":") and head[1] in _SECTIONS:
+            in_paragraph = False
+            made += ["", f"{head[1]}:"]
+        elif head and not indent and head[2]:
+            in_paragraph = True
+            made += ["", f"**{head[1]}:** {_escaped(head[2])}"]
+        elif in_paragraph and indent:
+            made.append(_escaped(text))
+        else:
+            in_paragraph = False
+            made.append(line if text.startswith((">>>", "...")) else line[:indent] + _escaped(text))
+    lines[:] = made
+
+
+def _escaped(text: str) -> str:
+    parts, end = [], 0
+    for literal in _LITERAL.finditer(text):
+        parts += [_MARKUP.sub(r"\\\g<0>", text[end : literal.start()]), rf"\ ``{literal[2]}``\ "]
+        end = literal.end()
+    return "".join([*parts, _MARKUP.sub(r"\\\g<0>", text[end:])])
+
+
+def as_help(_: Sphinx, __: Any, lines: list[str]) -> None:
+    """Make the help of a command what Sphinx reads: what is laid out by hand there stays as it is."""
+    made: list[str] = []
+    for line, above in zip(lines, ["", *lines], strict=False):
+        if line.startswith("| ") and not above.startswith("| "):
+            made += [f"{_escaped(line[2:])}:", ""]  # "Example::"
+        else:
+            made.append(f"   {line[2:]}" if line.startswith("| ") else _escaped(line))
+    lines[:] = made
+
+
+def as_help_of_options(_: Sphinx, __: Any, lines: list[str]) -> None:
+    """The same of the lines below each option."""
+    own = (".. ", "   :")
+    lines[:] = [line if line.startswith(own) else re.sub(r"(?<!\*)\*(?!\*)", r"\\*", line) for line in lines]
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", with_links_to_the_repository)
+    app.connect("autodoc-process-docstring", as_restructured_text, priority=100)  # before napoleon
+    app.connect("sphinx-click-process-description", as_help)
+    app.connect("sphinx-click-process-options", as_help_of_options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+import os
 import reprlib
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from edcache.reader import FieldPath, Projection, batch_for
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from edcache.display import Viewer
 
 _MOST_STEPS = 6
 
@@ -335,6 +338,32 @@ class Samples(Readable[T_co]):
     def ctx(self, fn: Callable[..., Any], *, field: FieldPath = None) -> View[Any]:
         """Short for `with_transform(fn, field=field, return_ctx=True)`: samples are (sample, ctx)."""
         return self.with_transform(fn, field=field, return_ctx=True)
+
+    # -------------------------------------------------------------------------------- looking at it
+
+    def view(
+        self, *, port: int | None = None, open_browser: bool = True, block: bool | None = None
+    ) -> Viewer:
+        """Look at the samples in a browser, by a page that this process serves to this machine alone.
+
+        Args:
+            port: where to listen; None takes a free one.
+            open_browser: show the page in a browser now, where there is a screen.
+            block: serve until Ctrl-C. None does so in a script; in a notebook and at a prompt the page is
+                served in the background.
+        Returns:
+            The server: `url`, which lets a browser in, and `close()`. A notebook shows it as a link.
+        Raises:
+            StorageError: the port is taken.
+
+        Samples are shown as they are read, behind transforms.
+        """
+        from edcache import display
+
+        path = getattr(self._root, "path", None)
+        name = (self._root._chain() if path is None else os.path.basename(path)) + "".join(self._steps)
+        one = display.Shown(name, repr(self), lambda: self.labels, lambda: self, "ds")
+        return display.view([one], port=port, open_browser=open_browser, block=block)
 
     # ------------------------------------------------------------------------------- making views
 

@@ -29,6 +29,7 @@ from edcache.labels import Histogram, Labels
 from edcache.storage import scheme_of
 
 _SAMPLES: Final = 12
+_GOLDEN: Final = (5**0.5 - 1) / 2
 _BARS: Final = 10
 _COLUMNS: Final = 40
 _WIDEST: Final = 20  # a bar, in characters
@@ -77,10 +78,9 @@ def card_of(archive: reader.AnyReader, labels: Labels, digest: str | None = None
     """
     place = archive.path if scheme_of(archive.path) else os.path.basename(archive.path)
     name = os.path.basename(urlsplit(place).path if scheme_of(place) else place)
-    count = min(_SAMPLES, len(archive))
     samples: dict[int, Any] = {}
     unread = None
-    for index in (k * len(archive) // count for k in range(count)):
+    for index in _chosen(len(archive)):
         try:
             if archive.has(index):
                 samples[index] = archive.read(index)
@@ -98,6 +98,13 @@ def card_of(archive: reader.AnyReader, labels: Labels, digest: str | None = None
         columns=len(labels),
         spreads=[labels.histogram(column, _BARS) for column in list(labels)[:_COLUMNS]],
     )
+
+
+def _chosen(count: int) -> list[int]:
+    """Indices from all over; in equal steps they might all be of one class."""
+    if count <= _SAMPLES:
+        return list(range(count))
+    return sorted({int(k * _GOLDEN % 1 * count) for k in range(_SAMPLES)})
 
 
 def opening(card: Card) -> list[str]:

@@ -18,7 +18,7 @@ _FIELDS: Final = 24
 _CAPTION: Final = 3
 
 
-class Shown(Protocol):
+class Labelled(Protocol):
     """What a dataset is asked for to be shown."""
 
     @property
@@ -133,7 +133,7 @@ def _line(sample: Any) -> str:
 
 
 def dataset_html(
-    dataset: Shown, title: str, archives: Sequence[reader.AnyReader], samples: SampleGrid | None
+    dataset: Labelled, title: str, archives: Sequence[reader.AnyReader], samples: SampleGrid | None
 ) -> str:
     """What a notebook shows of a dataset.
 
@@ -147,7 +147,7 @@ def dataset_html(
     return fragment(element("h4", title), facts, columns, "" if samples is None else samples.grid())
 
 
-def _facts(dataset: Shown, archives: Sequence[reader.AnyReader]) -> Iterator[tuple[str, str | None]]:
+def _facts(dataset: Labelled, archives: Sequence[reader.AnyReader]) -> Iterator[tuple[str, str | None]]:
     yield "samples", f"{len(dataset):,}"
     absent = sum(len(archive) - archive.present for archive in archives)
     yield "missing", f"{absent:,}" if absent else None

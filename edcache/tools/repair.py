@@ -82,7 +82,9 @@ def repair(
         with rewriting(destination, head, file, progress) as new:
             selection = RecordSelection(file, salvage.contents)
             new.copy(selection, lambda rows, why: damage.extend((row, why) for row in rows.tolist()))
-            is_told = salvage.length == max(new.out.chain.length or 0, new.out.chain.end_index)
+            # What was begun for fewer samples and grew is as long as it became, for who fills it too.
+            chain = new.out.chain
+            is_told = salvage.length == (chain.end_index if chain.length is None else chain.length)
             new.publish(None if is_told else salvage.length, salvage.failures, salvage.revision)
     return _report(salvage, damage, new.nbytes)
 

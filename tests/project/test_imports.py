@@ -104,3 +104,20 @@ print(*(name for name in sys.argv[1:] if name in sys.modules and name not in bef
 def test_the_class_alone_imports_no_library_and_nothing_that_fills():
     command = [sys.executable, "-c", CLASS_ALONE, *LIBRARIES]
     assert subprocess.run(command, check=True, capture_output=True, text=True).stdout.split() == []
+
+
+def test_what_an_archive_says_of_itself_takes_no_torch(path):
+    code = (
+        "import sys, edcache\n"
+        "from edcache import display, labels\n"
+        "reader = edcache.Reader(sys.argv[1], allow_partial=True)\n"
+        "columns = edcache.Labels(reader.labels, num_rows=len(reader))\n"
+        "assert labels.matching_rows(columns, {}, 'label >= 4').tolist() == [4, 5]\n"
+        "assert columns.histogram('label').bars[0].where == 'label == 0'\n"
+        "fields = display.summary(reader)['schemas'][0]['fields']\n"
+        "assert {'x.0', 'label', 'name'} < {field['path'] for field in fields}\n"
+        "assert (len(reader.missing()), reader.failures, reader.complete) == (0, [], reader.sealed)\n"
+        "print('torch' in sys.modules)"
+    )
+    answer = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    assert answer.stdout == "False\n", answer.stderr

@@ -97,12 +97,14 @@ def test_a_damaged_record_alone_is_lost(path, seal):
     assert all(same(cache[i], sample(i)) for i in range(20) if i != 7)
 
 
-def test_filling_a_repaired_archive_computes_the_lost_samples_alone(path, log):
+@pytest.mark.parametrize("begun", [20, 15])
+def test_filling_a_repaired_archive_computes_the_lost_samples_alone(path, log, begun):
     class Source:
         in_memory_keys = ("y",)
+        length = begun
 
         def __len__(self):
-            return 20
+            return self.length
 
         def __getitem__(self, i):
             with open(log, "a") as file:
@@ -110,6 +112,8 @@ def test_filling_a_repaired_archive_computes_the_lost_samples_alone(path, log):
             return sample(i)
 
     CachedDataset(Source(), path).close()
+    Source.length = 20
+    CachedDataset(Source(), path, grow=True).close()
     offset = int(CachedDataset.from_cache(path).reader.records.offset[7])
     damage(path, offset, offset + 1)
     mended(path)

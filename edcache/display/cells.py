@@ -1,0 +1,118 @@
+"""A sample as the viewer's page has it: one small picture in the grid, or all its leaves."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.base import EdcacheError, MissingSampleError, PickleRefusedError, SampleIndexError, plain
+from edcache.display.media import Media, first_seen, gray, media_of, png, thumbnail
+from edcache.display.tree import leaf, leaves_of
+
+_THUMBNAIL: Final = 128
+# Smaller pictures are shown with their pixels as squares.
+_SMALL: Final = 128
+_EXCERPT: Final = 300
+_SENTENCE: Final = 20
+_MOST_LEAVES: Final = 1_000
+_MOST_LINES: Final = 8
+_MOST_POINTS: Final = 1_000
+
+
+def cell(sample: Any) -> dict[str, Any]:
+    """What the grid shows of a sample, or of the error that reading it raised.
+
+    One of "png" in base64, "lines" of a signal, "text", and "why" there is nothing to see.
+    """
+    if isinstance(sample, Exception):
+        return {"why": "No record." if isinstance(sample, MissingSampleError) else reason(sample)[:_EXCERPT]}
+    media = first_seen(sample)
+    if media is not None and media.kind == "signal" and media.data.dtype.kind in "biu":
+        # Tokens beside the text that they are of.
+        texts = (value for _, value in leaves_of(sample) if isinstance(value, str) and len(value) > _SENTENCE)
+        media = next((Media("text", text) for text in texts), media)
+    if media is None or media.kind == "note":
+        lines = (f"{'.'.join(map(str, path))}: {plain(value)}" for path, value in leaves_of(sample))
+        return {"text": "\n".join(text[:80] for _, text in zip(range(8), lines, strict=False))}
+    if media.kind == "text":
+        return {"text": media.data[:_EXCERPT]}
+    if media.kind == "signal":
+        return {"lines": _lines(media.data, 120)}
+    picture = thumbnail(media, _THUMBNAIL)
+    if picture is None:
+        return {"text": f"{media.kind}, {len(media.data):,} bytes"}
+    return {"png": base64.b64encode(picture).decode("ascii"), "small": _is_small(media)}
+
+
+def reason(error: Exception) -> str:
+    """Why a sample cannot be read, for somebody who may not know this machine: no traceback, no paths."""
+    if isinstance(error, PickleRefusedError):
+        return "This sample is a pickle. A pickle runs code when it is opened; the viewer opens none."
+    if isinstance(error, EdcacheError):
+        # Why a sample failed when it was made has the traceback of then.
+        return str(error).partition("\nTraceback (most recent call last)")[0]
+    return f"{type(error).__name__} while this sample was read"
+
+
+def described_leaves(sample: Any) -> list[dict[str, Any]]:
+    """The leaves of a sample by number, each with what its numbers are like and what can be seen of it."""
+    leaves = []
+    for number, (path, value) in enumerate(leaves_of(sample)):
+        if number == _MOST_LEAVES:
+            break
+        media = media_of(value)
+        about = {"number": number, "path": ".".join(map(str, path)), **leaf(value)}
+        leaves.append(about if media is None else about | {"media": _described(media)})
+    return leaves
+
+
+def _described(media: Media) -> dict[str, Any]:
+    if media.kind in ("text", "note"):
+        return {"kind": media.kind, "text": media.data}
+    if media.kind == "signal":
+        return {"kind": "signal", "lines": _lines(media.data, _MOST_POINTS)}
+    if media.kind == "volume":
+        return {"kind": "volume", "sizes": list(media.data.shape), "small": _is_small(media)}
+    return {"kind": media.kind, "small": media.kind == "image" and _is_small(media)}
+
+
+def _is_small(media: Media) -> bool:
+    shape: tuple[int, ...] = media.data.shape
+    return max(shape[:2] if media.kind == "image" else shape) < _SMALL
+
+
+def seen_leaf(sample: Any, number: int, kinds: tuple[str, ...]) -> Media:
+    """What is seen of the leaf of a number, which must be of some kinds.
+
+    Raises:
+        SampleIndexError: it is not, or there is none.
+    """
+    leaves = () if isinstance(sample, Exception) or number >= _MOST_LEAVES else leaves_of(sample)
+    media = next((media_of(value) for k, (_, value) in enumerate(leaves) if k == number), None)
+    if media is None or media.kind not in kinds:
+        raise SampleIndexError(f"this sample has nothing of that kind at leaf {number}")
+    return media
+
+
+def picture(media: Media, axis: int, at: int) -> bytes:
+    """An image, or the slice of a volume along an axis, as a PNG file."""
+    if media.kind == "image":
+        return png(media.data)
+    if axis >= 3 or at >= media.data.shape[axis]:
+        raise SampleIndexError(f"no slice {at:,} along axis {axis}; the shape is {media.data.shape}")
+    return png(gray(np.take(media.data, at, axis)))
+
+
+def _lines(data: npt.NDArray[Any], most: int) -> list[list[float | None]]:
+    """The lines of a signal with so many points at most: of each piece the least and the greatest."""
+    lines = []
+    for line in data[:_MOST_LINES]:
+        step = -(-2 * len(line) // most)
+        if len(line) > most:
+            pieces = line[: len(line) // step * step].reshape(-1, step)
+            line = np.stack([pieces.min(axis=1), pieces.max(axis=1)], axis=1).reshape(-1)
+        lines.append([float(value) if np.isfinite(value) else None for value in line])
+    return lines

@@ -1,0 +1,375 @@
+"""The viewer's HTTP server: it answers one person on this machine, and trusts neither archives nor web pages.
+
+It listens on 127.0.0.1 alone. Whoever knows the token of its URL gets a cookie, and without the cookie
+nothing is answered. It answers GET alone, to its own host name, and never to a page of another origin.
+What a person sees is made by page.js of JSON, by textContent; no byte of an archive is sent as HTML, as SVG
+or under a type that the archive chose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import sys
+import threading
+import webbrowser
+from collections.abc import Sequence
+from hmac import compare_digest
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+from edcache.base import EdcacheError, Markup, SampleIndexError, StorageError, element
+from edcache.display.shown import Shown
+
+_MOST_TARGET: Final = 40_000
+_MOST_WHERE: Final = 10_000
+_MOST_CELLS: Final = 200
+_COOKIE_SECONDS: Final = 7 * 24 * 3600
+_STATIC: Final = {
+    "/": ("page.html", "text/html; charset=utf-8"),
+    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "/page.css": ("page.css", "text/css; charset=utf-8"),
+    "/page.png": ("page.png", "image/png"),
+}
+_HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_PATHS: Final = re.compile(r"/api/(\d{1,6})(?:/([a-z]+)(?:/(\d{1,15}))?(?:/(\d{1,6}))?)?")
+_RANGE: Final = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
+
+
+class _RefusedRequest(Exception):
+    """A request that is not answered: its status, and why."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
+
+
+class _Answer(NamedTuple):
+    """What is sent: the body and its type; ranges of it, where a player may ask for parts."""
+
+    body: bytes | memoryview
+    kind: str
+    has_ranges: bool = False
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One connection; every way out adds the headers that keep a browser from doing more than it should."""
+
+    protocol_version = "HTTP/1.1"
+    timeout = 60
+    server: _Server
+
+    def version_string(self) -> str:
+        """Nothing about Python."""
+        return "edcache"
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: a URL may hold the token."""
+
+    def parse_request(self) -> bool:
+        """Refuse every method but GET, whatever follows."""
+        if not super().parse_request():
+            return False
+        if self.command != "GET":
+            self._refuse(405, "the viewer answers GET alone")
+            return False
+        return True
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """A request that the base class cannot read; it would write HTML around parts of it."""
+        self._refuse(code, "this is no request that a browser sends")
+
+    def _refuse(self, status: int, reason: str) -> None:
+        self.close_connection = True
+        self.request_version = self.protocol_version  # in HTTP/0.9 there would be no headers
+        body = json.dumps({"error": reason}).encode("ascii")
+        self._send(status, body, "application/json", {"Allow": "GET"} if status == 405 else {})
+
+    def do_GET(self) -> None:
+        """Answer, or say in one line why not; never with a traceback."""
+        try:
+            self._check_place()
+            target = urlsplit(self.path)
+            query = {name: values[-1] for name, values in parse_qs(target.query, max_num_fields=8).items()}
+            if target.path == "/" and "token" in query:
+                self._let_in(query["token"])
+                return
+            self._check_visitor()
+            self._answer(self._found(target.path, query))
+        except _RefusedRequest as refused:
+            self._refuse(refused.status, refused.reason)
+        except EdcacheError as error:
+            self._refuse(404 if isinstance(error, SampleIndexError) else 422, str(error))
+        except (BrokenPipeError, ConnectionResetError, TimeoutError):
+            self.close_connection = True
+        except Exception as error:  # noqa: BLE001 - what a user's transform raises too; it may name files
+            self._refuse(500, f"{type(error).__name__} while this was read")
+
+    def _check_place(self) -> None:
+        """Refuse what is too long, and what was not meant for this server: a name that was rebound to it."""
+        if self.request_version == "HTTP/0.9":
+            raise _RefusedRequest(400, "HTTP/0.9 has no headers to be checked")
+        if len(self.path) > _MOST_TARGET:
+            raise _RefusedRequest(
+                414, f"the request has more than {_MOST_TARGET:,} characters; shorten the filter"
+            )
+        hosts = self.headers.get_all("Host") or []
+        if len(hosts) != 1 or hosts[0] not in self.server.hosts:
+            raise _RefusedRequest(
+                403, f"this server is {' or '.join(self.server.hosts)}, whatever leads to it"
+            )
+        origin = self.headers.get("Origin")
+        if origin is not None and origin.removeprefix("http://") not in self.server.hosts:
+            raise _RefusedRequest(403, "a page of another origin asked")
+
+    def _is_of_another_site(self) -> bool:
+        return self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+
+    def _let_in(self, token: str) -> None:
+        """Turn the token of the URL into a cookie, and lead to the URL without it.
+
+        A link of another site, such as a notebook's, must lead there by a page: a browser follows a redirect
+        in the name of the site that began, and does not send the cookie along.
+        """
+        if self._is_of_another_site() and self.headers.get("Sec-Fetch-Mode") != "navigate":
+            raise _RefusedRequest(403, "a page of another origin asked")
+        if not self.server.admits(token):
+            raise _RefusedRequest(403, "the token in this URL is not the one that was printed; open that URL")
+        name, secret = self.server.cookie
+        cookie = f"{name}={secret}; Path=/; HttpOnly; SameSite=Strict; Max-Age={_COOKIE_SECONDS}"
+        if self._is_of_another_site():
+            self._send(200, b"", "text/plain", {"Set-Cookie": cookie, "Refresh": "0; url=/"})
+        else:
+            self._send(303, b"", "text/plain", {"Set-Cookie": cookie, "Location": "/"})
+
+    def _check_visitor(self) -> None:
+        if self._is_of_another_site():
+            raise _RefusedRequest(403, "a page of another origin asked")
+        name, secret = self.server.cookie
+        given = [part.strip().partition("=") for part in self.headers.get("Cookie", "").split(";")]
+        if not any(
+            key == name and compare_digest(value.encode(), secret.encode()) for key, _, value in given
+        ):
+            raise _RefusedRequest(
+                403, "open the URL that was printed, with its token; this browser has no cookie"
+            )
+
+    def _found(self, path: str, query: dict[str, str]) -> _Answer:
+        """What lies at a path: a file of the page, or what a dataset says."""
+        if path in _STATIC:
+            name, kind = _STATIC[path]
+            return _Answer(Path(__file__).with_name(name).read_bytes(), kind)
+        if path == "/api/sets":
+            return _json({"sets": [{"name": one.name} for one in self.server.shown]})
+        match = _PATHS.fullmatch(path)
+        if match is None or int(match[1]) >= len(self.server.shown):
+            raise _RefusedRequest(404, "there is nothing at this path")
+        where = query.get("where", "").strip()
+        if len(where) > _MOST_WHERE:
+            raise _RefusedRequest(414, f"the filter has {len(where):,} characters, more than {_MOST_WHERE:,}")
+        numbers = [int(number) for number in match.group(3, 4) if number is not None]
+        return _from(self.server.shown[int(match[1])], match[2], numbers, where, query)
+
+    def _answer(self, answer: _Answer) -> None:
+        size = len(answer.body)
+        match = _RANGE.fullmatch(self.headers.get("Range", "")) if answer.has_ranges else None
+        headers = {"Accept-Ranges": "bytes"} if answer.has_ranges else {}
+        if match is None or not (match[1] or match[2]):
+            self._send(200, answer.body, answer.kind, headers)
+            return
+        start = int(match[1]) if match[1] else max(size - int(match[2]), 0)
+        end = min(int(match[2]) + 1, size) if match[1] and match[2] else size
+        if start >= end:
+            self._send(416, b"", answer.kind, headers | {"Content-Range": f"bytes */{size}"})
+            return
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+        self._send(206, memoryview(answer.body)[start:end], answer.kind, headers)
+
+    def _send(self, status: int, body: bytes | memoryview, kind: str, headers: dict[str, str]) -> None:
+        self.send_response_only(status)
+        for name, value in (
+            _HEADERS | {"Content-Type": kind, "Content-Length": str(len(body))} | headers
+        ).items():
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _json(document: object) -> _Answer:
+    return _Answer(json.dumps(document, allow_nan=False).encode("ascii"), "application/json")
+
+
+def _from(shown: Shown, what: str | None, numbers: list[int], where: str, query: dict[str, str]) -> _Answer:
+    """What one dataset answers; the numbers are those in the path."""
+    match what, numbers:
+        case None, []:
+            return _json(shown.about())
+        case "count", []:
+            return _json({"count": len(shown.rows(where))})
+        case "histogram", [column]:
+            return _json(shown.histogram(column))
+        case "cells", []:
+            start, count = _number(query, "start"), min(_number(query, "count"), _MOST_CELLS)
+            return _json({"cells": shown.cells(where, start, count)})
+        case "position", [row]:
+            return _json(shown.position(where, row))
+        case "sample", [row]:
+            return _json(shown.sample(row))
+        case "picture", [row, leaf]:
+            return _Answer(
+                shown.picture(row, leaf, _number(query, "axis"), _number(query, "at")), "image/png"
+            )
+        case "media", [row, leaf]:
+            return _Answer(*shown.media(row, leaf), has_ranges=True)
+        case "summary", []:
+            return _json(shown.summary())
+        case "missing", []:
+            return _json(shown.missing())
+    raise _RefusedRequest(404, "there is nothing at this path")
+
+
+def _number(query: dict[str, str], name: str) -> int:
+    text = query.get(name, "0")
+    if not re.fullmatch(r"[0-9]{1,15}", text):
+        raise _RefusedRequest(400, f"{name} is no number of at most 15 digits")
+    return int(text)
+
+
+class _Server(ThreadingHTTPServer):
+    """The listening socket, who may come in, and what there is to see."""
+
+    daemon_threads = True
+    allow_reuse_address = os.name != "nt"
+
+    def __init__(self, shown: Sequence[Shown], port: int) -> None:
+        super().__init__(("127.0.0.1", port), _Handler)
+        self.shown = shown
+        self.token = secrets.token_urlsafe(24)
+        self.hosts = (f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}")
+        # Cookies know no ports: two viewers at once need two names.
+        self.cookie = f"edcache-{self.server_port}", secrets.token_urlsafe(24)
+        self._once: set[str] = set()
+
+    def token_for_once(self) -> str:
+        """A token that is good for one visit: all users of a host see a browser's command line."""
+        token = secrets.token_urlsafe(24)
+        self._once.add(token)
+        return token
+
+    def admits(self, token: str) -> bool:
+        """Whether a token is the printed one, or one that was not used yet."""
+        for one in tuple(self._once):
+            if compare_digest(one.encode(), token.encode()):
+                self._once.discard(one)
+                return True
+        return compare_digest(self.token.encode(), token.encode())
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that breaks is no news."""
+
+
+class Viewer:
+    """A page that is served, until `close`.
+
+    url: where it is, with the token that lets a browser in. A notebook shows it as a link.
+    """
+
+    def __init__(self, shown: Sequence[Shown], port: int | None = None, where: str = "") -> None:
+        try:
+            self._server = _Server(shown, port or 0)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StorageError(f"port {port}: cannot listen there: {reason}; leave the port out") from error
+        self.port: int = self._server.server_port
+        self._fragment = f"#{urlencode({'where': where})}" if where else ""
+        self.url = self._url(self._server.token)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
+        self._thread.start()
+        if len(shown) == 1:
+            shown[0].start()
+
+    def _url(self, token: str) -> str:
+        return f"http://127.0.0.1:{self.port}/?token={token}{self._fragment}"
+
+    def __repr__(self) -> str:
+        return f"Viewer({self.url!r})"
+
+    def _repr_html_(self) -> Markup:
+        link = element(
+            "a", f"127.0.0.1:{self.port}", href=self.url, target="_blank", rel="noopener noreferrer"
+        )
+        return element("p", "The viewer is at ", link, ". close() ends it.")
+
+    def open_browser(self) -> None:
+        """Show the page in a browser, where there is a screen; one in the terminal would take it over."""
+        has_screen = os.name == "nt" or sys.platform == "darwin" or "DISPLAY" in os.environ
+        if has_screen or "WAYLAND_DISPLAY" in os.environ:
+            webbrowser.open(self._url(self._server.token_for_once()))
+
+    def wait(self) -> None:
+        """Serve until Ctrl-C, or until another thread closes."""
+        try:
+            while self._thread.is_alive():
+                self._thread.join(1)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Stop serving; idempotent."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> Viewer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def view(
+    shown: Sequence[Shown],
+    *,
+    port: int | None = None,
+    open_browser: bool = True,
+    block: bool | None = True,
+    where: str = "",
+) -> Viewer:
+    """Serve a page that shows datasets, and say where it is.
+
+    Args:
+        block: serve until Ctrl-C; None does not at a prompt and in a notebook, which show what is returned.
+        where: the filter that the page begins with.
+    Raises:
+        StorageError: the port is taken.
+    """
+    if block is None:
+        block = not hasattr(sys, "ps1") and "ipykernel" not in sys.modules
+    viewer = Viewer(shown, port, where)
+    if block:
+        forward = f"ssh -L {viewer.port}:127.0.0.1:{viewer.port} HOST"
+        print(f"{viewer.url}\nCtrl-C ends it. To see it from another machine: {forward}", flush=True)
+    if open_browser:
+        viewer.open_browser()
+    if block:
+        viewer.wait()
+    return viewer

@@ -1,0 +1,252 @@
+"""A dataset as the viewer's page asks of it: rows by a filter, windows of small pictures, one sample."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
+
+import numpy as np
+
+from edcache.base import Ints, SampleIndexError, plain
+from edcache.labels import Labels, matching_rows
+
+_MOST_KEPT: Final = 4096
+_MOST_FILTERS: Final = 6
+_MOST_SAMPLES: Final = 4
+_MOST_MISSING: Final = 500
+_MOST_CAPTIONS: Final = 4
+_MOST_ARCHIVES: Final = 20
+_LONGEST: Final = 300
+# A window is read in groups that grow while one takes no longer than this.
+_GROUP_SECONDS: Final = 0.05
+Value = TypeVar("Value")
+
+
+class _Once(Generic[Value]):
+    """A value that the first who asks makes, while others wait; an error is raised again each time."""
+
+    def __init__(self, make: Callable[[], Value]) -> None:
+        self._make, self._lock = make, threading.Lock()
+        self._made: list[Value] = []
+
+    def __call__(self) -> Value:
+        with self._lock:
+            if not self._made:
+                self._made.append(self._make())
+            return self._made[0]
+
+
+class _Recent(OrderedDict[Hashable, Any]):
+    """The values that were asked for last, so many at most; for several threads."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most, self._lock = most, threading.Lock()
+
+    def of(self, key: Hashable, make: Callable[[], Value]) -> Value:
+        with self._lock:
+            if key in self:
+                self.move_to_end(key)
+                return self[key]  # type: ignore[no-any-return]
+        value = make()
+        with self._lock:
+            self[key] = value
+            while len(self) > self._most:
+                self.popitem(last=False)
+        return value
+
+
+class Shown:
+    """A dataset that the page shows.
+
+    Args:
+        name: what the page calls it. path: where it is.
+        labels: its label columns, asked for at the first use; nothing heavy should be imported for them.
+        dataset: opens it; called once, by a thread of its own.
+        code: the line of Python that opens it.
+    """
+
+    def __init__(
+        self, name: str, path: str, labels: Callable[[], Labels], dataset: Callable[[], Any], code: str
+    ) -> None:
+        self.name, self._path, self._code = name, path, code
+        self._labels = _Once(labels)
+        self._dataset = _Once(dataset)
+        self._rows, self._cells = _Recent(_MOST_FILTERS), _Recent(_MOST_KEPT)
+        self._samples = _Recent(_MOST_SAMPLES)
+
+    def start(self) -> None:
+        """Open the dataset in the background; what that raises is told to who asks for samples."""
+
+        def prepare() -> None:
+            with suppress(Exception):
+                from edcache.display import cells  # noqa: F401 - it takes long
+
+                self._dataset()
+
+        threading.Thread(target=prepare, daemon=True).start()
+
+    # ------------------------------------------------------------------------------ the label side
+
+    def about(self) -> dict[str, Any]:
+        """What the page begins with; opens the dataset in the background."""
+        labels = self._labels()
+        self.start()
+        columns = [{"name": field.name, "type": str(field.type)} for field in labels.whole.table.schema]
+        return {
+            "name": self.name,
+            "path": self._path,
+            "samples": labels.num_rows,
+            "columns": columns,
+            "code": self._code,
+        }
+
+    def histogram(self, column: int) -> dict[str, Any]:
+        """How often each value of a column occurs, the column by its number."""
+        labels = self._labels()
+        names = list(labels)
+        if column >= len(names):
+            raise SampleIndexError(f"no label column {column}; there are {len(names)}")
+        return asdict(labels.histogram(names[column]))
+
+    def rows(self, where: str) -> Ints | range:
+        """The rows that fulfil a where-string; all for an empty one. Raises as `matching_rows`."""
+        labels = self._labels()
+        if not where:
+            return range(labels.num_rows)
+        return self._rows.of(where, lambda: matching_rows(labels, {}, where))
+
+    def position(self, where: str, row: int) -> dict[str, Any]:
+        """Where a row stands among those of a filter, or the next that does."""
+        rows = self.rows(where)
+        position = row if isinstance(rows, range) else int(np.searchsorted(rows, row))
+        if not len(rows) or row >= self._labels().num_rows:
+            raise SampleIndexError(f"no sample {row:,} here")
+        position = min(position, len(rows) - 1)
+        return {"position": position, "exact": int(rows[position]) == row}
+
+    # ----------------------------------------------------------------------------- the sample side
+
+    def cells(self, where: str, start: int, count: int) -> list[dict[str, Any]]:
+        """What the grid shows of a window of the rows that fulfil a where-string."""
+        window = [int(row) for row in self.rows(where)[start : start + count]]
+        known = {row: self._cells.get(row) for row in window}
+        for row, sample in self._read([row for row, cell in known.items() if cell is None]):
+            from edcache.display.cells import cell
+
+            known[row] = self._cells.of(row, partial(cell, sample))
+        captions = self._captions(window)
+        return [
+            {"row": row, "labels": caption} | (known[row] or {})
+            for row, caption in zip(window, captions, strict=True)
+        ]
+
+    def _captions(self, rows: list[int]) -> list[list[str]]:
+        """The first labels of rows, as texts."""
+        labels = self._labels()
+        taken = labels.take(np.array(rows, np.int64))
+        columns = [taken.to_list(name) for name in list(labels)[:_MOST_CAPTIONS]]
+        return [[_text_of(column[k]) for column in columns] for k in range(len(rows))]
+
+    def _read(self, rows: list[int]) -> Iterator[tuple[int, Any]]:
+        """Each row with its sample, or with the error that reading it raised."""
+        start, size = 0, 1
+        while start < len(rows):
+            group, began = rows[start : start + size], time.monotonic()
+            try:
+                samples: Sequence[Any] = self._dataset().__getitems__(group)
+            except Exception:  # noqa: BLE001 - one by one it is seen which, and why
+                samples = [self._tried(row) for row in group]
+            yield from zip(group, samples, strict=True)
+            start += size
+            size = size * 2 if time.monotonic() - began < _GROUP_SECONDS else max(1, size // 2)
+
+    def _tried(self, row: int) -> Any:
+        dataset = self._dataset()
+        try:
+            return dataset[row]
+        except Exception as error:  # noqa: BLE001 - of this sample alone; a user's transform may raise any
+            return error
+
+    def _sample(self, row: int) -> Any:
+        count = self._labels().num_rows
+        if row >= count:
+            raise SampleIndexError(f"no sample {row:,}; there are {count:,}")
+        return self._samples.of(row, lambda: self._tried(row))
+
+    def sample(self, row: int) -> dict[str, Any]:
+        """One sample: its labels, and its leaves with what can be seen of each; or why it cannot be read."""
+        from edcache.display import cells
+
+        sample, labels = self._sample(row), self._labels()
+        taken = labels.take(np.array([row], np.int64))
+        document: dict[str, Any] = {
+            "row": row,
+            "labels": [[name, _text_of(taken.to_list(name)[0])] for name in labels],
+        }
+        if isinstance(sample, Exception):
+            return document | {"leaves": [], "error": cells.reason(sample)}
+        return document | {"leaves": cells.described_leaves(sample)}
+
+    def picture(self, row: int, leaf: int, axis: int, at: int) -> bytes:
+        """A leaf that is an image, or a slice of one that is a volume, as a PNG file."""
+        from edcache.display import cells
+
+        return cells.picture(cells.seen_leaf(self._sample(row), leaf, ("image", "volume")), axis, at)
+
+    def media(self, row: int, leaf: int) -> tuple[bytes, str]:
+        """A leaf that is a file of sound or film, and its type, from a fixed list."""
+        from edcache.display import cells
+
+        media = cells.seen_leaf(self._sample(row), leaf, ("audio", "video"))
+        assert media.mime is not None
+        return media.data, media.mime
+
+    # -------------------------------------------------------------------------------- as a whole
+
+    def summary(self) -> dict[str, Any]:
+        """What the archives underneath say of themselves."""
+        from edcache.display.summary import summary
+
+        dataset = self._dataset()
+        archives = getattr(dataset, "archives", None) or [getattr(dataset, "cache", dataset)]
+        readers = [one.reader for one in archives[:_MOST_ARCHIVES] if hasattr(one, "reader")]
+        return {"archives": [plain(summary(reader)) for reader in readers], "all": len(archives)}
+
+    def missing(self) -> dict[str, Any]:
+        """The rows without a record, and of those that failed, why."""
+        dataset = self._dataset()
+        whole = dataset if hasattr(dataset, "missing") else getattr(dataset, "cache", dataset)
+        absent, failures = np.asarray(getattr(whole, "missing", ()), np.int64), getattr(whole, "errors", ())
+        if whole is not dataset and len(absent):  # a view has its own numbers
+            positions = np.flatnonzero(np.isin(dataset.indices, absent))
+            row_of = {int(dataset.indices[k]): int(k) for k in reversed(positions)}
+            absent = positions
+        else:
+            row_of = {int(row): int(row) for row in absent}
+        failed = [
+            {"row": row_of[one.index], "error": one.error, "message": one.message, "final": one.final}
+            for one in failures
+            if one.index in row_of
+        ]
+        known = {one["row"] for one in failed}
+        others = [row for row in absent.tolist() if row not in known]
+        return {
+            "count": len(absent),
+            "failed": [one | {"message": one["message"][:_LONGEST]} for one in failed[:_MOST_MISSING]],
+            "more_failed": max(0, len(failed) - _MOST_MISSING),
+            "others": others[:_MOST_MISSING],
+            "more_others": max(0, len(others) - _MOST_MISSING),
+        }
+
+
+def _text_of(value: object) -> str:
+    """A label as text."""
+    text = f"{value:.6g}" if isinstance(value, float) else str(plain(value))
+    return text[:_LONGEST]

@@ -1,0 +1,397 @@
+"""The viewer's server answers its person alone, and tells nobody more than the archive holds."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import struct
+import threading
+import wave
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+import edcache
+from edcache.display import Shown, view
+from edcache.labels import Labels
+
+PAGE = Path(edcache.__file__).parent / "display"
+
+
+def sound(seconds=0.5):
+    """A WAV file."""
+    file = BytesIO()
+    with wave.open(file, "wb") as out:
+        out.setnchannels(1)
+        out.setsampwidth(2)
+        out.setframerate(8000)
+        t = np.arange(int(8000 * seconds)) / 8000
+        out.writeframes((np.sin(t * 2 * np.pi * 440) * 9000).astype("<i2").tobytes())
+    return file.getvalue()
+
+
+def sample(i):
+    return {
+        "image": torch.full((3, 8, 8), i * 5, dtype=torch.uint8),
+        "label": i % 3,
+        "sound": sound(),
+        "volume": np.zeros((9, 10, 12), np.float32) + np.arange(12),
+        "markup": b"<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>",
+    }
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("viewer") / "train.zip"
+    with edcache.CacheWriter(path, in_memory_keys=["label"]) as w:
+        w.extend(sample(i) for i in range(20))
+    return path
+
+
+@pytest.fixture(scope="module")
+def viewer(path):
+    with (
+        edcache.CachedDataset.from_cache(path) as ds,
+        ds.view(open_browser=False, block=False) as viewer,
+    ):
+        yield viewer
+
+
+class Visitor:
+    """A browser without a screen: it keeps the cookie, and sends the headers that it is given."""
+
+    def __init__(self, viewer, cookie=None):
+        self.port, self.cookie = viewer.port, cookie
+
+    def get(self, path, method="GET", **headers):
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        if self.cookie:
+            headers = {"Cookie": self.cookie} | headers
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        response.data = response.read()
+        connection.close()
+        return response
+
+    def json(self, path):
+        response = self.get(path)
+        return response.status, json.loads(response.data)
+
+
+def path_of(viewer):
+    return viewer.url.partition(str(viewer.port))[2]
+
+
+@pytest.fixture
+def visitor(viewer):
+    entered = Visitor(viewer).get(path_of(viewer))
+    return Visitor(viewer, entered.getheader("Set-Cookie").partition(";")[0])
+
+
+def raw(viewer, data):
+    """What the server answers to bytes, until it closes or is silent."""
+    with socket.create_connection(("127.0.0.1", viewer.port), timeout=20) as connection:
+        connection.sendall(data)
+        connection.shutdown(socket.SHUT_WR)
+        answer = b""
+        while more := connection.recv(1 << 16):
+            answer += more
+    return answer
+
+
+def test_the_token_becomes_a_cookie_and_leaves_the_url(viewer):
+    entered = Visitor(viewer).get(path_of(viewer))
+    assert (entered.status, entered.getheader("Location")) == (303, "/")
+    cookie = entered.getheader("Set-Cookie")
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert viewer.url.partition("=")[2] not in cookie
+    page = Visitor(viewer, cookie.partition(";")[0]).get("/")
+    assert page.status == 200
+    assert b"<title>edcache</title>" in page.data
+
+
+@pytest.mark.parametrize(
+    "target", ["/", "/?token=", "/?token=wrong", "/page.js", "/api/sets", "/api/0/cells"]
+)
+def test_without_token_and_cookie_nothing_is_answered(viewer, target):
+    for cookie in (None, "edcache=1", f"edcache-{viewer.port}=wrong", f"edcache-{viewer.port}=\xe9"):
+        refused = Visitor(viewer, cookie).get(target)
+        assert refused.status == 403
+        assert refused.getheader("Set-Cookie") is None
+
+
+def test_a_token_for_a_browsers_command_line_is_good_once(viewer):
+    token = viewer._server.token_for_once()
+    assert [Visitor(viewer).get(f"/?token={token}").status for _ in range(2)] == [303, 403]
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:{port}", "127.0.0.1", "127.0.0.1:1", "[::1]:{port}", "127.0.0.1:{port}."],
+)
+def test_another_host_name_is_refused(viewer, visitor, host):
+    assert visitor.get("/api/sets", Host=host.format(port=viewer.port)).status == 403
+
+
+def test_no_host_and_two_hosts_are_refused(viewer, visitor):
+    mine = f"Host: 127.0.0.1:{viewer.port}\r\n"
+    for hosts in ("", mine + mine, mine + "Host: evil.example\r\n"):
+        answer = raw(viewer, f"GET / HTTP/1.1\r\n{hosts}Cookie: {visitor.cookie}\r\n\r\n".encode())
+        assert answer.startswith(b"HTTP/1.1 403 "), answer[:80]
+    assert visitor.get("/api/sets", Host=f"localhost:{viewer.port}").status == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "CONNECT", "get"])
+def test_get_alone_is_answered(visitor, method):
+    refused = visitor.get("/api/sets", method)
+    assert (refused.status, refused.getheader("Allow")) == (405, "GET")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec_Fetch_Site": "cross-site"},
+        {"Sec_Fetch_Site": "same-site"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+    ],
+)
+def test_pages_of_other_origins_are_refused(viewer, visitor, headers):
+    for path in ("/api/sets", "/", "/api/0/picture/0/0"):
+        refused = visitor.get(path, **headers)
+        assert refused.status == 403
+        assert not [name for name in refused.headers if name.lower().startswith("access-control")]
+    assert Visitor(viewer).get(path_of(viewer), Sec_Fetch_Mode="no-cors", **headers).status == 403
+
+
+def test_a_link_of_another_site_leads_in_by_a_page(viewer):
+    """A redirect would be followed in the name of the other site, without the cookie."""
+    entered = Visitor(viewer).get(path_of(viewer), Sec_Fetch_Site="cross-site", Sec_Fetch_Mode="navigate")
+    assert (entered.status, entered.getheader("Refresh"), entered.data) == (200, "0; url=/", b"")
+
+
+def test_every_answer_has_the_headers_that_bind_a_browser(viewer, visitor):
+    answers = [visitor.get(path) for path in ("/", "/page.js", "/api/sets", "/api/0/picture/0/0", "/nothing")]
+    answers += [Visitor(viewer).get("/"), Visitor(viewer).get(path_of(viewer)), visitor.get("/", "POST")]
+    for answer in answers:
+        policy = answer.getheader("Content-Security-Policy")
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'; ")
+        assert "unsafe" not in policy
+        assert "*" not in policy
+        assert "data:" not in policy
+        assert "frame-ancestors 'none'" in policy
+        assert "base-uri 'none'" in policy
+        assert "form-action 'none'" in policy
+        assert answer.getheader("X-Content-Type-Options") == "nosniff"
+        assert answer.getheader("Referrer-Policy") == "no-referrer"
+        assert answer.getheader("Cross-Origin-Resource-Policy") == "same-origin"
+        assert answer.getheader("Server") is None
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/../server.py",
+        "/page.html",
+        "/server.py",
+        "/%2e%2e/setup.py",
+        "//etc/passwd",
+        "/api",
+        "/api/0/",
+        "/api/1",
+        "/api/-1",
+        "/api/0/sample",
+        "/api/0/sample/-1",
+        "/api/0/sample/20",
+        "/api/0/sample/9999999999999999",
+        "/api/0/sample/1e3",
+        "/api/0/sample/0x1",
+        "/api/0/sample/%D9%A1",
+        "/api/0/picture/0/99",
+        "/api/0/histogram/9",
+        "/api/0/picture/0/1",
+        "/api/0/media/0/0",
+        "/api/0/media/0/4",
+        "/api/0/picture/0/3?axis=3",
+        "/api/0/cells/1",
+        "/api/0/picture/0/3?axis=0&at=9",
+        "/api/0/picture/0/3?axis=0&at=-1",
+        "/api/0/position/20",
+        "/api/0/call/1",
+    ],
+)
+def test_what_is_not_there_is_refused_in_one_line(visitor, target):
+    answer = visitor.get(target)
+    assert answer.status in (400, 404), answer.data
+    assert set(json.loads(answer.data)) == {"error"}
+    assert b"Traceback" not in answer.data
+    assert b"/edcache/" not in answer.data
+
+
+def test_long_requests_are_refused(viewer, visitor):
+    assert visitor.get("/api/0/count?where=" + "a" * 10_001).status == 414
+    assert visitor.get("/api/0/count?where=" + "a" * 50_000).status == 414
+    assert raw(viewer, b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 414 ")
+    many = "".join(f"X-{i}: 1\r\n" for i in range(200))
+    assert raw(viewer, f"GET / HTTP/1.1\r\n{many}\r\n".encode()).startswith(b"HTTP/1.1 431 ")
+    assert visitor.get("/api/0/count?" + "&".join(f"a{i}=1" for i in range(50))).status in (400, 500)
+
+
+def test_nothing_of_a_request_comes_back_as_html(viewer, visitor):
+    for answer in (
+        raw(viewer, b"GET /<script> HTTP/1.1\r\nHost: <b>\r\n\r\n"),
+        raw(viewer, b"<script>alert(1)</script> / HTTP/1.1\r\n\r\n"),
+        raw(viewer, b"GET / <script>\r\n\r\n"),
+        raw(viewer, b"GET / HTTP/9.9\r\n\r\n"),
+        raw(viewer, b"GET /<script>\r\n\r\n"),
+    ):
+        assert b"content-type: application/json" in answer.lower()
+        assert b"script" not in answer.partition(b"\r\n\r\n")[2]
+
+
+def test_a_filter_counts_and_says_what_the_library_says(path, visitor):
+    ds = edcache.CachedDataset.from_cache(path)
+    assert visitor.json("/api/0/count?where=label+%3D%3D+1") == (200, {"count": len(ds.filter("label == 1"))})
+    for where in ("label ==", "lable == 1", "label == 'x'", "(" * 60):
+        with pytest.raises(edcache.EdcacheError) as wrong:
+            ds.filter(where)
+        status, body = visitor.json(f"/api/0/count?where={where.replace(' ', '+')}")
+        assert (status, body) == (422, {"error": str(wrong.value)})
+
+
+def test_cells_follow_the_filter_and_have_pictures(visitor):
+    _, body = visitor.json("/api/0/cells?where=label+%3D%3D+1&start=2&count=3")
+    assert [cell["row"] for cell in body["cells"]] == [7, 10, 13]
+    assert [cell["labels"] for cell in body["cells"]] == [["1"]] * 3
+    assert all(cell["png"].startswith("iVBORw0KGgo") for cell in body["cells"])
+    assert visitor.json("/api/0/cells?start=19&count=500")[1]["cells"][0]["row"] == 19
+    assert visitor.json("/api/0/cells?start=99&count=5")[1]["cells"] == []
+    assert visitor.json("/api/0/position/8?where=label+%3D%3D+1")[1] == {"position": 3, "exact": False}
+
+
+def leaf_of(visitor, name):
+    _, body = visitor.json("/api/0/sample/7")
+    return next(leaf for leaf in body["leaves"] if leaf["path"] == name)
+
+
+def test_sound_is_sent_by_ranges_under_a_type_of_a_fixed_list(visitor):
+    path, whole = f"/api/0/media/7/{leaf_of(visitor, 'sound')['number']}", sound()
+    answer = visitor.get(path)
+    assert (answer.status, answer.getheader("Content-Type"), answer.data) == (200, "audio/wav", whole)
+    size = len(whole)
+    for asked, part in [
+        ("0-9", whole[:10]),
+        ("100-", whole[100:]),
+        ("-7", whole[-7:]),
+        ("5-999999", whole[5:]),
+    ]:
+        answer = visitor.get(path, Range=f"bytes={asked}")
+        assert (answer.status, answer.data) == (206, part)
+        start = whole.rindex(part) if asked.startswith("-") else int(asked.split("-")[0])
+        assert answer.getheader("Content-Range") == f"bytes {start}-{start + len(part) - 1}/{size}"
+    for asked in (f"{size}-", "9-3", "-0"):
+        answer = visitor.get(path, Range=f"bytes={asked}")
+        assert (answer.status, answer.getheader("Content-Range")) == (416, f"bytes */{size}")
+    assert visitor.get(path, Range="bytes=0-1,3-4").status == 200
+    assert visitor.get(path, Range="lines=0-1").status == 200
+
+
+def test_pictures_are_made_anew_and_slices_move(visitor):
+    volume = leaf_of(visitor, "volume")["number"]
+    pictures = [visitor.get(f"/api/0/picture/7/{volume}?axis={axis}&at=1") for axis in range(3)]
+    sizes = [struct.unpack(">II", picture.data[16:24]) for picture in pictures]
+    assert sizes == [(12, 10), (12, 9), (10, 9)]
+    assert {picture.getheader("Content-Type") for picture in pictures} == {"image/png"}
+
+
+def test_markup_in_bytes_is_never_served(visitor):
+    leaf = leaf_of(visitor, "markup")
+    for kind in ("media", "picture"):
+        assert visitor.get(f"/api/0/{kind}/7/{leaf['number']}").status == 404
+
+
+def test_pickles_stay_closed(tmp_path):
+    path = tmp_path / "pickled.zip"
+    with edcache.CacheWriter(path, codec="pickle", in_memory_keys=["label"]) as w:
+        w.extend({"image": np.zeros((4, 4)), "label": i} for i in range(3))
+    ds = edcache.CachedDataset.from_cache(path)
+    with ds.view(open_browser=False, block=False) as viewer:
+        entered = Visitor(viewer).get(path_of(viewer))
+        visitor = Visitor(viewer, entered.getheader("Set-Cookie").partition(";")[0])
+        cells = visitor.json("/api/0/cells?count=3")[1]["cells"]
+        assert [cell["labels"] for cell in cells] == [["0"], ["1"], ["2"]]
+        assert all("A pickle runs code" in cell["why"] for cell in cells)
+        sample = visitor.json("/api/0/sample/1")[1]
+        assert (sample["leaves"], sample["labels"]) == ([], [["label", "1"]])
+        assert "A pickle runs code" in sample["error"]
+
+
+def test_what_a_transform_raises_is_named_and_not_quoted(path):
+    def fail(sample):
+        raise ValueError("/home/somebody/secret")
+
+    ds = edcache.CachedDataset.from_cache(path, transform=fail).filter(label=1)
+    with ds.view(open_browser=False, block=False) as viewer:
+        entered = Visitor(viewer).get(path_of(viewer))
+        visitor = Visitor(viewer, entered.getheader("Set-Cookie").partition(";")[0])
+        body = visitor.get("/api/0/cells?count=2").data + visitor.get("/api/0/sample/1").data
+        assert b"ValueError" in body
+        assert b"secret" not in body
+
+
+def test_the_labels_answer_while_the_dataset_is_still_opened():
+    opened = threading.Event()
+
+    def dataset():
+        opened.wait(20)
+        return [{"x": 1}] * 5
+
+    labels = Labels(pa.table({"y": [1, 2, 3, 4, 5]}))
+    one = Shown("slow.zip", "slow.zip", lambda: labels, dataset, "ds")
+    with view([one], open_browser=False, block=False) as viewer:
+        entered = Visitor(viewer).get(path_of(viewer))
+        visitor = Visitor(viewer, entered.getheader("Set-Cookie").partition(";")[0])
+        assert visitor.json("/api/0/count?where=y+%3E+2") == (200, {"count": 3})
+        assert visitor.json("/api/0/histogram/0")[1]["bars"][0]["where"] == "y == 1"
+        opened.set()
+        assert len(visitor.json("/api/0/cells?count=5")[1]["cells"]) == 5
+
+
+def test_it_listens_on_this_machine_alone_and_ends(path):
+    ds = edcache.CachedDataset.from_cache(path)
+    viewer = ds.view(open_browser=False, block=False)
+    assert viewer._server.server_address[0] == "127.0.0.1"
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", viewer.url)
+    with pytest.raises(edcache.StorageError, match=f"port {viewer.port}: cannot listen there"):
+        ds.view(port=viewer.port, open_browser=False, block=False)
+    assert f'href="{viewer.url}"' in viewer._repr_html_()
+    viewer.close()
+    viewer.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", viewer.port), timeout=5)
+
+
+def test_the_page_writes_text_alone():
+    script = (PAGE / "page.js").read_text()
+    ways = (
+        "innerHTML",
+        "outerHTML",
+        "insertAdjacentHTML",
+        "document.write",
+        "eval(",
+        "Function(",
+        "srcdoc",
+        "DOMParser",
+    )
+    assert not [way for way in ways if way in script]
+    html = (PAGE / "page.html").read_text() + (PAGE / "page.css").read_text()
+    assert not re.search(r"https?:|url\(|@import|style=|\son\w+=", html)
