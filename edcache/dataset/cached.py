@@ -279,8 +279,8 @@ class CachedDataset(ArchiveDataset[T_co]):
         """Compute every missing sample now, with a progress bar, and seal the archive.
 
         Args:
-            num_workers: as in the options; None is the number that the dataset was made with.
-            keywords: these options. Options that are not given are those that the dataset was made with.
+            keywords: these options. Those that are not given, and num_workers=None, are as the dataset was
+                made with.
         Returns:
             This dataset.
         Raises:

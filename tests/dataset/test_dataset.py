@@ -496,7 +496,7 @@ def test_a_read_only_archive_in_a_read_only_folder_opens() -> None:
 
 
 def test_codec_pickle_needs_allow_pickle_to_write(path: Path) -> None:
-    with pytest.raises(OptionError, match='codec="pickle" needs allow_pickle=True too'):
+    with pytest.raises(OptionError, match='codec="pickle" also needs allow_pickle=True'):
         CachedDataset(Sets(), path, codec="pickle")
     assert not path.exists()
 
