@@ -213,11 +213,11 @@ def test_a_card_of_a_url_has_no_credentials_and_one_of_a_file_no_folder(archive)
     with serving(archive.read_bytes()) as served:
         url = served.url.replace("://", "://user:hunter2@") + "?X-Amz-Signature=hunter3"
         for form in ("md", "html", "croissant"):
-            done = run("card", url, "--format", form)
+            done = run("card", url, "--to", form)
             assert done.exit_code == 0, done.stderr
             assert served.url in done.stdout.replace("&#47;", "/")
             assert "hunter" not in done.stdout
-            assert str(archive.parent) not in run("card", archive, "--format", form).stdout
+            assert str(archive.parent) not in run("card", archive, "--to", form).stdout
 
 
 def test_an_archive_that_grows_has_no_digest_and_no_croissant(path):
