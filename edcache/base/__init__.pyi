@@ -47,6 +47,7 @@ from .markup import fragment as fragment
 from .markup import joined as joined
 from .markup import pairs as pairs
 from .markup import table as table
+from .notebooks import short_traceback as short_traceback
 from .options import FIXED as FIXED
 from .options import CacheKeywords as CacheKeywords
 from .options import CacheOptions as CacheOptions

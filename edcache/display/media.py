@@ -21,8 +21,10 @@ from edcache.display.tree import as_array, leaves_of
 MOST_PIXELS: Final = 50_000_000  # of an image file that is decoded to be seen
 MOST_SIDE: Final = 2_048  # of a picture that is shown
 _LEAST_SIDE: Final = 8  # smaller arrays are numbers
+# One is looked for among so many: aliases may make a sample without an end.
+_MOST_LEAVES: Final = 1_000
 _MOST_LINES: Final = 16
-_MOST_LEAVES: Final = 1_000  # that are looked at for one to show; aliases may make a sample without an end
+_LONG_TEXT: Final = 30
 _LONGEST_TEXT: Final = 100_000
 _SIGNATURES: Final = (
     (0, b"ID3", "audio", "audio/mpeg"),
@@ -162,14 +164,18 @@ def thumbnail(media: Media, size: int = 96) -> bytes | None:
 
 
 def first_seen(sample: Any) -> Media | None:
-    """What stands for a sample: its first leaf that is more than text, else its first text."""
-    text = None
-    for _, value in islice(leaves_of(sample), _MOST_LEAVES):
-        media = media_of(value)
-        if media is not None and media.kind not in ("text", "note"):
-            return media
-        text = text or media
-    return text
+    """What stands for a sample: a picture, else sound or film, a long text or a signal, a short text."""
+    leaves = islice(leaves_of(sample), _MOST_LEAVES)
+    seen = [media for _, value in leaves if (media := media_of(value)) is not None]
+    return min(seen, key=_rank, default=None)
+
+
+def _rank(media: Media) -> int:
+    if media.kind == "text":
+        return 2 if len(media.data) >= _LONG_TEXT else 4
+    if media.kind == "signal":
+        return 2 if media.data.dtype.kind == "f" else 3  # integers may be tokens of a text
+    return {"image": 0, "volume": 0, "audio": 1, "video": 1, "note": 5}[media.kind]
 
 
 def _reduced(pixels: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:

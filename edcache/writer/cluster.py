@@ -153,7 +153,7 @@ class Cluster:
         # Raised here as it is, an exit or an interrupt of a task would be one of this process.
         raise WorkerError(
             f"{self._job.path}: a task of {type(self._executor).__name__} failed: "
-            f"{type(error).__name__}: {error}; what was published is kept, and filling again continues"
+            f"{type(error).__name__}: {error}"
         ) from error
 
 

@@ -66,6 +66,11 @@ class Crew:
         self._most_deaths = max(_DEATHS, job.options.retries + 1)
         self.set_aside: list[Failure] = []
 
+    @property
+    def lost(self) -> int:
+        """Samples that workers computed and did not publish."""
+        return int(sum(self._board.computed) - sum(self._board.published))
+
     def run(self) -> None:
         """Start the workers, and return when all have ended; raises what a worker did, or WorkerError."""
         try:
@@ -78,7 +83,7 @@ class Crew:
             self._stop()
         if self.set_aside and self._options.on_error == "raise":
             reasons = "; ".join(failure.message for failure in self.set_aside)
-            raise SourceError(f"{self._path}: {reasons}; the others are kept, and filling again tries again")
+            raise SourceError(f"{self._path}: {reasons}")
 
     def _start(self, number: int) -> None:
         end = None
@@ -145,6 +150,8 @@ class Crew:
         at = self._board.at[worker.number]
         if at and not worker.is_late:
             self._note_death(at - 1, worker.process.exitcode)
+        # What it computed and did not publish is computed again, and not lost to this fill.
+        self._board.computed[worker.number] = self._board.published[worker.number]
         # Not before: whoever has the dead one's claim now waits to hear whether the sample is set aside.
         self._board.at[worker.number] = 0
         if not worker.is_late:
@@ -159,8 +166,7 @@ class Crew:
         if self._barren_deaths > self._most_deaths * (self._size + 1):
             raise WorkerError(
                 f"{self._path}: {self._barren_deaths} worker processes ended one after the other "
-                f"({_ending(exitcode)}) and published nothing; what was there is kept; use num_workers=0 to "
-                "see why"
+                f"({_ending(exitcode)}) and published nothing; use num_workers=0 to see why"
             )
 
     def _note_delay(self, index: int) -> None:
@@ -169,10 +175,7 @@ class Crew:
             return
         text = f"took longer than timeout={self._options.timeout:g} seconds"
         if self._options.on_error == "raise":
-            raise SourceError(
-                f"{self._path}: sample {index} {text}; what was computed before is kept, and filling "
-                "again continues there"
-            )
+            raise SourceError(f"{self._path}: sample {index} {text}")
         self._put_aside(index, "TimeoutError", text)
 
     def _note_death(self, index: int, exitcode: int) -> None:
@@ -193,7 +196,7 @@ class Crew:
         if len(self.set_aside) > MOST_ASIDE:
             raise WorkerError(
                 f"{self._path}: {len(self.set_aside)} samples ended or hung their process, the last is "
-                f"{index}: it {text}; what was published is kept; use num_workers=0 to see why"
+                f"{index}: it {text}; use num_workers=0 to see why"
             )
         self._board.set_aside(index)
 

@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 
 import numpy as np
@@ -18,7 +18,7 @@ from edcache.format import Head
 from edcache.writer import temporary
 from edcache.writer.cluster import Cluster
 from edcache.writer.crew import Crew, crew_context, worker_count
-from edcache.writer.job import Job, check_length, check_source
+from edcache.writer.job import Job, check_length, check_source, errors_with, outcome
 from edcache.writer.part import FAILED, Part, Presence, Watch
 from edcache.writer.store import AnyAppender
 from edcache.writer.stream import check_stream_workers, fill_stream, is_stream
@@ -109,16 +109,15 @@ def _compute(job: Job, appender: AnyAppender, presence: Presence) -> None:
     with base.Progress(name, presence.count, job.length, job.options.progress, is_first) as progress:
         _heed_others(job, appender, presence, progress)
         appender.claims.join_fillers()
-        try:
-            _drive(job, appender, presence, _FillWatch(job, progress, appender, presence))
-        except KeyboardInterrupt as stop:
-            raise KeyboardInterrupt(_how_to_resume(job, presence, *stop.args[:1])) from None
+        watch = _FillWatch(job, progress, appender, presence)
+        with errors_with(lambda: _outcome(job, presence, watch.lost)):
+            _drive(job, appender, presence, watch)
     presence.update()
     check_length(job.path, appender.chain.length, job.length)  # another process may have made it longer
     if presence.missing:
         raise base.WorkerError(
-            f"{job.path}: {presence.missing:,} of {job.length:,} samples were not computed; what was is "
-            "kept, and filling again computes the rest"
+            f"{job.path}: {presence.missing:,} of {job.length:,} samples were not computed; "
+            f"{_outcome(job, presence, watch.lost)}"
         )
 
 
@@ -133,17 +132,19 @@ def _drive(job: Job, appender: AnyAppender, presence: Presence, watch: _FillWatc
     if options.executor is not None and appender.claims.can_lock:
         Cluster(job, appender, presence, watch.look).run(claims)
     elif workers and appender.claims.can_lock and not is_daemonic:
-        Crew(job, workers, appender, watch.look).run()
+        crew = Crew(job, workers, appender, watch.look)
+        try:
+            crew.run()
+        finally:
+            watch.lost = crew.lost
     else:
         Part(job, appender, presence, watch).run(claims)
 
 
-def _how_to_resume(job: Job, presence: Presence, where: object = "") -> str:
-    presence.update()
-    kept = f"{job.path} keeps {presence.count:,} of {job.length:,} samples, the same call computes the rest"
-    if temporary.is_temporary(job.path):
-        kept = temporary.KEPT
-    return f"{f'interrupted {where}'.rstrip()}; {kept}"
+def _outcome(job: Job, presence: Presence, lost: int) -> str:
+    with suppress(base.EdcacheError):  # the error that ends the fill may be of the archive
+        presence.update()
+    return outcome(job.path, presence.count, job.length, min(lost, presence.missing))
 
 
 def _heed_others(job: Job, appender: AnyAppender, presence: Presence, progress: base.Progress) -> None:
@@ -157,7 +158,11 @@ def _heed_others(job: Job, appender: AnyAppender, presence: Presence, progress: 
 
 
 class _FillWatch(Watch):
-    """What a fill in this process shows of itself, and whether the disk can hold what it will write."""
+    """What a fill in this process shows of itself, and whether the disk can hold what it will write.
+
+    Attributes:
+        lost: samples that were computed and are not published: lost, where the fill ends so.
+    """
 
     def __init__(self, job: Job, progress: base.Progress, appender: AnyAppender, presence: Presence) -> None:
         self._job = job
@@ -166,11 +171,14 @@ class _FillWatch(Watch):
         self._presence = presence
         self._began_at = appender.chain.cursor.offset
         self._missing = presence.missing if job.options.check_space else 0
+        self.lost = 0
 
     def done(self, nbytes: int) -> None:
+        self.lost += nbytes > 0
         self._progress.advance(1, nbytes)
 
     def published(self, samples: int) -> None:
+        self.lost -= samples
         self._check_space(samples, self._appender.chain.cursor.offset - self._began_at)
 
     def found(self, samples: int) -> None:

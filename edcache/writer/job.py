@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import signal
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from edcache import base
@@ -117,11 +120,40 @@ def check_blame(error: BaseException, index: int) -> None:
 
 def refusal(error: BaseException, index: int, path: str) -> base.SourceError:
     """What is raised where the source raised at an index."""
-    kept = "what was computed before is kept, and filling again continues there"
     return base.SourceError(
-        f"{path}: the source raised at index {index}: {type(error).__name__}: {_text_of(error)}; "
-        f"{temporary.KEPT if temporary.is_temporary(path) else kept}"
+        f"{path}: the source raised at index {index}: {type(error).__name__}: {_text_of(error)}"
     )
+
+
+@contextmanager
+def errors_with(outcome: Callable[[], str]) -> Iterator[None]:
+    """Let what ends a fill, an error or an interrupt, say what became of its samples: see `outcome`."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        where = " ".join(["interrupted", *map(str, stop.args[:1])])
+        interrupt = KeyboardInterrupt(f"{where}; {outcome()}")
+        vars(interrupt)["_render_traceback_"] = partial(base.short_traceback, interrupt)
+        raise interrupt from None
+    except base.EdcacheError as error:
+        error.args = (f"{error}; {outcome()}", *error.args[1:])
+        raise
+
+
+def outcome(path: str, kept: int, length: int | None, lost: int) -> str:
+    """What became of the samples of a fill that ends early.
+
+    Args:
+        kept, length: samples that the archive holds now, and shall hold, where that is known.
+        lost: samples that were computed and could not be published.
+    """
+    if temporary.is_temporary(path):
+        return temporary.KEPT
+    text = f"{path} keeps {kept:,} " + ("samples" if length is None else f"of {length:,} samples")
+    if lost > 0:
+        were = "was" if lost == 1 else "were"
+        text += f"; {lost:,} more {were} computed but not stored, and must be computed again"
+    return f"{text}; the same call computes the rest"
 
 
 def _text_of(error: BaseException) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from edcache.base import OptionError, Progress
 from edcache.writer.crew import worker_count
-from edcache.writer.job import Job, check_blame, check_origin, refusal
+from edcache.writer.job import Job, check_blame, check_origin, errors_with, outcome, refusal
+from edcache.writer.publisher import Publisher
 
 
 def is_stream(source: Any) -> bool:
@@ -54,7 +55,12 @@ def fill_stream(job: Job) -> None:
         publisher = job.publisher(appender)
         count, name = 0, os.path.basename(job.path)
         with Progress(name, len(kept), None, job.options.progress, is_first) as progress:
-            try:
+
+            def ending() -> str:
+                present = len(set(appender.indices_of(appender.chain.chunks).tolist()))
+                return outcome(job.path, present, None, publisher.pending)
+
+            with errors_with(ending), _published(publisher):
                 for index, sample in enumerate(_samples(job)):
                     count = index + 1
                     if index in kept:
@@ -64,11 +70,18 @@ def fill_stream(job: Job) -> None:
                     progress.advance(1, publisher.pending_nbytes - before)
                     if publisher.full or publisher.overdue:
                         publisher.publish()
-            finally:
-                publisher.publish()
             if count != appender.chain.end_index:
                 appender.amend(length=count)
             appender.seal()
+
+
+@contextmanager
+def _published(publisher: Publisher) -> Iterator[None]:
+    """Publish what is pending, however the block ends."""
+    try:
+        yield
+    finally:
+        publisher.publish()
 
 
 def _samples(job: Job) -> Iterator[Any]:

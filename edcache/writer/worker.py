@@ -36,13 +36,16 @@ class Board:
     Each number has one writer, so there is no lock that a killed process could hold.
 
     Attributes:
-        at: by worker, the sample that it computes, counted from 1, or 0. begun, published: so many until now.
+        at: by worker, the sample that it computes, counted from 1, or 0. begun, computed, published: so many
+            until now.
         aside, count: samples, counted from 1, that no worker is to compute any more, and how many.
         stop: whether every worker is to end before its next sample.
     """
 
     def __init__(self, context: Any, workers: int) -> None:
-        self.at, self.begun, self.published = (context.RawArray("q", workers) for _ in range(3))
+        self.at, self.begun, self.computed, self.published = (
+            context.RawArray("q", workers) for _ in range(4)
+        )
         self.aside, self.count = context.RawArray("q", MOST_ASIDE), context.RawValue("q", 0)
         self.stop = context.RawValue("b", 0)
 
@@ -119,6 +122,7 @@ class _Watch(Watch):
 
     def done(self, nbytes: int) -> None:
         self._board.at[self._number] = 0
+        self._board.computed[self._number] += nbytes > 0
 
     def published(self, samples: int) -> None:
         self._board.published[self._number] += samples

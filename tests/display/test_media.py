@@ -96,6 +96,8 @@ def test_a_thumbnail_is_of_the_first_leaf_that_is_more_than_text():
     assert picture.getpixel((0, 0)) == (127, 127, 127)
     assert first_seen({"name": "cat", "label": 3}).data == "cat"
     assert first_seen({"label": 3}) is None
+    assert first_seen({"text": "once " * 9, "tokens": np.arange(50), "wave": np.zeros(50)}).kind == "text"
+    assert first_seen({"name": "cat", "tokens": np.arange(50), "wave": np.zeros(50)}).data.dtype.kind == "f"
     assert thumbnail(first_seen("cat")) is None
     assert Image.open(
         io.BytesIO(thumbnail(media_of(np.zeros((2000, 8), np.uint8))) or png(np.zeros((1, 1), np.uint8)))

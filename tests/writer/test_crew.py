@@ -388,8 +388,8 @@ def test_a_sample_that_ends_its_process_is_set_aside_and_the_rest_is_filled(path
     with pytest.raises(SourceError) as caught:
         fill(Source(log, at={50: what}), path)
     assert str(caught.value) == (
-        f"{path}: sample 50 ended its process 3 times ({how}); the others are kept, and filling again tries "
-        "again"
+        f"{path}: sample 50 ended its process 3 times ({how}); {path} keeps 199 of 200 samples; the same "
+        "call computes the rest"
     )
     assert computed(log).count(50) == 3
     assert CachedDataset.from_cache(path, allow_partial=True).missing.tolist() == [50]
@@ -511,7 +511,10 @@ def test_more_retries_than_deaths_are_allowed(path, log):
 
 
 def test_a_timeout_ends_the_fill_and_keeps_what_was_computed(path, log):
-    with pytest.raises(SourceError, match=r"sample 50 took longer than timeout=0.4 seconds; what was"):
+    with pytest.raises(
+        SourceError,
+        match=r"sample 50 took longer than timeout=0.4 seconds; .*a.zip keeps 50 of 200 samples",
+    ):
         fill(Source(log, at={50: "hang"}), path, 1, timeout=0.4)
     assert Reader(path, allow_partial=True).present == 50
     assert all_gone(processes(log), 5)
@@ -583,7 +586,7 @@ def test_ctrl_c_ends_a_parallel_fill_at_once_and_says_how_to_go_on(path, log, tm
     assert time.monotonic() - began < AT_ONCE
     assert all_gone(pids, 5)
     kept = Reader(path, allow_partial=True).present
-    last = f"KeyboardInterrupt: interrupted; {path} keeps {kept:,} of 2,000 samples, the same call "
+    last = f"KeyboardInterrupt: interrupted; {path} keeps {kept:,} of 2,000 samples; the same call "
     assert text.splitlines()[-1] == f"{last}computes the rest"
     assert text.count("Traceback") == 1
     assert len(computed(log)) - kept <= 2
