@@ -91,15 +91,23 @@ def _load(where: str) -> Any:
         for name in attribute.split("."):
             factory = getattr(factory, name)
     except Exception as error:  # whatever importing the module raises
-        raise OptionError(f'cannot load "{where}": {_named(error)}') from error
+        raise OptionError(f'cannot load "{where}": {_unloaded(error)}') from error
     if not callable(factory):
         raise OptionError(f'"{where}" is {factory!r}, not a function that makes a dataset')
     return factory
 
 
+def _unloaded(error: Exception) -> str:
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        here = (name.removesuffix(".py") for name in os.listdir())
+        return f'no module "{error.name}" in this folder, and none is installed{suggestion(error.name, here)}'
+    if isinstance(error, AttributeError) and error.name:
+        return f'no "{error.name}" in it{suggestion(error.name, dir(error.obj))}'
+    return _named(error)
+
+
 def _named(error: Exception) -> str:
-    hint = suggestion(error.name, dir(error.obj)) if isinstance(error, AttributeError) and error.name else ""
-    return f"{type(error).__name__}: {error}{hint}; EDCACHE_DEBUG=1 shows the traceback"
+    return f"{type(error).__name__}: {error}; EDCACHE_DEBUG=1 shows the traceback"
 
 
 def _value(text: str) -> Any:

@@ -8,7 +8,7 @@ from typing import Final
 import click
 
 from edcache import dataset, display, tools
-from edcache.cli.flags import PATH, flags
+from edcache.cli.flags import PATH, flags, output
 from edcache.cli.output import bar, printable
 
 _FILES: Final = {"md": "card.md", "html": "card.html", "croissant": "croissant.json"}
@@ -17,11 +17,11 @@ _FORMATS: Final = {".md": "md", ".html": "html", ".htm": "html", ".json": "crois
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.option("-o", "--out", metavar="FILE|FOLDER", help="Where to write: card.html, for one.")
-@click.option("--format", "form", type=click.Choice([*_FILES]), help="By default as FILE ends, or md.")
+@output("Where to write: card.html, for one.", required=False, metavar="FILE|FOLDER")
+@click.option("--to", "form", type=click.Choice([*_FILES]), help="By default as FILE ends, or md.")
 @click.option("--no-digest", is_flag=True, help="Leave out the SHA-256, which takes reading all of PATH.")
 @flags("progress")
-def card(path: str, out: str | None, form: str | None, no_digest: bool, progress: bool | None) -> None:
+def card(path: str, output: str | None, form: str | None, no_digest: bool, progress: bool | None) -> None:
     """Describe an archive for whoever gets it: a dataset card.
 
     A card has some samples, the labels as bars, the fields, the sizes, the digest, what made the archive, and
@@ -33,10 +33,10 @@ def card(path: str, out: str | None, form: str | None, no_digest: bool, progress
     Example:
       edcache card train.zip -o card.html
     """
-    is_folder = out is not None and os.path.isdir(out)
-    suffix = "" if out is None or is_folder else os.path.splitext(out)[1].lower()
-    if suffix not in _FORMATS and not (out is None or is_folder or form):
-        raise click.UsageError(f"-o {out}: end it in {', '.join(_FORMATS)}, or give --format")
+    is_folder = output is not None and os.path.isdir(output)
+    suffix = "" if output is None or is_folder else os.path.splitext(output)[1].lower()
+    if suffix not in _FORMATS and not (output is None or is_folder or form):
+        raise click.UsageError(f"-o {output}: end it in {', '.join(_FORMATS)}, or give --to")
     forms = [form] if form else [*_FILES] if is_folder else [_FORMATS.get(suffix, "md")]
     cache = dataset.CachedDataset(None, path, allow_partial=True, decode=None)
     digest = None
@@ -48,10 +48,10 @@ def card(path: str, out: str | None, form: str | None, no_digest: bool, progress
     make = {"md": display.markdown, "html": display.html, "croissant": display.croissant}
     for each in forms:
         text = make[each](shown)
-        if out is None:
+        if output is None:
             click.echo(text, nl=False)
             continue
-        file = os.path.join(out, _FILES[each]) if is_folder else out
+        file = os.path.join(output, _FILES[each]) if is_folder else output
         with open(file, "w", encoding="utf-8", newline="\n") as written:
             written.write(text)
         click.echo(printable(file))

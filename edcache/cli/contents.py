@@ -1,4 +1,4 @@
-"""info, show, ls, labels, sql: an archive as a whole, one sample, records and labels as tables."""
+"""info, show, ls, labels: an archive as a whole, one sample, records and labels as tables."""
 
 from __future__ import annotations
 
@@ -90,6 +90,11 @@ def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
             ("digest", info.get("digest")),
         ]
     )
+    yield from schema_lines(info)
+
+
+def schema_lines(info: Mapping[str, Any]) -> Iterator[str]:
+    """A table of fields for each of the schemas that most samples have."""
     for schema in info["schemas"][:_SHOWN_SCHEMAS]:
         yield "\n" + styled(f"schema of {plural(schema['samples'], 'sample')}", bold=True)
         if schema["fields"]:
@@ -260,26 +265,6 @@ def _list(path: str, where: str | None, count: str | None, columns: str | None, 
         return
     names = list(labels) if columns is None else [name.strip() for name in columns.split(",")]
     print_rows(("index", *names), _rows(labels, {"index": indices}, names), len(indices), fixed=1, **listing)
-
-
-@click.command()
-@click.argument("path", type=PATH)
-@click.argument("query", type=LABEL)
-@row_flags
-def sql(path: str, query: str, **listing: Any) -> None:
-    """Ask the labels in SQL, by duckdb; no sample is read.
-
-    Of the table `labels` each row is a sample. It needs duckdb: pip install edcache[duckdb].
-
-    \b
-    Example:
-      edcache sql train.zip "select split, avg(score) from labels group by split"
-    """
-    answer = archive_at(path)[1].sql(query)
-    # Two columns may have one name, so that they are asked for by number.
-    columns = label_tables.Labels(answer.rename_columns(list(map(str, range(answer.num_columns)))))
-    rows = zip(*map(columns.to_list, columns), strict=True)
-    print_rows(answer.column_names, rows, answer.num_rows, **listing)
 
 
 def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str]) -> None:

@@ -35,7 +35,7 @@ class _Path(click.types.StringParamType):
         return hidden(str(value))
 
 
-class _Name(click.types.StringParamType):
+class _NameAtPath(click.types.StringParamType):
     """A name in the archive of the line: of a label column, or where that is wanted of a field.
 
     Shells complete the last word of what was typed.
@@ -47,9 +47,11 @@ class _Name(click.types.StringParamType):
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
     ) -> list[CompletionItem]:
-        paths = ctx.params.get("path") or (ctx.params.get("paths") or [None])[0]
+        # Where the option to complete is the last word, click leaves the words before it in `args`.
+        paths = [ctx.params.get("path"), *(ctx.params.get("paths") or ()), *ctx.args]
+        path = next(filter(None, paths), None)
         try:
-            names = list(_names_at(paths, self._kind)) if paths else []
+            names = [] if path is None else list(_names_at(path, self._kind))
         except Exception:  # noqa: BLE001 - no archive, a damaged one: a shell at a prompt wants no message
             return []
         head = re.sub(r"[\w.-]*$", "", incomplete)
@@ -72,8 +74,8 @@ def _names_at(path: str, kind: str) -> Iterable[Any]:
 
 PATH: Final = _Path()
 FOLDER: Final = _Path("dir")
-LABEL: Final = _Name()
-FIELD: Final = _Name("fields")
+LABEL: Final = _NameAtPath()
+FIELD: Final = _NameAtPath("fields")
 POSITIVE: Final = click.IntRange(min=1)
 
 

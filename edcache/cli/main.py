@@ -8,7 +8,7 @@ import click
 
 from edcache import __version__
 from edcache.base import suggestion
-from edcache.cli import cards, contents, convert, housekeeping, maintenance, viewer
+from edcache.cli import analysis, cards, contents, convert, housekeeping, maintenance, viewer
 from edcache.cli.output import FAILED, errors_in_one_line
 
 _GROUPS: Final = {
@@ -101,8 +101,8 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
 
 
 _COMMANDS = (
-    *(contents.info, contents.show, contents.ls, contents.labels, contents.sql),
-    *(cards.card, viewer.view),
+    *(contents.info, contents.show, contents.ls, contents.labels, viewer.view),
+    *(analysis.sql, analysis.stats, analysis.diff, cards.card),
     *(convert.import_, convert.export, convert.build, convert.images),
     *(housekeeping.caches, housekeeping.why, housekeeping.rm, housekeeping.prune),
     *(maintenance.verify, maintenance.repair, maintenance.compact),

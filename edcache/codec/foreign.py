@@ -81,7 +81,7 @@ def _refusing(where: str, *, trust: bool) -> Iterator[None]:
         yield
     except _Refused as error:
         raise PickleRefusedError(
-            f"{where} needs {error}; if you trust its author, trust_pickle=True (--trust-pickle) reads it as "
+            f"{where} needs {error}; if you trust its author, trust_pickle=True reads it as "
             "pickle does, which runs whatever code is in it"
         ) from None
     except damaged as error:

@@ -154,7 +154,8 @@ def label_differences(head: Head, in_memory_keys: Any) -> list[str]:
     """The label columns that @cachable was asked for and its archive lacks, in one line or none."""
     names = [name for name, _ in head.labels]
     absent = [name for name in LabelSpec.parse(in_memory_keys).names if name not in names]
-    return [f"labels: {names} in the archive, in_memory_keys asks for {absent} too"] if absent else []
+    there = ", ".join(names) or "none"
+    return [f"labels: {there} in the archive, the call asks for {', '.join(absent)} too"] if absent else []
 
 
 def warn_once(message: str, stacklevel: int = 7, key: object = None) -> None:

@@ -84,7 +84,7 @@ class Litdata(Packaged):
         if unsafe and not self.trust_pickle:
             raise PickleRefusedError(
                 f"{self.path}: has {', '.join(dict.fromkeys(unsafe))}, for which litdata may unpickle or "
-                "import; if you trust its author, trust_pickle=True (--trust-pickle) lets it"
+                "import; if you trust its author, trust_pickle=True lets it"
             )
 
     def _open(self) -> Any:

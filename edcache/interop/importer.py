@@ -87,7 +87,7 @@ def _kind_of_file(path: str) -> str | None:
     with open(path, "rb") as file:
         first = file.read(4096)
     if first[30:].startswith(_OURS):
-        raise ForeignCacheError(f"{path}: an archive of edcache already; CachedDataset.from_cache() opens it")
+        raise ForeignCacheError(f"{path}: an archive of edcache already; it needs no import")
     if first.startswith(b"PK\x03\x04"):
         return "tensordict" if any(member.name == META for member in listed(path)[0]) else "edflow"
     return "webdataset" if first[257:262] == b"ustar" else None
@@ -139,7 +139,7 @@ def old_cache(
         kind = _kind_of(where)
         if kind is None:
             raise ForeignCacheError(
-                f"{where}: not recognised as one of {', '.join(KINDS)}; name its kind with kind= (--from), "
+                f"{where}: not recognised as one of {', '.join(KINDS)}; name its kind with kind=, "
                 "or the file or folder that holds the samples themselves"
             )
     elif kind not in KINDS:

@@ -1,4 +1,6 @@
 from .compact import compact as compact
+from .difference import Difference as Difference
+from .difference import difference as difference
 from .housekeeping import Listed as Listed
 from .housekeeping import archives_in as archives_in
 from .housekeeping import check_deletable as check_deletable

@@ -218,7 +218,7 @@ def joined_head(sources: Sequence[MergeSource], names: Sequence[str], length: in
             raise OptionError(
                 f'merge(): {first.file.path} is of codec="{first.head.codec}", {other.file.path} of '
                 f'codec="{other.head.codec}"; what reads one would refuse the other, so keep them apart, or '
-                "open them together: CachedDataset.from_cache([...])"
+                "open them together as one dataset"
             )
     schemas = {text for source in sources for text in source.table.schemas}
     if len(schemas) > format.MAX_SCHEMAS:

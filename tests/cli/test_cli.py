@@ -1,11 +1,13 @@
 """The command line: what it prints, its exit codes, and that no error is more than a line."""
 
+import contextlib
 import csv
 import datetime
 import hashlib
 import io
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -24,6 +26,7 @@ from edcache import CachedDataset, CacheWriter, Reader
 from edcache.base.selection import index_ranges
 from edcache.base.wording import human_bytes
 from edcache.cli import main
+from edcache.cli.flags import with_flags
 from edcache.format.spec import Head
 from edcache.writer.appender import Appender
 
@@ -302,8 +305,11 @@ def test_a_killed_build_resumes_where_it_stopped(here):
 @pytest.mark.parametrize(
     ("factory", "expected"),
     [
-        ("nowhere.at:all", "cannot load \"nowhere.at:all\": ModuleNotFoundError: No module named 'nowhere'"),
-        ("digits:mak", "cannot load \"digits:mak\": AttributeError: module 'digits' has no attribute 'mak'"),
+        (
+            "nowhere.at:all",
+            'cannot load "nowhere.at:all": no module "nowhere" in this folder, and none is installed',
+        ),
+        ("digits:mak", 'cannot load "digits:mak": no "mak" in it; did you mean make?'),
         ("digits:number", '"digits:number" is 7, not a function that makes a dataset'),
         ("digits:broken", "digits:broken raised RuntimeError: no data; here; EDCACHE_DEBUG=1 shows"),
         ("digits:Pairs", "cannot store set"),
@@ -872,6 +878,73 @@ def test_help_names_exit_codes_completion_and_ends_with_an_example():
     assert run("--version").stdout.startswith("edcache 0.")
 
 
+def test_help_has_every_command_in_a_group_with_one_short_line():
+    text = run("--help").stdout
+    commands = re.findall(r"^  ([a-z]+)  +(.*)$", text[text.index("\nMake:") :], re.MULTILINE)
+    assert sorted(name for name, _ in commands) == sorted(main.commands)
+    assert all(line.endswith(".") and not line.endswith("..") for _, line in commands)
+    assert "\nOthers:" not in text
+
+
+def test_one_thing_has_one_name_in_all_commands():
+    flags = {flag for command in main.commands.values() for p in command.params for flag in p.opts}
+    assert not flags & {"--out", "--format", "--expect", "--threads", "--sha256", "--workers"}
+    for name, command in main.commands.items():
+        for option in command.params:
+            assert ("-o" in option.opts) == ("--output" in option.opts), name
+    rows = {name for name, c in main.commands.items() if any("--jsonl" in p.opts for p in c.params)}
+    assert rows == {"labels", "ls", "sql"}
+    reports = {name for name, c in main.commands.items() if any("--json" in p.opts for p in c.params)}
+    assert set(main.commands) - rows - reports <= {"card", "view"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("pass allow_partial=True to open", "pass --allow-partial to open"),
+        ('build it with in_memory_keys=["y"]', "build it with --key y"),
+        ("free some, or pass check_space=False", "free some, or pass --no-space-check"),
+        ("use num_workers=0 to see why", "use --num-workers 0 to see why"),
+        ("8 kB, max_bytes= allows 2 kB", "8 kB, --max-size allows 2 kB"),
+        ('"limit=3" and my_timeout=3', '"limit=3" and my_timeout=3'),
+    ],
+)
+def test_arguments_of_the_library_are_flags_in_messages(text, expected):
+    assert with_flags(text) == expected
+
+
+@pytest.mark.parametrize("without", [{}, {"NO_COLOR": "1"}])
+def test_a_terminal_gets_twenty_rows_and_colours_unless_it_wants_none(tmp_path, without):
+    path = tmp_path / "many.zip"
+    with CacheWriter(path, in_memory_keys={"name": lambda i: "\x1b[31m"}) as writer:
+        writer.extend(range(1000))
+
+    def shown(*arguments):
+        environment = os.environ | {"TERM": "xterm", "PYTHONPATH": ROOT} | without
+        controller, terminal = pty.openpty()
+        command = [sys.executable, "-m", "edcache", *map(str, arguments)]
+        process = subprocess.Popen(command, stdout=terminal, stderr=terminal, env=environment)
+        os.close(terminal)
+        text = b""
+        with contextlib.suppress(OSError):  # how a terminal ends whose other side is closed
+            while part := os.read(controller, 65536):
+                text += part
+        os.close(controller)
+        process.wait()
+        return text.decode().splitlines()
+
+    bold = "" if without else "\x1b[1m"
+    lines = shown("labels", path)
+    assert len(lines) == 22
+    assert lines[0].startswith(f"{bold}index  name")
+    assert lines[1].split() == ["0", "\\x1b[31m"]
+    assert lines[-1] == "... of 1,000 rows; --all shows all"
+    assert len(shown("labels", path, "--all")) == 1001
+    assert ("\x1b[32mOK\x1b[0m" in shown("verify", path, "--no-progress")[0]) == (not without)
+    assert shown("info", tmp_path / "x.zip")[0].startswith("edcache: " if without else "\x1b[31m")
+    assert run("labels", path).stdout.count("\n") == 1001
+
+
 def test_help_does_not_wait_for_torch():
     code = "import sys, edcache.cli; sys.exit('torch' in sys.modules or 'pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
@@ -987,7 +1060,7 @@ WRONG = {
     ),
     "a factory": (
         "build digits:mak -o new.zip",
-        "cannot load \"digits:mak\": .* has no attribute 'mak'; did you mean make?; .*",
+        'cannot load "digits:mak": no "mak" in it; did you mean make?',
         1,
     ),
     "an argument": (
@@ -995,6 +1068,25 @@ WRONG = {
         'digits:make: no argument "spilt"; did you mean split? (see edcache build --help)',
         2,
     ),
+    "a module": (
+        "build digit:make -o new.zip",
+        'cannot load "digit:make": no module "digit" in this folder, .*; did you mean digits?',
+        1,
+    ),
+    "text without quotes": (
+        "labels here/ten.zip --where split==train",
+        'no label "train"; this archive has: .*; text stands in quotes: "train"',
+        1,
+    ),
+    "no output": ("merge here/ten.zip", "Missing option '-o' / '--output' (see edcache merge --help)", 2),
+    "an argument without a value": (
+        "build digits:make -o new.zip --arg split",
+        """Invalid value for --arg: "split"; write it as name=value (see edcache build --help)""",
+        2,
+    ),
+    "one column of several": ("labels here/ten.zip --columns lable,split", 'no label "lable"; .*label?', 1),
+    "another archive": ("diff here/ten.zip here/tne.zip", "here/tne.zip: .*; did you mean here/ten.zip?", 2),
+    "a form of rows": ("labels here/ten.zip --json", ".*--json.*--jsonl.* (see edcache labels --help)", 2),
     "images": ("images her -o new.zip", "her: No such file or directory; .*; did you mean here?", 1),
     "an old cache": ("import here/tne.zip -o new.zip", "here/tne.zip: .*; did you mean here/ten.zip?", 1),
     "a glob": ("merge here/*.zp -o new.zip", "here/*.zp: no file fits this glob; is its folder right?", 1),

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from click.shell_completion import BashComplete
 
+from edcache import CacheWriter
 from edcache.cli import main
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +68,37 @@ WORDS = {
     "images": (["images", "ph"], "dir,ph"),
     "pieces": (["split", "a.zip", "-o", "pa"], "dir,pa"),
 }
+
+
+# Words behind the path of an archive with the labels label, lemon, "$(date)", two lines, and the fields x, y.
+NAMES = {
+    "a condition": (["labels", "a.zip", "--where", "la"], ["label"]),
+    "its second column": (["labels", "a.zip", "--where", "label == 1 and le"], ["label == 1 and lemon"]),
+    "a count": (["labels", "a.zip", "--count", "l"], ["label", "lemon"]),
+    "columns": (["labels", "a.zip", "--columns", "label,le"], ["label,lemon"]),
+    "a drop": (["labels", "a.zip", "--drop", ""], ["label", "lemon"]),
+    "a join": (["labels", "a.zip", "--on", "le"], ["lemon"]),
+    "a split": (["split", "a.zip", "--by", "le"], ["lemon"]),
+    "a query": (["sql", "a.zip", "select le"], ["select lemon"]),
+    "a field": (["export", "a.zip", "--field", ""], ["x", "y.z"]),
+    "no archive": (["labels", "other.zip", "--count", "l"], []),
+    "a folder": (["labels", ".", "--count", "l"], []),
+    "no path": (["labels", "--count", "l"], []),
+    "a server": (["labels", "redis://nowhere.invalid/0?prefix=x", "--count", "l"], []),
+}
+
+
+@pytest.mark.parametrize("words", NAMES)
+def test_labels_and_fields_of_the_archive_complete_a_word(words, tmp_path, monkeypatch):
+    """No name is offered that a shell would run, and nothing raises."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other.zip").write_text("no archive")
+    names = ("label", "lemon", "l$(date)", "l\nplain,rm")
+    with CacheWriter("a.zip", in_memory_keys={name: lambda sample: sample["x"] for name in names}) as writer:
+        writer.append({"x": 1, "y": {"z": 2.0}})
+    (*before, incomplete), expected = NAMES[words]
+    completion = BashComplete(main, {}, "edcache", "_EDCACHE_COMPLETE")
+    assert [item.value for item in completion.get_completions(before, incomplete)] == expected
 
 
 @pytest.mark.parametrize("words", WORDS)

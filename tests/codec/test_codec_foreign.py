@@ -21,8 +21,7 @@ from edcache.codec.foreign import LEGACY, restored, torch_loaded
 from edcache.errors import ForeignCacheError, PickleRefusedError
 
 TRUST = (
-    "; if you trust its author, trust_pickle=True (--trust-pickle) reads it as pickle does, which runs "
-    "whatever code is in it"
+    "; if you trust its author, trust_pickle=True reads it as pickle does, which runs whatever code is in it"
 )
 STRUCT = np.dtype([("a", "<i4"), ("b", ">f8", (2,))])
 TITLED = np.dtype({"names": ["a"], "formats": ["<i4"], "offsets": [4], "titles": ["t"], "itemsize": 12})

@@ -438,7 +438,7 @@ def test_lazy_computes_what_is_asked_for(tmp_path: Path) -> None:
 def test_a_label_that_an_unfinished_archive_lacks_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(SourceError):
         cachable(tmp_path / "n.zip", in_memory_keys=["y"])(Squares)(fails_at=4)
-    text = r"labels: \['y'\] in the archive, in_memory_keys asks for \['square'\] too"
+    text = "labels: y in the archive, the call asks for square too"
     with pytest.raises(StaleCacheError, match=text):
         factory_at(tmp_path / "n.zip", in_memory_keys=["y", "square"])()
 

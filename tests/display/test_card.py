@@ -201,11 +201,11 @@ def test_the_command_writes_what_its_file_ends_in(archive, tmp_path):
     ]
     assert run("card", archive, "-o", tmp_path / "x.HTML").exit_code == 0
     assert (tmp_path / "x.HTML").read_text() == (folder / "card.html").read_text()
-    assert run("card", archive, "-o", tmp_path / "x", "--format", "md").exit_code == 0
+    assert run("card", archive, "-o", tmp_path / "x", "--to", "md").exit_code == 0
     assert (tmp_path / "x").read_text() == (folder / "card.md").read_text() == done.stdout
     refused = run("card", archive, "-o", tmp_path / "x.pdf")
     assert refused.exit_code == 2
-    assert "x.pdf: end it in .md, .html, .htm, .json, .jsonld, or give --format" in refused.stderr
+    assert "x.pdf: end it in .md, .html, .htm, .json, .jsonld, or give --to" in refused.stderr
 
 
 def test_an_archive_that_grows_has_no_digest_and_no_croissant(path):
@@ -215,7 +215,7 @@ def test_an_archive_that_grows_has_no_digest_and_no_croissant(path):
     done = run("card", path)
     assert done.exit_code == 0, done.stderr
     assert "| sealed | no, it may still grow |" in done.stdout
-    refused = run("card", path, "--format", "croissant")
+    refused = run("card", path, "--to", "croissant")
     assert refused.exit_code == 1
     assert "it is not sealed" in refused.stderr
     writer.close()

@@ -772,7 +772,7 @@ def test_why_tells_labels_that_the_call_asks_for_and_the_archive_lacks(digits: A
     fingerprint = json.loads(run("info", digits.cached("train").path, "--json").stdout)["fingerprint"]
     CachedDataset(digits.make("train"), "bare.zip", fingerprint=fingerprint)
     lines = run("why", "bare.zip", "digits:cached", "--arg", "split=train", code=1).stdout.splitlines()
-    assert lines[-1] == "  labels: [] in the archive, in_memory_keys asks for ['label'] too"
+    assert lines[-1] == "  labels: none in the archive, the call asks for label too"
 
 
 def test_why_of_archives_that_no_call_made(digits: Any, tmp_path: Path) -> None:

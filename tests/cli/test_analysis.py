@@ -1,0 +1,110 @@
+"""sql, stats and diff: what they print, what they compare, that they read no sample."""
+
+import datetime
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from edcache import CacheWriter
+from edcache.cli import main
+from edcache.reader.session import Session
+
+
+def run(*arguments, code=0):
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+def document(*arguments, code=0):
+    return json.loads(run(*arguments, "--json", code=code))
+
+
+def sample(i):
+    return {"x": np.full(4, i), "label": i % 3, "score": None if i == 4 else i / 8, "when": WHEN}
+
+
+WHEN = datetime.datetime(2024, 5, 1)
+
+
+def write(path, samples, **options):
+    with CacheWriter(path, in_memory_keys=["label", "score"], **options) as writer:
+        for index, value in samples.items():
+            writer.write(index, value)
+    return path
+
+
+@pytest.fixture
+def ten(tmp_path):
+    return write(tmp_path / "ten.zip", {i: sample(i) for i in range(10)})
+
+
+@pytest.fixture
+def unread(monkeypatch):
+    """No sample is read."""
+    for name in ("fetch", "read"):
+        for cls in (Session, *Session.__subclasses__()):
+            monkeypatch.setattr(cls, name, lambda *arguments: pytest.fail("a sample was read"), raising=False)
+
+
+def test_sql_answers_as_a_table_as_csv_and_as_json_lines(ten, unread):
+    query = "select label, count(*) as n, count(*) as n from labels group by label order by label"
+    assert run("sql", ten, query).splitlines()[1].split() == ["0", "4", "4"]
+    assert run("sql", ten, query, "--csv", "--limit", 1) == "label,n,n\n0,4,4\n"
+    rows = run("sql", ten, "select score from labels where label = 1", "--jsonl").splitlines()
+    assert [json.loads(row)["score"] for row in rows] == [0.125, None, 0.875]
+    assert 'Candidate bindings: "label"' in run("sql", ten, "select lable from labels", code=1)
+
+
+def test_stats_draw_the_labels_and_name_the_fields(ten, unread):
+    text = run("stats", ten)
+    assert text.startswith("10 samples, 0 missing, record")
+    bars = {line.split()[0]: line.split()[1:] for line in text.splitlines() if "\u2588" in line}
+    assert bars["0"] == ["\u2588" * 24, "4"]
+    assert bars["1"] == ["\u2588" * 18, "3"]
+    assert bars["None"][-1] == "1"
+    stats = document("stats", ten, "--columns", "label")
+    assert [bar["count"] for bar in stats["labels"][0]["bars"]] == [4, 3, 3]
+    assert stats["labels"][0]["bars"][0]["where"] == "label == 0"
+    assert "did you mean label?" in run("stats", ten, "--columns", "lable", code=1)
+
+
+def test_the_same_samples_are_no_difference_wherever_they_lie(ten, tmp_path, unread):
+    other = write(tmp_path / "other.zip", {i: sample(i) for i in reversed(range(10))})
+    assert run("diff", ten, other).startswith("no difference between ")
+    assert document("diff", ten, other)["same"] is True
+
+
+def test_a_difference_is_named_sample_by_sample(ten, tmp_path, unread):
+    changed = {i: sample(i) for i in (0, 1, 2, 3, 4, 5, 7, 8, 9, 10)}
+    changed[2] |= {"x": np.full(4, 99)}
+    changed[3] |= {"label": 9}
+    changed[4] |= {"score": float("nan")}
+    changed[5] |= {"x": np.full(5, 5.0)}
+    other = write(tmp_path / "other.zip", changed)
+    found = document("diff", ten, other, code=1)
+    assert (found["only_first"], found["only_second"]) == ([6], [10])
+    assert found["records"] == [2, 3, 4, 5]
+    assert found["labels"] == {"label": [3], "score": [4]}
+    assert found["about"]["samples"] == [10, 11]
+    assert found["about"].keys() - {"samples", "sealed"} == {"field x"}
+    text = run("diff", ten, other, code=1)
+    assert 'label "label" differs: 1 sample: 3\n' in text
+    assert "records differ: 4 samples: 2-5\n" in text
+
+
+def test_what_is_compressed_otherwise_is_compared_when_that_is_wanted(ten, tmp_path):
+    other = write(tmp_path / "z.zip", {i: sample(i + (i == 5) * 3) for i in range(10)}, compression="zstd")
+    shallow = document("diff", ten, other, code=1)
+    assert (shallow["records"], shallow["unknown"]) == ([], 10)
+    assert shallow["about"] == {"compression": [None, "zstd"]}
+    deep = document("diff", ten, other, "--deep", code=1)
+    assert (deep["records"], deep["unknown"]) == ([5], None)
+    assert "--deep reads them" in run("diff", ten, other, code=1)
+
+
+def test_an_archive_that_cannot_be_read_is_exit_code_2(ten, tmp_path):
+    (tmp_path / "no.zip").write_text("no archive")
+    assert "not an edcache archive" in run("diff", ten, tmp_path / "no.zip", code=2)
