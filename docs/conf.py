@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,24 @@ def with_links_to_the_repository(_: Sphinx, page: str, source: list[str]) -> Non
     source[0] = re.sub(
         rf"(?<!!)(\[[^\]]*\])\({re.escape(up)}(?!\.)", rf"\1({REPOSITORY}/blob/main/", source[0]
     )
+
+
+def with_the_specification(_: Sphinx, page: str, source: list[str]) -> None:
+    """The specification of the format is the docstring of format/spec.py; here it has headings and tables."""
+    if page != "reference/format":
+        return
+    text = ast.get_docstring(ast.parse((ROOT / "edcache/format/spec.py").read_text(encoding="utf-8"))) or ""
+    blocks = []
+    for block in text.partition("\n\n")[2].split("\n\n"):
+        heading = re.fullmatch(r"(.+)\n-+", "\n".join(block.split("\n")[:2]))
+        if heading:
+            blocks.append(f"### {heading[1]}")
+            block = "\n".join(block.split("\n")[2:])
+        if block.startswith("    "):
+            blocks.append(f"```text\n{textwrap.dedent(block)}\n```")
+        else:
+            blocks.append(block.replace("**", r"\*\*").replace("{", r"\{"))
+    source[0] = source[0].replace("<!-- specification -->", "\n\n".join(blocks))
 
 
 _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Warns")
@@ -104,11 +124,14 @@ def as_help_of_options(_: Sphinx, __: Any, lines: list[str]) -> None:
     """The same of the lines below each option."""
     own = (".. ", "   :")
     lines[:] = [line if line.startswith(own) else re.sub(r"(?<!\*)\*(?!\*)", r"\\*", line) for line in lines]
+    # Of "[NAME=]FIELD" the first bracket was taken for one of sphinx-click's own.
+    lines[:] = [re.sub(r"(?<=<)(\w+=\])", r"[\1", line) for line in lines]
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", with_links_to_the_repository)
+    app.connect("source-read", with_the_specification)
     app.connect("autodoc-process-docstring", as_restructured_text, priority=100)  # before napoleon
     app.connect("sphinx-click-process-description", as_help)
     app.connect("sphinx-click-process-options", as_help_of_options)

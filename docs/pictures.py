@@ -21,11 +21,12 @@ from selenium import webdriver
 DOCS = Path(__file__).parent
 IMAGES = DOCS / "images"
 ARCHIVE = "cache/julia-train.zip"
+SOME = "label in (1, 2, 3)"
 NOTEBOOK = f"""
 import edcache, os
 ds = edcache.CachedDataset.from_cache({ARCHIVE!r})
 style = "<meta charset=utf-8><style>body {{ font-family: sans-serif; margin: 16px }}</style>"
-shown = ds.filter("label >= 2")._repr_html_().replace(os.getcwd() + "/", "")
+shown = ds.filter("{SOME}")._repr_html_().replace(os.getcwd() + "/", "")
 open("notebook.html", "w").write(style + shown)
 """
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(DOCS.parent), "OMP_NUM_THREADS": "1"}
@@ -34,7 +35,7 @@ ENVIRONMENT = os.environ | {"PYTHONPATH": str(DOCS.parent), "OMP_NUM_THREADS": "
 @contextmanager
 def viewer(folder: Path) -> Iterator[str]:
     """The URL of `edcache view`, while it runs."""
-    command = [sys.executable, "-u", "-m", "edcache", "view", ARCHIVE, "--no-browser"]
+    command = [sys.executable, "-u", "-m", "edcache", "view", ARCHIVE, "--no-browser", "--where", SOME]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, **pipe) as server:
         try:
@@ -73,7 +74,7 @@ def main() -> None:
         with chromium(864, 310) as browser:
             browser.get(f"file://{folder}/notebook.html")
             browser.save_screenshot(str(IMAGES / "notebook.png"))
-        with viewer(folder) as url, chromium(1280, 800) as browser:
+        with viewer(folder) as url, chromium(1280, 690) as browser:
             browser.get(url)
             time.sleep(5)  # for the pictures of its cells
             browser.save_screenshot(str(IMAGES / "viewer.png"))

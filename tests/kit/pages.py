@@ -61,5 +61,5 @@ def printed(text: str) -> list[str]:
 
 def comparable(line: str) -> str:
     """A line without what differs from run to run: numbers, the folder, and how wide a column is."""
-    line = re.sub(r"(?<=')/[^' ]*/(?=cache/)", "", line)
+    line = re.sub(r"(?<=')/[^' ]*/(?=cache/)|(?<!\S)/[^' ]*/page/", "", line)
     return " ".join(re.sub(r"0x[0-9A-F]+|\d[\d,.:]*", "#", line).split())
