@@ -58,7 +58,8 @@ def archive(path):
 
 @pytest.fixture
 def hostile(path):
-    """An archive whose keys, label names, values and texts are all of the above."""
+    """An archive whose keys, label names, values, texts and own name are such."""
+    path = path.with_name("<img src=x>`|[a](b)*'\\\n.zip")
     with CacheWriter(path, in_memory_keys={text: text for text in HOSTILE}) as writer:
         for i in range(3):
             writer.append({text: HOSTILE[(i + k) % len(HOSTILE)] for k, text in enumerate(HOSTILE)})
