@@ -233,6 +233,5 @@ def with_flags(text: str) -> str:
         value = "" if details.get("is_flag") else re.sub(r"[\[\]\"']", "", match[2])
         return " ".join(filter(None, (words[-1], value)))
 
-    return re.sub(rf"(?<![\w.\"'-])({'|'.join(_FLAGS)})=({_LITERAL})", flag, text).replace(
-        "with select()", "by --field"
-    )
+    text = text.replace("with select()", "by --field")
+    return re.sub(rf"(?<![\w.\"'-])({'|'.join(_FLAGS)})=({_LITERAL})", flag, text)
