@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-from itertools import islice
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +16,6 @@ _THUMBNAIL: Final = 128
 # Smaller pictures are shown with their pixels as squares.
 _SMALL: Final = 128
 _EXCERPT: Final = 300
-_SENTENCE: Final = 20
 _MOST_LEAVES: Final = 1_000
 _MOST_LINES: Final = 8
 _MOST_POINTS: Final = 1_000
@@ -31,14 +29,6 @@ def cell(sample: Any) -> dict[str, Any]:
     if isinstance(sample, Exception):
         return {"why": "No record." if isinstance(sample, MissingSampleError) else reason(sample)[:_EXCERPT]}
     media = first_seen(sample)
-    if media is not None and media.kind == "signal" and media.data.dtype.kind in "biu":
-        # Tokens beside the text that they are of.
-        texts = (
-            value
-            for _, value in islice(leaves_of(sample), _MOST_LEAVES)
-            if isinstance(value, str) and len(value) > _SENTENCE
-        )
-        media = next((Media("text", text) for text in texts), media)
     if media is None or media.kind == "note":
         lines = (f"{'.'.join(map(str, path))}: {_in_short(value)}" for path, value in leaves_of(sample))
         return {"text": "\n".join(text[:80] for _, text in zip(range(8), lines, strict=False))}

@@ -21,9 +21,10 @@ from edcache.display.tree import as_array, leaves_of
 MOST_PIXELS: Final = 50_000_000  # of an image file that is decoded to be seen
 MOST_SIDE: Final = 2_048  # of a picture that is shown
 _LEAST_SIDE: Final = 8  # smaller arrays are numbers
+# One is looked for among so many: aliases may make a sample without an end.
+_MOST_LEAVES: Final = 1_000
 _MOST_LINES: Final = 16
 _LONG_TEXT: Final = 30
-_MOST_LEAVES: Final = 1_000  # that are looked at for one to show; aliases may make a sample without an end
 _LONGEST_TEXT: Final = 100_000
 _SIGNATURES: Final = (
     (0, b"ID3", "audio", "audio/mpeg"),

@@ -30,7 +30,7 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.reader.session import FileSession
+from edcache.reader.file_session import FileSession
 from edcache.storage import calls
 from edcache.writer.temporary import SIDE
 
